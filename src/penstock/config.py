@@ -1,0 +1,47 @@
+"""Configuration that every part shares: URLs, how they are shown, and small checks. No I/O but the environment."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from urllib.parse import parse_qsl, urlsplit
+
+from penstock.errors import MissingDriver, UsageError
+
+DEFAULT_STORE = "sqlite:///penstock.db"
+STORE_VARIABLE = "PENSTOCK_STORE"
+
+_SECRETS = re.compile(r"(?i)([?&](?:password|passwd|secret|token|key|sslpassword)=)[^&#]*")
+_USERINFO = re.compile(r"(?<=://)([^/?#@]*?):([^/?#]*)@")
+
+
+def store_url(given: str | None = None, environment: Mapping[str, str] = os.environ) -> str:
+    """The store to use: what was given, then the environment's, then the embedded default."""
+    return given or environment.get(STORE_VARIABLE) or DEFAULT_STORE
+
+
+def mask_url(url: str) -> str:
+    """The URL as it may be shown: without its password and other secrets."""
+    return _SECRETS.sub(r"\1***", _USERINFO.sub(r"\1:***@", url))
+
+
+def url_scheme(url: str) -> str:
+    """The scheme in lower case, or an error that shows what a URL looks like."""
+    scheme, colon, _ = url.partition(":")
+    if not colon or not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme):
+        raise UsageError(f"{mask_url(url)!r} is not a URL; one looks like sqlite:///penstock.db or file:///var/events")
+    return scheme.lower()
+
+
+def url_options(url: str) -> dict[str, str]:
+    """The query part of a URL as a mapping."""
+    return dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
+
+
+@contextmanager
+def needs_extra(what: str, extra: str) -> Iterator[None]:
+    """Turn a failed import of an optional dependency into the command that installs it."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingDriver(what, extra) from error

@@ -1,0 +1,74 @@
+"""Every error that Penstock raises on purpose. Each message says what happened and what to do.
+
+    PenstockError
+    ├── UsageError            the caller's mistake: the command line exits with 2
+    │   ├── InvalidEvent      a field of an event is out of bounds
+    │   ├── UnknownScheme     a URL that no store or publisher answers to
+    │   ├── MissingDriver     an optional dependency is not installed
+    │   ├── NotSupported      the backend declares that it can't do this
+    │   └── EventNotFound     no event has this id
+    ├── StoreError            the store refused or failed: the command line exits with 1
+    │   ├── StoreUnavailable  it can't be reached now; trying again may work
+    │   ├── NotInitialised    its tables are missing or older than this code
+    │   └── StoreConflict     concurrent work kept winning; trying again works
+    ├── PublishError          a destination can't be used at all (one event's failure is an outcome instead)
+    └── PipelineError         Spark can't start or its query failed
+"""
+
+
+class PenstockError(Exception):
+    """Anything that Penstock raises on purpose."""
+
+
+class UsageError(PenstockError):
+    """The caller asked for something that can't be right."""
+
+
+class InvalidEvent(UsageError):
+    """A field of an event is out of bounds."""
+
+
+class UnknownScheme(UsageError):
+    """A URL that no store or publisher answers to."""
+
+
+class MissingDriver(UsageError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs an extra that is not installed: pip install 'penstock[{extra}]'")
+
+
+class NotSupported(UsageError):
+    """The backend declares that it can't do this."""
+
+
+class EventNotFound(UsageError):
+    """No event has this id."""
+
+    def __init__(self, event_id: object) -> None:
+        super().__init__(f"no event has the id {event_id}; list the ids with: penstock events")
+
+
+class StoreError(PenstockError):
+    """The store refused or failed."""
+
+
+class StoreUnavailable(StoreError):
+    """The store can't be reached now; trying again may work."""
+
+
+class NotInitialised(StoreError):
+    """The store's tables are missing or older than this code."""
+
+
+class StoreConflict(StoreError):
+    """Concurrent work kept winning; trying again works."""
+
+
+class PublishError(PenstockError):
+    """A destination can't be used at all."""
+
+
+class PipelineError(PenstockError):
+    """Spark can't start, or its query failed."""

@@ -1,0 +1,167 @@
+"""The life of an event: its states, the only transitions there are, and how a transition counts.
+
+Pure: given where an event stands and what happened, these functions say what is next. The stores do
+the same in SQL, and the conformance suite holds them to this page.
+
+    PENDING ── claim ──► CLAIMED ── Published ──► PUBLISHED
+       ▲                    │ │                       │
+       │◄─ Retry, Released ─┘ └──── Dead ──► DEAD     │
+       │◄─ lease expired                       │      │
+       └◄──────────────── replay ──────────────┴──────┘
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import assert_never
+
+
+class State(StrEnum):
+    PENDING = "PENDING"
+    CLAIMED = "CLAIMED"
+    PUBLISHED = "PUBLISHED"
+    DEAD = "DEAD"
+
+
+TRANSITIONS: frozenset[tuple[State, State]] = frozenset(
+    {
+        (State.PENDING, State.CLAIMED),
+        (State.CLAIMED, State.PUBLISHED),
+        (State.CLAIMED, State.PENDING),
+        (State.CLAIMED, State.DEAD),
+        (State.PUBLISHED, State.PENDING),
+        (State.DEAD, State.PENDING),
+    }
+)
+
+MAX_SUSPECT = 9
+DEFAULT_MAX_ATTEMPTS = 10
+
+
+class IllegalTransition(AssertionError):
+    """Code tried a transition that the table lacks: a bug, never a user's mistake."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The destination has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """It failed and may work later. Without a delay the retry policy chooses one."""
+
+    error: str
+    delay_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """It failed and won't work later."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """It was never handed to a publisher or handler, and goes back uncounted."""
+
+
+Outcome = Published | Retry | Dead | Released
+
+PUBLISHED = Published()
+RELEASED = Released()
+
+
+class OrderPolicy(StrEnum):
+    """What a failed event does to the later events of its ordering key."""
+
+    BLOCK = "block"
+    """It keeps its place, and they wait for it."""
+    SKIP = "skip"
+    """It leaves the line, and they go on without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """The changing part of an event."""
+
+    state: State = State.PENDING
+    attempts: int = 0
+    deliveries: int = 0
+    replays: int = 0
+    suspect: int = 0
+    max_attempts: int | None = None
+    last_error: str | None = None
+
+
+def claim(life: Life) -> Life:
+    return replace(_move(life, State.CLAIMED), deliveries=life.deliveries + 1)
+
+
+def settle(life: Life, outcome: Outcome, *, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> Life:
+    """What becomes of a claimed event. A retry at the last attempt is a death."""
+    match outcome:
+        case Published():
+            return _move(life, State.PUBLISHED)
+        case Retry(error=error):
+            if exhausted(life, max_attempts):
+                return _fail(_move(life, State.DEAD), error)
+            return replace(_fail(_move(life, State.PENDING), error), suspect=0)
+        case Dead(error=error):
+            return _fail(_move(life, State.DEAD), error)
+        case Released():
+            return replace(_move(life, State.PENDING), deliveries=life.deliveries - 1)
+        case _:
+            assert_never(outcome)
+
+
+def expire(life: Life, *, max_attempts: int = DEFAULT_MAX_ATTEMPTS, error: str = "lease expired") -> Life:
+    """The lease of a claimed event ran out: a lost attempt, and a reason to suspect the event."""
+    if exhausted(life, max_attempts):
+        return _fail(_move(life, State.DEAD), error)
+    return replace(_fail(_move(life, State.PENDING), error), suspect=min(life.suspect + 1, MAX_SUSPECT))
+
+
+def replay(life: Life) -> Life:
+    """A settled event starts a new life; what it went through stays in the history."""
+    if life.state not in (State.PUBLISHED, State.DEAD):
+        raise IllegalTransition(f"only settled events are replayed, not {life.state} ones")
+    started = _move(life, State.PENDING)
+    return replace(started, attempts=0, deliveries=0, suspect=0, last_error=None, replays=life.replays + 1)
+
+
+def exhausted(life: Life, max_attempts: int) -> bool:
+    """Whether one more failure is the last; an event's own limit goes before the claim's."""
+    return life.attempts + 1 >= (max_attempts if life.max_attempts is None else life.max_attempts)
+
+
+def overdelivered(deliveries: int, max_deliveries: int | None) -> bool:
+    """Whether an event was handed out too often to be handed out again: checked before processing."""
+    return max_deliveries is not None and deliveries > max_deliveries
+
+
+def weight(suspect: int, limit: int) -> int:
+    """How much of a claim of `limit` an event takes up: the more suspect, the smaller its company."""
+    return int(min(10**suspect, limit))
+
+
+def fitting(suspects: Iterable[int], limit: int) -> int:
+    """How many events from the front of the line fit into one claim: always one, then as the weights allow."""
+    count = total = 0
+    for suspect in suspects:
+        total += weight(suspect, limit)
+        if count and total > limit:
+            break
+        count += 1
+    return count
+
+
+def _move(life: Life, to: State) -> Life:
+    if (life.state, to) not in TRANSITIONS:
+        raise IllegalTransition(f"{life.state} to {to}")
+    return replace(life, state=to)
+
+
+def _fail(life: Life, error: str) -> Life:
+    return replace(life, attempts=life.attempts + 1, last_error=error)

@@ -1,0 +1,102 @@
+"""Retry policies: whether a failed event is tried again, and when. Pure: the caller rolls the dice."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.errors import UsageError
+from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, Dead, Retry
+
+Shape = Literal["none", "constant", "linear", "exponential"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How the wait grows from one failure to the next, and when to give up.
+
+    The limits are all optional but `max_attempts`; the first one reached ends the event. `jitter` is the
+    share of the wait that chance may take away: 0 none, 1 all of it.
+    """
+
+    shape: Shape = "exponential"
+    initial_seconds: float = 1.0
+    factor: float = 2.0
+    cap_seconds: float = 3_600.0
+    jitter: float = 0.5
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS
+    max_total_delay_seconds: float | None = None
+    max_age_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        _require(self.initial_seconds >= 0, "the first retry delay can't be negative")
+        _require(self.factor >= 1, "the retry factor must be 1 or more")
+        _require(self.cap_seconds >= 0, "the cap on retry delays can't be negative")
+        _require(0 <= self.jitter <= 1, "jitter lies between 0 and 1")
+        _require(self.max_attempts >= 1, "max_attempts must be 1 or more")
+        for name in ("max_total_delay_seconds", "max_age_seconds"):
+            limit = getattr(self, name)
+            _require(limit is None or limit >= 0, f"{name} can't be negative")
+
+    @classmethod
+    def none(cls) -> "RetryPolicy":
+        """The first failure is the last."""
+        return cls(shape="none", max_attempts=1)
+
+    @classmethod
+    def constant(cls, seconds: float, *, jitter: float = 0.0, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> "RetryPolicy":
+        return cls(shape="constant", initial_seconds=seconds, jitter=jitter, max_attempts=max_attempts)
+
+    @classmethod
+    def linear(cls, seconds: float, *, jitter: float = 0.0, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> "RetryPolicy":
+        return cls(shape="linear", initial_seconds=seconds, jitter=jitter, max_attempts=max_attempts)
+
+    def base_delay(self, attempt: int) -> float:
+        """The wait after failure number `attempt` (from 1), before chance has its say."""
+        match self.shape:
+            case "none":
+                grown = 0.0
+            case "constant":
+                grown = self.initial_seconds
+            case "linear":
+                grown = self.initial_seconds * attempt
+            case "exponential":
+                grown = self._exponential(attempt)
+        return min(grown, self.cap_seconds)
+
+    def delay(self, attempt: int, roll: float) -> float:
+        """The wait after failure number `attempt`; `roll` lies in [0, 1)."""
+        return self.base_delay(attempt) * (1 - self.jitter * roll)
+
+    def decide(
+        self,
+        error: str,
+        *,
+        attempts: int,
+        age_seconds: float,
+        roll: float,
+        event_max_attempts: int | None = None,
+        asked_delay: float | None = None,
+    ) -> Retry | Dead:
+        """What follows a failure that may be retried, for an event that had failed `attempts` times before."""
+        attempt = attempts + 1
+        if self.shape == "none" or attempt >= (event_max_attempts or self.max_attempts):
+            return Dead(error)
+        wait = self.delay(attempt, roll) if asked_delay is None else asked_delay
+        if self.max_age_seconds is not None and age_seconds + wait > self.max_age_seconds:
+            return Dead(f"{error} (gave up: older than {self.max_age_seconds:g} s)")
+        if self.max_total_delay_seconds is not None and self._waited(attempt) > self.max_total_delay_seconds:
+            return Dead(f"{error} (gave up: waited {self.max_total_delay_seconds:g} s in all)")
+        return Retry(error, wait)
+
+    def _waited(self, attempt: int) -> float:
+        return sum(self.base_delay(number) for number in range(1, attempt + 1))
+
+    def _exponential(self, attempt: int) -> float:
+        try:
+            return self.initial_seconds * self.factor ** (attempt - 1)
+        except OverflowError:
+            return self.cap_seconds
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise UsageError(message)
