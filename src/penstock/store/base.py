@@ -143,8 +143,18 @@ class QueueStats:
 
 
 @dataclass(frozen=True, slots=True)
+class Relay:
+    """A running relay, as it announces itself."""
+
+    relay_id: UUID
+    queue: str
+    destination: str
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
 class RelayStats:
-    """A relay that announced itself."""
+    """A relay that announced itself, as others see it."""
 
     relay_id: UUID
     queue: str
@@ -254,6 +264,22 @@ class Store(Protocol):
         ...
 
     def stats(self) -> Stats: ...
+
+    def beat(self, relay: Relay, *, stopping: bool = False) -> bool:
+        """A relay says that it is alive; the answer says whether it should stop."""
+        ...
+
+    def stopping(self, relay_id: UUID) -> bool:
+        """Whether that relay was asked to stop."""
+        ...
+
+    def forget(self, relay_id: UUID) -> None:
+        """That relay has ended."""
+        ...
+
+    def tend(self) -> None:
+        """Upkeep that may run at any time and at most needs to run every minute."""
+        ...
 
     def ready(self, queue: str, *, types: Sequence[str] | None = None) -> bool:
         """A cheap probe: whether a claim on `queue` would bring anything now."""

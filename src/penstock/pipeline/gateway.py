@@ -1,0 +1,132 @@
+"""Starts Spark's Java process for a local master, at once and in the background.
+
+PySpark goes through a shell script and a second Java process to work out a command line that is always the
+same here, and imports itself before any of it. Started directly, Java boots while Python is still importing.
+"""
+
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from penstock.config import needs_extra
+from penstock.errors import PipelineError
+
+LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+START_SECONDS = 60.0
+
+# What Spark asks of Java for its own sake: the list of its launcher's JavaModuleOptions, but for the vector module.
+_SPARK_OPTIONS = (
+    "-XX:+IgnoreUnrecognizedVMOptions",
+    *(
+        f"--add-opens={package}=ALL-UNNAMED"
+        for package in (
+            *("java.base/java.lang", "java.base/java.lang.invoke", "java.base/java.lang.reflect", "java.base/java.io"),
+            *("java.base/java.net", "java.base/java.nio", "java.base/java.util", "java.base/java.util.concurrent"),
+            *("java.base/java.util.concurrent.atomic", "java.base/jdk.internal.ref", "java.base/sun.nio.ch"),
+            *("java.base/sun.nio.cs", "java.base/sun.security.action", "java.base/sun.util.calendar"),
+            "java.security.jgss/sun.security.krb5",
+        )
+    ),
+    "-Djdk.reflect.useDirectMethodHandle=false",
+    "-Dio.netty.tryReflectionSetAccessible=true",
+    "-Dio.netty.allocator.type=pooled",
+    "-Dio.netty.handler.ssl.defaultEndpointVerificationAlgorithm=NONE",
+    "--sun-misc-unsafe-memory-access=allow",
+    "--enable-native-access=ALL-UNNAMED",
+)
+
+JAVA_OPTIONS = (
+    # The driver schedules and little else: a collector and a compiler without threads of their own start faster.
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    # Stopping a query in the middle of a batch overflowed the default stack.
+    "-Xss8m",
+    # Spark starts small processes (Python, chmod): without this, each one copies the whole process first.
+    "-Djdk.lang.Process.launchMechanism=VFORK",
+    "-XX:-UsePerfData",
+    f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}",
+    "-Dlog4j2.disable.jmx=true",
+)
+# An unusable class-data archive is not worth a warning: Java goes on without it.
+_QUIET_JAVA = ("-Xlog:disable", "-Xlog:all=error:stderr")
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """A Java process that is starting or started; it ends when its standard input does, and so with this process."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+
+    def connection(self) -> dict[str, str]:
+        """Wait for Java, and return the variables by which PySpark finds it."""
+        info = self.folder / "connection"
+        deadline = time.monotonic() + START_SECONDS
+        try:
+            while not info.exists():
+                self._check(deadline)
+                time.sleep(0.01)
+            written = info.read_bytes()
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        port, length = struct.unpack(">ii", written[:8])
+        return {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": written[8 : 8 + length].decode()}
+
+    def _check(self, deadline: float) -> None:
+        code = self.process.poll()
+        if code is not None:
+            raise PipelineError(f"Java ended with code {code} before Spark was up; its reason is above, if it gave one")
+        if time.monotonic() > deadline:
+            self.process.kill()
+            raise PipelineError(f"Java took more than {START_SECONDS:g} s to start; is the machine overloaded?")
+
+
+def spark_home(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where Spark is installed, without importing it."""
+    if home := environment.get("SPARK_HOME"):
+        return Path(home)
+    with needs_extra("the pipeline", "spark"):
+        spec = find_spec("pyspark")
+        if spec is None or spec.origin is None:
+            raise ImportError("pyspark")
+    return Path(spec.origin).parent
+
+
+def start_gateway(java_home: Path, environment: Mapping[str, str], *, extra: tuple[str, ...] = ()) -> Gateway:
+    """Start Java; `extra` are further options for it."""
+    home = spark_home(environment)
+    folder = Path(tempfile.mkdtemp(prefix="penstock-"))
+    command = [
+        str(java_home / "bin" / "java"),
+        *("-cp", str(home / "jars" / "*")),
+        f"-Xmx{environment.get('SPARK_DRIVER_MEMORY', '1g')}",
+        *_SPARK_OPTIONS,
+        *JAVA_OPTIONS,
+        *_QUIET_JAVA,
+        *extra,
+        "org.apache.spark.api.python.PythonGatewayServer",
+    ]
+    variables = {
+        **environment,
+        "JAVA_HOME": str(java_home),
+        "SPARK_HOME": str(home),
+        "SPARK_SCALA_VERSION": _scala_version(home),
+        "_PYSPARK_DRIVER_CONN_INFO_PATH": str(folder / "connection"),
+    }
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)
+    # In a process group of its own, Java doesn't get the terminal's Ctrl-C: the driver stops it when work is done.
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=variables, process_group=0)
+    return Gateway(process, folder)
+
+
+def _scala_version(home: Path) -> str:
+    """From the name of Spark's core jar; Spark wants it to build the command of an executor."""
+    core = next((home / "jars").glob("spark-core_*.jar"), None)
+    return core.name.removeprefix("spark-core_").partition("-")[0] if core else "2.13"

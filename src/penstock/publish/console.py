@@ -1,0 +1,33 @@
+"""`stdout:` prints one line of JSON per event: for looking, and for piping into other programs."""
+
+import sys
+from collections.abc import Sequence
+
+from penstock.errors import PublishError
+from penstock.lifecycle import PUBLISHED, Outcome
+from penstock.publish.base import Message
+from penstock.publish.options import known_options
+from penstock.publish.unpicklable import Unpicklable
+from penstock.publish.wire import as_json_line
+
+
+class ConsolePublisher(Unpicklable):
+    in_order = True
+
+    def publish(self, messages: Sequence[Message]) -> dict[int, Outcome]:
+        lines = "".join(map(as_json_line, messages))
+        try:
+            # Looked up at each call: what standard output is may change while the process runs.
+            sys.stdout.write(lines)
+            sys.stdout.flush()
+        except (OSError, ValueError) as error:
+            raise PublishError(f"standard output can't be written to: {error}") from error
+        return dict.fromkeys([message.event.seq for message in messages], PUBLISHED)
+
+    def close(self) -> None:
+        """Every batch was flushed, and standard output isn't ours to close."""
+
+
+def from_url(url: str) -> ConsolePublisher:
+    known_options(url)
+    return ConsolePublisher()

@@ -1,0 +1,168 @@
+"""Dispatch: hand claimed events to a publisher, and turn whatever comes of it into one outcome for each.
+
+Ordering keys, retry policies and failing publishers are dealt with here, once, so that a publisher only sends. What
+becomes of the outcomes is the store's to say.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from operator import attrgetter
+
+from penstock.event import Delivery
+from penstock.lifecycle import (
+    PUBLISHED,
+    RELEASED,
+    Dead,
+    OrderPolicy,
+    Outcome,
+    Published,
+    Released,
+    Retry,
+    overdelivered,
+)
+from penstock.publish.base import Publisher
+from penstock.publish.failure import error_text, storable
+from penstock.publish.routing import Routing
+from penstock.retry import RetryPolicy
+
+_seq = attrgetter("seq")
+_deliveries = attrgetter("deliveries")
+_ordering_key = attrgetter("ordering_key")
+
+
+def dispatch(
+    publisher: Publisher,
+    routing: Routing,
+    policy: RetryPolicy,
+    events: Sequence[Delivery],
+    *,
+    now: datetime,
+    roll: Callable[[], float],
+    max_deliveries: int | None = None,
+    order_policy: OrderPolicy = OrderPolicy.BLOCK,
+) -> dict[int, Outcome]:
+    """Every event's outcome, by seq. `roll` gives a number in [0, 1) for each retry's jitter.
+
+    No failure of the publisher comes out of here as an exception. Where the publisher keeps order itself, what it
+    released after a failure stays released under either order policy, and the next claim brings it again.
+    """
+    attempt = _Attempt(publisher, routing, policy, now, roll)
+    outcomes, events = _bury(events, max_deliveries)
+    if publisher.in_order or not any(map(_ordering_key, events)):
+        sent = attempt.resolve(events, attempt.publish(events))
+    else:
+        sent = _in_waves(attempt, order_policy, events)
+    return outcomes | sent if outcomes else sent
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """What one call of `dispatch` was given, but the events."""
+
+    publisher: Publisher
+    routing: Routing
+    policy: RetryPolicy
+    now: datetime
+    roll: Callable[[], float]
+
+    def publish(self, events: Sequence[Delivery]) -> dict[int, Outcome]:
+        """What the publisher makes of these, handed over in one call."""
+        if not events:
+            return {}
+        try:
+            return dict(self.publisher.publish(self.routing.route(events)))
+        except Exception as error:  # whatever a destination throws, its events are settled and the relay lives on
+            return dict.fromkeys(map(_seq, events), Retry(error_text(error)))
+
+    def resolve(self, events: Sequence[Delivery], outcomes: dict[int, Outcome]) -> dict[int, Outcome]:
+        """The publisher's outcomes as the store gets them. All published, the usual case, costs no loop."""
+        if _all_published(events, outcomes):
+            return outcomes
+        return {event.seq: self._resolve(event, outcomes.get(event.seq)) for event in events}
+
+    def _resolve(self, event: Delivery, outcome: object) -> Outcome:
+        """A publisher is foreign code: it may give no outcome, or nonsense."""
+        match outcome:
+            case Published() | Released():
+                return outcome
+            case Dead(error=error):
+                return Dead(storable(error))
+            case Retry(error=error, delay_seconds=asked):
+                return self._retry(event, storable(error), asked)
+            case _:
+                return self._retry(event, f"{type(self.publisher).__name__} gave no outcome", None)
+
+    def _retry(self, event: Delivery, error: str, asked_delay: float | None) -> Retry | Dead:
+        return self.policy.decide(
+            error,
+            attempts=event.attempts,
+            age_seconds=(self.now - event.created_at).total_seconds(),
+            roll=self.roll(),
+            event_max_attempts=event.max_attempts,
+            asked_delay=asked_delay,
+        )
+
+
+def _all_published(events: Sequence[Delivery], outcomes: dict[int, Outcome]) -> bool:
+    return (
+        len(outcomes) == len(events)
+        and list(outcomes.values()).count(PUBLISHED) == len(events)
+        and all(map(outcomes.__contains__, map(_seq, events)))
+    )
+
+
+def _bury(events: Sequence[Delivery], max_deliveries: int | None) -> tuple[dict[int, Outcome], Sequence[Delivery]]:
+    """The deaths of those handed out too often, and the others."""
+    if not overdelivered(max(map(_deliveries, events), default=0), max_deliveries):
+        return {}, events
+    deaths: dict[int, Outcome] = {}
+    others = []
+    for event in events:
+        if overdelivered(event.deliveries, max_deliveries):
+            deaths[event.seq] = Dead(f"delivered {event.deliveries} times; the limit is {max_deliveries}")
+        else:
+            others.append(event)
+    return deaths, others
+
+
+def _in_waves(attempt: _Attempt, order_policy: OrderPolicy, events: Sequence[Delivery]) -> dict[int, Outcome]:
+    """Hand over one event of each ordering key at a time, so that a failure stops those behind it.
+
+    After two waves in a row with nothing but retries, the destination is down, not the events bad: what is left goes
+    back uncounted, or each of a thousand waves would wait for a timeout of its own.
+    """
+    wave = [event for event in events if event.ordering_key is None]
+    lines = _lines(events)
+    outcomes: dict[int, Outcome] = {event.seq: RELEASED for event in events}
+    turn = failed_waves = 0
+    while lines and failed_waves < 2:
+        wave += [line[turn] for line in lines]
+        given = attempt.publish(wave)
+        failed_waves = failed_waves + 1 if all(isinstance(outcome, Retry) for outcome in given.values()) else 0
+        sent = attempt.resolve(wave, given)
+        outcomes |= sent
+        lines = [line for line in lines if _goes_on(sent[line[turn].seq], order_policy) and len(line) > turn + 1]
+        wave = []
+        turn += 1
+    return outcomes
+
+
+def _lines(events: Sequence[Delivery]) -> list[list[Delivery]]:
+    """The events of each ordering key, in order."""
+    lines: dict[tuple[str, str], list[Delivery]] = {}
+    for event in events:
+        if event.ordering_key is not None:
+            lines.setdefault((event.queue, event.ordering_key), []).append(event)
+    return list(lines.values())
+
+
+def _goes_on(outcome: Outcome, order_policy: OrderPolicy) -> bool:
+    """Whether the next event of the line may go: a death unblocks it, a retry only where it leaves the line."""
+    match outcome:
+        case Published() | Dead():
+            return True
+        case Retry():
+            return order_policy is OrderPolicy.SKIP
+        case Released():
+            return False

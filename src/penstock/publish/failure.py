@@ -1,0 +1,34 @@
+"""What a failed publish leaves behind: the text of its error, and outcomes for a batch none of which went out."""
+
+from collections.abc import Sequence
+
+from penstock.config import mask_url
+from penstock.lifecycle import RELEASED, Outcome, Retry
+from penstock.publish.base import Message
+
+ERROR_LIMIT = 1_000
+
+
+def error_text(error: BaseException) -> str:
+    """The error as an event's record keeps it: its type and message."""
+    return storable(f"{type(error).__name__}: {error}".removesuffix(": "))
+
+
+def storable(error: str) -> str:
+    """An error's text that every store takes and anyone may read: short, without passwords, NULs and broken Unicode."""
+    clean = mask_url(error).replace("\x00", "").encode(errors="replace").decode()
+    return clean if len(clean) <= ERROR_LIMIT else clean[: ERROR_LIMIT - 1] + "…"
+
+
+def nothing_sent(messages: Sequence[Message], error: str) -> dict[int, Outcome]:
+    """Nothing of this batch went out: what is first in its line failed, what stood behind it was never tried."""
+    outcomes: dict[int, Outcome] = {}
+    failed: set[tuple[str, str]] = set()
+    for event in (message.event for message in messages):
+        if event.ordering_key is None:
+            outcomes[event.seq] = Retry(error)
+            continue
+        line = (event.queue, event.ordering_key)
+        outcomes[event.seq] = RELEASED if line in failed else Retry(error)
+        failed.add(line)
+    return outcomes

@@ -1,0 +1,23 @@
+"""`null:` takes everything and keeps nothing: for measuring what the rest costs, and for queues nobody reads yet."""
+
+from collections.abc import Sequence
+
+from penstock.lifecycle import PUBLISHED, Outcome
+from penstock.publish.base import Message
+from penstock.publish.options import known_options
+from penstock.publish.unpicklable import Unpicklable
+
+
+class NullPublisher(Unpicklable):
+    in_order = True
+
+    def publish(self, messages: Sequence[Message]) -> dict[int, Outcome]:
+        return dict.fromkeys([message.event.seq for message in messages], PUBLISHED)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def from_url(url: str) -> NullPublisher:
+    known_options(url)
+    return NullPublisher()

@@ -1,0 +1,51 @@
+"""The options in a destination's URL, after its question mark: an unknown or malformed one is the caller's mistake."""
+
+from collections.abc import Collection, Mapping
+
+from penstock.config import mask_url, url_options
+from penstock.errors import UsageError
+
+_FLAGS = {"true": True, "false": False}
+
+
+def known_options(url: str, known: Collection[str] = ()) -> dict[str, str]:
+    """The URL's options, all of them among `known`: a misspelt one must not be silently without effect."""
+    try:
+        options = url_options(url)
+    except ValueError as error:
+        raise UsageError(f"{mask_url(url)} can't be understood: {error}") from error
+    for name in options:
+        if name not in known:
+            allowed = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
+            raise UsageError(f"{url.partition(':')[0]}: has no option {name!r}; {allowed}")
+    return options
+
+
+def flag(options: Mapping[str, str], name: str, default: bool) -> bool:
+    if name not in options:
+        return default
+    value = options[name].lower()
+    if value not in _FLAGS:
+        raise UsageError(f"{name} is true or false, not {options[name]!r}")
+    return _FLAGS[value]
+
+
+def whole_number(options: Mapping[str, str], name: str) -> int | None:
+    """A whole number of 1 or more, or None where the option is not given."""
+    if name not in options:
+        return None
+    value = options[name]
+    if not (value.isascii() and value.isdecimal() and int(value) >= 1):
+        raise UsageError(f"{name} is a whole number of 1 or more, not {value!r}")
+    return int(value)
+
+
+def seconds(options: Mapping[str, str], name: str, default: float) -> float:
+    """A time above 0."""
+    try:
+        value = float(options.get(name, default))
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise UsageError(f"{name} is a number of seconds above 0, not {options[name]!r}")
+    return value

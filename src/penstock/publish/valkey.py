@@ -1,0 +1,123 @@
+"""`valkey://` and `redis://` append events to streams, one stream a topic; `valkeys://` and `rediss://` with TLS.
+
+A batch is pipelined, without a transaction: each event has its own answer. The client's own retries are off.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+from urllib.parse import urlencode, urlsplit, urlunsplit
+
+from valkey import Valkey
+from valkey.backoff import NoBackoff
+from valkey.exceptions import ReadOnlyError, ValkeyError
+from valkey.retry import Retry as ClientRetry
+
+from penstock.config import mask_url
+from penstock.errors import UsageError
+from penstock.event import Delivery
+from penstock.lifecycle import PUBLISHED, Dead, Outcome, Retry
+from penstock.publish.base import Message
+from penstock.publish.failure import error_text
+from penstock.publish.options import known_options, seconds, whole_number
+from penstock.publish.unpicklable import Unpicklable
+
+DEFAULT_TIMEOUT_SECONDS = 10.0
+PIPELINE_LENGTH = 1_000
+
+_TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"})
+
+
+class ValkeyPublisher(Unpicklable):
+    """Not `in_order`: the server may refuse one command of a pipeline, out of memory, and take the next."""
+
+    in_order = False
+
+    def __init__(self, client: Valkey, *, maxlen: int | None = None) -> None:
+        self._client = client
+        self._trimming = () if maxlen is None else ("MAXLEN", "~", maxlen)
+
+    def publish(self, messages: Sequence[Message]) -> dict[int, Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        try:
+            for start in range(0, len(messages), PIPELINE_LENGTH):
+                outcomes.update(self._append(messages[start : start + PIPELINE_LENGTH]))
+        except (ValkeyError, OSError) as error:
+            unanswered = Retry(error_text(error))
+            return {message.event.seq: outcomes.get(message.event.seq, unanswered) for message in messages}
+        return outcomes
+
+    def close(self) -> None:
+        self._client.connection_pool.disconnect()
+
+    def _append(self, messages: Sequence[Message]) -> Iterator[tuple[int, Outcome]]:
+        replies = self._replies(messages)
+        if any(isinstance(reply, ReadOnlyError) for reply in replies):
+            # The server became a replica: the next batch looks up anew who answers at this address.
+            self.close()
+        return zip((message.event.seq for message in messages), map(_outcome, replies), strict=True)
+
+    def _replies(self, messages: Sequence[Message]) -> list[object]:
+        pipeline: Any = self._client.pipeline(transaction=False)  # its methods have no types
+        for message in messages:
+            pipeline.execute_command("XADD", message.topic, *self._trimming, "*", *_fields(message.event))
+        try:
+            replies: list[object] = pipeline.execute(raise_on_error=False)
+        except BaseException:
+            # An answer left unread must never be taken for one to the next batch.
+            self.close()
+            raise
+        return replies
+
+
+def _fields(event: Delivery) -> list[str | bytes]:
+    """The fields of the stream's entry; keys that the event lacks are left out."""
+    fields: list[str | bytes] = [
+        "event_id",
+        str(event.event_id),
+        "event_type",
+        event.event_type,
+        "queue",
+        event.queue,
+        "payload",
+        event.payload,
+        "headers",
+        json.dumps(dict(event.headers), ensure_ascii=False) if event.headers else "{}",
+        "created_at",
+        event.created_at.isoformat(),
+    ]
+    if event.partition_key is not None:
+        fields += ("partition_key", event.partition_key)
+    if event.ordering_key is not None:
+        fields += ("ordering_key", event.ordering_key)
+    return fields
+
+
+def _outcome(reply: object) -> Outcome:
+    if not isinstance(reply, Exception):
+        return PUBLISHED
+    if str(reply).startswith("WRONGTYPE"):
+        return Dead(f"the key named like the topic is no stream: {reply}")
+    return Retry(error_text(reply))
+
+
+def from_url(url: str) -> ValkeyPublisher:
+    options = known_options(url, {"maxlen", "timeout_seconds", *_TLS_OPTIONS})
+    timeout_seconds = seconds(options, "timeout_seconds", DEFAULT_TIMEOUT_SECONDS)
+    tls = {name: value for name, value in options.items() if name in _TLS_OPTIONS}
+    parts = urlsplit(url)
+    if not re.fullmatch(r"/?\d*", parts.path):
+        raise UsageError(f"{mask_url(url)} can't be understood: after the host comes a database's number, such as /0")
+    # The client takes every option it finds in a URL for one of its own.
+    bare = urlunsplit(parts._replace(query=urlencode(tls)))
+    try:
+        client = Valkey.from_url(
+            bare,
+            socket_timeout=timeout_seconds,
+            socket_connect_timeout=timeout_seconds,
+            retry=ClientRetry(NoBackoff(), 0),
+        )
+    except ValueError as error:
+        raise UsageError(f"{mask_url(url)} can't be understood: {error}") from error
+    return ValkeyPublisher(client, maxlen=whole_number(options, "maxlen"))

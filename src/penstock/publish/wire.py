@@ -1,0 +1,44 @@
+"""A message as JSON, for people and files: every field of the delivery, and the topic."""
+
+import base64
+import json
+from typing import Any
+
+from penstock.publish.base import Message
+
+# ASCII, so that no terminal, locale or line splitter can break a line; made once, because making it costs
+# more than encoding an event.
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def as_json_fields(message: Message) -> dict[str, Any]:
+    """The message in JSON's types. A payload that is not UTF-8 is in base64, and `payload_encoding` says so."""
+    event = message.event
+    payload, encoding = _payload_text(event.payload)
+    return {
+        "topic": message.topic,
+        **event._asdict(),
+        "event_id": str(event.event_id),
+        "payload": payload,
+        "payload_encoding": encoding,
+        "headers": dict(event.headers),
+        "created_at": event.created_at.isoformat(),
+        "available_at": event.available_at.isoformat(),
+    }
+
+
+def as_json_line(message: Message) -> str:
+    return _encode(as_json_fields(message)) + "\n"
+
+
+def payload_bytes(fields: dict[str, Any]) -> bytes:
+    """The payload again, from the fields of a line."""
+    text: str = fields["payload"]
+    return base64.b64decode(text) if fields["payload_encoding"] == "base64" else text.encode()
+
+
+def _payload_text(payload: bytes) -> tuple[str, str]:
+    try:
+        return payload.decode(), "utf-8"
+    except UnicodeDecodeError:
+        return base64.b64encode(payload).decode(), "base64"

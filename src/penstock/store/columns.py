@@ -1,0 +1,21 @@
+"""The columns that travel with an event, as pieces of SQL: so that every move lists them once and alike."""
+
+from penstock.store.schema import CHANGING
+
+COLUMNS = ", ".join(CHANGING)
+
+CHANGED_BY = "(SELECT claimant FROM penstock_leases WHERE lease_id = :lease_id)"
+
+# In the order of `Delivery`, from a changing row and its event `e`.
+DELIVERY = (
+    "{row}.seq, e.event_id, e.event_type, {row}.queue, e.payload, e.headers, e.partition_key, {row}.ordering_key, "
+    "{row}.priority, e.created_at, {row}.available_at, {row}.attempts, {deliveries}, {row}.max_attempts, "
+    "{row}.replays, {row}.suspect, {row}.last_error"
+)
+
+
+def changing(**expressions: str) -> str:
+    """The travelling columns in order, some of them replaced by an expression."""
+    unknown = expressions.keys() - set(CHANGING)
+    assert not unknown, unknown
+    return ", ".join(expressions.get(name, name) for name in CHANGING)

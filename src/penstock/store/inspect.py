@@ -1,0 +1,234 @@
+"""Looking at events: selections as SQL, pages, timelines, the state of a store at a glance. Reads only."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    case,
+    func,
+    literal,
+    null,
+    select,
+    union_all,
+)
+
+from penstock.event import EventId
+from penstock.lifecycle import State
+from penstock.store.base import HistoryEntry, Page, QueueStats, Record, RelayStats, Selection, Stats
+from penstock.store.schema import Moment, archive, claimed, events, history as timeline, leases, pending, relays
+
+LIVE = (pending, claimed)
+TOP_ERRORS = 5
+
+
+def find(connection: Connection, selection: Selection, *, after: int | None, limit: int) -> Page:
+    """Newest first. Each state's table is cut to the page before they are put together, so that a page costs the
+    same however long the history."""
+    parts = [part.order_by(events.c.seq.desc()).limit(limit + 1) for part in _parts(selection, after)]
+    if not parts:
+        return Page((), None)
+    found = union_all(*(select(part.subquery()) for part in parts)).subquery()
+    rows = connection.execute(select(found).order_by(found.c.seq.desc()).limit(limit + 1)).all()
+    records = [_record(row) for row in rows[:limit]]
+    return Page(records, records[-1].seq if len(rows) > limit else None)
+
+
+def settled_seqs(connection: Connection, selection: Selection, *, after: int, until: int, limit: int) -> list[int]:
+    """The next settled events of the selection, locked where the database locks rows."""
+    statement = (
+        select(archive.c.seq)
+        .join(events, events.c.seq == archive.c.seq)
+        .where(archive.c.seq > after, archive.c.seq <= until, *_conditions(selection, archive), *_states(selection))
+        .order_by(archive.c.seq)
+        .limit(limit)
+        .with_for_update(of=archive, skip_locked=True)
+    )
+    return list(connection.execute(statement).scalars())
+
+
+def count_settled(connection: Connection, selection: Selection) -> int:
+    statement = select(func.count()).select_from(archive.join(events, events.c.seq == archive.c.seq))
+    return int(connection.execute(statement.where(*_conditions(selection, archive), *_states(selection))).scalar_one())
+
+
+def last_seq(connection: Connection) -> int:
+    return int(connection.execute(select(func.coalesce(func.max(archive.c.seq), 0))).scalar_one())
+
+
+def purgeable(selection: Selection) -> Selection:
+    """DEAD events are kept unless the selection names them, by state or by id."""
+    if selection.states is not None or selection.ids is not None:
+        return selection
+    return replace(selection, states=frozenset({State.PUBLISHED}))
+
+
+def history(connection: Connection, event_id: EventId) -> Sequence[HistoryEntry]:
+    statement = (
+        select(timeline)
+        .join(events, events.c.seq == timeline.c.seq)
+        .where(events.c.event_id == event_id)
+        .order_by(timeline.c.id)
+    )
+    return [HistoryEntry(row.at, row.what, row.attempts, row.by, row.detail) for row in connection.execute(statement)]
+
+
+def stats(connection: Connection, now: datetime, oldest_snapshot_seconds: float | None) -> Stats:
+    open_leases, expired = connection.execute(
+        select(func.count(), func.coalesce(func.sum(case((leases.c.expires_at < now, 1), else_=0)), 0)).where(
+            leases.c.closed_at.is_(None)
+        )
+    ).one()
+    return Stats(
+        queues=_queues(connection, now),
+        open_leases=open_leases,
+        expired_leases=int(expired),
+        oldest_snapshot_seconds=oldest_snapshot_seconds,
+        relays=[
+            RelayStats(
+                row.relay_id,
+                row.queue,
+                row.destination,
+                row.host,
+                row.started_at,
+                (now - row.seen_at).total_seconds(),
+                row.stopping,
+            )
+            for row in connection.execute(select(relays).order_by(relays.c.started_at))
+        ],
+        dead_errors=_dead_errors(connection),
+    )
+
+
+def _queues(connection: Connection, now: datetime) -> list[QueueStats]:
+    queues: dict[str, QueueStats] = {}
+    waiting = select(
+        pending.c.queue,
+        func.count().label("pending"),
+        func.sum(case((pending.c.available_at <= now, 1), else_=0)).label("ready"),
+        func.min(pending.c.available_at, type_=Moment()).label("oldest"),
+    ).group_by(pending.c.queue)
+    for row in connection.execute(waiting):
+        age = (now - row.oldest).total_seconds()
+        queues[row.queue] = QueueStats(
+            row.queue, pending=row.pending, ready=row.ready, oldest_pending_seconds=max(age, 0.0)
+        )
+    held = select(claimed.c.queue, literal("claimed").label("state"), func.count().label("count"))
+    done = select(archive.c.queue, func.lower(archive.c.state), func.count())
+    counted = union_all(held.group_by(claimed.c.queue), done.group_by(archive.c.queue, archive.c.state))
+    for queue, state, count in connection.execute(counted):
+        queues[queue] = replace(queues.get(queue, QueueStats(queue)), **{state: count})
+    return [queues[name] for name in sorted(queues)]
+
+
+def _dead_errors(connection: Connection) -> list[tuple[str, int]]:
+    """Why events died, the commonest reasons first: what an operator asks next."""
+    error = func.substr(func.coalesce(archive.c.last_error, ""), 1, 200)
+    statement = (
+        select(error, func.count().label("count"))
+        .where(archive.c.state == State.DEAD.value)
+        .group_by(error)
+        .order_by(func.count().desc())
+        .limit(TOP_ERRORS)
+    )
+    return [(row[0], row[1]) for row in connection.execute(statement)]
+
+
+def _parts(selection: Selection, after: int | None) -> list[Select[Any]]:
+    wanted = selection.states or frozenset(State)
+    parts: list[Select[Any]] = []
+    if State.PENDING in wanted:
+        parts.append(_part(pending, literal("PENDING")).join(pending, pending.c.seq == events.c.seq))
+    if State.CLAIMED in wanted:
+        joined = _part(claimed, literal("CLAIMED"), leases.c.claimed_at, leases.c.claimant, leases.c.expires_at)
+        joined = joined.join(claimed, claimed.c.seq == events.c.seq)
+        parts.append(joined.join(leases, leases.c.lease_id == claimed.c.lease_id))
+    if wanted & {State.PUBLISHED, State.DEAD}:
+        part = _part(archive, archive.c.state, settled_at=archive.c.settled_at)
+        part = part.join(archive, archive.c.seq == events.c.seq).where(*_states(selection))
+        parts.append(part)
+    tables = [table for table, states in _TABLES if states & wanted]
+    return [
+        part.where(*_conditions(selection, table), *([events.c.seq < after] if after is not None else []))
+        for part, table in zip(parts, tables, strict=True)
+    ]
+
+
+_TABLES = (
+    (pending, {State.PENDING}),
+    (claimed, {State.CLAIMED}),
+    (archive, {State.PUBLISHED, State.DEAD}),
+)
+
+
+def _part(
+    table: Any,
+    state: ColumnElement[str],
+    claimed_at: Any = None,
+    claimed_by: Any = None,
+    lease_expires_at: Any = None,
+    settled_at: Any = None,
+) -> Select[Any]:
+    def moment(column: Any, name: str) -> ColumnElement[Any]:
+        return (null() if column is None else column).cast(Moment()).label(name) if column is None else column.label(name)
+
+    return select(
+        events.c.seq,
+        events.c.event_id,
+        events.c.event_type,
+        events.c.payload,
+        events.c.headers,
+        events.c.partition_key,
+        events.c.ordering_key,
+        events.c.created_at,
+        table.c.queue,
+        table.c.priority,
+        table.c.available_at,
+        table.c.attempts,
+        table.c.deliveries,
+        table.c.max_attempts,
+        table.c.replays,
+        table.c.suspect,
+        table.c.last_error,
+        state.label("state"),
+        moment(claimed_at, "claimed_at"),
+        (literal(None) if claimed_by is None else claimed_by).label("claimed_by"),
+        moment(lease_expires_at, "lease_expires_at"),
+        moment(settled_at, "settled_at"),
+    ).select_from(events)
+
+
+def _conditions(selection: Selection, table: Any) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = []
+    if selection.ids is not None:
+        conditions.append(events.c.event_id.in_(selection.ids))
+    if selection.queue is not None:
+        conditions.append(table.c.queue == selection.queue)
+    if selection.event_type is not None:
+        conditions.append(events.c.event_type == selection.event_type)
+    if selection.since is not None:
+        conditions.append(events.c.created_at >= selection.since)
+    if selection.until is not None:
+        conditions.append(events.c.created_at < selection.until)
+    if selection.error is not None:
+        conditions.append(table.c.last_error.contains(selection.error, autoescape=True))
+    return conditions
+
+
+def _states(selection: Selection) -> list[ColumnElement[bool]]:
+    """For the archive: which of its two states."""
+    if selection.states is None or selection.states >= {State.PUBLISHED, State.DEAD}:
+        return []
+    return [archive.c.state.in_(sorted(state.value for state in selection.states))]
+
+
+def _record(row: Any) -> Record:
+    fields = row._asdict()
+    fields["state"] = State(fields["state"])
+    fields["headers"] = fields["headers"] or {}
+    fields["published_at"] = fields["settled_at"] if fields["state"] is State.PUBLISHED else None
+    return Record(**fields)

@@ -1,0 +1,331 @@
+"""The store on PostgreSQL: data-modifying CTEs that move rows, `SKIP LOCKED` so that claimers never wait for each
+other, COPY for bulk emits, and a lower bound on claims that keeps them fast while vacuum is held up."""
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy.exc import DBAPIError
+
+from penstock.config import needs_extra
+from penstock.errors import InvalidEvent, NotInitialised, PenstockError, StoreConflict, StoreError, StoreUnavailable
+from penstock.event import Delivery, Event, EventId
+from penstock.store import postgres_statements as statements
+from penstock.store.base import Capabilities, Lease, LeaseId, StoreOptions
+from penstock.store.emit import EMIT_COLUMNS
+from penstock.store.sql import Clock, OutcomeRow, SqlStore, Wanted
+from penstock.store.transaction import NO_HEADERS, Transaction, percent_style
+
+ALWAYS = datetime(1, 1, 1, tzinfo=UTC)
+FULL_LOOK_SECONDS = 3.0
+FLOOR_MARGIN = timedelta(seconds=5)
+COPY_FROM = 20
+COMPACT_BYTES = 64 * 1024 * 1024
+COMPACT_ROWS = 10_000
+
+INSERT = f"INSERT INTO penstock_outbox ({', '.join(EMIT_COLUMNS)}) VALUES ({', '.join(['%s'] * len(EMIT_COLUMNS))})"  # noqa: S608
+
+
+class Floor:
+    """Where a claim starts to look. Deleted rows stay in the index until vacuum may remove them, and they gather
+    at its front; starting behind them keeps a claim fast. Every few seconds a claim looks at everything, for
+    what came back with an older time or was committed late."""
+
+    def __init__(self) -> None:
+        self._value: datetime | None = None
+        self._looked_at = 0.0
+
+    def use(self) -> datetime:
+        now = time.monotonic()
+        if self._value is None or now - self._looked_at > FULL_LOOK_SECONDS:
+            self._looked_at = now
+            return ALWAYS
+        return self._value
+
+    def learn(self, at: datetime, rows: Sequence[Delivery]) -> None:
+        recent = at - FLOOR_MARGIN
+        self._value = min(recent, min(row.available_at for row in rows)) if rows else recent
+
+    def forget(self) -> None:
+        self._value = None
+
+
+class PostgresStore(SqlStore):
+    capabilities = Capabilities(transactional_emit=True, ordering=True, concurrent_writers=True)
+    statements = statements
+
+    def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
+        super().__init__(url, options, clock)
+        self._floors: dict[str, Floor] = {}
+        # The statement's time, not the moment's: an index can be searched for it.
+        self._now = "statement_timestamp()" if clock is None else "CAST(:now AS timestamptz)"
+        self._prepared: dict[str, str] = {}
+
+    # -- connections ------------------------------------------------------------------------------------------
+
+    def _create_engine(self, url: str) -> Engine:
+        with needs_extra("a PostgreSQL store", "postgres"):
+            import psycopg  # noqa: F401
+        target = make_url(url).set(drivername="postgresql+psycopg")
+        connect_args = {} if "connect_timeout" in target.query else {"connect_timeout": 10}
+        return create_engine(
+            target,
+            isolation_level="READ COMMITTED",
+            pool_size=self.options.pool_size,
+            max_overflow=10,
+            connect_args={"application_name": "penstock", **connect_args},
+        )
+
+    @contextmanager
+    def _begin(self) -> Iterator[Transaction]:
+        with self.engine.connect() as connection, connection.begin():
+            raw: Any = connection.connection.dbapi_connection
+            with raw.cursor(binary=True) as cursor:
+                yield self._transaction(connection, cursor)
+
+    def _transaction(self, connection: Any, cursor: Any) -> Transaction:
+        common = {} if self.clock is None else {"now": self.clock()}
+        return Transaction(connection, cursor, self._prepare, common, delivery=_delivery)
+
+    def _prepare(self, statement: str) -> str:
+        prepared = self._prepared.get(statement)
+        if prepared is None:
+            prepared = self._prepared[statement] = percent_style(statement.replace("{now}", self._now))
+        return prepared
+
+    def _driver_errors(self) -> tuple[type[BaseException], ...]:
+        import psycopg
+
+        return (psycopg.Error,)
+
+    def _translate(self, error: BaseException) -> PenstockError | None:
+        from psycopg import Error, InterfaceError, OperationalError, errors
+
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        match cause:
+            case errors.DeadlockDetected() | errors.SerializationFailure() | errors.LockNotAvailable():
+                return StoreConflict(f"concurrent work on {self.url} kept winning; try again")
+            case errors.UndefinedTable() | errors.UndefinedColumn() | errors.UndefinedFunction():
+                return NotInitialised(f"the tables of {self.url} are missing or old; run: penstock init")
+            case errors.UniqueViolation() if "event_id" in str(cause):
+                return InvalidEvent("an event with this event_id was emitted before")
+            case OperationalError() | InterfaceError():
+                self.engine.dispose()
+                return StoreUnavailable(f"can't reach {self.url}: {_first_line(cause)}")
+            case Error():
+                return StoreError(f"{self.url} refused: {_first_line(cause)}")
+            case _:
+                return None
+
+    def _moment(self, raw: Any) -> datetime:
+        moment: datetime = raw
+        return moment
+
+    # -- emitting ---------------------------------------------------------------------------------------------
+
+    def _append(self, cursor: Any, events: Sequence[Event]) -> list[EventId]:
+        deduped = [event for event in events if event.dedupe_key is not None]
+        if len(events) >= COPY_FROM and not deduped and hasattr(cursor, "copy"):
+            self._copy(cursor, events)
+        else:
+            cursor.executemany(INSERT, [self._emit_row(event) for event in events])
+        first: dict[tuple[str, str | None], EventId] = {}
+        if deduped:
+            names = {"queues": [event.queue for event in deduped], "names": [event.dedupe_key for event in deduped]}
+            cursor.execute(self._prepare(statements.DEDUPED), names)
+            first = {(queue, key): event_id for queue, key, event_id in cursor.fetchall()}
+        return [first.get((event.queue, event.dedupe_key), _id_of(event)) for event in events]
+
+    def _emit_row(self, event: Event) -> tuple[Any, ...]:
+        return (
+            str(event.event_id),
+            event.event_type,
+            event.queue,
+            event.payload,
+            _headers(event),
+            event.partition_key,
+            event.ordering_key,
+            event.priority,
+            event.max_attempts,
+            event.available_at,
+            event.delay_seconds,
+            event.dedupe_key,
+            event.dedupe_seconds,
+            None if self.clock is None else self.clock(),
+        )
+
+    def _copy(self, cursor: Any, events: Sequence[Event]) -> None:
+        """Two COPYs, under numbers taken beforehand: the fastest way in."""
+        keyed: dict[str, list[str]] = {}
+        for event in events:
+            if event.ordering_key is not None:
+                keyed.setdefault(event.queue, []).append(event.ordering_key)
+        for queue in sorted(keyed):
+            cursor.execute(self._prepare(statements.HOLD_KEYS), {"queue": queue, "names": keyed[queue]})
+        given = {"count": len(events), "now": None if self.clock is None else self.clock()}
+        cursor.execute(percent_style(statements.TAKE_NUMBERS), given)
+        numbers, now = cursor.fetchone()
+        with cursor.copy(statements.COPY_EVENTS) as copy:
+            copy.set_types(statements.EVENT_TYPES)
+            for seq, event in zip(numbers, events, strict=True):
+                copy.write_row(_event_row(seq, event, now))
+        with cursor.copy(statements.COPY_PENDING) as copy:
+            copy.set_types(statements.PENDING_TYPES)
+            for seq, event in zip(numbers, events, strict=True):
+                copy.write_row(_pending_row(seq, event, now))
+
+    # -- claiming ---------------------------------------------------------------------------------------------
+
+    def _take_ready(self, tx: Transaction, wanted: Wanted, limit: int) -> list[Delivery]:
+        floor = self._floors.setdefault(wanted.lease.queue, Floor())
+        statement = statements.TAKE_READY if wanted.types is None else statements.TAKE_READY_TYPED
+        rows = tx.deliveries(statement, **wanted.parameters(), limit=limit, floor=floor.use())
+        if wanted.types is None:
+            floor.learn(wanted.opened_at, rows)
+        return rows
+
+    def _take_keyed(self, tx: Transaction, wanted: Wanted, limit: int) -> list[Delivery]:
+        given = {**wanted.parameters(), "limit": limit}
+        if not tx.run(statements.TAKE_KEYS, **given):
+            return []
+        # A statement of its own: its snapshot is newer than the locks that the last one took.
+        statement = statements.TAKE_LINE if wanted.types is None else statements.TAKE_LINE_TYPED
+        rows = tx.deliveries(statement, **given)
+        self._free_keys(tx, [wanted.lease.lease_id])
+        return rows
+
+    def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:
+        floor = self._floors.setdefault(queue, Floor())
+        statement = statements.READY if types is None else statements.READY_TYPED
+        wanted_types = None if types is None else list(types)
+        return bool(tx.scalar(statement, queue=queue, types=wanted_types, floor=floor.use()))
+
+    def _came_back(self) -> None:
+        for floor in self._floors.values():
+            floor.forget()
+
+    # -- leases and settling ----------------------------------------------------------------------------------
+
+    def _extend(self, tx: Transaction, leases: Sequence[Lease], max_age: float) -> set[LeaseId]:
+        rows = tx.rows(
+            statements.EXTEND,
+            lease_ids=[lease.lease_id for lease in leases],
+            tokens=[lease.token for lease in leases],
+            seconds=[lease.lease_seconds for lease in leases],
+            max_age=max_age,
+        )
+        return {row[0] for row in rows}
+
+    def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> int:
+        return int(tx.scalar(statements.PUBLISH, lease_id=lease_id, seqs=seqs))
+
+    def _apply(
+        self, tx: Transaction, lease_id: LeaseId, rows: list[OutcomeRow], max_attempts: int, skip: bool
+    ) -> list[Any]:
+        return tx.rows(
+            statements.APPLY,
+            lease_id=lease_id,
+            seqs=[row.seq for row in rows],
+            kinds=[row.kind for row in rows],
+            errors=[row.error for row in rows],
+            delays=[row.delay for row in rows],
+            max_attempts=max_attempts,
+            skip=skip,
+        )
+
+    def _release(self, tx: Transaction, lease_id: LeaseId) -> int:
+        return int(tx.scalar(statements.RELEASE, lease_id=lease_id))
+
+    def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId]) -> None:
+        idle = tx.rows(statements.LOCK_IDLE_KEYS, lease_ids=list(lease_ids))
+        if idle:
+            tx.run(statements.DROP_DRAINED_KEYS, queues=[row[0] for row in idle], names=[row[1] for row in idle])
+        tx.run(statements.FREE_KEYS, lease_ids=list(lease_ids))
+
+    def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None:
+        tx.run(statements.COUNT_LOST, lease_id=lease_id, limit=limit, max_attempts=max_attempts)
+
+    # -- beside the flow --------------------------------------------------------------------------------------
+
+    def _reap(self, tx: Transaction, limit: int) -> tuple[list[LeaseId], int]:
+        rows = tx.rows(statements.REAP, limit=limit)
+        return [row[0] for row in rows], sum(row[1] for row in rows)
+
+    def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int:
+        rows = tx.rows(statements.REPLAY, seqs=seqs, by=by)
+        lines: dict[str, set[str]] = {}
+        for queue, key in rows:
+            if key is not None:
+                lines.setdefault(queue, set()).add(key)
+        for queue in sorted(lines):
+            names = sorted(lines[queue])
+            tx.rows(statements.HOLD_KEYS, queue=queue, names=names)
+            tx.run(statements.WAKE_KEYS, queue=queue, names=names)
+        return len(rows)
+
+    def _purge(self, tx: Transaction, seqs: list[int]) -> int:
+        return int(tx.scalar(statements.PURGE, seqs=seqs))
+
+    def _compact(self) -> None:
+        """Rewrite a nearly empty table that dead rows have swollen, if its lock can be had at once."""
+        for table in ("penstock_pending", "penstock_claimed"):
+            size = self._transact(lambda tx, name=table: tx.scalar(statements.TABLE_BYTES, table_name=name))  # type: ignore[misc]
+            if size > COMPACT_BYTES:
+                try:
+                    self._transact_once(lambda tx, name=table: _rewrite(tx, name))  # type: ignore[misc]
+                except StoreConflict:
+                    continue  # somebody is at work on it: next time, then
+
+    def _oldest_snapshot_seconds(self, tx: Transaction) -> float | None:
+        age = tx.scalar(statements.OLDEST_SNAPSHOT)
+        return None if age is None else float(age)
+
+
+def _rewrite(tx: Transaction, table: str) -> None:
+    """TRUNCATE frees dead rows that VACUUM may not touch while an old snapshot could still see them."""
+    tx.run(statements.SHORT_LOCK)
+    for statement in statements.REWRITE:
+        count = tx.run(statement.replace("{table}", table).replace("{limit}", str(COMPACT_ROWS + 1)))
+        if statement == statements.SET_ASIDE and count > COMPACT_ROWS:
+            tx.run(statements.DROP_ASIDE.replace("{table}", table))
+            return
+
+
+def _delivery(row: Any) -> Delivery:
+    return Delivery._make(row) if row[5] is not None else Delivery(*row[:5], NO_HEADERS, *row[6:])
+
+
+def _event_row(seq: int, event: Event, now: datetime) -> tuple[Any, ...]:
+    headers = _headers(event)
+    return (
+        seq,
+        event.event_id,
+        event.event_type,
+        event.payload,
+        headers,
+        event.partition_key,
+        event.ordering_key,
+        now,
+    )
+
+
+def _pending_row(seq: int, event: Event, now: datetime) -> tuple[Any, ...]:
+    available = event.available_at or (now if event.delay_seconds is None else now + timedelta(seconds=event.delay_seconds))
+    return (seq, event.queue, event.ordering_key, event.priority, 0, 0, event.max_attempts, 0, 0, available, None)
+
+
+def _headers(event: Event) -> str | None:
+    return json.dumps(dict(event.headers)) if event.headers else None
+
+
+def _id_of(event: Event) -> EventId:
+    assert event.event_id is not None
+    return event.event_id
+
+
+def _first_line(error: object) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,440 @@
+"""Every statement that a claim, a settle and their kin run on PostgreSQL.
+
+Values are bound (`:name`); only `{now}`, the clock, is put in when the store is made. Lock order, always: lease,
+then ordering keys (sorted), then claimed, then pending or archive.
+"""
+
+from penstock.store.columns import CHANGED_BY, COLUMNS, DELIVERY, changing
+
+# A fresh token at every claim: whoever holds an older one has lost. A closed lease stays as it was.
+OPEN_LEASE = """
+INSERT INTO penstock_leases AS l
+    (lease_id, queue, claimant, token, claims, moved, max_attempts, claimed_at, expires_at)
+VALUES (:lease_id, :queue, :claimant, :token, 0, false, :max_attempts, {now}, {now} + :lease_seconds * interval '1 second')
+ON CONFLICT (lease_id) DO UPDATE SET
+    token = excluded.token, claimant = excluded.claimant, claims = l.claims + 1,
+    moved = l.claimant <> excluded.claimant,
+    expires_at = CASE WHEN l.closed_at IS NULL THEN greatest(l.expires_at, excluded.expires_at) ELSE l.expires_at END
+RETURNING claims, moved, closed_at IS NOT NULL, max_attempts, {now}
+"""
+
+# The priority levels that have anything, highest first: one index probe each.
+_LEVELS = """
+RECURSIVE level AS (
+    (SELECT priority FROM penstock_pending
+     WHERE queue = :queue AND ordering_key IS NULL AND available_at >= :floor
+     ORDER BY priority DESC LIMIT 1)
+    UNION ALL
+    SELECT (SELECT p.priority FROM penstock_pending p
+            WHERE p.queue = :queue AND p.ordering_key IS NULL AND p.available_at >= :floor
+              AND p.priority < level.priority
+            ORDER BY p.priority DESC LIMIT 1)
+    FROM level WHERE level.priority IS NOT NULL
+)"""
+
+_OF_TYPES = """
+          AND EXISTS (SELECT 1 FROM penstock_events t WHERE t.seq = p.seq AND t.event_type = ANY (CAST(:types AS text[])))"""
+
+# Rows are deleted by their place (ctid), which the lock holds still: a join would read all of pending. The load is a
+# running sum in the order chosen, so nothing is sorted.
+_TAKE_READY = f"""
+WITH {_LEVELS},
+chosen AS MATERIALIZED (
+    SELECT ready.place, ready.suspect FROM level, LATERAL (
+        SELECT p.ctid AS place, p.suspect FROM penstock_pending p
+        WHERE p.queue = :queue AND p.ordering_key IS NULL AND p.priority = level.priority
+          AND p.available_at >= :floor AND p.available_at <= {{now}}{{of_types}}
+        ORDER BY p.available_at, p.seq LIMIT :limit FOR UPDATE SKIP LOCKED
+    ) ready
+    LIMIT :limit
+),
+weighed AS (
+    SELECT place, row_number() OVER () AS number,
+           sum(least(10 ^ suspect, :limit)) OVER (ROWS UNBOUNDED PRECEDING) AS load
+    FROM chosen
+),
+taken AS (
+    DELETE FROM penstock_pending
+    WHERE ctid = ANY (ARRAY(SELECT place FROM weighed WHERE load <= :limit OR number = 1))
+    RETURNING *
+),
+moved AS (
+    INSERT INTO penstock_claimed ({COLUMNS}, lease_id)
+    SELECT {changing(deliveries="deliveries + 1")}, :lease_id FROM taken
+)
+SELECT {DELIVERY.format(row="s", deliveries="s.deliveries + 1")} FROM taken s JOIN penstock_events e ON e.seq = s.seq
+"""
+TAKE_READY = _TAKE_READY.replace("{of_types}", "")
+TAKE_READY_TYPED = _TAKE_READY.replace("{of_types}", _OF_TYPES)
+
+_READY = f"""
+WITH {_LEVELS}
+SELECT EXISTS (
+    SELECT 1 FROM level, LATERAL (
+        SELECT 1 FROM penstock_pending p
+        WHERE p.queue = :queue AND p.ordering_key IS NULL AND p.priority = level.priority
+          AND p.available_at >= :floor AND p.available_at <= {{now}}{{of_types}} LIMIT 1
+    ) ready
+) OR EXISTS (SELECT 1 FROM penstock_keys WHERE queue = :queue AND lease_id IS NULL AND next_at <= {{now}})
+"""
+READY = _READY.replace("{of_types}", "")
+READY_TYPED = _READY.replace("{of_types}", _OF_TYPES)
+
+# Emitters hold their keys FOR KEY SHARE, which this lock doesn't wait for, nor they for it.
+TAKE_KEYS = """
+UPDATE penstock_keys k SET lease_id = :lease_id
+FROM (
+    SELECT ordering_key FROM penstock_keys
+    WHERE queue = :queue AND lease_id IS NULL AND next_at <= {now}
+    ORDER BY next_at LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+) free
+WHERE k.queue = :queue AND k.ordering_key = free.ordering_key
+"""
+
+# The head of each key's line, up to the first event that may not go yet: what stands behind it waits too.
+_TAKE_LINE = f"""
+WITH head AS (
+    SELECT k.ordering_key, line.seq, line.suspect,
+           bool_and(line.may_go) OVER (PARTITION BY k.ordering_key ORDER BY line.seq) AS may_go
+    FROM (SELECT ordering_key FROM penstock_keys WHERE lease_id = :lease_id) k
+    CROSS JOIN LATERAL (
+        SELECT p.seq, p.suspect, p.available_at <= {{now}}{{of_types}} AS may_go FROM penstock_pending p
+        WHERE p.queue = :queue AND p.ordering_key = k.ordering_key ORDER BY p.seq LIMIT :line_limit
+    ) line
+),
+weighed AS (
+    SELECT seq, row_number() OVER line AS number, sum(least(10 ^ suspect, :limit)) OVER line AS load
+    FROM head WHERE may_go WINDOW line AS (ORDER BY ordering_key, seq)
+),
+taken AS (
+    DELETE FROM penstock_pending
+    WHERE seq = ANY (ARRAY(SELECT seq FROM weighed WHERE load <= :limit OR number = 1))
+    RETURNING *
+),
+moved AS (
+    INSERT INTO penstock_claimed ({COLUMNS}, lease_id)
+    SELECT {changing(deliveries="deliveries + 1")}, :lease_id FROM taken
+)
+SELECT {DELIVERY.format(row="s", deliveries="s.deliveries + 1")} FROM taken s JOIN penstock_events e ON e.seq = s.seq
+"""
+TAKE_LINE = _TAKE_LINE.replace("{of_types}", "")
+TAKE_LINE_TYPED = _TAKE_LINE.replace("{of_types}", _OF_TYPES)
+
+READ_CLAIMED = f"""
+SELECT {DELIVERY.format(row="s", deliveries="s.deliveries")}
+FROM penstock_claimed s JOIN penstock_events e ON e.seq = s.seq WHERE s.lease_id = :lease_id
+"""
+
+# A repeat by another claimant: the first one's attempt is lost. Suspects that no longer fit into one claim go back.
+COUNT_LOST = f"""
+WITH weighed AS MATERIALIZED (
+    SELECT seq, attempts + 1 >= coalesce(max_attempts, :max_attempts) AS dead,
+           row_number() OVER line AS number,
+           sum(least(10 ^ least(suspect + 1, 9), :limit)) OVER line AS load
+    FROM penstock_claimed WHERE lease_id = :lease_id
+    WINDOW line AS (ORDER BY ordering_key NULLS LAST, available_at, seq)
+),
+leaving AS (SELECT seq, dead FROM weighed WHERE dead OR (load > :limit AND number > 1)),
+gone AS (
+    DELETE FROM penstock_claimed c USING leaving l WHERE c.seq = l.seq AND c.lease_id = :lease_id RETURNING c.*, l.dead
+),
+buried AS (
+    INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
+    SELECT {changing(attempts="attempts + 1", last_error="'attempt lost'")}, 'DEAD', {{now}}, lease_id FROM gone WHERE dead
+),
+returned AS (
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT {changing(attempts="attempts + 1", suspect="least(suspect + 1, 9)", last_error="'attempt lost'")}
+    FROM gone WHERE NOT dead
+),
+staying AS (
+    UPDATE penstock_claimed
+    SET deliveries = deliveries + 1, attempts = attempts + 1, suspect = least(suspect + 1, 9), last_error = 'attempt lost'
+    WHERE lease_id = :lease_id AND seq NOT IN (SELECT seq FROM leaving)
+    RETURNING seq, attempts
+),
+recorded AS (
+    INSERT INTO penstock_history (seq, at, what, attempts, lease_id, by, detail)
+    SELECT seq, {{now}}, CASE WHEN dead THEN 'died' ELSE 'lost' END, attempts + 1, :lease_id,
+           {CHANGED_BY}, 'attempt lost' FROM gone
+    UNION ALL
+    SELECT seq, {{now}}, 'lost', attempts, :lease_id, {CHANGED_BY}, 'attempt lost' FROM staying
+)
+SELECT 1
+"""
+
+LOCK_LEASE = """
+SELECT max_attempts, EXISTS (SELECT 1 FROM penstock_keys k WHERE k.lease_id = l.lease_id)
+FROM penstock_leases l
+WHERE l.lease_id = :lease_id AND l.token = :token AND l.closed_at IS NULL
+FOR UPDATE OF l
+"""
+
+PUBLISH = f"""
+WITH done AS (
+    DELETE FROM penstock_claimed WHERE lease_id = :lease_id AND seq = ANY (CAST(:seqs AS bigint[])) RETURNING *
+),
+kept AS (
+    INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
+    SELECT {changing()}, 'PUBLISHED', {{now}}, :lease_id FROM done
+)
+SELECT count(*) FROM done
+"""
+
+# Everything but success. A retry at the last attempt is a death; a retry with :skip leaves its key's line.
+APPLY = f"""
+WITH given AS MATERIALIZED (
+    SELECT * FROM unnest(CAST(:seqs AS bigint[]), CAST(:kinds AS text[]), CAST(:errors AS text[]), CAST(:delays AS float8[]))
+        AS given (given_seq, kind, error, delay)
+),
+gone AS (
+    DELETE FROM penstock_claimed c USING given g WHERE c.seq = g.given_seq AND c.lease_id = :lease_id
+    RETURNING c.*, g.error, g.delay, CASE
+        WHEN g.kind = 'RETRY' AND c.attempts + 1 >= coalesce(c.max_attempts, :max_attempts) THEN 'DEAD'
+        ELSE g.kind END AS outcome
+),
+buried AS (
+    INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
+    SELECT {changing(attempts="attempts + 1", last_error="error")}, 'DEAD', {{now}}, lease_id
+    FROM gone WHERE outcome = 'DEAD'
+),
+retried AS (
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT {
+    changing(
+        ordering_key="CASE WHEN NOT :skip THEN ordering_key END",
+        attempts="attempts + 1",
+        suspect="0",
+        available_at="{now} + delay * interval '1 second'",
+        last_error="error",
+    )
+} FROM gone WHERE outcome = 'RETRY'
+),
+released AS (
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT {changing(deliveries="deliveries - 1")} FROM gone WHERE outcome = 'RELEASED'
+),
+recorded AS (
+    INSERT INTO penstock_history (seq, at, what, attempts, lease_id, by, detail)
+    SELECT seq, {{now}}, CASE outcome WHEN 'DEAD' THEN 'died' WHEN 'RETRY' THEN 'retried' ELSE 'released' END,
+           attempts + CASE outcome WHEN 'RELEASED' THEN 0 ELSE 1 END, :lease_id, {CHANGED_BY}, error
+    FROM gone
+)
+SELECT seq, outcome FROM gone
+"""
+
+SETTLED_BEFORE = """
+SELECT seq FROM penstock_archive WHERE seq = ANY (CAST(:seqs AS bigint[])) AND lease_id = :lease_id
+"""
+
+CLOSE_LEASE = """
+UPDATE penstock_leases SET closed_at = {now}
+WHERE lease_id = :lease_id AND NOT EXISTS (SELECT 1 FROM penstock_claimed WHERE lease_id = :lease_id)
+"""
+
+# Keys under these leases that hold nothing claimed any more. FOR UPDATE skips a key that an emitter holds.
+LOCK_IDLE_KEYS = """
+SELECT queue, ordering_key FROM penstock_keys k
+WHERE lease_id = ANY (CAST(:lease_ids AS uuid[])) AND NOT EXISTS (
+    SELECT 1 FROM penstock_claimed c WHERE c.lease_id = k.lease_id AND c.ordering_key = k.ordering_key)
+ORDER BY queue, ordering_key FOR UPDATE SKIP LOCKED
+"""
+
+# A statement of its own: what an emitter committed before the lock was had is in its snapshot.
+DROP_DRAINED_KEYS = """
+DELETE FROM penstock_keys k
+USING unnest(CAST(:queues AS text[]), CAST(:names AS text[])) AS idle (queue, ordering_key)
+WHERE k.queue = idle.queue AND k.ordering_key = idle.ordering_key AND NOT EXISTS (
+    SELECT 1 FROM penstock_pending p WHERE p.queue = k.queue AND p.ordering_key = k.ordering_key)
+"""
+
+# A key whose only events are not yet committed looks empty: its next claimer looks again in 50 ms.
+FREE_KEYS = """
+UPDATE penstock_keys k SET lease_id = NULL, next_at = coalesce(
+    (SELECT greatest(p.available_at, {now}) FROM penstock_pending p
+     WHERE p.queue = k.queue AND p.ordering_key = k.ordering_key ORDER BY p.seq LIMIT 1),
+    {now} + interval '50 milliseconds')
+WHERE lease_id = ANY (CAST(:lease_ids AS uuid[])) AND NOT EXISTS (
+    SELECT 1 FROM penstock_claimed c WHERE c.lease_id = k.lease_id AND c.ordering_key = k.ordering_key)
+"""
+
+HOLD_KEYS = "SELECT penstock_hold_keys(:queue, CAST(:names AS text[]))"
+
+WAKE_KEYS = """
+UPDATE penstock_keys k SET next_at = {now}
+FROM (
+    SELECT ordering_key FROM penstock_keys
+    WHERE queue = :queue AND ordering_key = ANY (CAST(:names AS text[])) AND lease_id IS NULL AND next_at > {now}
+    ORDER BY ordering_key FOR NO KEY UPDATE
+) idle
+WHERE k.queue = :queue AND k.ordering_key = idle.ordering_key
+"""
+
+# Refused past the greatest age, or a hung handler with a live heartbeat would never be freed.
+EXTEND = """
+WITH given AS (
+    SELECT * FROM unnest(CAST(:lease_ids AS uuid[]), CAST(:tokens AS uuid[]), CAST(:seconds AS float8[]))
+        AS given (lease_id, token, seconds)
+),
+held AS (
+    SELECT l.lease_id, g.seconds FROM penstock_leases l JOIN given g ON l.lease_id = g.lease_id AND l.token = g.token
+    WHERE l.closed_at IS NULL AND l.claimed_at + :max_age * interval '1 second' > {now}
+    ORDER BY l.lease_id FOR UPDATE OF l
+)
+UPDATE penstock_leases l SET expires_at = greatest(l.expires_at, least(
+    {now} + h.seconds * interval '1 second', l.claimed_at + :max_age * interval '1 second'))
+FROM held h WHERE l.lease_id = h.lease_id
+RETURNING l.lease_id
+"""
+
+# Whole leases, as many as their events fit into :limit, and always one.
+REAP = f"""
+WITH expired AS MATERIALIZED (
+    SELECT lease_id, claimant, max_attempts FROM penstock_leases WHERE closed_at IS NULL AND expires_at < {{now}}
+    ORDER BY expires_at LIMIT 1000 FOR UPDATE SKIP LOCKED
+),
+sized AS (
+    SELECT lease_id, row_number() OVER () AS number, sum(held) OVER (ROWS UNBOUNDED PRECEDING) AS load
+    FROM (SELECT lease_id, (SELECT count(*) FROM penstock_claimed c WHERE c.lease_id = x.lease_id) AS held
+          FROM expired x) counted
+),
+ended AS MATERIALIZED (
+    SELECT x.* FROM expired x JOIN sized s ON s.lease_id = x.lease_id WHERE s.load <= :limit OR s.number = 1
+),
+gone AS (
+    DELETE FROM penstock_claimed c USING ended x WHERE c.lease_id = x.lease_id
+    RETURNING c.*, x.claimant, c.attempts + 1 >= coalesce(c.max_attempts, x.max_attempts) AS dead
+),
+returned AS (
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT {changing(attempts="attempts + 1", suspect="least(suspect + 1, 9)", last_error="'lease expired'")}
+    FROM gone WHERE NOT dead
+),
+buried AS (
+    INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
+    SELECT {changing(attempts="attempts + 1", last_error="'lease expired'")}, 'DEAD', {{now}}, lease_id FROM gone WHERE dead
+),
+recorded AS (
+    INSERT INTO penstock_history (seq, at, what, attempts, lease_id, by, detail)
+    SELECT seq, {{now}}, CASE WHEN dead THEN 'died' ELSE 'reaped' END, attempts + 1, lease_id, claimant, 'lease expired'
+    FROM gone
+),
+closed AS (
+    UPDATE penstock_leases l SET closed_at = {{now}} FROM ended x WHERE l.lease_id = x.lease_id
+)
+SELECT x.lease_id, (SELECT count(*) FROM gone g WHERE g.lease_id = x.lease_id) FROM ended x
+"""
+
+RELEASE = f"""
+WITH gone AS (DELETE FROM penstock_claimed WHERE lease_id = :lease_id RETURNING *),
+returned AS (
+    INSERT INTO penstock_pending ({COLUMNS}) SELECT {changing(deliveries="deliveries - 1")} FROM gone
+),
+recorded AS (
+    INSERT INTO penstock_history (seq, at, what, attempts, lease_id, by, detail)
+    SELECT seq, {{now}}, 'released', attempts, :lease_id, {CHANGED_BY}, NULL FROM gone
+)
+SELECT count(*) FROM gone
+"""
+
+# The key comes back from the event itself: one that had left its line returns to it.
+REPLAY = f"""
+WITH gone AS (
+    DELETE FROM penstock_archive a USING penstock_events e
+    WHERE a.seq = ANY (CAST(:seqs AS bigint[])) AND e.seq = a.seq
+    RETURNING a.*, e.ordering_key AS own_key
+),
+returned AS (
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT {
+    changing(
+        ordering_key="own_key",
+        attempts="0",
+        deliveries="0",
+        replays="replays + 1",
+        suspect="0",
+        available_at="{now}",
+        last_error="NULL",
+    )
+} FROM gone
+),
+recorded AS (
+    INSERT INTO penstock_history (seq, at, what, attempts, lease_id, by, detail)
+    SELECT seq, {{now}}, 'replayed', attempts, NULL, :by,
+           'was ' || state || coalesce(': ' || last_error, '') FROM gone
+)
+SELECT queue, own_key FROM gone
+"""
+
+LOCK_ARCHIVED = "SELECT seq FROM penstock_archive WHERE seq = ANY (CAST(:seqs AS bigint[])) ORDER BY seq FOR UPDATE SKIP LOCKED"
+
+PURGE = """
+WITH gone AS (DELETE FROM penstock_archive WHERE seq = ANY (CAST(:seqs AS bigint[])) RETURNING seq),
+lines AS (DELETE FROM penstock_history WHERE seq IN (SELECT seq FROM gone)),
+bodies AS (DELETE FROM penstock_events WHERE seq IN (SELECT seq FROM gone))
+SELECT count(*) FROM gone
+"""
+
+DROP_OLD_LEASES = """
+DELETE FROM penstock_leases WHERE lease_id = ANY (ARRAY(
+    SELECT lease_id FROM penstock_leases WHERE closed_at < {now} - :seconds * interval '1 second' LIMIT :limit))
+"""
+
+DROP_OLD_DEDUPES = """
+DELETE FROM penstock_dedupe d USING (
+    SELECT queue, dedupe_key FROM penstock_dedupe WHERE expires_at < {now} ORDER BY queue, dedupe_key
+    LIMIT :limit FOR UPDATE SKIP LOCKED) old
+WHERE d.queue = old.queue AND d.dedupe_key = old.dedupe_key
+"""
+
+DROP_OLD_RELAYS = "DELETE FROM penstock_relays WHERE seen_at < {now} - :seconds * interval '1 second'"
+
+BEAT_RELAY = """
+INSERT INTO penstock_relays AS r (relay_id, queue, destination, host, started_at, seen_at, stopping)
+VALUES (:relay_id, :queue, :destination, :host, {now}, {now}, :stopping)
+ON CONFLICT (relay_id) DO UPDATE SET seen_at = excluded.seen_at, stopping = r.stopping OR excluded.stopping
+RETURNING stopping
+"""
+
+RELAY_STOPPING = "SELECT stopping FROM penstock_relays WHERE relay_id = :relay_id"
+
+FORGET_RELAY = "DELETE FROM penstock_relays WHERE relay_id = :relay_id"
+
+CLOCK = "SELECT {now}"
+
+DEDUPED = """
+SELECT queue, dedupe_key, event_id FROM penstock_dedupe
+WHERE (queue, dedupe_key) IN (SELECT * FROM unnest(CAST(:queues AS text[]), CAST(:names AS text[])))
+"""
+
+TABLE_BYTES = "SELECT pg_relation_size(CAST(:table_name AS regclass)) + pg_indexes_size(CAST(:table_name AS regclass))"
+
+OLDEST_SNAPSHOT = """
+SELECT extract(epoch FROM max(now() - xact_start)) FROM pg_stat_activity
+WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
+"""
+
+TAKE_NUMBERS = """
+SELECT array_agg(nextval(pg_get_serial_sequence('penstock_events', 'seq'))), coalesce(CAST(:now AS timestamptz), clock_timestamp())
+FROM generate_series(1, :count)
+"""
+
+COPY_EVENTS = """
+COPY penstock_events (seq, event_id, event_type, payload, headers, partition_key, ordering_key, created_at)
+FROM STDIN (FORMAT binary)
+"""
+EVENT_TYPES = ("int8", "uuid", "text", "bytea", "jsonb", "text", "text", "timestamptz")
+
+COPY_PENDING = f"COPY penstock_pending ({COLUMNS}) FROM STDIN (FORMAT binary)"
+PENDING_TYPES = ("int8", "text", "text", "int2", "int4", "int4", "int4", "int4", "int2", "timestamptz", "text")
+
+SHORT_LOCK = "SET LOCAL lock_timeout = '100ms'"
+SET_ASIDE = "CREATE TEMPORARY TABLE penstock_aside ON COMMIT DROP AS SELECT * FROM {table} LIMIT {limit}"
+DROP_ASIDE = "DROP TABLE penstock_aside"
+REWRITE = (
+    "LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE",
+    SET_ASIDE,
+    "TRUNCATE {table}",
+    "INSERT INTO {table} SELECT * FROM penstock_aside",
+    DROP_ASIDE,
+)

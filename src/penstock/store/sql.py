@@ -1,0 +1,466 @@
+"""The verbs, as every SQL backend carries them out. A backend supplies the moves, each one set-based; this module
+says in which order they happen, inside which transaction, and what a caller is told."""
+
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from operator import attrgetter
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeVar, assert_never
+from uuid import UUID, uuid4
+
+import uuid_utils.compat as uuid7
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from penstock.config import mask_url
+from penstock.errors import PenstockError, StoreConflict, UsageError
+from penstock.event import Delivery, Event, EventId
+from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, Dead, OrderPolicy, Outcome, Published, Released, Retry
+from penstock.store import emit, inspect
+from penstock.store.base import (
+    DEFAULT_LEASE_SECONDS,
+    PURGE_BATCH,
+    REAP_BATCH,
+    Capabilities,
+    Claim,
+    HistoryEntry,
+    Lease,
+    LeaseId,
+    Page,
+    Relay,
+    Selection,
+    Settlement,
+    Stats,
+    StoreOptions,
+    Token,
+)
+from penstock.store.transaction import Transaction
+
+if TYPE_CHECKING:
+    from penstock.store.migrate import Upgrade
+
+Clock = Callable[[], datetime]
+Result = TypeVar("Result")
+
+CONFLICT_TRIES = 8
+REPLAY_BATCH = 5_000
+UPKEEP_BATCH = 10_000
+LEASE_RETENTION_SECONDS = 86_400.0
+RELAY_RETENTION_SECONDS = 300.0
+LINE_LIMIT = 100
+DEFAULT_RETRY_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What one claim asks for."""
+
+    lease: Lease
+    types: Sequence[str] | None
+    opened_at: datetime
+    limit: int
+
+    def parameters(self) -> dict[str, Any]:
+        types = None if self.types is None else list(self.types)
+        line_limit = min(self.limit, LINE_LIMIT)
+        return {"lease_id": self.lease.lease_id, "queue": self.lease.queue, "types": types, "line_limit": line_limit}
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeRow:
+    """A failure or a release, as the settling statement takes it."""
+
+    seq: int
+    kind: str
+    error: str | None = None
+    delay: float = 0.0
+
+
+class SqlStore(ABC):
+    """The shared half of a SQL store. See `penstock.store.base.Store` for what each verb promises."""
+
+    capabilities: Capabilities
+    statements: ModuleType
+
+    def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
+        self.url = mask_url(url)
+        self.options = options
+        self.clock = clock
+        self.engine = self._create_engine(url)
+        self._keyed_first = False
+
+    # -- emit -------------------------------------------------------------------------------------------------
+
+    def append(self, events: Sequence[Event], *, connection: object | None = None) -> list[EventId]:
+        self._came_back()
+        named = emit.with_ids(events)
+        if not named:
+            return []
+        if connection is not None:
+            with emit.borrowed(connection, self.engine.dialect.name) as cursor, self._translated():
+                return self._append(cursor, named)
+        return self._transact(lambda tx: self._append(tx.connection.connection.cursor(), named))
+
+    # -- claim ------------------------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        queue: str,
+        *,
+        limit: int,
+        claimant: str,
+        lease_seconds: float = DEFAULT_LEASE_SECONDS,
+        lease_id: LeaseId | None = None,
+        types: Sequence[str] | None = None,
+        max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+    ) -> Claim:
+        if limit < 1 or lease_seconds <= 0 or max_attempts < 1:
+            raise UsageError("limit, lease_seconds and max_attempts must be greater than 0")
+
+        def work(tx: Transaction) -> Claim:
+            token = Token(uuid4())
+            lease = Lease(lease_id or LeaseId(uuid7.uuid7()), token, queue, lease_seconds)
+            return self._claim(tx, lease, limit, claimant, types, max_attempts)
+
+        return self._transact(work)
+
+    def _claim(
+        self,
+        tx: Transaction,
+        lease: Lease,
+        limit: int,
+        claimant: str,
+        types: Sequence[str] | None,
+        max_attempts: int,
+    ) -> Claim:
+        repeats, moved, closed, lease_attempts, opened_at = tx.row(
+            self.statements.OPEN_LEASE,
+            lease_id=lease.lease_id,
+            queue=lease.queue,
+            claimant=claimant,
+            token=lease.token,
+            lease_seconds=lease.lease_seconds,
+            max_attempts=max_attempts,
+        )
+        if closed:
+            return Claim(lease, (), repeated=True)
+        if repeats:
+            if moved:
+                self._count_lost(tx, lease.lease_id, limit, lease_attempts)
+                self._free_keys(tx, [lease.lease_id])
+            events = tx.deliveries(self.statements.READ_CLAIMED, lease_id=lease.lease_id)
+        else:
+            events = self._take(tx, Wanted(lease, types, self._moment(opened_at), limit), limit)
+        if not events:
+            tx.run(self.statements.CLOSE_LEASE, lease_id=lease.lease_id)
+        return Claim(lease, _in_turn(events), repeated=bool(repeats))
+
+    def _take(self, tx: Transaction, wanted: Wanted, limit: int) -> list[Delivery]:
+        """Events with a key and events without one, each first every other time: neither can starve the other."""
+        self._keyed_first = not self._keyed_first
+        takers = [self._take_keyed, self._take_ready]
+        events: list[Delivery] = []
+        for take in takers if self._keyed_first else reversed(takers):
+            if (room := limit - len(events)) > 0:
+                events += take(tx, wanted, room)
+        return events
+
+    def ready(self, queue: str, *, types: Sequence[str] | None = None) -> bool:
+        return self._transact(lambda tx: self._ready(tx, queue, types))
+
+    # -- heartbeat --------------------------------------------------------------------------------------------
+
+    def extend(self, leases: Sequence[Lease]) -> list[Lease]:
+        if not leases:
+            return []
+        held = self._transact(lambda tx: self._extend(tx, leases, self.options.max_lease_age_seconds))
+        return [lease for lease in leases if lease.lease_id in held]
+
+    # -- settle -----------------------------------------------------------------------------------------------
+
+    def settle(self, lease: Lease, outcomes: Mapping[int, Outcome]) -> Settlement:
+        if not outcomes:
+            return Settlement()
+        published, others = _split(outcomes)
+        if others:
+            self._came_back()
+        return self._transact(lambda tx: self._settle(tx, lease, published, others))
+
+    def settle_in(self, connection: object, lease: Lease, outcomes: Mapping[int, Outcome]) -> Settlement:
+        """Settle inside the caller's transaction: its writes and the settlement commit together, or neither does."""
+        published, others = _split(outcomes)
+        with emit.borrowed(connection, self.engine.dialect.name) as cursor, self._translated():
+            return self._settle(self._transaction(None, cursor), lease, published, others)
+
+    def _settle(self, tx: Transaction, lease: Lease, published: list[int], others: list[OutcomeRow]) -> Settlement:
+        held = tx.row(self.statements.LOCK_LEASE, lease_id=lease.lease_id, token=lease.token)
+        if held is None:
+            return self._told_lost(tx, lease.lease_id, [*published, *(row.seq for row in others)])
+        max_attempts, keyed = held
+        done = frozenset(published)
+        if published and self._publish(tx, lease.lease_id, published) != len(published):
+            done = self._archived_under(tx, lease.lease_id, published)
+        finals: list[Any] = []
+        if others:
+            skip = self.options.order_policy is OrderPolicy.SKIP
+            finals = self._apply(tx, lease.lease_id, others, max_attempts, skip)
+        if keyed:
+            self._free_keys(tx, [lease.lease_id])
+        tx.run(self.statements.CLOSE_LEASE, lease_id=lease.lease_id)
+        return self._settlement(tx, lease.lease_id, done, published, others, finals)
+
+    def _settlement(
+        self,
+        tx: Transaction,
+        lease_id: LeaseId,
+        done: frozenset[int],
+        published: list[int],
+        others: list[OutcomeRow],
+        finals: list[Any],
+    ) -> Settlement:
+        by_kind: dict[str, set[int]] = {}
+        for seq, kind in finals:
+            by_kind.setdefault(kind, set()).add(seq)
+        missed = [row.seq for row in others if row.seq not in {seq for seq, _ in finals}]
+        missed += [seq for seq in published if seq not in done] if len(done) < len(published) else []
+        told = self._told_lost(tx, lease_id, missed) if missed else Settlement()
+        return Settlement(
+            published=done,
+            retried=frozenset(by_kind.get("RETRY", ())),
+            dead=frozenset(by_kind.get("DEAD", ())),
+            released=frozenset(by_kind.get("RELEASED", ())),
+            already_settled=told.already_settled,
+            lost=told.lost,
+        )
+
+    def _told_lost(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> Settlement:
+        before = self._archived_under(tx, lease_id, seqs)
+        return Settlement(already_settled=before, lost=frozenset(seqs) - before)
+
+    def _archived_under(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> frozenset[int]:
+        rows = tx.rows(self.statements.SETTLED_BEFORE, lease_id=lease_id, seqs=seqs)
+        return frozenset(row[0] for row in rows)
+
+    def release(self, lease: Lease) -> int:
+        self._came_back()
+
+        def work(tx: Transaction) -> int:
+            if tx.row(self.statements.LOCK_LEASE, lease_id=lease.lease_id, token=lease.token) is None:
+                return 0
+            count = self._release(tx, lease.lease_id)
+            self._free_keys(tx, [lease.lease_id])
+            tx.run(self.statements.CLOSE_LEASE, lease_id=lease.lease_id)
+            return count
+
+        return self._transact(work)
+
+    # -- beside the flow --------------------------------------------------------------------------------------
+
+    def reap(self, *, limit: int = REAP_BATCH) -> int:
+        self._came_back()
+
+        def work(tx: Transaction) -> int:
+            lease_ids, count = self._reap(tx, limit)
+            if lease_ids:
+                self._free_keys(tx, lease_ids)
+            return count
+
+        return self._transact(work)
+
+    def replay(self, selection: Selection, *, dry_run: bool = False, by: str = "operator") -> int:
+        selection.require("replay")
+        if dry_run:
+            return self._transact(lambda tx: inspect.count_settled(tx.connection, selection))
+        self._came_back()
+        return self._in_batches(selection, REPLAY_BATCH, lambda tx, seqs: self._replay(tx, seqs, by))
+
+    def purge(self, selection: Selection, *, batch: int = PURGE_BATCH, dry_run: bool = False) -> int:
+        selection.require("purge")
+        chosen = inspect.purgeable(selection)
+        if dry_run:
+            return self._transact(lambda tx: inspect.count_settled(tx.connection, chosen))
+        return self._in_batches(chosen, batch, self._purge)
+
+    def _in_batches(self, selection: Selection, batch: int, move: Callable[[Transaction, list[int]], int]) -> int:
+        """Go through the settled events by seq, a transaction a batch: an interruption loses nothing."""
+        total, after = 0, 0
+        until = self._transact(lambda tx: inspect.last_seq(tx.connection))
+        while True:
+            start = after
+
+            def work(tx: Transaction, start: int = start) -> tuple[int, int | None]:
+                seqs = inspect.settled_seqs(tx.connection, selection, after=start, until=until, limit=batch)
+                return (move(tx, seqs), seqs[-1]) if seqs else (0, None)
+
+            moved, last = self._transact(work)
+            total += moved
+            if last is None:
+                return total
+            after = last
+
+    def tend(self) -> None:
+        """Upkeep: forget old leases, dedupe windows and relays, and compact what dead rows have swollen."""
+        drops = (
+            (self.statements.DROP_OLD_LEASES, {"seconds": LEASE_RETENTION_SECONDS, "limit": UPKEEP_BATCH}),
+            (self.statements.DROP_OLD_DEDUPES, {"limit": UPKEEP_BATCH}),
+            (self.statements.DROP_OLD_RELAYS, {"seconds": RELAY_RETENTION_SECONDS}),
+        )
+        for statement, parameters in drops:
+            self._transact(lambda tx, s=statement, p=parameters: tx.run(s, **p))  # type: ignore[misc]
+        self._compact()
+
+    # -- relays -----------------------------------------------------------------------------------------------
+
+    def beat(self, relay: Relay, *, stopping: bool = False) -> bool:
+        """A relay says that it is alive; the answer says whether it should stop."""
+        given = {"relay_id": relay.relay_id, "queue": relay.queue, "destination": relay.destination, "host": relay.host}
+        return bool(self._transact(lambda tx: tx.scalar(self.statements.BEAT_RELAY, stopping=stopping, **given)))
+
+    def stopping(self, relay_id: UUID) -> bool:
+        return bool(self._transact(lambda tx: tx.scalar(self.statements.RELAY_STOPPING, relay_id=relay_id)))
+
+    def forget(self, relay_id: UUID) -> None:
+        self._transact(lambda tx: tx.run(self.statements.FORGET_RELAY, relay_id=relay_id))
+
+    # -- looking ----------------------------------------------------------------------------------------------
+
+    def find(self, selection: Selection, *, after: int | None = None, limit: int = 100) -> Page:
+        return self._transact(lambda tx: inspect.find(tx.connection, selection, after=after, limit=limit))
+
+    def history(self, event_id: EventId) -> Sequence[HistoryEntry]:
+        return self._transact(lambda tx: inspect.history(tx.connection, event_id))
+
+    def stats(self) -> Stats:
+        return self._transact(
+            lambda tx: inspect.stats(
+                tx.connection, self._moment(tx.scalar(self.statements.CLOCK)), self._oldest_snapshot_seconds(tx)
+            )
+        )
+
+    def initialise(self) -> "Upgrade":
+        """Create or upgrade the tables; says what it did, and is safe to repeat."""
+        from penstock.store import migrate  # Alembic is slow to import, and only this verb needs it
+
+        def work(tx: Transaction) -> "Upgrade":
+            migrate.require_known(tx.connection)
+            return migrate.upgrade(tx.connection)
+
+        return self._transact(work)
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    # -- transactions -----------------------------------------------------------------------------------------
+
+    def _transact(self, work: Callable[[Transaction], Result]) -> Result:
+        """Run `work` in a transaction of its own; a conflict with concurrent work is tried again."""
+        for attempt in range(CONFLICT_TRIES):
+            try:
+                return self._transact_once(work)
+            except StoreConflict:
+                if attempt == CONFLICT_TRIES - 1:
+                    raise
+                time.sleep(random.random() * 0.02 * 2**attempt)
+        raise AssertionError("unreachable")
+
+    def _transact_once(self, work: Callable[[Transaction], Result]) -> Result:
+        with self._translated(), self._begin() as tx:
+            return work(tx)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn the driver's errors into ours; what they don't name stays as it is."""
+        try:
+            yield
+        except (SQLAlchemyError, *self._driver_errors()) as error:
+            translated = self._translate(error)
+            if translated is None:
+                raise
+            raise translated from error
+
+    # -- what a backend supplies ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _create_engine(self, url: str) -> Engine: ...
+    @abstractmethod
+    @contextmanager
+    def _begin(self) -> Iterator[Transaction]: ...
+    @abstractmethod
+    def _transaction(self, connection: Any, cursor: Any) -> Transaction: ...
+    @abstractmethod
+    def _driver_errors(self) -> tuple[type[BaseException], ...]: ...
+    @abstractmethod
+    def _translate(self, error: BaseException) -> PenstockError | None: ...
+    @abstractmethod
+    def _moment(self, raw: Any) -> datetime: ...
+    @abstractmethod
+    def _append(self, cursor: Any, events: Sequence[Event]) -> list[EventId]: ...
+    @abstractmethod
+    def _take_ready(self, tx: Transaction, wanted: Wanted, limit: int) -> list[Delivery]: ...
+    @abstractmethod
+    def _take_keyed(self, tx: Transaction, wanted: Wanted, limit: int) -> list[Delivery]: ...
+    @abstractmethod
+    def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool: ...
+    @abstractmethod
+    def _extend(self, tx: Transaction, leases: Sequence[Lease], max_age: float) -> set[LeaseId]: ...
+    @abstractmethod
+    def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> int: ...
+    @abstractmethod
+    def _apply(
+        self, tx: Transaction, lease_id: LeaseId, rows: list[OutcomeRow], max_attempts: int, skip: bool
+    ) -> list[Any]: ...
+    @abstractmethod
+    def _release(self, tx: Transaction, lease_id: LeaseId) -> int: ...
+    @abstractmethod
+    def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId]) -> None: ...
+    @abstractmethod
+    def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None: ...
+    @abstractmethod
+    def _reap(self, tx: Transaction, limit: int) -> tuple[list[LeaseId], int]: ...
+    @abstractmethod
+    def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int: ...
+    @abstractmethod
+    def _purge(self, tx: Transaction, seqs: list[int]) -> int: ...
+    def _came_back(self) -> None:
+        """Events may have become pending with an older time: a backend that bounds its claims looks at all again."""
+
+    def _compact(self) -> None:
+        """Shrink what dead rows have swollen, where a backend has such a thing."""
+
+    def _oldest_snapshot_seconds(self, tx: Transaction) -> float | None:
+        return None
+
+
+_by_time = attrgetter("available_at", "seq")
+_by_seq = attrgetter("seq")
+
+
+def _in_turn(events: list[Delivery]) -> list[Delivery]:
+    """By priority, then time; events of an ordering key strictly as they were emitted."""
+    loose = sorted((event for event in events if event.ordering_key is None), key=_by_time)
+    if loose and any(event.priority != loose[0].priority for event in loose):
+        loose.sort(key=attrgetter("priority"), reverse=True)
+    return loose + sorted((event for event in events if event.ordering_key is not None), key=_by_seq)
+
+
+def _split(outcomes: Mapping[int, Outcome]) -> tuple[list[int], list[OutcomeRow]]:
+    published: list[int] = []
+    others: list[OutcomeRow] = []
+    for seq, outcome in outcomes.items():
+        match outcome:
+            case Published():
+                published.append(seq)
+            case Retry(error=error, delay_seconds=delay):
+                others.append(OutcomeRow(seq, "RETRY", error, DEFAULT_RETRY_SECONDS if delay is None else delay))
+            case Dead(error=error):
+                others.append(OutcomeRow(seq, "DEAD", error))
+            case Released():
+                others.append(OutcomeRow(seq, "RELEASED"))
+            case _:
+                assert_never(outcome)
+    return published, others

@@ -1,0 +1,71 @@
+"""One short transaction: runs statements on the driver's own cursor, and turns rows into deliveries.
+
+SQLAlchemy lends the connection from its pool; the statements go past it, because a relay reads a hundred thousand
+rows a second.
+"""
+
+import re
+from collections.abc import Callable
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+from sqlalchemy import Connection
+
+from penstock.event import Delivery
+
+_NAMED = re.compile(r"(?<![:\w]):([a-z_]+)")
+NO_HEADERS: MappingProxyType[str, str] = MappingProxyType({})
+
+
+@cache
+def percent_style(statement: str) -> str:
+    """From `:name` to `%(name)s`, the style of the PostgreSQL drivers."""
+    return _NAMED.sub(r"%(\1)s", statement.replace("%", "%%"))
+
+
+class Transaction:
+    """What a verb works with. `prepare` puts the clock and the driver's parameter style into a statement."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        cursor: Any,
+        prepare: Callable[[str], str],
+        common: dict[str, Any],
+        adapt: Callable[[Any], Any] | None = None,
+        delivery: Callable[[Any], Delivery] = Delivery._make,
+    ) -> None:
+        self.connection = connection
+        self._cursor = cursor
+        self._prepare = prepare
+        self._common = common
+        self._adapt = adapt
+        self._delivery = delivery
+
+    def run(self, statement: str, **parameters: Any) -> int:
+        """Execute; returns the number of rows touched."""
+        self._execute(statement, parameters)
+        return int(self._cursor.rowcount)
+
+    def rows(self, statement: str, **parameters: Any) -> list[Any]:
+        self._execute(statement, parameters)
+        fetched: list[Any] = self._cursor.fetchall()
+        return fetched
+
+    def row(self, statement: str, **parameters: Any) -> Any:
+        self._execute(statement, parameters)
+        return self._cursor.fetchone()
+
+    def scalar(self, statement: str, **parameters: Any) -> Any:
+        row = self.row(statement, **parameters)
+        return None if row is None else row[0]
+
+    def deliveries(self, statement: str, **parameters: Any) -> list[Delivery]:
+        return [self._delivery(row) for row in self.rows(statement, **parameters)]
+
+    def _execute(self, statement: str, parameters: dict[str, Any]) -> None:
+        given = {**self._common, **parameters}
+        if self._adapt is not None:
+            given = {name: self._adapt(value) for name, value in given.items()}
+        self._cursor.execute(self._prepare(statement), given)

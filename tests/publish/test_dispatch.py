@@ -1,0 +1,304 @@
+"""From a publisher's answers, or its lack of them, to one outcome per event."""
+
+from collections import Counter
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import PublishError
+from penstock.lifecycle import PUBLISHED, RELEASED, Dead, OrderPolicy, Published, Released, Retry
+from penstock.publish import Routing, dispatch
+from penstock.publish.failure import ERROR_LIMIT, nothing_sent
+from penstock.retry import RetryPolicy
+from penstock.testing.events import CREATED_AT, delivery
+
+POLICY = RetryPolicy(initial_seconds=8, factor=2, jitter=0.5, max_attempts=10)
+NOW = CREATED_AT + timedelta(seconds=60)
+
+
+class Scripted:
+    """Gives the outcomes it was told, by seq, and PUBLISHED otherwise; remembers each call."""
+
+    def __init__(self, script=None, *, in_order=False):
+        self.in_order = in_order
+        self.script = script or {}
+        self.calls = []
+
+    def publish(self, messages):
+        self.calls.append([message.event for message in messages])
+        return {message.event.seq: self.script.get(message.event.seq, PUBLISHED) for message in messages}
+
+    def close(self):
+        """Nothing is open."""
+
+
+class Raising(Scripted):
+    def __init__(self, error, *, in_order=False):
+        super().__init__(in_order=in_order)
+        self.error = error
+
+    def publish(self, messages):
+        super().publish(messages)
+        raise self.error
+
+
+class Answering(Scripted):
+    """Returns the same thing whatever it is given."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.answer = answer
+
+    def publish(self, messages):
+        return self.answer
+
+
+def run(publisher, events, *, policy=POLICY, routing=None, roll=lambda: 0.0, **options):
+    return dispatch(publisher, routing or Routing(), policy, events, now=NOW, roll=roll, **options)
+
+
+def line(key, count, **overrides):
+    return [delivery(ordering_key=key, **overrides) for _ in range(count)]
+
+
+def test_unordered_events_go_in_one_call():
+    events = [delivery() for _ in range(5)]
+    publisher = Scripted()
+    assert run(publisher, events) == {event.seq: PUBLISHED for event in events}
+    assert publisher.calls == [events]
+
+
+def test_no_events_make_no_call():
+    publisher = Scripted()
+    assert run(publisher, []) == {}
+    assert publisher.calls == []
+
+
+def test_events_go_to_the_topics_of_the_routing():
+    topics = []
+
+    class Listening(Scripted):
+        def publish(self, messages):
+            topics.extend(message.topic for message in messages)
+            return super().publish(messages)
+
+    run(Listening(), [delivery(), *line("a", 2)], routing=Routing("to.{queue}"))
+    assert topics == ["to.outbox"] * 3
+
+
+def test_a_retry_without_a_delay_gets_the_policys():
+    first, third = delivery(), delivery(attempts=2)
+    publisher = Scripted({first.seq: Retry("busy"), third.seq: Retry("busy")})
+    outcomes = run(publisher, [first, third], roll=iter([0.0, 0.5]).__next__)
+    assert outcomes == {first.seq: Retry("busy", 8.0), third.seq: Retry("busy", 24.0)}
+
+
+def test_a_retry_with_a_delay_keeps_it():
+    event = delivery()
+    assert run(Scripted({event.seq: Retry("busy", 3.0)}), [event]) == {event.seq: Retry("busy", 3.0)}
+
+
+def test_the_last_attempt_is_a_death():
+    event, own_limit = delivery(attempts=9), delivery(attempts=1, max_attempts=2)
+    publisher = Scripted({event.seq: Retry("busy"), own_limit.seq: Retry("busy", 5.0)})
+    assert run(publisher, [event, own_limit]) == {event.seq: Dead("busy"), own_limit.seq: Dead("busy")}
+
+
+def test_age_counts_from_the_events_creation():
+    policy = RetryPolicy(initial_seconds=8, jitter=0, max_age_seconds=67)
+    old, young = delivery(), delivery(created_at=CREATED_AT + timedelta(seconds=2))
+    outcomes = run(Scripted({old.seq: Retry("busy"), young.seq: Retry("busy")}), [old, young], policy=policy)
+    assert isinstance(outcomes[old.seq], Dead)
+    assert outcomes[young.seq] == Retry("busy", 8.0)
+
+
+def test_deaths_and_releases_pass_through():
+    refused, untouched, fine = delivery(), delivery(), delivery()
+    publisher = Scripted({refused.seq: Dead("no such topic"), untouched.seq: RELEASED, fine.seq: Published()})
+    assert run(publisher, [refused, untouched, fine]) == {
+        refused.seq: Dead("no such topic"),
+        untouched.seq: RELEASED,
+        fine.seq: PUBLISHED,
+    }
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_events_handed_out_too_often_die_unpublished(in_order):
+    worn, last_chance, fresh = delivery(deliveries=6), delivery(deliveries=5), delivery(ordering_key="a")
+    publisher = Scripted(in_order=in_order)
+    outcomes = run(publisher, [worn, last_chance, fresh], max_deliveries=5)
+    assert outcomes == {
+        worn.seq: Dead("delivered 6 times; the limit is 5"),
+        last_chance.seq: PUBLISHED,
+        fresh.seq: PUBLISHED,
+    }
+    assert publisher.calls == [[last_chance, fresh]]
+
+
+def test_a_death_before_publishing_does_not_hold_up_its_key():
+    worn, behind = line("a", 2)
+    outcomes = run(Scripted(), [worn._replace(deliveries=9), behind], max_deliveries=5)
+    assert isinstance(outcomes[worn.seq], Dead)
+    assert outcomes[behind.seq] == PUBLISHED
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (PublishError("the broker is gone"), "PublishError: the broker is gone"),
+        (ZeroDivisionError("a bug"), "ZeroDivisionError: a bug"),
+        (TimeoutError(), "TimeoutError"),
+        (OSError("NUL \x00 and \udcff"), "OSError: NUL  and ?"),
+        (OSError("at amqp://me:secret@host/"), "OSError: at amqp://me:***@host/"),
+    ],
+)
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_publisher_that_raises_makes_retries(error, text, in_order):
+    events = [delivery(), delivery(ordering_key="a")]
+    assert run(Raising(error, in_order=in_order), events) == {event.seq: Retry(text, 8.0) for event in events}
+
+
+def test_long_errors_are_shortened():
+    raised, given_back, deadly = delivery(), delivery(), delivery()
+    long = "x" * 5_000
+    outcomes = run(Raising(OSError(long)), [raised])
+    outcomes |= run(Scripted({given_back.seq: Retry(long), deadly.seq: Dead(long)}), [given_back, deadly])
+    assert [len(outcomes[event.seq].error) for event in (raised, given_back, deadly)] == [ERROR_LIMIT] * 3
+
+
+def test_an_interrupt_is_not_swallowed():
+    with pytest.raises(KeyboardInterrupt):
+        run(Raising(KeyboardInterrupt()), [delivery()])
+
+
+@pytest.mark.parametrize("keys", [(None, None), ("a", "b")])
+def test_a_forgotten_event_is_a_retry(keys):
+    told, forgotten = (delivery(ordering_key=key) for key in keys)
+    outcomes = run(Answering({told.seq: PUBLISHED}), [told, forgotten])
+    assert outcomes == {told.seq: PUBLISHED, forgotten.seq: Retry("Answering gave no outcome", 8.0)}
+
+
+def test_an_outcome_for_a_stranger_is_dropped():
+    ours, stranger = delivery(), delivery()
+    assert run(Answering({stranger.seq: PUBLISHED}), [ours]) == {ours.seq: Retry("Answering gave no outcome", 8.0)}
+
+
+@pytest.mark.parametrize("answer", [None, 7, [1, 2], {}])
+def test_a_publisher_that_returns_nonsense_makes_retries(answer):
+    event = delivery()
+    assert isinstance(run(Answering(answer), [event])[event.seq], Retry)
+
+
+def test_an_outcome_that_is_none_is_a_retry():
+    event = delivery()
+    assert run(Answering({event.seq: True}), [event]) == {event.seq: Retry("Answering gave no outcome", 8.0)}
+
+
+def test_an_ordering_key_goes_one_event_at_a_time_with_the_unordered_ones_in_front():
+    a, b, loose = line("a", 3), line("b", 2), [delivery(), delivery()]
+    publisher = Scripted()
+    run(publisher, [a[0], loose[0], b[0], a[1], b[1], loose[1], a[2]])
+    assert publisher.calls == [[*loose, a[0], b[0]], [a[1], b[1]], [a[2]]]
+
+
+def test_a_publisher_that_keeps_order_gets_all_at_once():
+    events = line("a", 3)
+    publisher = Scripted(in_order=True)
+    run(publisher, events)
+    assert publisher.calls == [events]
+
+
+def test_after_a_failure_the_rest_of_the_key_is_released():
+    a, b = line("a", 4), line("b", 3)
+    outcomes = run(Scripted({a[1].seq: Retry("busy")}), [*a, *b])
+    assert [outcomes[event.seq] for event in a] == [PUBLISHED, Retry("busy", 8.0), RELEASED, RELEASED]
+    assert [outcomes[event.seq] for event in b] == [PUBLISHED] * 3
+
+
+def test_under_skip_the_rest_of_the_key_goes_on():
+    a = line("a", 4)
+    outcomes = run(Scripted({a[1].seq: Retry("busy")}), a, order_policy=OrderPolicy.SKIP)
+    assert [outcomes[event.seq] for event in a] == [PUBLISHED, Retry("busy", 8.0), PUBLISHED, PUBLISHED]
+
+
+def test_a_death_unblocks_its_key():
+    refused, exhausted, last = (
+        delivery(ordering_key="a"),
+        delivery(ordering_key="a", attempts=9),
+        delivery(ordering_key="a"),
+    )
+    publisher = Scripted({refused.seq: Dead("no"), exhausted.seq: Retry("busy")})
+    assert run(publisher, [refused, exhausted, last]) == {
+        refused.seq: Dead("no"),
+        exhausted.seq: Dead("busy"),
+        last.seq: PUBLISHED,
+    }
+
+
+@pytest.mark.parametrize("order_policy", OrderPolicy)
+def test_what_stands_behind_a_released_event_is_released(order_policy):
+    events = line("a", 3)
+    outcomes = run(Scripted({events[0].seq: RELEASED}), events, order_policy=order_policy)
+    assert set(outcomes.values()) == {RELEASED}
+
+
+def test_the_same_key_in_two_queues_is_two_lines():
+    here, there = line("a", 2), line("a", 2, queue="other")
+    outcomes = run(Scripted({here[0].seq: Retry("busy")}), [*here, *there])
+    assert outcomes[here[1].seq] == RELEASED
+    assert outcomes[there[1].seq] == PUBLISHED
+
+
+@pytest.mark.parametrize("policy", [POLICY, RetryPolicy.none()])
+def test_a_destination_that_is_down_is_not_asked_a_thousand_times(policy):
+    events = line("a", 1_000)
+    publisher = Raising(TimeoutError())
+    outcomes = run(publisher, events, policy=policy, order_policy=OrderPolicy.SKIP)
+    assert len(publisher.calls) == 2
+    assert Counter(type(outcome) for outcome in outcomes.values())[Released] == 998
+
+
+def test_events_that_die_one_after_the_other_do_not_make_the_destination_look_down():
+    events = line("a", 20)
+    outcomes = run(Scripted({event.seq: Dead("no") for event in events}), events)
+    assert set(outcomes.values()) == {Dead("no")}
+
+
+def test_a_batch_none_of_which_was_sent_counts_only_the_heads_of_its_lines():
+    loose, a = [delivery(), delivery()], line("a", 2)
+    outcomes = nothing_sent(Routing().route([loose[0], a[0], loose[1], a[1]]), "disk full")
+    assert [outcomes[event.seq] for event in (*loose, *a)] == [*[Retry("disk full")] * 3, RELEASED]
+
+
+ANSWERS = st.sampled_from([PUBLISHED, PUBLISHED, PUBLISHED, Retry("busy"), Dead("no"), None])
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([None, None, "a", "b", "c"]), ANSWERS), max_size=30),
+    st.sampled_from(OrderPolicy),
+)
+def test_order_holds_and_every_event_has_an_outcome(batch, order_policy):
+    events = [delivery(ordering_key=key) for key, _ in batch]
+    publisher = Scripted({event.seq: answer for event, (_, answer) in zip(events, batch, strict=True)})
+    outcomes = run(publisher, events, order_policy=order_policy)
+
+    assert outcomes.keys() == {event.seq for event in events}
+    handed = [event for call in publisher.calls for event in call]
+    released = {seq for seq, outcome in outcomes.items() if outcome == RELEASED}
+    assert sorted(event.seq for event in handed) == sorted(outcomes.keys() - released), "handed over once, or released"
+    for call in publisher.calls:
+        assert max(Counter(e.ordering_key for e in call if e.ordering_key).values(), default=1) == 1
+    for key in "abc":
+        in_line = [event.seq for event in events if event.ordering_key == key]
+        assert [event.seq for event in handed if event.ordering_key == key] == in_line[
+            : _handed_over(in_line, released)
+        ]
+        if order_policy is OrderPolicy.BLOCK:
+            retried = [isinstance(outcomes[seq], Retry) for seq in in_line]
+            assert True not in retried or released.issuperset(in_line[retried.index(True) + 1 :])
+
+
+def _handed_over(in_line, released):
+    return len([seq for seq in in_line if seq not in released])

@@ -1,0 +1,229 @@
+"""`valkey://` against a real server: what arrives, and what each way to fail becomes."""
+
+import json
+import socket
+import threading
+
+import pytest
+
+from penstock.lifecycle import PUBLISHED, Dead, Retry
+from penstock.publish import open_publisher
+from penstock.testing.events import delivery
+from penstock.testing.publishers import PublisherConformance, Received, attempt, messages, published
+
+
+@pytest.fixture
+def open_at(broker):
+    """Publishers to the server, closed at the end."""
+    opened = []
+
+    def open_one(options="", credentials=""):
+        opened.append(open_publisher(f"redis://{credentials}127.0.0.1:{broker.port}/0{options}"))
+        return opened[-1]
+
+    yield open_one
+    for publisher in opened:
+        publisher.close()
+
+
+class TestValkey(PublisherConformance):
+    @pytest.fixture
+    def publisher(self, broker):
+        publisher = open_publisher(broker.url())
+        yield publisher
+        publisher.close()
+
+    @pytest.fixture
+    def outage(self, broker):
+        return broker
+
+    @pytest.fixture
+    def read_back(self, client):
+        return lambda topic: [entry_received(fields) for _, fields in client.xrange(topic)]
+
+
+def entry_received(fields):
+    text = {name.decode(): value.decode() for name, value in fields.items() if name != b"payload"}
+    return Received(
+        event_id=text["event_id"],
+        event_type=text["event_type"],
+        payload=fields[b"payload"],
+        headers=json.loads(text["headers"]),
+        partition_key=text.get("partition_key"),
+        ordering_key=text.get("ordering_key"),
+    )
+
+
+def test_an_entry_also_tells_the_queue_and_the_time(open_at, client):
+    event = delivery(queue="mail")
+    open_at().publish(messages([event]))
+    [(_, fields)] = client.xrange("orders.created")
+    assert fields[b"queue"] == b"mail"
+    assert fields[b"created_at"].decode() == event.created_at.isoformat()
+
+
+def test_a_batch_longer_than_a_pipeline_arrives_in_order(open_at, client):
+    events = [delivery() for _ in range(2_500)]
+    assert open_at().publish(messages(events)) == published(events)
+    arrived = [fields[b"event_id"].decode() for _, fields in client.xrange("orders.created")]
+    assert arrived == [str(event.event_id) for event in events]
+
+
+def test_maxlen_trims_the_stream(open_at, client):
+    publisher = open_at("?maxlen=100")
+    publisher.publish(messages([delivery() for _ in range(1_000)]))
+    assert 100 <= client.xlen("orders.created") < 500, "trimming is approximate: whole nodes of 100 entries"
+
+
+def test_one_connection_serves_all_batches(open_at, client):
+    before = client.info("stats")["total_connections_received"]
+    publisher = open_at()
+    for _ in range(5):
+        publisher.publish(messages([delivery()]))
+    assert client.info("stats")["total_connections_received"] == before + 1
+
+
+def test_a_key_that_is_no_stream_kills_only_its_own_events(open_at, client):
+    client.set("taken", "a string")
+    events = [delivery(), delivery(event_type="taken"), delivery()]
+    outcomes = open_at().publish(messages(events))
+    assert outcomes[events[0].seq] == outcomes[events[2].seq] == PUBLISHED
+    assert isinstance(outcomes[events[1].seq], Dead)
+    assert "WRONGTYPE" in outcomes[events[1].seq].error
+
+
+def test_a_full_server_is_a_retry(open_at, client):
+    publisher, event = open_at(), delivery()
+    client.config_set("maxmemory", "1")
+    outcome = publisher.publish(messages([event]))[event.seq]
+    assert isinstance(outcome, Retry)
+    assert "maxmemory" in outcome.error
+    client.config_set("maxmemory", "0")
+    assert publisher.publish(messages([event])) == {event.seq: PUBLISHED}
+
+
+@pytest.mark.parametrize("credentials", ["", ":wrong-secret@", "nobody:wrong-secret@"])
+def test_a_wrong_password_is_a_retry_that_does_not_tell_it(open_at, client, credentials):
+    publisher, events = open_at(credentials=credentials), [delivery(), delivery()]
+    client.config_set("requirepass", "right-secret")
+    outcomes = publisher.publish(messages(events))
+    client.config_set("requirepass", "")
+    assert outcomes.keys() == {event.seq for event in events}
+    for outcome in outcomes.values():
+        assert isinstance(outcome, Retry)
+        assert "Authentication" in outcome.error
+        assert "secret" not in outcome.error
+
+
+def test_a_user_without_the_right_to_a_stream_gets_retries_for_it_alone(open_at, client):
+    client.acl_setuser("clerk", enabled=True, nopass=True, keys=["orders.*"], commands=["+xadd", "+auth", "+select"])
+    allowed, forbidden = delivery(), delivery(event_type="secrets")
+    outcomes = open_at(credentials="clerk:any@").publish(messages([allowed, forbidden]))
+    client.acl_deluser("clerk")
+    assert outcomes[allowed.seq] == PUBLISHED
+    assert isinstance(outcomes[forbidden.seq], Retry)
+    assert "permissions" in outcomes[forbidden.seq].error
+
+
+def test_no_server_is_a_retry_for_each_event():
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        publisher = open_publisher(f"valkey://127.0.0.1:{reserved.getsockname()[1]}")
+        events = [delivery(), delivery(ordering_key="a"), delivery(ordering_key="b")]
+        outcomes = attempt(publisher, events)
+    assert outcomes.keys() == {event.seq for event in events}
+    assert all(isinstance(outcome, Retry) and "refused" in outcome.error for outcome in outcomes.values())
+
+
+def test_a_connection_that_the_server_dropped_is_opened_again(open_at, client):
+    publisher = open_at()
+    publisher.publish(messages([delivery()]))
+    client.client_kill_filter(_type="normal", skipme=True)
+    event = delivery()
+    assert publisher.publish(messages([event])) == {event.seq: PUBLISHED}
+
+
+@pytest.mark.parametrize(("scheme", "greeting"), [("valkey", b"*"), ("valkeys", b"\x16"), ("rediss", b"\x16")])
+def test_the_schemes_with_an_s_begin_with_a_tls_handshake(scheme, greeting):
+    heard = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listening = threading.Thread(target=lambda: heard.append(_first_byte(listener)))
+        listening.start()
+        publisher, event = open_publisher(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"), delivery()
+        outcome = attempt(publisher, [event])[event.seq]
+        listening.join()
+        publisher.close()
+    assert heard == [greeting]
+    assert isinstance(outcome, Retry)
+
+
+def _first_byte(listener):
+    connection, _ = listener.accept()
+    with connection:
+        return connection.recv(1)
+
+
+class HalfDeafServer:
+    """Speaks just enough of the protocol to answer some commands, then hangs up or falls silent."""
+
+    def __init__(self, answers, *, hang_up):
+        self.attempts = 0
+        self._answers, self._hang_up = answers, hang_up
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"valkey://127.0.0.1:{self._listener.getsockname()[1]}?timeout_seconds=0.3"
+        self._thread = threading.Thread(target=self._serve)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+    def _serve(self):
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with connection:
+                self._talk(connection)
+
+    def _talk(self, connection):
+        left = self._answers
+        with connection.makefile("rwb") as stream:
+            for command in iter(lambda: self._command(stream), None):
+                introduction = command[0] == b"CLIENT"
+                self.attempts += command[0] == b"XADD" and left == self._answers
+                if not introduction and left == 0:
+                    if self._hang_up:
+                        return
+                    continue
+                left -= not introduction
+                stream.write(b"+OK\r\n" if introduction else b"$3\r\n1-1\r\n")
+                stream.flush()
+
+    def _command(self, stream):
+        """One command; None when the client is gone."""
+        try:
+            header = stream.readline()
+            if not header:
+                return None
+            return [stream.read(int(stream.readline()[1:]) + 2)[:-2] for _ in range(int(header[1:]))]
+        except OSError:
+            return None
+
+
+@pytest.mark.parametrize("hang_up", [True, False], ids=["hangs up", "falls silent"])
+def test_a_server_that_stops_answering_leaves_retries_and_is_asked_once(hang_up):
+    events = [delivery() for _ in range(1_500)]
+    with HalfDeafServer(1_100, hang_up=hang_up) as server:
+        publisher = open_publisher(server.url)
+        outcomes = publisher.publish(messages(events))
+        publisher.close()
+    assert outcomes.keys() == {event.seq for event in events}
+    assert all(outcomes[event.seq] == PUBLISHED for event in events[:1_000]), "their pipeline was answered in full"
+    assert all(isinstance(outcomes[event.seq], Retry) for event in events[1_100:])
+    assert server.attempts == 1, "the client must not try again by itself"

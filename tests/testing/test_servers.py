@@ -1,0 +1,179 @@
+"""The test servers themselves: they keep their data over stops and crashes, and leave nothing behind."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from threading import Thread
+
+import psycopg
+import pytest
+import valkey
+
+from penstock.testing.processes import ServerFailed, living, wait_until
+from penstock.testing.servers import PostgresServer, Server, ValkeyServer
+
+pytestmark = pytest.mark.crash
+
+STARTS_AND_WAITS = """
+import sys
+from penstock.testing import servers
+server = getattr(servers, sys.argv[1])(fsync=False)
+server.start()
+print(server.pid, server.folder, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module", params=[PostgresServer, ValkeyServer])
+def kind(request: pytest.FixtureRequest, postgres_server: PostgresServer, valkey_server: ValkeyServer) -> type[Server]:
+    """Either kind of server, once the shared ones have shown that their binaries are there."""
+    chosen: type[Server] = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def own_server(kind: type[Server]) -> Iterator[Server]:
+    with kind(fsync=False) as server:
+        yield server
+
+
+@pytest.fixture
+def server(own_server: Server) -> Server:
+    """A server that may be stopped and killed: the next test finds it running again, with the data that it kept."""
+    own_server.start()
+    return own_server
+
+
+def keep(server: Server, text: str) -> None:
+    match server:
+        case PostgresServer():
+            with psycopg.connect(server.url()) as connection:
+                connection.execute("CREATE TABLE IF NOT EXISTS kept (body text)")
+                connection.execute("INSERT INTO kept VALUES (%s)", [text])
+        case ValkeyServer():
+            with valkey.Valkey.from_url(server.url()) as client:
+                client.rpush("kept", text)
+
+
+def kept(server: Server) -> list[str]:
+    match server:
+        case PostgresServer():
+            with psycopg.connect(server.url()) as connection:
+                return [body for (body,) in connection.execute("SELECT body FROM kept")]
+        case ValkeyServer():
+            with valkey.Valkey.from_url(server.url(), decode_responses=True) as client:
+                return list(client.lrange("kept", 0, -1))
+        case _:
+            raise AssertionError(server)
+
+
+def family(server: Server) -> set[int]:
+    return {server.pid} | {pid for pid, parent in living().items() if parent == server.pid}
+
+
+def test_a_started_server_answers(server: Server) -> None:
+    keep(server, "answered")
+    assert server.running
+    assert "answered" in kept(server)
+
+
+def test_a_restart_keeps_the_data_and_the_port(server: Server) -> None:
+    keep(server, "restarted")
+    port, pid = server.port, server.pid
+    server.restart()
+    assert server.port == port
+    assert server.pid != pid
+    assert "restarted" in kept(server)
+
+
+def test_after_a_kill_it_recovers_what_was_acknowledged(server: Server) -> None:
+    keep(server, "before the kill")
+    processes = family(server)
+    server.kill()
+    assert not server.running
+    assert processes.isdisjoint(living())
+    server.start()
+    keep(server, "after the kill")
+    assert {"before the kill", "after the kill"} <= set(kept(server))
+
+
+def test_starting_twice_and_stopping_twice_are_harmless(server: Server) -> None:
+    pid = server.pid
+    server.start()
+    assert server.pid == pid
+    server.stop()
+    server.stop()
+    server.kill()
+    assert not server.running
+
+
+def test_a_closed_server_leaves_no_process_and_no_folder(kind: type[Server]) -> None:
+    with kind(fsync=False) as server:
+        processes, folder = family(server), server.folder
+        assert processes <= living().keys()
+        assert folder.exists()
+    assert processes.isdisjoint(living())
+    assert not folder.exists()
+
+
+def test_a_server_outlives_the_thread_that_started_it(kind: type[Server]) -> None:
+    server = kind(fsync=False)
+    starter = Thread(target=server.start)
+    starter.start()
+    starter.join()
+    with server:
+        keep(server, "one")
+        assert kept(server) == ["one"]
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_no_server_outlives_its_process(kind: type[Server], killed: bool) -> None:
+    """Killed, or ending by itself without having closed its server."""
+    command = [sys.executable, "-c", STARTS_AND_WAITS, kind.__name__]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        pid, _, folder = owner.stdout.readline().strip().partition(" ")
+        assert int(pid) in living()
+        if killed:
+            owner.kill()
+        owner.communicate()
+    assert wait_until(lambda: int(pid) not in living(), 30)
+    assert wait_until(lambda: not Path(folder).exists(), 30)
+
+
+def test_a_killed_postgres_takes_its_busy_backends_along(postgres_server: PostgresServer) -> None:
+    with PostgresServer(fsync=False) as server, closing(psycopg.connect(server.url())) as connection:
+        connection.pgconn.send_query(b"DO 'BEGIN LOOP END LOOP; END'")
+        backend = connection.info.backend_pid
+        assert backend in living()
+        server.kill()
+        assert backend not in living()
+
+
+def test_settings_reach_a_server_that_recovers_from_an_immediate_stop(postgres_server: PostgresServer) -> None:
+    with PostgresServer(fsync=False, settings={"max_connections": 17}) as server:
+        keep(server, "one")
+        server.stop("immediate")
+        server.start()
+        assert kept(server) == ["one"]
+        with psycopg.connect(server.url()) as connection:
+            assert connection.execute("SHOW max_connections").fetchone() == ("17",)
+
+
+def test_a_failed_start_shows_the_log_and_leaves_nothing(postgres_server: PostgresServer) -> None:
+    server = PostgresServer(settings={"no_such_setting": 1})
+    with pytest.raises(ServerFailed, match="no_such_setting"):
+        server.start()
+    assert not server.running
+
+
+def test_each_database_is_fresh(postgres_server: PostgresServer, postgres_url: str) -> None:
+    other = postgres_server.create_database("named_by_the_caller")
+    assert other == postgres_server.url("named_by_the_caller")
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("CREATE TABLE mine (id int)")
+    with psycopg.connect(other) as connection:
+        assert connection.execute("SELECT to_regclass('mine')").fetchone() == (None,)
+    postgres_server.drop_database(other)
