@@ -20,6 +20,7 @@ def client(valkey_server: ValkeyServer) -> Iterator[Any]:
         yield client
         if not valkey_server.running:
             valkey_server.start()
+        client.execute_command("REPLICAOF", "NO", "ONE")
         # This connection was there before any password was set, and so may take it away.
         client.config_set("requirepass", "")
         client.config_set("maxmemory", "0")

@@ -183,6 +183,7 @@ def test_a_forgotten_event_is_a_retry(keys):
 def test_an_outcome_for_a_stranger_is_dropped():
     ours, stranger = delivery(), delivery()
     assert run(Answering({stranger.seq: PUBLISHED}), [ours]) == {ours.seq: Retry("Answering gave no outcome", 8.0)}
+    assert run(Answering({ours.seq: PUBLISHED, stranger.seq: Dead("no")}), [ours]) == {ours.seq: PUBLISHED}
 
 
 @pytest.mark.parametrize("answer", [None, 7, [1, 2], {}])

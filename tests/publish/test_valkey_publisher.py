@@ -1,12 +1,14 @@
 """`valkey://` against a real server: what arrives, and what each way to fail becomes."""
 
 import json
+import os
+import signal
 import socket
 import threading
 
 import pytest
 
-from penstock.lifecycle import PUBLISHED, Dead, Retry
+from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Retry
 from penstock.publish import open_publisher
 from penstock.testing.events import delivery
 from penstock.testing.publishers import PublisherConformance, Received, attempt, messages, published
@@ -115,14 +117,45 @@ def test_a_wrong_password_is_a_retry_that_does_not_tell_it(open_at, client, cred
         assert "secret" not in outcome.error
 
 
-def test_a_user_without_the_right_to_a_stream_gets_retries_for_it_alone(open_at, client):
+@pytest.fixture
+def as_clerk(open_at, client):
+    """A publisher that may only write to streams of orders."""
     client.acl_setuser("clerk", enabled=True, nopass=True, keys=["orders.*"], commands=["+xadd", "+auth", "+select"])
-    allowed, forbidden = delivery(), delivery(event_type="secrets")
-    outcomes = open_at(credentials="clerk:any@").publish(messages([allowed, forbidden]))
+    yield open_at(credentials="clerk:any@")
     client.acl_deluser("clerk")
-    assert outcomes[allowed.seq] == PUBLISHED
+
+
+def test_a_user_without_the_right_to_a_stream_gets_retries_for_it_alone(as_clerk):
+    forbidden, allowed = delivery(event_type="secrets"), delivery()
+    outcomes = as_clerk.publish(messages([forbidden, allowed]))
     assert isinstance(outcomes[forbidden.seq], Retry)
     assert "permissions" in outcomes[forbidden.seq].error
+    assert outcomes[allowed.seq] == PUBLISHED
+
+
+def test_a_failure_stops_what_stands_behind_it_in_its_ordering_key(as_clerk, client):
+    head, behind, other = (
+        delivery(event_type="secrets", ordering_key="a"),
+        delivery(ordering_key="a"),
+        delivery(ordering_key="b"),
+    )
+    outcomes = attempt(as_clerk, [head, behind, other])
+    assert isinstance(outcomes[head.seq], Retry)
+    assert outcomes[behind.seq] == RELEASED
+    assert [fields[b"event_id"].decode() for _, fields in client.xrange("orders.created")] == [str(other.event_id)]
+
+
+def test_a_server_that_became_a_replica_is_looked_up_anew(open_at, client):
+    publisher, event = open_at(), delivery()
+    publisher.publish(messages([delivery()]))
+    client.execute_command("REPLICAOF", "127.0.0.1", "1")
+    connections = client.info("stats")["total_connections_received"]
+    outcome = publisher.publish(messages([event]))[event.seq]
+    assert isinstance(outcome, Retry)
+    assert "read only" in outcome.error
+    client.execute_command("REPLICAOF", "NO", "ONE")
+    assert publisher.publish(messages([event])) == {event.seq: PUBLISHED}
+    assert client.info("stats")["total_connections_received"] == connections + 1
 
 
 def test_no_server_is_a_retry_for_each_event():
@@ -166,9 +199,9 @@ def _first_byte(listener):
 class HalfDeafServer:
     """Speaks just enough of the protocol to answer some commands, then hangs up or falls silent."""
 
-    def __init__(self, answers, *, hang_up):
-        self.attempts = 0
-        self._answers, self._hang_up = answers, hang_up
+    def __init__(self, answers, *, hang_up=False, when_silent=lambda: None):
+        self.attempts = self.connections = 0
+        self._answers, self._hang_up, self._when_silent = answers, hang_up, when_silent
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"valkey://127.0.0.1:{self._listener.getsockname()[1]}?timeout_seconds=0.3"
         self._thread = threading.Thread(target=self._serve)
@@ -188,6 +221,7 @@ class HalfDeafServer:
                 connection, _ = self._listener.accept()
             except OSError:
                 return
+            self.connections += 1
             with connection:
                 self._talk(connection)
 
@@ -200,6 +234,7 @@ class HalfDeafServer:
                 if not introduction and left == 0:
                     if self._hang_up:
                         return
+                    self._when_silent()
                     continue
                 left -= not introduction
                 stream.write(b"+OK\r\n" if introduction else b"$3\r\n1-1\r\n")
@@ -227,3 +262,29 @@ def test_a_server_that_stops_answering_leaves_retries_and_is_asked_once(hang_up)
     assert all(outcomes[event.seq] == PUBLISHED for event in events[:1_000]), "their pipeline was answered in full"
     assert all(isinstance(outcomes[event.seq], Retry) for event in events[1_100:])
     assert server.attempts == 1, "the client must not try again by itself"
+
+
+class Interrupted(BaseException):
+    """What a signal handler raises."""
+
+
+@pytest.fixture
+def interrupt():
+    """A call that interrupts the test's own thread, wherever it is waiting."""
+
+    def raise_interrupted(*_):
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, raise_interrupted)
+    yield lambda: os.kill(os.getpid(), signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_answers_that_nobody_waited_for_are_not_taken_for_later_ones(interrupt):
+    with HalfDeafServer(0, when_silent=interrupt) as server:
+        publisher = open_publisher(server.url)
+        for _ in range(2):
+            with pytest.raises(Interrupted):
+                publisher.publish(messages([delivery()]))
+        publisher.close()
+    assert server.connections == 2

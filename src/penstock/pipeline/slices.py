@@ -116,6 +116,8 @@ class StopLine:
         self._server = socket.create_server((host, 0), backlog=_BACKLOG)
         self._server.setblocking(False)
         self._held: list[socket.socket] = []
+        self._open = True
+        self._lock = threading.Lock()
         self.address: tuple[str, int] = self._server.getsockname()[:2]
 
     def __enter__(self) -> "StopLine":
@@ -126,17 +128,21 @@ class StopLine:
 
     def answer(self) -> None:
         """Take new connections, which wait until then, and let go of those whose worker has gone."""
-        gone = set(select.select(self._held, [], [], 0)[0])
-        for connection in gone:
-            connection.close()
-        self._held = [connection for connection in self._held if connection not in gone]
-        while select.select([self._server], [], [], 0)[0]:
-            self._held.append(self._server.accept()[0])
+        with self._lock:
+            if not self._open:
+                return
+            gone = set(select.select(self._held, [], [], 0)[0])
+            for connection in gone:
+                connection.close()
+            self._held = [connection for connection in self._held if connection not in gone]
+            while select.select([self._server], [], [], 0)[0]:
+                self._held.append(self._server.accept()[0])
 
     def hang_up(self) -> None:
-        for connection in (self._server, *self._held):
-            connection.close()
-        self._held = []
+        with self._lock:
+            self._open = False
+            for connection in (self._server, *self._held):
+                connection.close()
 
 
 class _Turns:
@@ -163,9 +169,9 @@ class _Turns:
                 return
             try:
                 results = self._collect()
+                self._line.answer()
                 if not self._on_slice(number, results):
                     self._stop.set()
-                self._line.answer()
             except BaseException as error:
                 self.failure = _readable(error)
                 self._stop.set()

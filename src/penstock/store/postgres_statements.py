@@ -15,7 +15,7 @@ ON CONFLICT (lease_id) DO UPDATE SET
     token = excluded.token, claimant = excluded.claimant, claims = l.claims + 1,
     moved = l.claimant <> excluded.claimant,
     expires_at = CASE WHEN l.closed_at IS NULL THEN greatest(l.expires_at, excluded.expires_at) ELSE l.expires_at END
-RETURNING claims, moved, closed_at IS NOT NULL, max_attempts, {now}
+RETURNING claims, moved, closed_at, max_attempts, {now}
 """
 
 # The priority levels that have anything, highest first: one index probe each.

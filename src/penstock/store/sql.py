@@ -138,7 +138,7 @@ class SqlStore(ABC):
         types: Sequence[str] | None,
         max_attempts: int,
     ) -> Claim:
-        repeats, moved, closed, lease_attempts, opened_at = tx.row(
+        repeats, moved, closed_at, lease_attempts, opened_at = tx.row(
             self.statements.OPEN_LEASE,
             lease_id=lease.lease_id,
             queue=lease.queue,
@@ -147,7 +147,7 @@ class SqlStore(ABC):
             lease_seconds=lease.lease_seconds,
             max_attempts=max_attempts,
         )
-        if closed:
+        if closed_at is not None:
             return Claim(lease, (), repeated=True)
         if repeats:
             if moved:

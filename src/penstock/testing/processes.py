@@ -58,6 +58,7 @@ class Guard:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",
+            env={"PATH": os.pathsep.join([os.environ.get("PATH", ""), os.defpath])},
             bufsize=0,
             start_new_session=True,
         )

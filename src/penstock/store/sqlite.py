@@ -1,0 +1,271 @@
+"""The store on SQLite, the embedded default: one writer at a time, so a claim chooses, moves and reads in plain
+steps, and the pure core decides how many suspects fit."""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Engine, create_engine, event as hooks, make_url
+from sqlalchemy.exc import DBAPIError
+
+from penstock.errors import (
+    InvalidEvent,
+    NotInitialised,
+    PenstockError,
+    StoreConflict,
+    StoreError,
+    StoreUnavailable,
+    UsageError,
+)
+from penstock.event import Delivery, Event, EventId
+from penstock.lifecycle import fitting
+from penstock.store import sqlite_statements as statements
+from penstock.store.base import Capabilities, Lease, LeaseId
+from penstock.store.emit import EMIT_COLUMNS
+from penstock.store.schema import from_micros, to_micros
+from penstock.store.sql import OutcomeRow, SqlStore, Wanted
+from penstock.store.transaction import NO_HEADERS, Transaction
+
+BUSY_SECONDS = 30.0
+MICROS = 1_000_000
+
+INSERT = f"INSERT INTO penstock_outbox ({', '.join(EMIT_COLUMNS)}) VALUES ({', '.join(['?'] * len(EMIT_COLUMNS))})"  # noqa: S608
+
+
+class SqliteStore(SqlStore):
+    capabilities = Capabilities(transactional_emit=True, ordering=True, concurrent_writers=False)
+    statements = statements
+
+    # -- connections ------------------------------------------------------------------------------------------
+
+    def _create_engine(self, url: str) -> Engine:
+        target = make_url(url)
+        if not target.database or target.database == ":memory:":
+            raise UsageError("an SQLite store needs a file, such as sqlite:///penstock.db: its workers are other processes")
+        self._path = Path(target.database)
+        engine = create_engine(target, connect_args={"timeout": BUSY_SECONDS, "check_same_thread": False})
+        hooks.listen(engine, "connect", _set_up)
+        # Python's driver would begin late and deferred: two writers would then collide instead of queueing.
+        hooks.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+        return engine
+
+    @contextmanager
+    def _begin(self) -> Iterator[Transaction]:
+        if not self._path.parent.is_dir():
+            raise StoreUnavailable(f"can't open {self.url}: the folder {self._path.parent} doesn't exist")
+        with self.engine.connect() as connection, connection.begin():
+            raw: Any = connection.connection.dbapi_connection
+            yield self._transaction(connection, raw.cursor())
+
+    def _transaction(self, connection: Any, cursor: Any) -> Transaction:
+        return Transaction(connection, cursor, _unchanged, {"now": self._micros()}, adapt=_adapt, delivery=_delivery)
+
+    def _micros(self) -> int:
+        return to_micros(datetime.now(UTC) if self.clock is None else self.clock())
+
+    def _driver_errors(self) -> tuple[type[BaseException], ...]:
+        return (sqlite3.Error,)
+
+    def _translate(self, error: BaseException) -> PenstockError | None:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        message = str(cause)
+        match cause:
+            case sqlite3.OperationalError() if "no such table" in message or "no such column" in message:
+                return NotInitialised(f"the tables of {self.url} are missing or old; run: penstock init")
+            case sqlite3.OperationalError() if "locked" in message or "busy" in message:
+                return StoreConflict(f"another process kept writing to {self.url}; try again")
+            case sqlite3.IntegrityError() if "event_id" in message:
+                return InvalidEvent("an event with this event_id was emitted before")
+            case sqlite3.OperationalError():
+                return StoreUnavailable(f"can't use {self.url}: {message}")
+            case sqlite3.DatabaseError():
+                return StoreError(f"{self.url} refused: {message}")
+            case _:
+                return None
+
+    def _moment(self, raw: Any) -> datetime:
+        return from_micros(raw)
+
+    # -- emitting ---------------------------------------------------------------------------------------------
+
+    def _append(self, cursor: Any, events: Sequence[Event]) -> list[EventId]:
+        cursor.executemany(INSERT, [self._emit_row(event) for event in events])
+        deduped = [[event.queue, event.dedupe_key] for event in events if event.dedupe_key is not None]
+        first: dict[tuple[str, str | None], EventId] = {}
+        if deduped:
+            cursor.execute(statements.DEDUPED, {"rows": json.dumps(deduped)})
+            first = {(queue, key): EventId(UUID(hexed)) for queue, key, hexed in cursor.fetchall()}
+        return [first.get((event.queue, event.dedupe_key), _id_of(event)) for event in events]
+
+    def _emit_row(self, event: Event) -> tuple[Any, ...]:
+        return (
+            _id_of(event).hex,
+            event.event_type,
+            event.queue,
+            event.payload,
+            json.dumps(dict(event.headers)) if event.headers else None,
+            event.partition_key,
+            event.ordering_key,
+            event.priority,
+            event.max_attempts,
+            None if event.available_at is None else to_micros(event.available_at),
+            event.delay_seconds,
+            event.dedupe_key,
+            event.dedupe_seconds,
+            self._micros(),
+        )
+
+    # -- claiming ---------------------------------------------------------------------------------------------
+
+    def _take_ready(self, tx: Transaction, wanted: Wanted, limit: int) -> list[Delivery]:
+        chosen: list[tuple[int, int]] = []
+        statement = _typed(statements.CHOOSE_READY, wanted.types)
+        for (priority,) in tx.rows(statements.LEVELS, queue=wanted.lease.queue):
+            if (room := limit - len(chosen)) > 0:
+                chosen += tx.rows(statement, **wanted.parameters(), priority=priority, limit=room)
+        return self._move(tx, wanted, chosen, limit)
+
+    def _take_keyed(self, tx: Transaction, wanted: Wanted, limit: int) -> list[Delivery]:
+        given = {**wanted.parameters(), "limit": limit}
+        if not tx.run(statements.TAKE_KEYS, **given):
+            return []
+        rows = self._move(tx, wanted, tx.rows(_typed(statements.CHOOSE_LINE, wanted.types), **given), limit)
+        self._free_keys(tx, [wanted.lease.lease_id])
+        return rows
+
+    def _move(self, tx: Transaction, wanted: Wanted, chosen: list[tuple[int, int]], limit: int) -> list[Delivery]:
+        seqs = [seq for seq, _ in chosen[: fitting((suspect for _, suspect in chosen), limit)]]
+        if not seqs:
+            return []
+        for statement in statements.TAKE:
+            tx.run(statement, lease_id=wanted.lease.lease_id, seqs=seqs)
+        return tx.deliveries(statements.READ_TAKEN, seqs=seqs)
+
+    def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:
+        statement = _typed(statements.READY, types)
+        levels = [row[0] for row in tx.rows(statements.LEVELS, queue=queue)]
+        given = {"queue": queue, "types": None if types is None else list(types)}
+        return any(tx.scalar(statement, priority=priority, **given) for priority in levels) or bool(
+            tx.scalar(statements.KEY_READY, queue=queue)
+        )
+
+    # -- leases and settling ----------------------------------------------------------------------------------
+
+    def _extend(self, tx: Transaction, leases: Sequence[Lease], max_age: float) -> set[LeaseId]:
+        rows = [[lease.lease_id.hex, lease.token.hex, int(lease.lease_seconds * MICROS)] for lease in leases]
+        held = tx.rows(statements.EXTEND, rows=rows, max_age=int(max_age * MICROS))
+        return {LeaseId(UUID(row[0])) for row in held}
+
+    def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> int:
+        counts = [tx.run(statement, lease_id=lease_id, seqs=seqs) for statement in statements.PUBLISH]
+        return counts[-1]
+
+    def _apply(
+        self, tx: Transaction, lease_id: LeaseId, rows: list[OutcomeRow], max_attempts: int, skip: bool
+    ) -> list[Any]:
+        given = {
+            "lease_id": lease_id,
+            "rows": [[row.seq, row.kind, row.error, int(row.delay * MICROS)] for row in rows],
+            "max_attempts": max_attempts,
+            "skip": skip,
+        }
+        outcomes = tx.rows(statements.OUTCOMES, **given)
+        for statement in statements.APPLY:
+            tx.run(statement, **given)
+        return outcomes
+
+    def _release(self, tx: Transaction, lease_id: LeaseId) -> int:
+        counts = [tx.run(statement, lease_id=lease_id) for statement in statements.RELEASE]
+        return counts[-1]
+
+    def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId]) -> None:
+        for statement in statements.FREE_KEYS:
+            tx.run(statement, lease_ids=list(lease_ids))
+
+    def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None:
+        held = tx.rows(statements.CHOOSE_HELD, lease_id=lease_id, max_attempts=max_attempts)
+        dead = [seq for seq, _, exhausted in held if exhausted]
+        alive = [(seq, suspect) for seq, suspect, exhausted in held if not exhausted]
+        stay = fitting((min(suspect + 1, 9) for _, suspect in alive), limit)
+        staying, leaving = [seq for seq, _ in alive[:stay]], [seq for seq, _ in alive[stay:]]
+        self._lose(tx, dead, leaving, staying, what="lost", error="attempt lost")
+
+    def _lose(
+        self, tx: Transaction, dead: list[int], leaving: list[int], staying: list[int], *, what: str, error: str
+    ) -> None:
+        given = {"dead": dead, "seqs": leaving, "staying": staying, "what": what, "error": error}
+        for statement in (
+            statements.RECORD_LOST,
+            statements.BURY,
+            statements.GIVE_BACK,
+            statements.DROP_CLAIMED,
+            statements.STAY,
+        ):
+            tx.run(statement, **given)
+
+    # -- beside the flow --------------------------------------------------------------------------------------
+
+    def _reap(self, tx: Transaction, limit: int) -> tuple[list[LeaseId], int]:
+        lease_ids: list[LeaseId] = []
+        total = 0
+        for lease_id, _, held in tx.rows(statements.EXPIRED):
+            if lease_ids and total + held > limit:
+                break
+            lease_ids.append(LeaseId(UUID(lease_id)))
+            total += held
+        if lease_ids:
+            held_rows = tx.rows(statements.HELD_BY, lease_ids=lease_ids)
+            dead = [seq for seq, exhausted in held_rows if exhausted]
+            leaving = [seq for seq, exhausted in held_rows if not exhausted]
+            self._lose(tx, dead, leaving, [], what="reaped", error="lease expired")
+            tx.run(statements.CLOSE_ENDED, lease_ids=lease_ids)
+        return lease_ids, total
+
+    def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int:
+        counts = [tx.run(statement, seqs=seqs, by=by) for statement in statements.REPLAY]
+        return counts[-1]
+
+    def _purge(self, tx: Transaction, seqs: list[int]) -> int:
+        counts = [tx.run(statement, seqs=seqs) for statement in statements.PURGE]
+        return counts[-1]
+
+
+def _set_up(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None
+    # Readers don't wait for the writer; a commit is on disk before it is answered.
+    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _unchanged(statement: str) -> str:
+    return statement
+
+
+def _typed(statement: str, types: Sequence[str] | None) -> str:
+    return statement.replace("{of_types}", "" if types is None else statements.OF_TYPES)
+
+
+def _adapt(value: Any) -> Any:
+    match value:
+        case UUID():
+            return value.hex
+        case list():
+            return json.dumps([item.hex if isinstance(item, UUID) else item for item in value])
+        case _:
+            return value
+
+
+def _delivery(row: Any) -> Delivery:
+    headers = json.loads(row[5]) if row[5] else NO_HEADERS
+    times = (from_micros(row[9]), from_micros(row[10]))
+    return Delivery(row[0], EventId(UUID(row[1])), *row[2:5], headers, *row[6:9], *times, *row[11:])
+
+
+def _id_of(event: Event) -> EventId:
+    assert event.event_id is not None
+    return event.event_id

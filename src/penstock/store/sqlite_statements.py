@@ -1,0 +1,293 @@
+"""Every statement that a claim, a settle and their kin run on SQLite.
+
+One writer at a time (`BEGIN IMMEDIATE`), so nothing is locked row by row. SQLite has no data-modifying CTE: a move is
+an INSERT ... SELECT and then a DELETE. Lists travel as JSON, times as microseconds (`:now`), ids as hexadecimal text.
+"""
+
+from penstock.store.columns import CHANGED_BY, COLUMNS, DELIVERY, changing
+
+OPEN_LEASE = """
+INSERT INTO penstock_leases (lease_id, queue, claimant, token, claims, moved, max_attempts, claimed_at, expires_at)
+VALUES (:lease_id, :queue, :claimant, :token, 0, 0, :max_attempts, :now, :now + CAST(:lease_seconds * 1000000 AS INTEGER))
+ON CONFLICT (lease_id) DO UPDATE SET
+    token = excluded.token, moved = claimant <> excluded.claimant, claimant = excluded.claimant, claims = claims + 1,
+    expires_at = CASE WHEN closed_at IS NULL THEN max(expires_at, excluded.expires_at) ELSE expires_at END
+RETURNING claims, moved, closed_at, max_attempts, :now
+"""
+
+_LISTED = "(SELECT value FROM json_each(:{name}))"
+_SEQS = _LISTED.format(name="seqs")
+_LEASES = _LISTED.format(name="lease_ids")
+
+OF_TYPES = """
+  AND EXISTS (SELECT 1 FROM penstock_events t
+              WHERE t.seq = p.seq AND t.event_type IN (SELECT value FROM json_each(:types)))"""
+
+LEVELS = """
+WITH RECURSIVE level (priority) AS (
+    SELECT max(priority) FROM penstock_pending WHERE queue = :queue AND ordering_key IS NULL
+    UNION ALL
+    SELECT (SELECT max(p.priority) FROM penstock_pending p
+            WHERE p.queue = :queue AND p.ordering_key IS NULL AND p.priority < level.priority)
+    FROM level WHERE level.priority IS NOT NULL
+)
+SELECT priority FROM level WHERE priority IS NOT NULL
+"""
+
+CHOOSE_READY = """
+SELECT p.seq, p.suspect FROM penstock_pending p
+WHERE p.queue = :queue AND p.ordering_key IS NULL AND p.priority = :priority AND p.available_at <= :now{of_types}
+ORDER BY p.available_at, p.seq LIMIT :limit
+"""
+
+TAKE_KEYS = """
+UPDATE penstock_keys SET lease_id = :lease_id
+WHERE queue = :queue AND ordering_key IN (
+    SELECT ordering_key FROM penstock_keys
+    WHERE queue = :queue AND lease_id IS NULL AND next_at <= :now ORDER BY next_at LIMIT :limit)
+"""
+
+# The head of each key's line, up to the first event that may not go yet: what stands behind it waits too.
+CHOOSE_LINE = """
+SELECT seq, suspect FROM (
+    SELECT p.seq, p.suspect, p.ordering_key,
+           row_number() OVER line AS place,
+           min(p.available_at <= :now{of_types}) OVER line AS may_go
+    FROM penstock_keys k JOIN penstock_pending p ON p.queue = k.queue AND p.ordering_key = k.ordering_key
+    WHERE k.lease_id = :lease_id
+    WINDOW line AS (PARTITION BY p.ordering_key ORDER BY p.seq)
+)
+WHERE may_go AND place <= :line_limit ORDER BY ordering_key, seq LIMIT :limit
+"""
+
+TAKE = (
+    f"""
+    INSERT INTO penstock_claimed ({COLUMNS}, lease_id)
+    SELECT {changing(deliveries="deliveries + 1")}, :lease_id FROM penstock_pending WHERE seq IN {_SEQS}
+    """,
+    f"DELETE FROM penstock_pending WHERE seq IN {_SEQS}",
+)
+
+READ_TAKEN = f"""
+SELECT {DELIVERY.format(row="s", deliveries="s.deliveries")}
+FROM penstock_claimed s JOIN penstock_events e ON e.seq = s.seq WHERE s.seq IN {_SEQS}
+"""
+
+READ_CLAIMED = f"""
+SELECT {DELIVERY.format(row="s", deliveries="s.deliveries")}
+FROM penstock_claimed s JOIN penstock_events e ON e.seq = s.seq WHERE s.lease_id = :lease_id
+"""
+
+READY = """
+SELECT EXISTS (SELECT 1 FROM penstock_pending p
+               WHERE p.queue = :queue AND p.ordering_key IS NULL AND p.priority = :priority
+                 AND p.available_at <= :now{of_types})
+"""
+KEY_READY = "SELECT EXISTS (SELECT 1 FROM penstock_keys WHERE queue = :queue AND lease_id IS NULL AND next_at <= :now)"
+
+CHOOSE_HELD = """
+SELECT seq, suspect, attempts + 1 >= coalesce(max_attempts, :max_attempts) FROM penstock_claimed
+WHERE lease_id = :lease_id ORDER BY ordering_key IS NULL, ordering_key, available_at, seq
+"""
+
+_LOST = {"attempts": "attempts + 1", "last_error": ":error"}
+
+# A lost attempt or an expired lease, for the claimed events of :dead and :seqs.
+BURY = f"""
+INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
+SELECT {changing(**_LOST)}, 'DEAD', :now, lease_id FROM penstock_claimed WHERE seq IN {_LISTED.format(name="dead")}
+"""
+GIVE_BACK = f"""
+INSERT INTO penstock_pending ({COLUMNS})
+SELECT {changing(suspect="min(suspect + 1, 9)", **_LOST)} FROM penstock_claimed WHERE seq IN {_SEQS}
+"""
+RECORD_LOST = f"""
+INSERT INTO penstock_history (seq, at, what, attempts, lease_id, "by", detail)
+SELECT c.seq, :now, CASE WHEN c.seq IN {_LISTED.format(name="dead")} THEN 'died' ELSE :what END, c.attempts + 1,
+       c.lease_id, (SELECT l.claimant FROM penstock_leases l WHERE l.lease_id = c.lease_id), :error
+FROM penstock_claimed c
+WHERE c.seq IN {_SEQS} OR c.seq IN {_LISTED.format(name="dead")} OR c.seq IN {_LISTED.format(name="staying")}
+"""
+DROP_CLAIMED = f"DELETE FROM penstock_claimed WHERE seq IN {_SEQS} OR seq IN {_LISTED.format(name='dead')}"
+STAY = f"""
+UPDATE penstock_claimed
+SET deliveries = deliveries + 1, attempts = attempts + 1, suspect = min(suspect + 1, 9), last_error = :error
+WHERE seq IN {_LISTED.format(name="staying")}
+"""
+
+LOCK_LEASE = """
+SELECT max_attempts, EXISTS (SELECT 1 FROM penstock_keys k WHERE k.lease_id = l.lease_id)
+FROM penstock_leases l WHERE l.lease_id = :lease_id AND l.token = :token AND l.closed_at IS NULL
+"""
+
+PUBLISH = (
+    f"""
+    INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
+    SELECT {changing()}, 'PUBLISHED', :now, lease_id FROM penstock_claimed
+    WHERE lease_id = :lease_id AND seq IN {_SEQS}
+    """,
+    f"DELETE FROM penstock_claimed WHERE lease_id = :lease_id AND seq IN {_SEQS}",
+)
+
+# What was given, next to what is held: :rows is a list of [seq, kind, error, delay in microseconds].
+_GIVEN = """
+WITH given AS (
+    SELECT value ->> 0 AS seq, value ->> 1 AS kind, value ->> 2 AS error, value ->> 3 AS delay FROM json_each(:rows)
+),
+gone AS (
+    SELECT c.*, g.error, g.delay, CASE
+        WHEN g.kind = 'RETRY' AND c.attempts + 1 >= coalesce(c.max_attempts, :max_attempts) THEN 'DEAD'
+        ELSE g.kind END AS outcome
+    FROM given g JOIN penstock_claimed c ON c.seq = g.seq WHERE c.lease_id = :lease_id
+)
+"""
+OUTCOMES = f"{_GIVEN} SELECT seq, outcome FROM gone"
+APPLY = (
+    f"""
+    {_GIVEN}
+    INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
+    SELECT {changing(attempts="attempts + 1", last_error="error")}, 'DEAD', :now, lease_id FROM gone WHERE outcome = 'DEAD'
+    """,
+    f"""
+    {_GIVEN}
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT {
+        changing(
+            ordering_key="CASE WHEN NOT :skip THEN ordering_key END",
+            attempts="attempts + 1",
+            suspect="0",
+            available_at=":now + delay",
+            last_error="error",
+        )
+    } FROM gone WHERE outcome = 'RETRY'
+    """,
+    f"""
+    {_GIVEN}
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT {changing(deliveries="deliveries - 1")} FROM gone WHERE outcome = 'RELEASED'
+    """,
+    f"""
+    {_GIVEN}
+    INSERT INTO penstock_history (seq, at, what, attempts, lease_id, "by", detail)
+    SELECT seq, :now, CASE outcome WHEN 'DEAD' THEN 'died' WHEN 'RETRY' THEN 'retried' ELSE 'released' END,
+           attempts + CASE outcome WHEN 'RELEASED' THEN 0 ELSE 1 END, :lease_id, {CHANGED_BY}, error FROM gone
+    """,
+    "DELETE FROM penstock_claimed WHERE lease_id = :lease_id AND seq IN (SELECT value ->> 0 FROM json_each(:rows))",
+)
+
+SETTLED_BEFORE = f"SELECT seq FROM penstock_archive WHERE seq IN {_SEQS} AND lease_id = :lease_id"
+
+CLOSE_LEASE = """
+UPDATE penstock_leases SET closed_at = :now
+WHERE lease_id = :lease_id AND NOT EXISTS (SELECT 1 FROM penstock_claimed WHERE lease_id = :lease_id)
+"""
+
+_IDLE = f"""
+WHERE lease_id IN {_LEASES} AND NOT EXISTS (
+    SELECT 1 FROM penstock_claimed c
+    WHERE c.lease_id = penstock_keys.lease_id AND c.ordering_key = penstock_keys.ordering_key)
+"""
+FREE_KEYS = (
+    f"""
+    DELETE FROM penstock_keys {_IDLE} AND NOT EXISTS (
+        SELECT 1 FROM penstock_pending p
+        WHERE p.queue = penstock_keys.queue AND p.ordering_key = penstock_keys.ordering_key)
+    """,
+    f"""
+    UPDATE penstock_keys SET lease_id = NULL, next_at = max(:now, (
+        SELECT p.available_at FROM penstock_pending p
+        WHERE p.queue = penstock_keys.queue AND p.ordering_key = penstock_keys.ordering_key ORDER BY p.seq LIMIT 1))
+    {_IDLE}
+    """,
+)
+
+EXTEND = """
+UPDATE penstock_leases SET expires_at = max(expires_at, min(:now + g.delay, claimed_at + :max_age))
+FROM (SELECT value ->> 0 AS lease_id, value ->> 1 AS token, value ->> 2 AS delay FROM json_each(:rows)) g
+WHERE penstock_leases.lease_id = g.lease_id AND penstock_leases.token = g.token AND closed_at IS NULL
+  AND claimed_at + :max_age > :now
+RETURNING penstock_leases.lease_id
+"""
+
+EXPIRED = """
+SELECT lease_id, max_attempts, (SELECT count(*) FROM penstock_claimed c WHERE c.lease_id = l.lease_id)
+FROM penstock_leases l WHERE closed_at IS NULL AND expires_at < :now ORDER BY expires_at LIMIT 1000
+"""
+HELD_BY = f"""
+SELECT c.seq, c.attempts + 1 >= coalesce(c.max_attempts, l.max_attempts)
+FROM penstock_claimed c JOIN penstock_leases l ON l.lease_id = c.lease_id WHERE c.lease_id IN {_LEASES}
+"""
+CLOSE_ENDED = f"UPDATE penstock_leases SET closed_at = :now WHERE lease_id IN {_LEASES}"
+
+RELEASE = (
+    f"""
+    INSERT INTO penstock_history (seq, at, what, attempts, lease_id, "by", detail)
+    SELECT seq, :now, 'released', attempts, :lease_id, {CHANGED_BY}, NULL FROM penstock_claimed WHERE lease_id = :lease_id
+    """,
+    f"""
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT {changing(deliveries="deliveries - 1")} FROM penstock_claimed WHERE lease_id = :lease_id
+    """,
+    "DELETE FROM penstock_claimed WHERE lease_id = :lease_id",
+)
+
+_OWN_KEY = "(SELECT e.ordering_key FROM penstock_events e WHERE e.seq = penstock_archive.seq)"
+REPLAY = (
+    f"""
+    INSERT INTO penstock_history (seq, at, what, attempts, lease_id, "by", detail)
+    SELECT seq, :now, 'replayed', attempts, NULL, :by, 'was ' || state || coalesce(': ' || last_error, '')
+    FROM penstock_archive WHERE seq IN {_SEQS}
+    """,
+    f"""
+    INSERT INTO penstock_keys (queue, ordering_key, next_at)
+    SELECT DISTINCT queue, {_OWN_KEY}, :now FROM penstock_archive WHERE seq IN {_SEQS} AND {_OWN_KEY} IS NOT NULL
+    ON CONFLICT (queue, ordering_key) DO UPDATE SET next_at = min(next_at, excluded.next_at)
+    """,
+    f"""
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT {
+        changing(
+            ordering_key=_OWN_KEY,
+            attempts="0",
+            deliveries="0",
+            replays="replays + 1",
+            suspect="0",
+            available_at=":now",
+            last_error="NULL",
+        )
+    } FROM penstock_archive WHERE seq IN {_SEQS}
+    """,
+    f"DELETE FROM penstock_archive WHERE seq IN {_SEQS}",
+)
+
+PURGE = (
+    f"DELETE FROM penstock_history WHERE seq IN {_SEQS}",
+    f"DELETE FROM penstock_events WHERE seq IN {_SEQS}",
+    f"DELETE FROM penstock_archive WHERE seq IN {_SEQS}",
+)
+
+DROP_OLD_LEASES = """
+DELETE FROM penstock_leases WHERE lease_id IN (
+    SELECT lease_id FROM penstock_leases WHERE closed_at < :now - :seconds * 1000000 LIMIT :limit)
+"""
+DROP_OLD_DEDUPES = """
+DELETE FROM penstock_dedupe WHERE (queue, dedupe_key) IN (
+    SELECT queue, dedupe_key FROM penstock_dedupe WHERE expires_at < :now LIMIT :limit)
+"""
+DROP_OLD_RELAYS = "DELETE FROM penstock_relays WHERE seen_at < :now - :seconds * 1000000"
+
+BEAT_RELAY = """
+INSERT INTO penstock_relays (relay_id, queue, destination, host, started_at, seen_at, stopping)
+VALUES (:relay_id, :queue, :destination, :host, :now, :now, :stopping)
+ON CONFLICT (relay_id) DO UPDATE SET seen_at = excluded.seen_at, stopping = max(stopping, excluded.stopping)
+RETURNING stopping
+"""
+RELAY_STOPPING = "SELECT stopping FROM penstock_relays WHERE relay_id = :relay_id"
+FORGET_RELAY = "DELETE FROM penstock_relays WHERE relay_id = :relay_id"
+
+CLOCK = "SELECT :now"
+
+DEDUPED = """
+SELECT queue, dedupe_key, event_id FROM penstock_dedupe
+WHERE (queue, dedupe_key) IN (SELECT value ->> 0, value ->> 1 FROM json_each(:rows))
+"""
