@@ -1,0 +1,35 @@
+"""Penstock: events from your database transaction to brokers, handlers and streams.
+
+    import penstock
+
+    outbox = penstock.connect("postgresql://localhost/shop")
+    with Session(engine) as session, session.begin():
+        session.add(order)
+        outbox.emit("order.placed", {"id": order.id}, connection=session)
+
+From there `penstock relay --to URL` carries the event on, under a lease, and its life stays on record.
+"""
+
+from penstock.errors import PenstockError
+from penstock.event import Delivery, Event, EventId
+from penstock.lifecycle import Dead, Outcome, Published, Released, Retry, State
+from penstock.outbox import Outbox, connect
+from penstock.retry import RetryPolicy
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Dead",
+    "Delivery",
+    "Event",
+    "EventId",
+    "Outbox",
+    "Outcome",
+    "PenstockError",
+    "Published",
+    "Released",
+    "Retry",
+    "RetryPolicy",
+    "State",
+    "connect",
+]

@@ -1,18 +1,18 @@
 """Every error that Penstock raises on purpose. Each message says what happened and what to do.
 
-    PenstockError
-    ├── UsageError            the caller's mistake: the command line exits with 2
-    │   ├── InvalidEvent      a field of an event is out of bounds
-    │   ├── UnknownScheme     a URL that no store or publisher answers to
-    │   ├── MissingDriver     an optional dependency is not installed
-    │   ├── NotSupported      the backend declares that it can't do this
-    │   └── EventNotFound     no event has this id
-    ├── StoreError            the store refused or failed: the command line exits with 1
-    │   ├── StoreUnavailable  it can't be reached now; trying again may work
-    │   ├── NotInitialised    its tables are missing or older than this code
-    │   └── StoreConflict     concurrent work kept winning; trying again works
-    ├── PublishError          a destination can't be used at all (one event's failure is an outcome instead)
-    └── PipelineError         Spark can't start or its query failed
+PenstockError
+├── UsageError            the caller's mistake: the command line exits with 2
+│   ├── InvalidEvent      a field of an event is out of bounds
+│   ├── UnknownScheme     a URL that no store or publisher answers to
+│   ├── MissingDriver     an optional dependency is not installed
+│   ├── NotSupported      the backend declares that it can't do this
+│   └── EventNotFound     no event has this id
+├── StoreError            the store refused or failed: the command line exits with 1
+│   ├── StoreUnavailable  it can't be reached now; trying again may work
+│   ├── NotInitialised    its tables are missing or older than this code
+│   └── StoreConflict     concurrent work kept winning; trying again works
+├── PublishError          a destination can't be used at all (one event's failure is an outcome instead)
+└── PipelineError         Spark can't start or its query failed
 """
 
 

@@ -42,7 +42,9 @@ class RetryPolicy:
         return cls(shape="none", max_attempts=1)
 
     @classmethod
-    def constant(cls, seconds: float, *, jitter: float = 0.0, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> "RetryPolicy":
+    def constant(
+        cls, seconds: float, *, jitter: float = 0.0, max_attempts: int = DEFAULT_MAX_ATTEMPTS
+    ) -> "RetryPolicy":
         return cls(shape="constant", initial_seconds=seconds, jitter=jitter, max_attempts=max_attempts)
 
     @classmethod

@@ -3,7 +3,8 @@
 from penstock.config import mask_url, url_scheme
 from penstock.errors import UnknownScheme
 from penstock.store.base import Store, StoreOptions
-from penstock.store.sql import Clock, SqlStore
+from penstock.store.moves import Clock
+from penstock.store.sql import SqlStore
 
 SCHEMES = {"sqlite": "sqlite", "postgresql": "postgres", "postgres": "postgres"}
 
@@ -26,4 +27,4 @@ def open_store(url: str, options: StoreOptions | None = None, clock: Clock | Non
             raise UnknownScheme(f"no store answers to {mask_url(url)!r}; known schemes: {known}")
 
 
-__all__ = ["Store", "StoreOptions", "open_store"]
+__all__ = ["SqlStore", "Store", "StoreOptions", "open_store"]

@@ -56,8 +56,8 @@ def borrowed(connection: object, dialect: str) -> Iterator[Any]:
     found = _DRIVERS.get(driver)
     if found is None:
         raise UsageError(
-            f"can't emit through a {type(connection).__module__}.{type(connection).__name__}; pass a SQLAlchemy Session "
-            "or Connection, a psycopg or sqlite3 connection, or a Django connection"
+            f"can't emit through a {type(connection).__module__}.{type(connection).__name__}; pass a SQLAlchemy "
+            "Session or Connection, a psycopg or sqlite3 connection, or a Django connection"
         )
     if found != dialect:
         raise UsageError(f"the connection is to {found}, but the store is on {dialect}: an emit can't be atomic")

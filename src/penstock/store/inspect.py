@@ -20,7 +20,8 @@ from sqlalchemy import (
 from penstock.event import EventId
 from penstock.lifecycle import State
 from penstock.store.base import HistoryEntry, Page, QueueStats, Record, RelayStats, Selection, Stats
-from penstock.store.schema import Moment, archive, claimed, events, history as timeline, leases, pending, relays
+from penstock.store.schema import Moment, archive, claimed, events, leases, pending, relays
+from penstock.store.schema import history as timeline
 
 LIVE = (pending, claimed)
 TOP_ERRORS = 5
@@ -174,7 +175,9 @@ def _part(
     settled_at: Any = None,
 ) -> Select[Any]:
     def moment(column: Any, name: str) -> ColumnElement[Any]:
-        return (null() if column is None else column).cast(Moment()).label(name) if column is None else column.label(name)
+        return (
+            (null() if column is None else column).cast(Moment()).label(name) if column is None else column.label(name)
+        )
 
     return select(
         events.c.seq,

@@ -15,9 +15,11 @@ from penstock.config import needs_extra
 from penstock.errors import InvalidEvent, NotInitialised, PenstockError, StoreConflict, StoreError, StoreUnavailable
 from penstock.event import Delivery, Event, EventId
 from penstock.store import postgres_statements as statements
+from penstock.store import postgres_upkeep as upkeep
 from penstock.store.base import Capabilities, Lease, LeaseId, StoreOptions
 from penstock.store.emit import EMIT_COLUMNS
-from penstock.store.sql import Clock, OutcomeRow, SqlStore, Wanted
+from penstock.store.moves import Clock, OutcomeRow, Wanted
+from penstock.store.sql import SqlStore
 from penstock.store.transaction import NO_HEADERS, Transaction, percent_style
 
 ALWAYS = datetime(1, 1, 1, tzinfo=UTC)
@@ -27,7 +29,7 @@ COPY_FROM = 20
 COMPACT_BYTES = 64 * 1024 * 1024
 COMPACT_ROWS = 10_000
 
-INSERT = f"INSERT INTO penstock_outbox ({', '.join(EMIT_COLUMNS)}) VALUES ({', '.join(['%s'] * len(EMIT_COLUMNS))})"  # noqa: S608
+INSERT = f"INSERT INTO penstock_outbox ({', '.join(EMIT_COLUMNS)}) VALUES ({', '.join(['%s'] * len(EMIT_COLUMNS))})"
 
 
 class Floor:
@@ -57,6 +59,7 @@ class Floor:
 class PostgresStore(SqlStore):
     capabilities = Capabilities(transactional_emit=True, ordering=True, concurrent_writers=True)
     statements = statements
+    upkeep = upkeep
 
     def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
         super().__init__(url, options, clock)
@@ -136,7 +139,7 @@ class PostgresStore(SqlStore):
         first: dict[tuple[str, str | None], EventId] = {}
         if deduped:
             names = {"queues": [event.queue for event in deduped], "names": [event.dedupe_key for event in deduped]}
-            cursor.execute(self._prepare(statements.DEDUPED), names)
+            cursor.execute(self._prepare(upkeep.DEDUPED), names)
             first = {(queue, key): event_id for queue, key, event_id in cursor.fetchall()}
         return [first.get((event.queue, event.dedupe_key), _id_of(event)) for event in events]
 
@@ -167,14 +170,14 @@ class PostgresStore(SqlStore):
         for queue in sorted(keyed):
             cursor.execute(self._prepare(statements.HOLD_KEYS), {"queue": queue, "names": keyed[queue]})
         given = {"count": len(events), "now": None if self.clock is None else self.clock()}
-        cursor.execute(percent_style(statements.TAKE_NUMBERS), given)
+        cursor.execute(percent_style(upkeep.TAKE_NUMBERS), given)
         numbers, now = cursor.fetchone()
-        with cursor.copy(statements.COPY_EVENTS) as copy:
-            copy.set_types(statements.EVENT_TYPES)
+        with cursor.copy(upkeep.COPY_EVENTS) as copy:
+            copy.set_types(upkeep.EVENT_TYPES)
             for seq, event in zip(numbers, events, strict=True):
                 copy.write_row(_event_row(seq, event, now))
-        with cursor.copy(statements.COPY_PENDING) as copy:
-            copy.set_types(statements.PENDING_TYPES)
+        with cursor.copy(upkeep.COPY_PENDING) as copy:
+            copy.set_types(upkeep.PENDING_TYPES)
             for seq, event in zip(numbers, events, strict=True):
                 copy.write_row(_pending_row(seq, event, now))
 
@@ -256,7 +259,7 @@ class PostgresStore(SqlStore):
         return [row[0] for row in rows], sum(row[1] for row in rows)
 
     def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int:
-        rows = tx.rows(statements.REPLAY, seqs=seqs, by=by)
+        rows = tx.rows(upkeep.REPLAY, seqs=seqs, by=by)
         lines: dict[str, set[str]] = {}
         for queue, key in rows:
             if key is not None:
@@ -268,12 +271,12 @@ class PostgresStore(SqlStore):
         return len(rows)
 
     def _purge(self, tx: Transaction, seqs: list[int]) -> int:
-        return int(tx.scalar(statements.PURGE, seqs=seqs))
+        return int(tx.scalar(upkeep.PURGE, seqs=seqs))
 
     def _compact(self) -> None:
         """Rewrite a nearly empty table that dead rows have swollen, if its lock can be had at once."""
         for table in ("penstock_pending", "penstock_claimed"):
-            size = self._transact(lambda tx, name=table: tx.scalar(statements.TABLE_BYTES, table_name=name))  # type: ignore[misc]
+            size = self._transact(lambda tx, name=table: tx.scalar(upkeep.TABLE_BYTES, table_name=name))  # type: ignore[misc]
             if size > COMPACT_BYTES:
                 try:
                     self._transact_once(lambda tx, name=table: _rewrite(tx, name))  # type: ignore[misc]
@@ -281,22 +284,22 @@ class PostgresStore(SqlStore):
                     continue  # somebody is at work on it: next time, then
 
     def _oldest_snapshot_seconds(self, tx: Transaction) -> float | None:
-        age = tx.scalar(statements.OLDEST_SNAPSHOT)
+        age = tx.scalar(upkeep.OLDEST_SNAPSHOT)
         return None if age is None else float(age)
 
 
 def _rewrite(tx: Transaction, table: str) -> None:
     """TRUNCATE frees dead rows that VACUUM may not touch while an old snapshot could still see them."""
-    tx.run(statements.SHORT_LOCK)
-    for statement in statements.REWRITE:
+    tx.run(upkeep.SHORT_LOCK)
+    for statement in upkeep.REWRITE:
         count = tx.run(statement.replace("{table}", table).replace("{limit}", str(COMPACT_ROWS + 1)))
-        if statement == statements.SET_ASIDE and count > COMPACT_ROWS:
-            tx.run(statements.DROP_ASIDE.replace("{table}", table))
+        if statement == upkeep.SET_ASIDE and count > COMPACT_ROWS:
+            tx.run(upkeep.DROP_ASIDE.replace("{table}", table))
             return
 
 
 def _delivery(row: Any) -> Delivery:
-    return Delivery._make(row) if row[5] is not None else Delivery(*row[:5], NO_HEADERS, *row[6:])
+    return Delivery._make(row if row[5] is not None else (*row[:5], NO_HEADERS, *row[6:]))
 
 
 def _event_row(seq: int, event: Event, now: datetime) -> tuple[Any, ...]:
@@ -314,7 +317,9 @@ def _event_row(seq: int, event: Event, now: datetime) -> tuple[Any, ...]:
 
 
 def _pending_row(seq: int, event: Event, now: datetime) -> tuple[Any, ...]:
-    available = event.available_at or (now if event.delay_seconds is None else now + timedelta(seconds=event.delay_seconds))
+    available = event.available_at or (
+        now if event.delay_seconds is None else now + timedelta(seconds=event.delay_seconds)
+    )
     return (seq, event.queue, event.ordering_key, event.priority, 0, 0, event.max_attempts, 0, 0, available, None)
 
 

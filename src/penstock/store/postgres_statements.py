@@ -10,7 +10,8 @@ from penstock.store.columns import CHANGED_BY, COLUMNS, DELIVERY, changing
 OPEN_LEASE = """
 INSERT INTO penstock_leases AS l
     (lease_id, queue, claimant, token, claims, moved, max_attempts, claimed_at, expires_at)
-VALUES (:lease_id, :queue, :claimant, :token, 0, false, :max_attempts, {now}, {now} + :lease_seconds * interval '1 second')
+VALUES (:lease_id, :queue, :claimant, :token, 0, false, :max_attempts, {now},
+        {now} + :lease_seconds * interval '1 second')
 ON CONFLICT (lease_id) DO UPDATE SET
     token = excluded.token, claimant = excluded.claimant, claims = l.claims + 1,
     moved = l.claimant <> excluded.claimant,
@@ -33,7 +34,8 @@ RECURSIVE level AS (
 )"""
 
 _OF_TYPES = """
-          AND EXISTS (SELECT 1 FROM penstock_events t WHERE t.seq = p.seq AND t.event_type = ANY (CAST(:types AS text[])))"""
+          AND EXISTS (SELECT 1 FROM penstock_events t WHERE t.seq = p.seq
+                      AND t.event_type = ANY (CAST(:types AS text[])))"""
 
 # Rows are deleted by their place (ctid), which the lock holds still: a join would read all of pending. The load is a
 # running sum in the order chosen, so nothing is sorted.
@@ -140,7 +142,8 @@ gone AS (
 ),
 buried AS (
     INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
-    SELECT {changing(attempts="attempts + 1", last_error="'attempt lost'")}, 'DEAD', {{now}}, lease_id FROM gone WHERE dead
+    SELECT {changing(attempts="attempts + 1", last_error="'attempt lost'")}, 'DEAD', {{now}}, lease_id
+    FROM gone WHERE dead
 ),
 returned AS (
     INSERT INTO penstock_pending ({COLUMNS})
@@ -149,7 +152,8 @@ returned AS (
 ),
 staying AS (
     UPDATE penstock_claimed
-    SET deliveries = deliveries + 1, attempts = attempts + 1, suspect = least(suspect + 1, 9), last_error = 'attempt lost'
+    SET deliveries = deliveries + 1, attempts = attempts + 1, suspect = least(suspect + 1, 9),
+        last_error = 'attempt lost'
     WHERE lease_id = :lease_id AND seq NOT IN (SELECT seq FROM leaving)
     RETURNING seq, attempts
 ),
@@ -184,7 +188,8 @@ SELECT count(*) FROM done
 # Everything but success. A retry at the last attempt is a death; a retry with :skip leaves its key's line.
 APPLY = f"""
 WITH given AS MATERIALIZED (
-    SELECT * FROM unnest(CAST(:seqs AS bigint[]), CAST(:kinds AS text[]), CAST(:errors AS text[]), CAST(:delays AS float8[]))
+    SELECT * FROM unnest(
+        CAST(:seqs AS bigint[]), CAST(:kinds AS text[]), CAST(:errors AS text[]), CAST(:delays AS float8[]))
         AS given (given_seq, kind, error, delay)
 ),
 gone AS (
@@ -312,7 +317,8 @@ returned AS (
 ),
 buried AS (
     INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
-    SELECT {changing(attempts="attempts + 1", last_error="'lease expired'")}, 'DEAD', {{now}}, lease_id FROM gone WHERE dead
+    SELECT {changing(attempts="attempts + 1", last_error="'lease expired'")}, 'DEAD', {{now}}, lease_id
+    FROM gone WHERE dead
 ),
 recorded AS (
     INSERT INTO penstock_history (seq, at, what, attempts, lease_id, by, detail)
@@ -336,105 +342,3 @@ recorded AS (
 )
 SELECT count(*) FROM gone
 """
-
-# The key comes back from the event itself: one that had left its line returns to it.
-REPLAY = f"""
-WITH gone AS (
-    DELETE FROM penstock_archive a USING penstock_events e
-    WHERE a.seq = ANY (CAST(:seqs AS bigint[])) AND e.seq = a.seq
-    RETURNING a.*, e.ordering_key AS own_key
-),
-returned AS (
-    INSERT INTO penstock_pending ({COLUMNS})
-    SELECT {
-    changing(
-        ordering_key="own_key",
-        attempts="0",
-        deliveries="0",
-        replays="replays + 1",
-        suspect="0",
-        available_at="{now}",
-        last_error="NULL",
-    )
-} FROM gone
-),
-recorded AS (
-    INSERT INTO penstock_history (seq, at, what, attempts, lease_id, by, detail)
-    SELECT seq, {{now}}, 'replayed', attempts, NULL, :by,
-           'was ' || state || coalesce(': ' || last_error, '') FROM gone
-)
-SELECT queue, own_key FROM gone
-"""
-
-LOCK_ARCHIVED = "SELECT seq FROM penstock_archive WHERE seq = ANY (CAST(:seqs AS bigint[])) ORDER BY seq FOR UPDATE SKIP LOCKED"
-
-PURGE = """
-WITH gone AS (DELETE FROM penstock_archive WHERE seq = ANY (CAST(:seqs AS bigint[])) RETURNING seq),
-lines AS (DELETE FROM penstock_history WHERE seq IN (SELECT seq FROM gone)),
-bodies AS (DELETE FROM penstock_events WHERE seq IN (SELECT seq FROM gone))
-SELECT count(*) FROM gone
-"""
-
-DROP_OLD_LEASES = """
-DELETE FROM penstock_leases WHERE lease_id = ANY (ARRAY(
-    SELECT lease_id FROM penstock_leases WHERE closed_at < {now} - :seconds * interval '1 second' LIMIT :limit))
-"""
-
-DROP_OLD_DEDUPES = """
-DELETE FROM penstock_dedupe d USING (
-    SELECT queue, dedupe_key FROM penstock_dedupe WHERE expires_at < {now} ORDER BY queue, dedupe_key
-    LIMIT :limit FOR UPDATE SKIP LOCKED) old
-WHERE d.queue = old.queue AND d.dedupe_key = old.dedupe_key
-"""
-
-DROP_OLD_RELAYS = "DELETE FROM penstock_relays WHERE seen_at < {now} - :seconds * interval '1 second'"
-
-BEAT_RELAY = """
-INSERT INTO penstock_relays AS r (relay_id, queue, destination, host, started_at, seen_at, stopping)
-VALUES (:relay_id, :queue, :destination, :host, {now}, {now}, :stopping)
-ON CONFLICT (relay_id) DO UPDATE SET seen_at = excluded.seen_at, stopping = r.stopping OR excluded.stopping
-RETURNING stopping
-"""
-
-RELAY_STOPPING = "SELECT stopping FROM penstock_relays WHERE relay_id = :relay_id"
-
-FORGET_RELAY = "DELETE FROM penstock_relays WHERE relay_id = :relay_id"
-
-CLOCK = "SELECT {now}"
-
-DEDUPED = """
-SELECT queue, dedupe_key, event_id FROM penstock_dedupe
-WHERE (queue, dedupe_key) IN (SELECT * FROM unnest(CAST(:queues AS text[]), CAST(:names AS text[])))
-"""
-
-TABLE_BYTES = "SELECT pg_relation_size(CAST(:table_name AS regclass)) + pg_indexes_size(CAST(:table_name AS regclass))"
-
-OLDEST_SNAPSHOT = """
-SELECT extract(epoch FROM max(now() - xact_start)) FROM pg_stat_activity
-WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
-"""
-
-TAKE_NUMBERS = """
-SELECT array_agg(nextval(pg_get_serial_sequence('penstock_events', 'seq'))), coalesce(CAST(:now AS timestamptz), clock_timestamp())
-FROM generate_series(1, :count)
-"""
-
-COPY_EVENTS = """
-COPY penstock_events (seq, event_id, event_type, payload, headers, partition_key, ordering_key, created_at)
-FROM STDIN (FORMAT binary)
-"""
-EVENT_TYPES = ("int8", "uuid", "text", "bytea", "jsonb", "text", "text", "timestamptz")
-
-COPY_PENDING = f"COPY penstock_pending ({COLUMNS}) FROM STDIN (FORMAT binary)"
-PENDING_TYPES = ("int8", "text", "text", "int2", "int4", "int4", "int4", "int4", "int2", "timestamptz", "text")
-
-SHORT_LOCK = "SET LOCAL lock_timeout = '100ms'"
-SET_ASIDE = "CREATE TEMPORARY TABLE penstock_aside ON COMMIT DROP AS SELECT * FROM {table} LIMIT {limit}"
-DROP_ASIDE = "DROP TABLE penstock_aside"
-REWRITE = (
-    "LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE",
-    SET_ASIDE,
-    "TRUNCATE {table}",
-    "INSERT INTO {table} SELECT * FROM penstock_aside",
-    DROP_ASIDE,
-)

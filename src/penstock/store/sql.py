@@ -1,24 +1,14 @@
 """The verbs, as every SQL backend carries them out. A backend supplies the moves, each one set-based; this module
 says in which order they happen, inside which transaction, and what a caller is told."""
 
-import random
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 from uuid import UUID, uuid4
 
 import uuid_utils.compat as uuid7
-from sqlalchemy import Engine
-from sqlalchemy.exc import SQLAlchemyError
 
-from penstock.config import mask_url
-from penstock.errors import PenstockError, StoreConflict, UsageError
+from penstock.errors import UsageError
 from penstock.event import Delivery, Event, EventId
 from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, Dead, OrderPolicy, Outcome, Published, Released, Retry
 from penstock.store import emit, inspect
@@ -26,7 +16,6 @@ from penstock.store.base import (
     DEFAULT_LEASE_SECONDS,
     PURGE_BATCH,
     REAP_BATCH,
-    Capabilities,
     Claim,
     HistoryEntry,
     Lease,
@@ -39,59 +28,25 @@ from penstock.store.base import (
     StoreOptions,
     Token,
 )
+from penstock.store.moves import Clock, Moves, OutcomeRow, Wanted
 from penstock.store.transaction import Transaction
 
 if TYPE_CHECKING:
     from penstock.store.migrate import Upgrade
 
-Clock = Callable[[], datetime]
-Result = TypeVar("Result")
 
-CONFLICT_TRIES = 8
 REPLAY_BATCH = 5_000
 UPKEEP_BATCH = 10_000
 LEASE_RETENTION_SECONDS = 86_400.0
 RELAY_RETENTION_SECONDS = 300.0
-LINE_LIMIT = 100
 DEFAULT_RETRY_SECONDS = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What one claim asks for."""
-
-    lease: Lease
-    types: Sequence[str] | None
-    opened_at: datetime
-    limit: int
-
-    def parameters(self) -> dict[str, Any]:
-        types = None if self.types is None else list(self.types)
-        line_limit = min(self.limit, LINE_LIMIT)
-        return {"lease_id": self.lease.lease_id, "queue": self.lease.queue, "types": types, "line_limit": line_limit}
-
-
-@dataclass(frozen=True, slots=True)
-class OutcomeRow:
-    """A failure or a release, as the settling statement takes it."""
-
-    seq: int
-    kind: str
-    error: str | None = None
-    delay: float = 0.0
-
-
-class SqlStore(ABC):
+class SqlStore(Moves):
     """The shared half of a SQL store. See `penstock.store.base.Store` for what each verb promises."""
 
-    capabilities: Capabilities
-    statements: ModuleType
-
     def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
-        self.url = mask_url(url)
-        self.options = options
-        self.clock = clock
-        self.engine = self._create_engine(url)
+        super().__init__(url, options, clock)
         self._keyed_first = False
 
     # -- emit -------------------------------------------------------------------------------------------------
@@ -306,9 +261,9 @@ class SqlStore(ABC):
     def tend(self) -> None:
         """Upkeep: forget old leases, dedupe windows and relays, and compact what dead rows have swollen."""
         drops = (
-            (self.statements.DROP_OLD_LEASES, {"seconds": LEASE_RETENTION_SECONDS, "limit": UPKEEP_BATCH}),
-            (self.statements.DROP_OLD_DEDUPES, {"limit": UPKEEP_BATCH}),
-            (self.statements.DROP_OLD_RELAYS, {"seconds": RELAY_RETENTION_SECONDS}),
+            (self.upkeep.DROP_OLD_LEASES, {"seconds": LEASE_RETENTION_SECONDS, "limit": UPKEEP_BATCH}),
+            (self.upkeep.DROP_OLD_DEDUPES, {"limit": UPKEEP_BATCH}),
+            (self.upkeep.DROP_OLD_RELAYS, {"seconds": RELAY_RETENTION_SECONDS}),
         )
         for statement, parameters in drops:
             self._transact(lambda tx, s=statement, p=parameters: tx.run(s, **p))  # type: ignore[misc]
@@ -319,13 +274,13 @@ class SqlStore(ABC):
     def beat(self, relay: Relay, *, stopping: bool = False) -> bool:
         """A relay says that it is alive; the answer says whether it should stop."""
         given = {"relay_id": relay.relay_id, "queue": relay.queue, "destination": relay.destination, "host": relay.host}
-        return bool(self._transact(lambda tx: tx.scalar(self.statements.BEAT_RELAY, stopping=stopping, **given)))
+        return bool(self._transact(lambda tx: tx.scalar(self.upkeep.BEAT_RELAY, stopping=stopping, **given)))
 
     def stopping(self, relay_id: UUID) -> bool:
-        return bool(self._transact(lambda tx: tx.scalar(self.statements.RELAY_STOPPING, relay_id=relay_id)))
+        return bool(self._transact(lambda tx: tx.scalar(self.upkeep.RELAY_STOPPING, relay_id=relay_id)))
 
     def forget(self, relay_id: UUID) -> None:
-        self._transact(lambda tx: tx.run(self.statements.FORGET_RELAY, relay_id=relay_id))
+        self._transact(lambda tx: tx.run(self.upkeep.FORGET_RELAY, relay_id=relay_id))
 
     # -- looking ----------------------------------------------------------------------------------------------
 
@@ -338,7 +293,7 @@ class SqlStore(ABC):
     def stats(self) -> Stats:
         return self._transact(
             lambda tx: inspect.stats(
-                tx.connection, self._moment(tx.scalar(self.statements.CLOCK)), self._oldest_snapshot_seconds(tx)
+                tx.connection, self._moment(tx.scalar(self.upkeep.CLOCK)), self._oldest_snapshot_seconds(tx)
             )
         )
 
@@ -354,86 +309,6 @@ class SqlStore(ABC):
 
     def close(self) -> None:
         self.engine.dispose()
-
-    # -- transactions -----------------------------------------------------------------------------------------
-
-    def _transact(self, work: Callable[[Transaction], Result]) -> Result:
-        """Run `work` in a transaction of its own; a conflict with concurrent work is tried again."""
-        for attempt in range(CONFLICT_TRIES):
-            try:
-                return self._transact_once(work)
-            except StoreConflict:
-                if attempt == CONFLICT_TRIES - 1:
-                    raise
-                time.sleep(random.random() * 0.02 * 2**attempt)
-        raise AssertionError("unreachable")
-
-    def _transact_once(self, work: Callable[[Transaction], Result]) -> Result:
-        with self._translated(), self._begin() as tx:
-            return work(tx)
-
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        """Turn the driver's errors into ours; what they don't name stays as it is."""
-        try:
-            yield
-        except (SQLAlchemyError, *self._driver_errors()) as error:
-            translated = self._translate(error)
-            if translated is None:
-                raise
-            raise translated from error
-
-    # -- what a backend supplies ------------------------------------------------------------------------------
-
-    @abstractmethod
-    def _create_engine(self, url: str) -> Engine: ...
-    @abstractmethod
-    @contextmanager
-    def _begin(self) -> Iterator[Transaction]: ...
-    @abstractmethod
-    def _transaction(self, connection: Any, cursor: Any) -> Transaction: ...
-    @abstractmethod
-    def _driver_errors(self) -> tuple[type[BaseException], ...]: ...
-    @abstractmethod
-    def _translate(self, error: BaseException) -> PenstockError | None: ...
-    @abstractmethod
-    def _moment(self, raw: Any) -> datetime: ...
-    @abstractmethod
-    def _append(self, cursor: Any, events: Sequence[Event]) -> list[EventId]: ...
-    @abstractmethod
-    def _take_ready(self, tx: Transaction, wanted: Wanted, limit: int) -> list[Delivery]: ...
-    @abstractmethod
-    def _take_keyed(self, tx: Transaction, wanted: Wanted, limit: int) -> list[Delivery]: ...
-    @abstractmethod
-    def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool: ...
-    @abstractmethod
-    def _extend(self, tx: Transaction, leases: Sequence[Lease], max_age: float) -> set[LeaseId]: ...
-    @abstractmethod
-    def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> int: ...
-    @abstractmethod
-    def _apply(
-        self, tx: Transaction, lease_id: LeaseId, rows: list[OutcomeRow], max_attempts: int, skip: bool
-    ) -> list[Any]: ...
-    @abstractmethod
-    def _release(self, tx: Transaction, lease_id: LeaseId) -> int: ...
-    @abstractmethod
-    def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId]) -> None: ...
-    @abstractmethod
-    def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None: ...
-    @abstractmethod
-    def _reap(self, tx: Transaction, limit: int) -> tuple[list[LeaseId], int]: ...
-    @abstractmethod
-    def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int: ...
-    @abstractmethod
-    def _purge(self, tx: Transaction, seqs: list[int]) -> int: ...
-    def _came_back(self) -> None:
-        """Events may have become pending with an older time: a backend that bounds its claims looks at all again."""
-
-    def _compact(self) -> None:
-        """Shrink what dead rows have swollen, where a backend has such a thing."""
-
-    def _oldest_snapshot_seconds(self, tx: Transaction) -> float | None:
-        return None
 
 
 _by_time = attrgetter("available_at", "seq")

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Engine, create_engine, event as hooks, make_url
+from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy import event as hooks
 from sqlalchemy.exc import DBAPIError
 
 from penstock.errors import (
@@ -25,28 +26,31 @@ from penstock.errors import (
 from penstock.event import Delivery, Event, EventId
 from penstock.lifecycle import fitting
 from penstock.store import sqlite_statements as statements
+from penstock.store import sqlite_upkeep as upkeep
 from penstock.store.base import Capabilities, Lease, LeaseId
 from penstock.store.emit import EMIT_COLUMNS
+from penstock.store.moves import OutcomeRow, Wanted
 from penstock.store.schema import from_micros, to_micros
-from penstock.store.sql import OutcomeRow, SqlStore, Wanted
+from penstock.store.sql import SqlStore
 from penstock.store.transaction import NO_HEADERS, Transaction
 
 BUSY_SECONDS = 30.0
 MICROS = 1_000_000
 
-INSERT = f"INSERT INTO penstock_outbox ({', '.join(EMIT_COLUMNS)}) VALUES ({', '.join(['?'] * len(EMIT_COLUMNS))})"  # noqa: S608
+INSERT = f"INSERT INTO penstock_outbox ({', '.join(EMIT_COLUMNS)}) VALUES ({', '.join(['?'] * len(EMIT_COLUMNS))})"
 
 
 class SqliteStore(SqlStore):
     capabilities = Capabilities(transactional_emit=True, ordering=True, concurrent_writers=False)
     statements = statements
+    upkeep = upkeep
 
     # -- connections ------------------------------------------------------------------------------------------
 
     def _create_engine(self, url: str) -> Engine:
         target = make_url(url)
         if not target.database or target.database == ":memory:":
-            raise UsageError("an SQLite store needs a file, such as sqlite:///penstock.db: its workers are other processes")
+            raise UsageError("an SQLite store needs a file that other processes can open: sqlite:///penstock.db")
         self._path = Path(target.database)
         engine = create_engine(target, connect_args={"timeout": BUSY_SECONDS, "check_same_thread": False})
         hooks.listen(engine, "connect", _set_up)
@@ -98,7 +102,7 @@ class SqliteStore(SqlStore):
         deduped = [[event.queue, event.dedupe_key] for event in events if event.dedupe_key is not None]
         first: dict[tuple[str, str | None], EventId] = {}
         if deduped:
-            cursor.execute(statements.DEDUPED, {"rows": json.dumps(deduped)})
+            cursor.execute(upkeep.DEDUPED, {"rows": json.dumps(deduped)})
             first = {(queue, key): EventId(UUID(hexed)) for queue, key, hexed in cursor.fetchall()}
         return [first.get((event.queue, event.dedupe_key), _id_of(event)) for event in events]
 
@@ -227,12 +231,21 @@ class SqliteStore(SqlStore):
         return lease_ids, total
 
     def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int:
-        counts = [tx.run(statement, seqs=seqs, by=by) for statement in statements.REPLAY]
+        counts = [tx.run(statement, seqs=seqs, by=by) for statement in upkeep.REPLAY]
         return counts[-1]
 
     def _purge(self, tx: Transaction, seqs: list[int]) -> int:
-        counts = [tx.run(statement, seqs=seqs) for statement in statements.PURGE]
+        counts = [tx.run(statement, seqs=seqs) for statement in upkeep.PURGE]
         return counts[-1]
+
+    def _came_back(self) -> None:
+        """Claims look at everything here: SQLite leaves no dead rows behind."""
+
+    def _compact(self) -> None:
+        """Nothing swells: a deleted row's page is used again at once."""
+
+    def _oldest_snapshot_seconds(self, tx: Transaction) -> None:  # noqa: ARG002
+        return None
 
 
 def _set_up(connection: Any, _record: Any) -> None:
@@ -263,7 +276,7 @@ def _adapt(value: Any) -> Any:
 def _delivery(row: Any) -> Delivery:
     headers = json.loads(row[5]) if row[5] else NO_HEADERS
     times = (from_micros(row[9]), from_micros(row[10]))
-    return Delivery(row[0], EventId(UUID(row[1])), *row[2:5], headers, *row[6:9], *times, *row[11:])
+    return Delivery._make((row[0], UUID(row[1]), *row[2:5], headers, *row[6:9], *times, *row[11:]))
 
 
 def _id_of(event: Event) -> EventId:

@@ -1,0 +1,125 @@
+"""The front object: what an application holds to emit events."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import Insert
+
+from penstock.config import store_url
+from penstock.errors import InvalidEvent
+from penstock.event import DEFAULT_QUEUE, Event, EventId, encode_payload
+from penstock.store import SqlStore, StoreOptions, open_store
+from penstock.store.emit import new_event_id
+from penstock.store.schema import outbox as outbox_view
+
+EMIT_BATCH = 10_000
+
+
+def connect(url: str | None = None, options: StoreOptions | None = None) -> "Outbox":
+    """The outbox in the database at `url` (else `PENSTOCK_STORE`, else `sqlite:///penstock.db`).
+
+    Nothing connects before the first emit.
+    """
+    return Outbox(open_store(store_url(url), options))
+
+
+class Outbox:
+    """Emits events, by itself or inside the application's own transaction."""
+
+    def __init__(self, store: SqlStore) -> None:
+        self.store = store
+
+    def emit(
+        self,
+        event_type: str,
+        payload: object = b"",
+        *,
+        queue: str = DEFAULT_QUEUE,
+        headers: Mapping[str, str] | None = None,
+        partition_key: str | None = None,
+        ordering_key: str | None = None,
+        priority: int = 0,
+        available_at: datetime | None = None,
+        delay: float | timedelta | None = None,
+        max_attempts: int | None = None,
+        dedupe_key: str | None = None,
+        dedupe_seconds: float = 86_400.0,
+        connection: object | None = None,
+    ) -> EventId:
+        """Write one event; with `connection`, in its transaction, so that both commit or neither does.
+
+        `connection` is a SQLAlchemy Session or Connection, a psycopg or sqlite3 connection, or a Django connection.
+        A second emit with the same `dedupe_key` inside its window adds nothing and returns the first id.
+        """
+        event = self.event(
+            event_type,
+            payload,
+            queue=queue,
+            headers=headers,
+            partition_key=partition_key,
+            ordering_key=ordering_key,
+            priority=priority,
+            available_at=available_at,
+            delay=delay,
+            max_attempts=max_attempts,
+            dedupe_key=dedupe_key,
+            dedupe_seconds=dedupe_seconds,
+        )
+        return self.store.append([event], connection=connection)[0]
+
+    def emit_many(self, events: Iterable[Event], *, connection: object | None = None) -> list[EventId]:
+        """Write many events, all or none; on PostgreSQL by COPY."""
+        return self.store.append(list(events), connection=connection)
+
+    def event(
+        self,
+        event_type: str,
+        payload: object = b"",
+        *,
+        headers: Mapping[str, str] | None = None,
+        delay: float | timedelta | None = None,
+        **fields: Any,
+    ) -> Event:
+        """An event that is not yet written, with its payload encoded: for `emit_many` and `insert`."""
+        body, all_headers = encode_payload(payload, headers)
+        seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+        try:
+            return Event(event_type=event_type, payload=body, headers=all_headers, delay_seconds=seconds, **fields)
+        except TypeError as error:
+            raise InvalidEvent(f"an event has no such field: {error}") from error
+
+    def insert(self, event: Event) -> Insert:
+        """The statement that emits `event`, for async sessions: `await session.execute(outbox.insert(event))`."""
+        named = event if event.event_id else replace(event, event_id=new_event_id())
+        values = {name: getattr(named, name) for name in _INSERTED}
+        return outbox_view.insert().values(**values, headers=dict(named.headers) or None)
+
+    def close(self) -> None:
+        self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_INSERTED = (
+    "event_id",
+    "event_type",
+    "queue",
+    "payload",
+    "partition_key",
+    "ordering_key",
+    "priority",
+    "max_attempts",
+    "available_at",
+    "delay_seconds",
+    "dedupe_key",
+    "dedupe_seconds",
+)

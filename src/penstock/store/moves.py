@@ -1,0 +1,151 @@
+"""What a SQL backend supplies: connections, and moves that are each one set-based step. It also holds how a transaction
+is run, tried again and its errors told; which moves make up a verb is `penstock.store.sql`'s matter."""
+
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from types import ModuleType
+from typing import Any, TypeVar
+
+from sqlalchemy import Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from penstock.config import mask_url
+from penstock.errors import PenstockError, StoreConflict
+from penstock.event import Delivery, Event, EventId
+from penstock.store.base import Capabilities, Lease, LeaseId, StoreOptions
+from penstock.store.transaction import Transaction
+
+Clock = Callable[[], datetime]
+Result = TypeVar("Result")
+
+CONFLICT_TRIES = 8
+LINE_LIMIT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What one claim asks for."""
+
+    lease: Lease
+    types: Sequence[str] | None
+    opened_at: datetime
+    limit: int
+
+    def parameters(self) -> dict[str, Any]:
+        types = None if self.types is None else list(self.types)
+        line_limit = min(self.limit, LINE_LIMIT)
+        return {"lease_id": self.lease.lease_id, "queue": self.lease.queue, "types": types, "line_limit": line_limit}
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeRow:
+    """A failure or a release, as the settling statement takes it."""
+
+    seq: int
+    kind: str
+    error: str | None = None
+    delay: float = 0.0
+
+
+class Moves(ABC):
+    """The half of a SQL store that differs from database to database."""
+
+    capabilities: Capabilities
+    statements: ModuleType
+    upkeep: ModuleType
+
+    def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
+        self.url = mask_url(url)
+        self.options = options
+        self.clock = clock
+        self.engine = self._create_engine(url)
+
+    # -- transactions -----------------------------------------------------------------------------------------
+
+    def _transact(self, work: Callable[[Transaction], Result]) -> Result:
+        """Run `work` in a transaction of its own; a conflict with concurrent work is tried again."""
+        for attempt in range(CONFLICT_TRIES):
+            try:
+                return self._transact_once(work)
+            except StoreConflict:
+                if attempt == CONFLICT_TRIES - 1:
+                    raise
+                time.sleep(random.random() * 0.02 * 2**attempt)
+        raise AssertionError("unreachable")
+
+    def _transact_once(self, work: Callable[[Transaction], Result]) -> Result:
+        with self._translated(), self._begin() as tx:
+            return work(tx)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn the driver's errors into ours; what they don't name stays as it is."""
+        expected: tuple[type[BaseException], ...] = (SQLAlchemyError, *self._driver_errors())
+        try:
+            yield
+        except expected as error:
+            translated = self._translate(error)
+            if translated is None:
+                raise
+            raise translated from error
+
+    # -- what a backend supplies ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _create_engine(self, url: str) -> Engine: ...
+    @abstractmethod
+    @contextmanager
+    def _begin(self) -> Iterator[Transaction]: ...
+    @abstractmethod
+    def _transaction(self, connection: Any, cursor: Any) -> Transaction: ...
+    @abstractmethod
+    def _driver_errors(self) -> tuple[type[BaseException], ...]: ...
+    @abstractmethod
+    def _translate(self, error: BaseException) -> PenstockError | None: ...
+    @abstractmethod
+    def _moment(self, raw: Any) -> datetime: ...
+    @abstractmethod
+    def _append(self, cursor: Any, events: Sequence[Event]) -> list[EventId]: ...
+    @abstractmethod
+    def _take_ready(self, tx: Transaction, wanted: Wanted, limit: int) -> list[Delivery]: ...
+    @abstractmethod
+    def _take_keyed(self, tx: Transaction, wanted: Wanted, limit: int) -> list[Delivery]: ...
+    @abstractmethod
+    def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool: ...
+    @abstractmethod
+    def _extend(self, tx: Transaction, leases: Sequence[Lease], max_age: float) -> set[LeaseId]: ...
+    @abstractmethod
+    def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> int: ...
+    @abstractmethod
+    def _apply(
+        self, tx: Transaction, lease_id: LeaseId, rows: list[OutcomeRow], max_attempts: int, skip: bool
+    ) -> list[Any]: ...
+    @abstractmethod
+    def _release(self, tx: Transaction, lease_id: LeaseId) -> int: ...
+    @abstractmethod
+    def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId]) -> None: ...
+    @abstractmethod
+    def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None: ...
+    @abstractmethod
+    def _reap(self, tx: Transaction, limit: int) -> tuple[list[LeaseId], int]: ...
+    @abstractmethod
+    def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int: ...
+    @abstractmethod
+    def _purge(self, tx: Transaction, seqs: list[int]) -> int: ...
+
+    @abstractmethod
+    def _came_back(self) -> None:
+        """Events may have become pending with an older time: a backend that bounds its claims looks at all again."""
+
+    @abstractmethod
+    def _compact(self) -> None:
+        """Shrink what dead rows have swollen, where a backend has such a thing."""
+
+    @abstractmethod
+    def _oldest_snapshot_seconds(self, tx: Transaction) -> float | None:
+        """The age of the oldest snapshot that holds up vacuum, where a backend has such a thing."""

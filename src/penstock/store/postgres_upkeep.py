@@ -1,0 +1,107 @@
+"""The statements beside the flow on PostgreSQL: replay, purge, relays, upkeep, and the bulk way in.
+
+As in `postgres_statements`, values are bound and only `{now}`, the clock, is put in.
+"""
+
+from penstock.store.columns import COLUMNS, changing
+
+# The key comes back from the event itself: one that had left its line returns to it.
+REPLAY = f"""
+WITH gone AS (
+    DELETE FROM penstock_archive a USING penstock_events e
+    WHERE a.seq = ANY (CAST(:seqs AS bigint[])) AND e.seq = a.seq
+    RETURNING a.*, e.ordering_key AS own_key
+),
+returned AS (
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT {
+    changing(
+        ordering_key="own_key",
+        attempts="0",
+        deliveries="0",
+        replays="replays + 1",
+        suspect="0",
+        available_at="{now}",
+        last_error="NULL",
+    )
+} FROM gone
+),
+recorded AS (
+    INSERT INTO penstock_history (seq, at, what, attempts, lease_id, by, detail)
+    SELECT seq, {{now}}, 'replayed', attempts, NULL, :by,
+           'was ' || state || coalesce(': ' || last_error, '') FROM gone
+)
+SELECT queue, own_key FROM gone
+"""
+
+PURGE = """
+WITH gone AS (DELETE FROM penstock_archive WHERE seq = ANY (CAST(:seqs AS bigint[])) RETURNING seq),
+lines AS (DELETE FROM penstock_history WHERE seq IN (SELECT seq FROM gone)),
+bodies AS (DELETE FROM penstock_events WHERE seq IN (SELECT seq FROM gone))
+SELECT count(*) FROM gone
+"""
+
+DROP_OLD_LEASES = """
+DELETE FROM penstock_leases WHERE lease_id = ANY (ARRAY(
+    SELECT lease_id FROM penstock_leases WHERE closed_at < {now} - :seconds * interval '1 second' LIMIT :limit))
+"""
+
+DROP_OLD_DEDUPES = """
+DELETE FROM penstock_dedupe d USING (
+    SELECT queue, dedupe_key FROM penstock_dedupe WHERE expires_at < {now} ORDER BY queue, dedupe_key
+    LIMIT :limit FOR UPDATE SKIP LOCKED) old
+WHERE d.queue = old.queue AND d.dedupe_key = old.dedupe_key
+"""
+
+DROP_OLD_RELAYS = "DELETE FROM penstock_relays WHERE seen_at < {now} - :seconds * interval '1 second'"
+
+BEAT_RELAY = """
+INSERT INTO penstock_relays AS r (relay_id, queue, destination, host, started_at, seen_at, stopping)
+VALUES (:relay_id, :queue, :destination, :host, {now}, {now}, :stopping)
+ON CONFLICT (relay_id) DO UPDATE SET seen_at = excluded.seen_at, stopping = r.stopping OR excluded.stopping
+RETURNING stopping
+"""
+
+RELAY_STOPPING = "SELECT stopping FROM penstock_relays WHERE relay_id = :relay_id"
+
+FORGET_RELAY = "DELETE FROM penstock_relays WHERE relay_id = :relay_id"
+
+CLOCK = "SELECT {now}"
+
+DEDUPED = """
+SELECT queue, dedupe_key, event_id FROM penstock_dedupe
+WHERE (queue, dedupe_key) IN (SELECT * FROM unnest(CAST(:queues AS text[]), CAST(:names AS text[])))
+"""
+
+TABLE_BYTES = "SELECT pg_relation_size(CAST(:table_name AS regclass)) + pg_indexes_size(CAST(:table_name AS regclass))"
+
+OLDEST_SNAPSHOT = """
+SELECT extract(epoch FROM max(now() - xact_start)) FROM pg_stat_activity
+WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
+"""
+
+TAKE_NUMBERS = """
+SELECT array_agg(nextval(pg_get_serial_sequence('penstock_events', 'seq'))),
+       coalesce(CAST(:now AS timestamptz), clock_timestamp())
+FROM generate_series(1, :count)
+"""
+
+COPY_EVENTS = """
+COPY penstock_events (seq, event_id, event_type, payload, headers, partition_key, ordering_key, created_at)
+FROM STDIN (FORMAT binary)
+"""
+EVENT_TYPES = ("int8", "uuid", "text", "bytea", "jsonb", "text", "text", "timestamptz")
+
+COPY_PENDING = f"COPY penstock_pending ({COLUMNS}) FROM STDIN (FORMAT binary)"
+PENDING_TYPES = ("int8", "text", "text", "int2", "int4", "int4", "int4", "int4", "int2", "timestamptz", "text")
+
+SHORT_LOCK = "SET LOCAL lock_timeout = '100ms'"
+SET_ASIDE = "CREATE TEMPORARY TABLE penstock_aside ON COMMIT DROP AS SELECT * FROM {table} LIMIT {limit}"
+DROP_ASIDE = "DROP TABLE penstock_aside"
+REWRITE = (
+    "LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE",
+    SET_ASIDE,
+    "TRUNCATE {table}",
+    "INSERT INTO {table} SELECT * FROM penstock_aside",
+    DROP_ASIDE,
+)
