@@ -14,7 +14,7 @@ sys.path[:] = [path for path in sys.path if not path.endswith((os.sep + "pyspark
 
 # Imported before the fork, so that the workers share it. It starts no threads: pandas and Arrow come later.
 import pyspark.daemon  # noqa: E402
-import pyspark.worker  # noqa: E402, F401
+import pyspark.worker  # noqa: E402
 
 _serve = pyspark.daemon.worker
 

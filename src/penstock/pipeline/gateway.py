@@ -49,13 +49,12 @@ JAVA_OPTIONS = (
     # Stopping a query in the middle of a batch overflowed the default stack.
     "-Xss8m",
     # Spark starts small processes (Python, chmod): without this, each one copies the whole process first.
-    "-Djdk.lang.Process.launchMechanism=VFORK",
     "-XX:-UsePerfData",
     f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}",
     "-Dlog4j2.disable.jmx=true",
 )
 # An unusable class-data archive is not worth a warning: Java goes on without it.
-_QUIET_JAVA = ("-Xlog:disable", "-Xlog:all=error:stderr")
+_QUIET_JAVA = "-Xlog:disable"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ def start_gateway(java_home: Path, environment: Mapping[str, str], *, extra: tup
         f"-Xmx{environment.get('SPARK_DRIVER_MEMORY', '1g')}",
         *_SPARK_OPTIONS,
         *JAVA_OPTIONS,
-        *_QUIET_JAVA,
+        _QUIET_JAVA,
         *extra,
         "org.apache.spark.api.python.PythonGatewayServer",
     ]

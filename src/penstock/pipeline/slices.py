@@ -43,6 +43,11 @@ class Slice:
         return not self.pause(0)
 
     @property
+    def stopped(self) -> bool:
+        """Whether all is to stop, slice over or not."""
+        return self._line is None or bool(select.select([self._line], [], [], 0)[0])
+
+    @property
     def remaining_seconds(self) -> float:
         return max(0.0, self._deadline - time.monotonic())
 
@@ -81,8 +86,8 @@ def run_slices(
     results, and only then ends the query. A slice that failed in spite of Spark's retries raises PipelineError.
     """
     _require_importable(function)
-    driver = spark.conf.get("spark.driver.host", "127.0.0.1") or "127.0.0.1"
-    with StopLine(driver) as line:
+    host = spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
+    with StopLine(host, spark.sparkContext.getConf().get("spark.driver.bindAddress") or host) as line:
         task = functools.partial(_run_task, function, argument, slice_seconds, line.address)
         tasks = spark.sparkContext.parallelize(range(parallelism), parallelism).mapPartitionsWithIndex(task)
         turns = _Turns(tasks.collect, on_slice, line, stop or threading.Event())
@@ -97,10 +102,10 @@ def run_slices(
 
 def root_cause(text: str) -> str:
     """The one line of a Spark error that says what went wrong."""
-    python = text.rpartition("Traceback (most recent call last):")[2] if "Traceback (most" in text else ""
-    for line in python.splitlines():
-        if line.strip() and not line[0].isspace():
-            return line.strip()
+    if tracebacks := list(re.finditer(r"^( *)(?:\S.*)?Traceback \(most recent call last\):$", text, re.MULTILINE)):
+        margin = tracebacks[-1][1]
+        if found := re.compile(rf"^{margin}(\S.*)$", re.MULTILINE).search(text, tracebacks[-1].end()):
+            return found[1]
     if found := re.search(r"most recent failure: (?:Lost task [^:]*: )?(.*)", text):
         return found[1].strip()
     return next((line.strip() for line in text.splitlines() if line.strip()), "Spark gave no reason")
@@ -112,13 +117,13 @@ class StopLine:
     So they also learn that the driver was killed. Nothing is ever sent.
     """
 
-    def __init__(self, host: str) -> None:
-        self._server = socket.create_server((host, 0), backlog=_BACKLOG)
+    def __init__(self, host: str, bind_address: str) -> None:
+        self._server = socket.create_server((bind_address, 0), backlog=_BACKLOG)
         self._server.setblocking(False)
         self._held: list[socket.socket] = []
         self._open = True
         self._lock = threading.Lock()
-        self.address: tuple[str, int] = self._server.getsockname()[:2]
+        self.address: tuple[str, int] = (host, self._server.getsockname()[1])
 
     def __enter__(self) -> "StopLine":
         return self
@@ -184,12 +189,9 @@ class _Turns:
     def end(self, query: "StreamingQuery", grace_seconds: float) -> None:
         self._stop.set()
         self._line.hang_up()
-        ended = self._busy.acquire(timeout=grace_seconds)
-        try:
-            self.failure = self.failure or _stop_query(query)
-        finally:
-            if ended:
-                self._busy.release()
+        if self._busy.acquire(timeout=grace_seconds):
+            self._busy.release()  # from here on a micro-batch does nothing
+        self.failure = self.failure or _stop_query(query)
 
 
 def _start(spark: "SparkSession", turns: _Turns, checkpoint: str | None, name: str | None) -> "StreamingQuery":

@@ -12,14 +12,23 @@ from penstock.publish.wire import as_json_line
 
 
 class ConsolePublisher(Unpicklable):
+    """`path` names an output to use in place of this process's own, such as that of the process that started it."""
+
     in_order = True
+
+    def __init__(self, path: str | None = None) -> None:
+        self._path = path
 
     def publish(self, messages: Sequence[Message]) -> dict[int, Outcome]:
         lines = "".join(map(as_json_line, messages))
         try:
-            # Looked up at each call: what standard output is may change while the process runs.
-            sys.stdout.write(lines)
-            sys.stdout.flush()
+            if self._path is None:
+                # Looked up at each call: what standard output is may change while the process runs.
+                sys.stdout.write(lines)
+                sys.stdout.flush()
+            else:
+                with open(self._path, "a") as output:
+                    output.write(lines)
         except (OSError, ValueError) as error:
             raise PublishError(f"standard output can't be written to: {error}") from error
         return dict.fromkeys([message.event.seq for message in messages], PUBLISHED)
@@ -29,5 +38,4 @@ class ConsolePublisher(Unpicklable):
 
 
 def from_url(url: str) -> ConsolePublisher:
-    known_options(url)
-    return ConsolePublisher()
+    return ConsolePublisher(known_options(url, ("path",)).get("path"))

@@ -14,9 +14,9 @@ def error_text(error: BaseException) -> str:
     return storable(f"{type(error).__name__}: {error}".removesuffix(": "))
 
 
-def storable(error: str) -> str:
+def storable(error: object) -> str:
     """An error's text that every store takes and anyone may read: short, without passwords, NULs and broken Unicode."""
-    clean = mask_url(error).replace("\x00", "").encode(errors="replace").decode()
+    clean = mask_url(str(error)).replace("\x00", "").encode(errors="replace").decode()
     return clean if len(clean) <= ERROR_LIMIT else clean[: ERROR_LIMIT - 1] + "…"
 
 

@@ -2,6 +2,7 @@
 says in which order they happen, inside which transaction, and what a caller is told."""
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, assert_never
 from uuid import UUID, uuid4
@@ -306,6 +307,10 @@ class SqlStore(Moves):
             return migrate.upgrade(tx.connection)
 
         return self._transact(work)
+
+    def now(self) -> datetime:
+        """The time by the store's clock, which is the one that counts."""
+        return self._transact(lambda tx: self._moment(tx.scalar(self.upkeep.CLOCK)))
 
     def close(self) -> None:
         self.engine.dispose()

@@ -1,0 +1,250 @@
+"""One task's turn of the relay, on an executor: probe, claim, dispatch, settle, in a loop until its slice is over.
+
+The store, the publisher and the heartbeats open once per worker process, lazily, and stay open from slice to slice.
+The driver's side is `penstock.pipeline.relay`.
+"""
+
+import os
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from penstock.errors import StoreConflict, StoreUnavailable
+from penstock.event import Delivery
+from penstock.lifecycle import RELEASED, OrderPolicy, Outcome, Released, Retry
+from penstock.pipeline.slices import Slice
+from penstock.publish import open_publisher
+from penstock.publish.base import Publisher
+from penstock.publish.dispatch import dispatch
+from penstock.publish.routing import Routing
+from penstock.retry import RetryPolicy
+from penstock.store import SqlStore, StoreOptions, open_store
+from penstock.store.base import Claim, Lease, Settlement
+
+MIN_IDLE_SECONDS = 0.002
+MAX_IDLE_SECONDS = 0.05
+IDLE_GROWTH = 1.5
+MAX_BACKOFF_SECONDS = 2.0
+# Between pieces of a claim a task looks whether it is to stop: a slow destination must not hold it for a whole batch.
+PIECE = 1_000
+PIECE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errand:
+    """What a relay's tasks are to do: small, frozen, and all that travels to the executors."""
+
+    store: str
+    destination: str
+    queue: str
+    batch: int
+    lease_seconds: float
+    retry: RetryPolicy
+    routing: Routing
+    order_policy: OrderPolicy = OrderPolicy.BLOCK
+    max_deliveries: int | None = None
+    until: datetime | None = None
+    """For a relay that drains: it ends with the events emitted before this moment."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of a turn."""
+
+    claimed: int = 0
+    published: int = 0
+    retried: int = 0
+    dead: int = 0
+    released: int = 0
+    lost: int = 0
+    drained: bool = False
+    troubles: list[str] = field(default_factory=list)
+
+    def count(self, settlement: Settlement) -> None:
+        self.published += len(settlement.published)
+        self.retried += len(settlement.retried)
+        self.dead += len(settlement.dead)
+        self.released += len(settlement.released)
+        self.lost += len(settlement.lost)
+
+    def trouble(self, error: Exception) -> None:
+        line = str(error) or type(error).__name__
+        if line not in self.troubles:
+            self.troubles.append(line)
+
+
+class Heart:
+    """Heartbeats for whatever leases this process holds, from one thread, so that slow publishing keeps its lease."""
+
+    def __init__(self, store: SqlStore, every_seconds: float) -> None:
+        self._store = store
+        self._every_seconds = every_seconds
+        self._held: dict[Lease, float] = {}
+        self._changed = threading.Lock()
+        threading.Thread(target=self._beat, name="penstock-heart", daemon=True).start()
+
+    @contextmanager
+    def beating(self, lease: Lease) -> Iterator[None]:
+        with self._changed:
+            self._held[lease] = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held.pop(lease, None)
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(self._every_seconds / 2)
+            due = time.monotonic() - self._every_seconds / 2
+            with self._changed:
+                old = [lease for lease, since in self._held.items() if since <= due]
+            if old:
+                self._extend(old)
+
+    def _extend(self, leases: list[Lease]) -> None:
+        try:
+            self._store.extend(leases)
+        except (StoreUnavailable, StoreConflict):
+            return  # the next beat tries again; if none comes through, settling says what was lost
+
+
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """What a worker process keeps open for an errand."""
+
+    store: SqlStore
+    publisher: Publisher
+    heart: Heart
+    claimant: str
+
+
+_hands: dict[str, Hands] = {}
+
+
+def carry(errand: Errand, turn: Slice) -> Tally:
+    """Carry events until the slice is over, or, for an errand with an end, until there are none left."""
+    hands = _open(errand)
+    tally = Tally()
+    idle, backoff, probe = MIN_IDLE_SECONDS, MIN_IDLE_SECONDS, False
+    while not turn.over:
+        try:
+            claim = None if probe and not hands.store.ready(errand.queue) else _claim(hands, errand)
+            if claim:
+                _handle(hands, errand, claim, turn, tally)
+                idle = backoff = MIN_IDLE_SECONDS
+                if errand.until and all(event.created_at > errand.until for event in claim.events):
+                    claim = None
+            if errand.until and not claim:
+                tally.drained = True
+                return tally
+            probe = claim is None or len(claim) < errand.batch
+            if not claim:
+                turn.pause(idle)
+                idle = min(idle * IDLE_GROWTH, MAX_IDLE_SECONDS)
+        except (StoreUnavailable, StoreConflict) as error:
+            tally.trouble(error)
+            turn.pause(backoff * (1 + random.random()))
+            backoff = min(backoff * 2, MAX_BACKOFF_SECONDS)
+    return tally
+
+
+def _open(errand: Errand) -> Hands:
+    hands = _hands.get(repr(errand))
+    if hands is None:
+        options = StoreOptions(order_policy=errand.order_policy)
+        store = open_store(errand.store, options)
+        publisher = open_publisher(errand.destination)
+        heart = Heart(store, errand.lease_seconds / 3)
+        hands = _hands[repr(errand)] = Hands(store, publisher, heart, f"{socket.gethostname()}:{os.getpid()}")
+    return hands
+
+
+def _claim(hands: Hands, errand: Errand) -> Claim:
+    return hands.store.claim(
+        errand.queue,
+        limit=errand.batch,
+        claimant=hands.claimant,
+        lease_seconds=errand.lease_seconds,
+        max_attempts=errand.retry.max_attempts,
+    )
+
+
+def _handle(hands: Hands, errand: Errand, claim: Claim, turn: Slice, tally: Tally) -> None:
+    tally.claimed += len(claim)
+    with hands.heart.beating(claim.lease):
+        outcomes = _dispatch(hands.publisher, errand, claim.events, turn)
+        tally.count(_settle(hands.store, claim.lease, outcomes, errand.lease_seconds, turn, tally))
+
+
+def _dispatch(publisher: Publisher, errand: Errand, events: Sequence[Delivery], turn: Slice) -> dict[int, Outcome]:
+    """Publish piece by piece; what is not begun when the relay stops is given back."""
+    outcomes: dict[int, Outcome] = {}
+    blocked: set[str] = set()
+    size, start = PIECE, 0
+    while start < len(events):
+        piece = [event for event in events[start : start + size] if event.ordering_key not in blocked]
+        began = time.monotonic()
+        sent = dispatch(
+            publisher,
+            errand.routing,
+            errand.retry,
+            piece,
+            now=datetime.now(UTC),
+            roll=random.random,
+            max_deliveries=errand.max_deliveries,
+            order_policy=errand.order_policy,
+        )
+        outcomes |= sent
+        start += size
+        if start < len(events):
+            blocked |= _blocked(piece, sent, errand.order_policy)
+            if turn.stopped:
+                break
+            size = _next_size(size, time.monotonic() - began)
+    return (
+        {event.seq: outcomes.get(event.seq, RELEASED) for event in events} if len(outcomes) < len(events) else outcomes
+    )
+
+
+def _blocked(events: Sequence[Delivery], outcomes: dict[int, Outcome], policy: OrderPolicy) -> set[str]:
+    """Keys whose later events have to wait."""
+    if policy is OrderPolicy.SKIP:
+        return set()
+    return {
+        event.ordering_key
+        for event in events
+        if event.ordering_key is not None and isinstance(outcomes.get(event.seq), Retry | Released)
+    }
+
+
+def _next_size(size: int, seconds: float) -> int:
+    """Smaller pieces for a slow destination, larger again for a fast one."""
+    if seconds > PIECE_SECONDS:
+        return max(1, int(size * PIECE_SECONDS / seconds))
+    return min(PIECE, size * 2)
+
+
+def _settle(
+    store: SqlStore, lease: Lease, outcomes: dict[int, Outcome], lease_seconds: float, turn: Slice, tally: Tally
+) -> Settlement:
+    """Settle, through an outage if need be: what was published must not be published again for want of patience.
+
+    A settle that may have been committed is safe to repeat: the store answers "already settled".
+    """
+    give_up = time.monotonic() + lease_seconds
+    backoff = 0.05
+    while True:
+        try:
+            return store.settle(lease, outcomes)
+        except (StoreUnavailable, StoreConflict) as error:
+            tally.trouble(error)
+            if time.monotonic() > give_up or turn.stopped:
+                return Settlement()
+            time.sleep(backoff * (1 + random.random()))
+            backoff = min(backoff * 2, MAX_BACKOFF_SECONDS)
