@@ -10,11 +10,15 @@
 From there `penstock relay --to URL` carries the event on, under a lease, and its life stays on record.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from penstock.errors import PenstockError
 from penstock.event import Delivery, Event, EventId
 from penstock.lifecycle import Dead, Outcome, Published, Released, Retry, State
-from penstock.outbox import Outbox, connect
 from penstock.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from penstock.outbox import Outbox, connect
 
 __version__ = "0.1.0"
 
@@ -33,3 +37,12 @@ __all__ = [
     "State",
     "connect",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The outbox comes with the first use: it brings SQLAlchemy along, and a command line is to start at once."""
+    if name in ("Outbox", "connect"):
+        from penstock import outbox
+
+        return getattr(outbox, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -121,6 +121,16 @@ class Page:
 
 
 @dataclass(frozen=True, slots=True)
+class SettledCount:
+    """How many settled events of one kind there are."""
+
+    state: State
+    queue: str
+    event_type: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class HistoryEntry:
     """One line of an event's timeline."""
 

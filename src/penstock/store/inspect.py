@@ -19,7 +19,7 @@ from sqlalchemy import (
 
 from penstock.event import EventId
 from penstock.lifecycle import State
-from penstock.store.base import HistoryEntry, Page, QueueStats, Record, RelayStats, Selection, Stats
+from penstock.store.base import HistoryEntry, Page, QueueStats, Record, RelayStats, Selection, SettledCount, Stats
 from penstock.store.schema import Moment, archive, claimed, events, leases, pending, relays
 from penstock.store.schema import history as timeline
 
@@ -57,8 +57,26 @@ def count_settled(connection: Connection, selection: Selection) -> int:
     return int(connection.execute(statement.where(*_conditions(selection, archive), *_states(selection))).scalar_one())
 
 
+def settled_counts(connection: Connection, selection: Selection) -> list[SettledCount]:
+    """What a replay or purge of the selection would touch, by kind, the commonest first."""
+    kind = (archive.c.state, archive.c.queue, events.c.event_type)
+    statement = (
+        select(*kind, func.count())
+        .select_from(archive.join(events, events.c.seq == archive.c.seq))
+        .where(*_conditions(selection, archive), *_states(selection))
+        .group_by(*kind)
+        .order_by(func.count().desc(), *kind)
+    )
+    return [SettledCount(State(row[0]), *row[1:]) for row in connection.execute(statement)]
+
+
 def last_seq(connection: Connection) -> int:
     return int(connection.execute(select(func.coalesce(func.max(archive.c.seq), 0))).scalar_one())
+
+
+def bounds(connection: Connection) -> tuple[int, int]:
+    first, last = connection.execute(select(func.min(events.c.seq), func.max(events.c.seq))).one()
+    return (1, 0) if last is None else (first, last)
 
 
 def purgeable(selection: Selection) -> Selection:

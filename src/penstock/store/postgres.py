@@ -113,7 +113,9 @@ class PostgresStore(SqlStore):
             case errors.DeadlockDetected() | errors.SerializationFailure() | errors.LockNotAvailable():
                 return StoreConflict(f"concurrent work on {self.url} kept winning; try again")
             case errors.UndefinedTable() | errors.UndefinedColumn() | errors.UndefinedFunction():
-                return NotInitialised(f"the tables of {self.url} are missing or old; run: penstock init")
+                return NotInitialised(
+                    f"the tables of {self.url} are missing or old; run: penstock init --store {self.url}"
+                )
             case errors.UniqueViolation() if "event_id" in str(cause):
                 return InvalidEvent("an event with this event_id was emitted before")
             case OperationalError() | InterfaceError():
@@ -303,7 +305,9 @@ def _delivery(row: Any) -> Delivery:
 
 
 def _event_row(seq: int, event: Event, now: datetime) -> tuple[Any, ...]:
-    headers = _headers(event)
+    from psycopg.types.json import Jsonb
+
+    headers = Jsonb(dict(event.headers)) if event.headers else None
     return (
         seq,
         event.event_id,

@@ -24,6 +24,7 @@ from penstock.store.base import (
     Page,
     Relay,
     Selection,
+    SettledCount,
     Settlement,
     Stats,
     StoreOptions,
@@ -35,6 +36,7 @@ from penstock.store.transaction import Transaction
 if TYPE_CHECKING:
     from penstock.store.migrate import Upgrade
 
+Progress = Callable[[int], None]
 
 REPLAY_BATCH = 5_000
 UPKEEP_BATCH = 10_000
@@ -228,21 +230,36 @@ class SqlStore(Moves):
 
         return self._transact(work)
 
-    def replay(self, selection: Selection, *, dry_run: bool = False, by: str = "operator") -> int:
+    def replay(
+        self, selection: Selection, *, dry_run: bool = False, by: str = "operator", progress: Progress | None = None
+    ) -> int:
         selection.require("replay")
         if dry_run:
             return self._transact(lambda tx: inspect.count_settled(tx.connection, selection))
         self._came_back()
-        return self._in_batches(selection, REPLAY_BATCH, lambda tx, seqs: self._replay(tx, seqs, by))
+        return self._in_batches(selection, REPLAY_BATCH, lambda tx, seqs: self._replay(tx, seqs, by), progress)
 
-    def purge(self, selection: Selection, *, batch: int = PURGE_BATCH, dry_run: bool = False) -> int:
+    def purge(
+        self,
+        selection: Selection,
+        *,
+        batch: int = PURGE_BATCH,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> int:
         selection.require("purge")
         chosen = inspect.purgeable(selection)
         if dry_run:
             return self._transact(lambda tx: inspect.count_settled(tx.connection, chosen))
-        return self._in_batches(chosen, batch, self._purge)
+        return self._in_batches(chosen, batch, self._purge, progress)
 
-    def _in_batches(self, selection: Selection, batch: int, move: Callable[[Transaction, list[int]], int]) -> int:
+    def _in_batches(
+        self,
+        selection: Selection,
+        batch: int,
+        move: Callable[[Transaction, list[int]], int],
+        progress: Progress | None = None,
+    ) -> int:
         """Go through the settled events by seq, a transaction a batch: an interruption loses nothing."""
         total, after = 0, 0
         until = self._transact(lambda tx: inspect.last_seq(tx.connection))
@@ -255,6 +272,8 @@ class SqlStore(Moves):
 
             moved, last = self._transact(work)
             total += moved
+            if progress is not None:
+                progress(total)
             if last is None:
                 return total
             after = last
@@ -288,8 +307,16 @@ class SqlStore(Moves):
     def find(self, selection: Selection, *, after: int | None = None, limit: int = 100) -> Page:
         return self._transact(lambda tx: inspect.find(tx.connection, selection, after=after, limit=limit))
 
+    def bounds(self) -> tuple[int, int]:
+        """The first and the last seq there are; (1, 0) where there are none."""
+        return self._transact(lambda tx: inspect.bounds(tx.connection))
+
     def history(self, event_id: EventId) -> Sequence[HistoryEntry]:
         return self._transact(lambda tx: inspect.history(tx.connection, event_id))
+
+    def settled_counts(self, selection: Selection) -> Sequence[SettledCount]:
+        """What a replay of the selection would touch, by state, queue and type, the most first."""
+        return self._transact(lambda tx: inspect.settled_counts(tx.connection, selection))
 
     def stats(self) -> Stats:
         return self._transact(
@@ -307,6 +334,12 @@ class SqlStore(Moves):
             return migrate.upgrade(tx.connection)
 
         return self._transact(work)
+
+    def versions(self) -> tuple[str | None, str]:
+        """The version of the tables, None where there are none, and the one that this code wants."""
+        from penstock.store import migrate
+
+        return self._transact(lambda tx: (migrate.current(tx.connection), migrate.head()))
 
     def now(self) -> datetime:
         """The time by the store's clock, which is the one that counts."""

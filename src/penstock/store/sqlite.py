@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from sqlalchemy import Engine, create_engine, make_url
@@ -34,6 +34,9 @@ from penstock.store.schema import from_micros, to_micros
 from penstock.store.sql import SqlStore
 from penstock.store.transaction import NO_HEADERS, Transaction
 
+if TYPE_CHECKING:
+    from penstock.store.migrate import Upgrade
+
 BUSY_SECONDS = 30.0
 MICROS = 1_000_000
 
@@ -52,6 +55,7 @@ class SqliteStore(SqlStore):
         if not target.database or target.database == ":memory:":
             raise UsageError("an SQLite store needs a file that other processes can open: sqlite:///penstock.db")
         self._path = Path(target.database)
+        self._may_create = target.database.startswith("file:")  # a URI names a file in ways of its own
         engine = create_engine(target, connect_args={"timeout": BUSY_SECONDS, "check_same_thread": False})
         hooks.listen(engine, "connect", _set_up)
         # Python's driver would begin late and deferred: two writers would then collide instead of queueing.
@@ -62,9 +66,15 @@ class SqliteStore(SqlStore):
     def _begin(self) -> Iterator[Transaction]:
         if not self._path.parent.is_dir():
             raise StoreUnavailable(f"can't open {self.url}: the folder {self._path.parent} doesn't exist")
+        if not self._may_create and not self._path.exists():  # opening it would leave an empty file behind
+            raise NotInitialised(f"{self.url} doesn't exist yet; run: penstock init --store {self.url}")
         with self.engine.connect() as connection, connection.begin():
             raw: Any = connection.connection.dbapi_connection
             yield self._transaction(connection, raw.cursor())
+
+    def initialise(self) -> "Upgrade":
+        self._may_create = True
+        return super().initialise()
 
     def _transaction(self, connection: Any, cursor: Any) -> Transaction:
         return Transaction(connection, cursor, _unchanged, {"now": self._micros()}, adapt=_adapt, delivery=_delivery)
@@ -80,7 +90,9 @@ class SqliteStore(SqlStore):
         message = str(cause)
         match cause:
             case sqlite3.OperationalError() if "no such table" in message or "no such column" in message:
-                return NotInitialised(f"the tables of {self.url} are missing or old; run: penstock init")
+                return NotInitialised(
+                    f"the tables of {self.url} are missing or old; run: penstock init --store {self.url}"
+                )
             case sqlite3.OperationalError() if "locked" in message or "busy" in message:
                 return StoreConflict(f"another process kept writing to {self.url}; try again")
             case sqlite3.IntegrityError() if "event_id" in message:

@@ -1,0 +1,280 @@
+"""`format("penstock")`: events as DataFrames. A stream claims them under leases; a batch reads them untouched.
+
+Partition i of micro-batch b claims under the lease uuid5(query, b, i). After a crash Spark runs batch b again, and its
+partitions repeat their claims: they get the unsettled remainder, never new events. The store is the truth, and Spark's
+offset only counts.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+from uuid import UUID, uuid5
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+
+from penstock.config import store_url
+from penstock.errors import UsageError
+from penstock.event import DEFAULT_QUEUE
+from penstock.lifecycle import State
+from penstock.store import SqlStore, open_store
+from penstock.store.base import LeaseId, Selection
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyspark.sql import SparkSession
+
+# The same for a stream and a batch, which Spark doesn't tell apart when it asks; a stream leaves the last ones empty.
+COLUMNS = {
+    "seq": "BIGINT",
+    "event_id": "STRING",
+    "event_type": "STRING",
+    "queue": "STRING",
+    "payload": "BINARY",
+    "headers": "MAP<STRING, STRING>",
+    "partition_key": "STRING",
+    "ordering_key": "STRING",
+    "priority": "INT",
+    "created_at": "TIMESTAMP",
+    "available_at": "TIMESTAMP",
+    "attempts": "INT",
+    "deliveries": "INT",
+    "max_attempts": "INT",
+    "replays": "INT",
+    "suspect": "INT",
+    "last_error": "STRING",
+    "state": "STRING",
+    "lease": "STRING",
+    "token": "STRING",
+    "claimed_at": "TIMESTAMP",
+    "claimed_by": "STRING",
+    "lease_expires_at": "TIMESTAMP",
+    "published_at": "TIMESTAMP",
+    "settled_at": "TIMESTAMP",
+}
+
+DEFAULT_LEASE_SECONDS = 300.0
+READ_PAGE = 5_000
+
+
+def register(spark: "SparkSession") -> None:
+    """Make `format("penstock")` known to a session."""
+    spark.dataSource.register(PenstockDataSource)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """The options of `format("penstock")`, checked."""
+
+    store: str
+    queue: str | None = None
+    limit: int = 1_000
+    partitions: int = 2
+    lease_seconds: float = DEFAULT_LEASE_SECONDS
+    max_attempts: int = 10
+    state: str | None = None
+    event_type: str | None = None
+    since: str | None = None
+    until: str | None = None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> "SourceOptions":
+        known = {name.replace("_", ""): name for name in cls.__dataclass_fields__}
+        given: dict[str, Any] = {}
+        for name, value in options.items():
+            field = known.get(name.lower().replace("_", ""))
+            if field is None:
+                raise UsageError(
+                    f"format penstock has no option {name!r}; it takes {', '.join(cls.__dataclass_fields__)}"
+                )
+            given[field] = _convert(field, value)
+        return cls(**{"store": store_url(), **given})
+
+    def selection(self) -> Selection:
+        states = (
+            None if self.state is None else frozenset(State(name.strip().upper()) for name in self.state.split(","))
+        )
+        return Selection(
+            states=states,
+            queue=self.queue or None,
+            event_type=self.event_type,
+            since=None if self.since is None else _moment(self.since),
+            until=None if self.until is None else _moment(self.until),
+        )
+
+
+class PenstockDataSource(DataSource):
+    """Options: store, queue, and for a stream limit (events a claim), partitions, lease_seconds, max_attempts; for a
+    batch state, event_type, since, until, partitions."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "penstock"
+
+    def schema(self) -> str:
+        return ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+
+    def reader(self, schema: Any) -> "EventReader":  # noqa: ARG002
+        return EventReader(SourceOptions.parse(self.options))
+
+    def streamReader(self, schema: Any) -> "ClaimReader":  # noqa: ARG002, N802
+        return ClaimReader(SourceOptions.parse(self.options))
+
+
+class ClaimPartition(InputPartition):
+    """Partition `index` of micro-batch `batch`."""
+
+    def __init__(self, batch: int, index: int) -> None:
+        super().__init__((batch, index))
+        self.batch = batch
+        self.index = index
+
+
+class ClaimReader(DataSourceStreamReader):
+    """Claims events, on the executors."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._queue = options.queue or DEFAULT_QUEUE
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        return {"b": 0, "n": 0}
+
+    def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:  # noqa: ARG002, N802
+        """The next batch if a probe finds anything. It carries its partition count: a changed one orphans no lease."""
+        if not store_of(self._options.store).ready(self._queue):
+            return start
+        return {"b": start["b"] + 1, "n": self._options.partitions}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[ClaimPartition]:
+        if start == end:
+            return []
+        return [ClaimPartition(end["b"], index) for index in range(end["n"])]
+
+    def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
+        assert isinstance(partition, ClaimPartition)
+        query, claimant = _task()
+        claim = store_of(self._options.store).claim(
+            self._queue,
+            limit=self._options.limit,
+            claimant=claimant,
+            lease_seconds=self._options.lease_seconds,
+            lease_id=lease_of(query, partition.batch, partition.index),
+            max_attempts=self._options.max_attempts,
+        )
+        lease, token = str(claim.lease.lease_id), str(claim.lease.token)
+        rows = [{**event._asdict(), "lease": lease, "token": token, "state": "CLAIMED"} for event in claim.events]
+        if rows:
+            yield _record_batch(rows)
+
+
+class SeqRange(InputPartition):
+    """Events from `first` to `last`, both included."""
+
+    def __init__(self, first: int, last: int) -> None:
+        super().__init__((first, last))
+        self.first = first
+        self.last = last
+
+
+class EventReader(DataSourceReader):
+    """Reads events in any state, and changes nothing."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self._options = options
+        self._selection = options.selection()
+
+    def partitions(self) -> Sequence[SeqRange]:
+        first, last = store_of(self._options.store).bounds()
+        size = max(1, -(-(last - first + 1) // self._options.partitions))
+        return [SeqRange(start, min(start + size - 1, last)) for start in range(first, last + 1, size)]
+
+    def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
+        assert isinstance(partition, SeqRange)
+        store = store_of(self._options.store)
+        after: int | None = partition.last + 1
+        while after is not None and after > partition.first:
+            page = store.find(self._selection, after=after, limit=READ_PAGE)
+            rows = [_fields(record) for record in page.records if record.seq >= partition.first]
+            if rows:
+                yield _record_batch(rows)
+            after = page.after
+
+
+def lease_of(query: str, batch: int, index: int) -> LeaseId:
+    """The lease of a partition: the same whenever, wherever and however often it runs."""
+    return LeaseId(uuid5(UUID(query), f"{batch}/{index}"))
+
+
+def _task() -> tuple[str, str]:
+    """The query that this task belongs to, and the claimant that it is: another attempt is another claimant."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    query = context.getLocalProperty("sql.streaming.queryId") if context else None
+    if context is None or query is None:
+        raise UsageError("events are claimed inside a streaming query only; read them with spark.read instead")
+    run = context.getLocalProperty("spark.jobGroup.id") or "run"
+    return query, f"spark:{run}:{context.attemptNumber()}"
+
+
+@lru_cache(maxsize=4)
+def store_of(url: str) -> SqlStore:
+    """The process's own store: connections open here, and never travel."""
+    return open_store(url)
+
+
+def _record_batch(rows: list[dict[str, Any]]) -> "RecordBatch":
+    import pyarrow as pa
+
+    for row in rows:
+        row["event_id"] = str(row["event_id"])
+        row["headers"] = list(row["headers"].items())
+    return pa.RecordBatch.from_pylist(rows, schema=_arrow_schema())
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__slots__}
+
+
+@lru_cache(maxsize=1)
+def _arrow_schema() -> Any:
+    """Spark takes a batch only if it matches the declared schema exactly."""
+    import pyarrow as pa
+
+    kinds: dict[str, pa.DataType] = {
+        "BIGINT": pa.int64(),
+        "INT": pa.int32(),
+        "STRING": pa.string(),
+        "BINARY": pa.binary(),
+        "TIMESTAMP": pa.timestamp("us", tz="UTC"),
+        "MAP<STRING, STRING>": pa.map_(pa.string(), pa.string()),
+    }
+    return pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
+
+
+def _convert(field: str, value: str) -> Any:
+    kinds: dict[str, type] = {"limit": int, "partitions": int, "max_attempts": int, "lease_seconds": float}
+    try:
+        converted = kinds.get(field, str)(value)
+    except ValueError:
+        raise UsageError(f"{field} must be a number, not {value!r}") from None
+    if field in kinds and converted <= 0:
+        raise UsageError(f"{field} must be greater than 0, not {value}")
+    return converted
+
+
+def _state(name: str) -> State:
+    try:
+        return State(name.strip().upper())
+    except ValueError:
+        raise UsageError(f"{name!r} is not a state; there are {', '.join(State)}") from None
+
+
+def _moment(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"{text!r} is not a time; one looks like 2026-01-31T12:00:00+00:00") from None
+    return moment if moment.tzinfo else moment.astimezone()
