@@ -3,7 +3,8 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Any, NamedTuple, NewType
 from uuid import UUID
 
@@ -15,6 +16,8 @@ DEFAULT_QUEUE = "outbox"
 CONTENT_TYPE = "content-type"
 PRIORITIES = range(-100, 101)
 NAME_LIMIT = 255
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+MILLENNIUM = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,29 +61,56 @@ class Event:
         )
 
 
-class Delivery(NamedTuple):
-    """A claimed event in its claimant's hands: the event, and what has happened to it so far.
-
-    A named tuple, because a relay makes a hundred thousand of these a second.
-    """
+class DeliveryFields(NamedTuple):
+    """A claimed event as its store hands it over, with ids, headers and times perhaps still raw."""
 
     seq: int
-    event_id: EventId
+    event_id: Any
     event_type: str
     queue: str
     payload: bytes
-    headers: Mapping[str, str]
+    headers: Any
     partition_key: str | None
     ordering_key: str | None
     priority: int
-    created_at: datetime
-    available_at: datetime
+    created_at: Any
+    available_at: Any
     attempts: int
     deliveries: int
     max_attempts: int | None
     replays: int
     suspect: int
     last_error: str | None
+
+
+class Delivery(DeliveryFields):
+    """A claimed event in its claimant's hands: the event, and what has happened to it so far.
+
+    A relay is handed a hundred thousand of these a second, and few of their ids and times are ever looked at: a store
+    may leave an id as its 16 bytes, headers as None, and a time as microseconds since 2000, decoded when asked for.
+    """
+
+    __slots__ = ()
+
+    @property
+    def event_id(self) -> EventId:
+        raw = self[1]
+        return EventId(UUID(bytes=raw)) if isinstance(raw, bytes) else raw
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self[5] or NO_HEADERS
+
+    @property
+    def created_at(self) -> datetime:
+        return decode_moment(self[9])
+
+    @property
+    def available_at(self) -> datetime:
+        return decode_moment(self[10])
+
+    def _asdict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._fields}
 
     def json(self) -> Any:
         """The payload, decoded from JSON."""
@@ -89,6 +119,11 @@ class Delivery(NamedTuple):
     def text(self) -> str:
         """The payload, decoded from UTF-8."""
         return self.payload.decode()
+
+
+def decode_moment(raw: datetime | int) -> datetime:
+    """A time, or microseconds since 2000 as a time."""
+    return MILLENNIUM + timedelta(microseconds=raw) if isinstance(raw, int) else raw
 
 
 def encode_payload(payload: object, headers: Mapping[str, str] | None = None) -> tuple[bytes, dict[str, str]]:

@@ -11,7 +11,7 @@ from datetime import datetime
 from types import ModuleType
 from typing import Any, TypeVar
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from penstock.config import mask_url
@@ -25,6 +25,8 @@ Result = TypeVar("Result")
 
 CONFLICT_TRIES = 8
 LINE_LIMIT = 100
+# Where a delivery keeps what claims are sorted by: compared raw, without decoding every time.
+SEQ, AVAILABLE_AT = Delivery._fields.index("seq"), Delivery._fields.index("available_at")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,12 @@ class Moves(ABC):
     def _transact_once(self, work: Callable[[Transaction], Result]) -> Result:
         with self._translated(), self._begin() as tx:
             return work(tx)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """A transaction for several steps: pass its connection to each, and all of them commit together, or none does."""
+        with self._translated(), self._begin() as tx:
+            yield tx.connection
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

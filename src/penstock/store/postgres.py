@@ -13,14 +13,14 @@ from sqlalchemy.exc import DBAPIError
 
 from penstock.config import needs_extra
 from penstock.errors import InvalidEvent, NotInitialised, PenstockError, StoreConflict, StoreError, StoreUnavailable
-from penstock.event import Delivery, Event, EventId
+from penstock.event import Delivery, Event, EventId, decode_moment
 from penstock.store import postgres_statements as statements
 from penstock.store import postgres_upkeep as upkeep
 from penstock.store.base import Capabilities, Lease, LeaseId, StoreOptions
 from penstock.store.emit import EMIT_COLUMNS
-from penstock.store.moves import Clock, OutcomeRow, Wanted
+from penstock.store.moves import AVAILABLE_AT, Clock, OutcomeRow, Wanted
 from penstock.store.sql import SqlStore
-from penstock.store.transaction import NO_HEADERS, Transaction, percent_style
+from penstock.store.transaction import Transaction, percent_style
 
 ALWAYS = datetime(1, 1, 1, tzinfo=UTC)
 FULL_LOOK_SECONDS = 3.0
@@ -50,7 +50,7 @@ class Floor:
 
     def learn(self, at: datetime, rows: Sequence[Delivery]) -> None:
         recent = at - FLOOR_MARGIN
-        self._value = min(recent, min(row.available_at for row in rows)) if rows else recent
+        self._value = min(recent, decode_moment(min(row[AVAILABLE_AT] for row in rows))) if rows else recent
 
     def forget(self) -> None:
         self._value = None
@@ -92,7 +92,7 @@ class PostgresStore(SqlStore):
 
     def _transaction(self, connection: Any, cursor: Any) -> Transaction:
         common = {} if self.clock is None else {"now": self.clock()}
-        return Transaction(connection, cursor, self._prepare, common, delivery=_delivery)
+        return Transaction(connection, cursor, self._prepare, common, bare=lambda: _bare(cursor.connection))
 
     def _prepare(self, statement: str) -> str:
         prepared = self._prepared.get(statement)
@@ -226,7 +226,7 @@ class PostgresStore(SqlStore):
         return {row[0] for row in rows}
 
     def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> int:
-        return int(tx.scalar(statements.PUBLISH, lease_id=lease_id, seqs=seqs))
+        return int(tx.scalar(statements.PUBLISH, lease_id=lease_id, seqs=_array(seqs)))
 
     def _apply(
         self, tx: Transaction, lease_id: LeaseId, rows: list[OutcomeRow], max_attempts: int, skip: bool
@@ -300,8 +300,20 @@ def _rewrite(tx: Transaction, table: str) -> None:
             return
 
 
-def _delivery(row: Any) -> Delivery:
-    return Delivery._make(row if row[5] is not None else (*row[:5], NO_HEADERS, *row[6:]))
+def _bare(connection: Any) -> Any:
+    """A cursor that leaves ids as bytes and times as numbers, which `Delivery` decodes when asked."""
+    from psycopg.types.numeric import Int8BinaryLoader
+    from psycopg.types.string import ByteaBinaryLoader
+
+    cursor = connection.cursor(binary=True)
+    cursor.adapters.register_loader("uuid", ByteaBinaryLoader)
+    cursor.adapters.register_loader("timestamptz", Int8BinaryLoader)
+    return cursor
+
+
+def _array(seqs: Sequence[int]) -> str:
+    """A list of numbers as PostgreSQL writes an array: the driver takes ten times as long over a list."""
+    return "{" + ",".join(map(str, seqs)) + "}"
 
 
 def _event_row(seq: int, event: Event, now: datetime) -> tuple[Any, ...]:

@@ -3,7 +3,7 @@ says in which order they happen, inside which transaction, and what a caller is 
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, assert_never
 from uuid import UUID, uuid4
 
@@ -30,7 +30,7 @@ from penstock.store.base import (
     StoreOptions,
     Token,
 )
-from penstock.store.moves import Clock, Moves, OutcomeRow, Wanted
+from penstock.store.moves import AVAILABLE_AT, SEQ, Clock, Moves, OutcomeRow, Wanted
 from penstock.store.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -349,16 +349,22 @@ class SqlStore(Moves):
         self.engine.dispose()
 
 
-_by_time = attrgetter("available_at", "seq")
-_by_seq = attrgetter("seq")
+_by_time = itemgetter(AVAILABLE_AT, SEQ)
+_by_seq = itemgetter(SEQ)
+_priority = attrgetter("priority")
+_ordering_key = attrgetter("ordering_key")
 
 
 def _in_turn(events: list[Delivery]) -> list[Delivery]:
     """By priority, then time; events of an ordering key strictly as they were emitted."""
-    loose = sorted((event for event in events if event.ordering_key is None), key=_by_time)
-    if loose and any(event.priority != loose[0].priority for event in loose):
-        loose.sort(key=attrgetter("priority"), reverse=True)
-    return loose + sorted((event for event in events if event.ordering_key is not None), key=_by_seq)
+    keyed: list[Delivery] = []
+    if any(map(_ordering_key, events)):
+        keyed = sorted((event for event in events if event.ordering_key is not None), key=_by_seq)
+        events = [event for event in events if event.ordering_key is None]
+    events.sort(key=_by_time)
+    if len(set(map(_priority, events))) > 1:
+        events.sort(key=_priority, reverse=True)
+    return events + keyed
 
 
 def _split(outcomes: Mapping[int, Outcome]) -> tuple[list[int], list[OutcomeRow]]:

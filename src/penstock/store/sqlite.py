@@ -32,7 +32,7 @@ from penstock.store.emit import EMIT_COLUMNS
 from penstock.store.moves import OutcomeRow, Wanted
 from penstock.store.schema import from_micros, to_micros
 from penstock.store.sql import SqlStore
-from penstock.store.transaction import NO_HEADERS, Transaction
+from penstock.store.transaction import Transaction
 
 if TYPE_CHECKING:
     from penstock.store.migrate import Upgrade
@@ -286,7 +286,7 @@ def _adapt(value: Any) -> Any:
 
 
 def _delivery(row: Any) -> Delivery:
-    headers = json.loads(row[5]) if row[5] else NO_HEADERS
+    headers = json.loads(row[5]) if row[5] else None
     times = (from_micros(row[9]), from_micros(row[10]))
     return Delivery._make((row[0], UUID(row[1]), *row[2:5], headers, *row[6:9], *times, *row[11:]))
 

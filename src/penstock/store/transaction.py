@@ -7,7 +7,6 @@ rows a second.
 import re
 from collections.abc import Callable
 from functools import cache
-from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import Connection
@@ -15,7 +14,6 @@ from sqlalchemy import Connection
 from penstock.event import Delivery
 
 _NAMED = re.compile(r"(?<![:\w]):([a-z_]+)")
-NO_HEADERS: MappingProxyType[str, str] = MappingProxyType({})
 
 
 @cache
@@ -25,7 +23,8 @@ def percent_style(statement: str) -> str:
 
 
 class Transaction:
-    """What a verb works with. `prepare` puts the clock and the driver's parameter style into a statement."""
+    """What a verb works with. `prepare` puts the clock and the driver's parameter style into a statement; `bare` gives
+    a cursor for rows that become deliveries, where they may stay undecoded."""
 
     def __init__(
         self,
@@ -33,7 +32,9 @@ class Transaction:
         cursor: Any,
         prepare: Callable[[str], str],
         common: dict[str, Any],
+        *,
         adapt: Callable[[Any], Any] | None = None,
+        bare: Callable[[], Any] | None = None,
         delivery: Callable[[Any], Delivery] = Delivery._make,
     ) -> None:
         self.connection = connection
@@ -41,20 +42,21 @@ class Transaction:
         self._prepare = prepare
         self._common = common
         self._adapt = adapt
+        self._bare = bare
         self._delivery = delivery
 
     def run(self, statement: str, **parameters: Any) -> int:
         """Execute; returns the number of rows touched."""
-        self._execute(statement, parameters)
+        self._execute(self._cursor, statement, parameters)
         return int(self._cursor.rowcount)
 
     def rows(self, statement: str, **parameters: Any) -> list[Any]:
-        self._execute(statement, parameters)
+        self._execute(self._cursor, statement, parameters)
         fetched: list[Any] = self._cursor.fetchall()
         return fetched
 
     def row(self, statement: str, **parameters: Any) -> Any:
-        self._execute(statement, parameters)
+        self._execute(self._cursor, statement, parameters)
         return self._cursor.fetchone()
 
     def scalar(self, statement: str, **parameters: Any) -> Any:
@@ -62,10 +64,12 @@ class Transaction:
         return None if row is None else row[0]
 
     def deliveries(self, statement: str, **parameters: Any) -> list[Delivery]:
-        return [self._delivery(row) for row in self.rows(statement, **parameters)]
+        cursor = self._cursor if self._bare is None else self._bare()
+        self._execute(cursor, statement, parameters)
+        return list(map(self._delivery, cursor.fetchall()))
 
-    def _execute(self, statement: str, parameters: dict[str, Any]) -> None:
+    def _execute(self, cursor: Any, statement: str, parameters: dict[str, Any]) -> None:
         given = {**self._common, **parameters}
         if self._adapt is not None:
             given = {name: self._adapt(value) for name, value in given.items()}
-        self._cursor.execute(self._prepare(statement), given)
+        cursor.execute(self._prepare(statement), given)
