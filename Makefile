@@ -79,6 +79,6 @@ $(STAMP): pyproject.toml constraints.txt
 	fi
 	@echo "Installing Penstock and its development dependencies, about 1 GB with Spark: a minute or two ..."
 	@started=$$SECONDS; \
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'; \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -c constraints.txt -e '.[dev]'; \
 	echo "Done in $$((SECONDS - started)) s."
 	@touch $@

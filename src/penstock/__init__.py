@@ -10,6 +10,7 @@
 From there `penstock relay --to URL` carries the event on, under a lease, and its life stays on record.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PenstockError
@@ -19,6 +20,7 @@ from penstock.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from penstock.outbox import Outbox, connect
+    from penstock.store.base import Selection
 
 __version__ = "0.1.0"
 
@@ -34,15 +36,17 @@ __all__ = [
     "Released",
     "Retry",
     "RetryPolicy",
+    "Selection",
     "State",
     "connect",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """The outbox comes with the first use: it brings SQLAlchemy along, and a command line is to start at once."""
-    if name in ("Outbox", "connect"):
-        from penstock import outbox
+_LAZY = {"Outbox": "penstock.outbox", "connect": "penstock.outbox", "Selection": "penstock.store.base"}
 
-        return getattr(outbox, name)
+
+def __getattr__(name: str) -> Any:
+    """What brings SQLAlchemy along comes with its first use: a command line is to start at once."""
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

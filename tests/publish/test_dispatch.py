@@ -168,6 +168,12 @@ def test_long_errors_are_shortened():
     assert [len(outcomes[event.seq].error) for event in (raised, given_back, deadly)] == [ERROR_LIMIT] * 3
 
 
+def test_an_error_that_is_no_text_becomes_one():
+    busy, refused = delivery(), delivery()
+    publisher = Scripted({busy.seq: Retry(OSError("busy")), refused.seq: Dead(404)})
+    assert run(publisher, [busy, refused]) == {busy.seq: Retry("busy", 8.0), refused.seq: Dead("404")}
+
+
 def test_an_interrupt_is_not_swallowed():
     with pytest.raises(KeyboardInterrupt):
         run(Raising(KeyboardInterrupt()), [delivery()])

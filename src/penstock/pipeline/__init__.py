@@ -1,16 +1,28 @@
 """The data pipeline on Spark. Importing this package brings no Spark along: that comes with the first use."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.pipeline.relay import RelayOptions, RelayReport, run_relay
     from penstock.pipeline.session import configure, open_session
+    from penstock.pipeline.settling import settle
+    from penstock.pipeline.source import register
 
-__all__ = ["configure", "open_session"]
+__all__ = ["RelayOptions", "RelayReport", "configure", "open_session", "register", "run_relay", "settle"]
+
+_LAZY = {
+    "RelayOptions": "relay",
+    "RelayReport": "relay",
+    "configure": "session",
+    "open_session": "session",
+    "register": "source",
+    "run_relay": "relay",
+    "settle": "settling",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from penstock.pipeline import session
-
-        return getattr(session, name)
+    if name in _LAZY:
+        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from penstock.config import needs_extra
 from penstock.errors import PipelineError
+from penstock.pipeline.java import java_version
 
 LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 START_SECONDS = 60.0
@@ -30,11 +31,9 @@ _SPARK_OPTIONS = (
             *("java.base/java.lang", "java.base/java.lang.invoke", "java.base/java.lang.reflect", "java.base/java.io"),
             *("java.base/java.net", "java.base/java.nio", "java.base/java.util", "java.base/java.util.concurrent"),
             *("java.base/java.util.concurrent.atomic", "java.base/jdk.internal.ref", "java.base/sun.nio.ch"),
-            *("java.base/sun.nio.cs", "java.base/sun.security.action", "java.base/sun.util.calendar"),
-            "java.security.jgss/sun.security.krb5",
+            *("java.base/sun.nio.cs", "java.base/sun.util.calendar", "java.security.jgss/sun.security.krb5"),
         )
     ),
-    "-Djdk.reflect.useDirectMethodHandle=false",
     "-Dio.netty.tryReflectionSetAccessible=true",
     "-Dio.netty.allocator.type=pooled",
     "-Dio.netty.handler.ssl.defaultEndpointVerificationAlgorithm=NONE",
@@ -48,7 +47,6 @@ JAVA_OPTIONS = (
     "-XX:TieredStopAtLevel=1",
     # Stopping a query in the middle of a batch overflowed the default stack.
     "-Xss8m",
-    # Spark starts small processes (Python, chmod): without this, each one copies the whole process first.
     "-XX:-UsePerfData",
     f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}",
     "-Dlog4j2.disable.jmx=true",
@@ -106,7 +104,7 @@ def start_gateway(java_home: Path, environment: Mapping[str, str], *, extra: tup
         str(java_home / "bin" / "java"),
         *("-cp", str(home / "jars" / "*")),
         f"-Xmx{environment.get('SPARK_DRIVER_MEMORY', '1g')}",
-        *_SPARK_OPTIONS,
+        *_spark_options(java_home),
         *JAVA_OPTIONS,
         _QUIET_JAVA,
         *extra,
@@ -123,6 +121,12 @@ def start_gateway(java_home: Path, environment: Mapping[str, str], *, extra: tup
     # In a process group of its own, Java doesn't get the terminal's Ctrl-C: the driver stops it when work is done.
     process = subprocess.Popen(command, stdin=subprocess.PIPE, env=variables, process_group=0)
     return Gateway(process, folder)
+
+
+def _spark_options(java_home: Path) -> tuple[str, ...]:
+    # Java 24 removed this package, and complains when it is named.
+    gone = (java_version(java_home) or 0) >= 24
+    return _SPARK_OPTIONS if gone else (*_SPARK_OPTIONS, "--add-opens=java.base/sun.security.action=ALL-UNNAMED")
 
 
 def _scala_version(home: Path) -> str:

@@ -165,8 +165,8 @@ def _keep_pandas_out() -> None:
         numpy = sys.modules.get("numpy")
         return numpy is not None and isinstance(value, numpy.ndarray) and value.ndim == 1
 
-    types.NumpyScalarConverter.can_convert = is_scalar  # type: ignore[method-assign]
-    types.NumpyArrayConverter.can_convert = is_array  # type: ignore[method-assign]
+    types.NumpyScalarConverter.can_convert = is_scalar  # type: ignore[method-assign, assignment]
+    types.NumpyArrayConverter.can_convert = is_array  # type: ignore[method-assign, assignment]
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from penstock.errors import PipelineError, UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
@@ -108,7 +108,8 @@ def root_cause(text: str) -> str:
             return found[1]
     if found := re.search(r"most recent failure: (?:Lost task [^:]*: )?(.*)", text):
         return found[1].strip()
-    return next((line.strip() for line in text.splitlines() if line.strip()), "Spark gave no reason")
+    lines = (line.strip(" \t:") for line in text.splitlines() if not line.startswith("An error occurred while calling"))
+    return next(filter(None, lines), "Spark gave no reason")
 
 
 class StopLine:
@@ -178,7 +179,7 @@ class _Turns:
                 if not self._on_slice(number, results):
                     self._stop.set()
             except BaseException as error:
-                self.failure = _readable(error)
+                self.failure = self.failure or _readable(error)
                 self._stop.set()
 
     def wait(self, query: "StreamingQuery") -> None:
@@ -191,7 +192,12 @@ class _Turns:
         self._line.hang_up()
         if self._busy.acquire(timeout=grace_seconds):
             self._busy.release()  # from here on a micro-batch does nothing
-        self.failure = self.failure or _stop_query(query)
+        else:
+            self.failure = PipelineError(
+                f"a slice went on for {grace_seconds:g} s after it was to end, and was cut short"
+            )
+        stopping = _stop_query(query)
+        self.failure = self.failure or stopping
 
 
 def _start(spark: "SparkSession", turns: _Turns, checkpoint: str | None, name: str | None) -> "StreamingQuery":
@@ -228,19 +234,14 @@ def _stop_query(query: "StreamingQuery") -> BaseException | None:
 def _readable(error: BaseException) -> BaseException:
     """Errors of Java and Spark as one line; the caller's own stay what they are."""
     if type(error).__module__.startswith(("py4j.", "pyspark.")):
-        return PipelineError(f"a slice failed {_attempts(str(error))}: {root_cause(str(error))}")
+        return PipelineError(f"a slice failed for good: {root_cause(str(error))}")
     return error
-
-
-def _attempts(text: str) -> str:
-    found = re.search(r"failed (\d+) times", text)
-    return f"{found[1]} times" if found else "for good"
 
 
 def _require_importable(function: Callable[..., Any]) -> None:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if module in (None, "__main__") or "<" in name:
-        raise UsageError(f"a slice's function must be importable by its name, and {function!r} is not; put it in a module")
+        raise UsageError(f"a slice's function must be importable by its name; put {function!r} into a module")
     found: Any = importlib.import_module(str(module))
     for part in name.split("."):
         found = getattr(found, part, None)

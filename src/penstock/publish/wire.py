@@ -14,7 +14,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode
 def as_json_fields(message: Message) -> dict[str, Any]:
     """The message in JSON's types. A payload that is not UTF-8 is in base64, and `payload_encoding` says so."""
     event = message.event
-    payload, encoding = _payload_text(event.payload)
+    payload, encoding = payload_text(event.payload)
     return {
         "topic": message.topic,
         **event._asdict(),
@@ -37,7 +37,8 @@ def payload_bytes(fields: dict[str, Any]) -> bytes:
     return base64.b64decode(text) if fields["payload_encoding"] == "base64" else text.encode()
 
 
-def _payload_text(payload: bytes) -> tuple[str, str]:
+def payload_text(payload: bytes) -> tuple[str, str]:
+    """The payload as JSON can hold it, and which encoding that is."""
     try:
         return payload.decode(), "utf-8"
     except UnicodeDecodeError:

@@ -80,6 +80,11 @@ class Moves(ABC):
                 time.sleep(random.random() * 0.02 * 2**attempt)
         raise AssertionError("unreachable")
 
+    def _look(self, look: Callable[[Transaction], Result]) -> Result:
+        """Like `_transact`, for work that only reads and so needn't wait for a writer."""
+        with self._translated(), self._begin(write=False) as tx:
+            return look(tx)
+
     def _transact_once(self, work: Callable[[Transaction], Result]) -> Result:
         with self._translated(), self._begin() as tx:
             return work(tx)
@@ -108,7 +113,7 @@ class Moves(ABC):
     def _create_engine(self, url: str) -> Engine: ...
     @abstractmethod
     @contextmanager
-    def _begin(self) -> Iterator[Transaction]: ...
+    def _begin(self, *, write: bool = True) -> Iterator[Transaction]: ...
     @abstractmethod
     def _transaction(self, connection: Any, cursor: Any) -> Transaction: ...
     @abstractmethod

@@ -84,7 +84,7 @@ class PostgresStore(SqlStore):
         )
 
     @contextmanager
-    def _begin(self) -> Iterator[Transaction]:
+    def _begin(self, *, write: bool = True) -> Iterator[Transaction]:  # noqa: ARG002
         with self.engine.connect() as connection, connection.begin():
             raw: Any = connection.connection.dbapi_connection
             with raw.cursor(binary=True) as cursor:

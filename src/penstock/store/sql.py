@@ -129,7 +129,7 @@ class SqlStore(Moves):
         return events
 
     def ready(self, queue: str, *, types: Sequence[str] | None = None) -> bool:
-        return self._transact(lambda tx: self._ready(tx, queue, types))
+        return self._look(lambda tx: self._ready(tx, queue, types))
 
     # -- heartbeat --------------------------------------------------------------------------------------------
 
@@ -235,7 +235,7 @@ class SqlStore(Moves):
     ) -> int:
         selection.require("replay")
         if dry_run:
-            return self._transact(lambda tx: inspect.count_settled(tx.connection, selection))
+            return self._look(lambda tx: inspect.count_settled(tx.connection, selection))
         self._came_back()
         return self._in_batches(selection, REPLAY_BATCH, lambda tx, seqs: self._replay(tx, seqs, by), progress)
 
@@ -250,7 +250,7 @@ class SqlStore(Moves):
         selection.require("purge")
         chosen = inspect.purgeable(selection)
         if dry_run:
-            return self._transact(lambda tx: inspect.count_settled(tx.connection, chosen))
+            return self._look(lambda tx: inspect.count_settled(tx.connection, chosen))
         return self._in_batches(chosen, batch, self._purge, progress)
 
     def _in_batches(
@@ -262,7 +262,7 @@ class SqlStore(Moves):
     ) -> int:
         """Go through the settled events by seq, a transaction a batch: an interruption loses nothing."""
         total, after = 0, 0
-        until = self._transact(lambda tx: inspect.last_seq(tx.connection))
+        until = self._look(lambda tx: inspect.last_seq(tx.connection))
         while True:
             start = after
 
@@ -297,7 +297,7 @@ class SqlStore(Moves):
         return bool(self._transact(lambda tx: tx.scalar(self.upkeep.BEAT_RELAY, stopping=stopping, **given)))
 
     def stopping(self, relay_id: UUID) -> bool:
-        return bool(self._transact(lambda tx: tx.scalar(self.upkeep.RELAY_STOPPING, relay_id=relay_id)))
+        return bool(self._look(lambda tx: tx.scalar(self.upkeep.RELAY_STOPPING, relay_id=relay_id)))
 
     def forget(self, relay_id: UUID) -> None:
         self._transact(lambda tx: tx.run(self.upkeep.FORGET_RELAY, relay_id=relay_id))
@@ -305,21 +305,21 @@ class SqlStore(Moves):
     # -- looking ----------------------------------------------------------------------------------------------
 
     def find(self, selection: Selection, *, after: int | None = None, limit: int = 100) -> Page:
-        return self._transact(lambda tx: inspect.find(tx.connection, selection, after=after, limit=limit))
+        return self._look(lambda tx: inspect.find(tx.connection, selection, after=after, limit=limit))
 
     def bounds(self) -> tuple[int, int]:
         """The first and the last seq there are; (1, 0) where there are none."""
-        return self._transact(lambda tx: inspect.bounds(tx.connection))
+        return self._look(lambda tx: inspect.bounds(tx.connection))
 
     def history(self, event_id: EventId) -> Sequence[HistoryEntry]:
-        return self._transact(lambda tx: inspect.history(tx.connection, event_id))
+        return self._look(lambda tx: inspect.history(tx.connection, event_id))
 
     def settled_counts(self, selection: Selection) -> Sequence[SettledCount]:
         """What a replay of the selection would touch, by state, queue and type, the most first."""
-        return self._transact(lambda tx: inspect.settled_counts(tx.connection, selection))
+        return self._look(lambda tx: inspect.settled_counts(tx.connection, selection))
 
     def stats(self) -> Stats:
-        return self._transact(
+        return self._look(
             lambda tx: inspect.stats(
                 tx.connection, self._moment(tx.scalar(self.upkeep.CLOCK)), self._oldest_snapshot_seconds(tx)
             )
@@ -339,11 +339,11 @@ class SqlStore(Moves):
         """The version of the tables, None where there are none, and the one that this code wants."""
         from penstock.store import migrate
 
-        return self._transact(lambda tx: (migrate.current(tx.connection), migrate.head()))
+        return self._look(lambda tx: (migrate.current(tx.connection), migrate.head()))
 
     def now(self) -> datetime:
         """The time by the store's clock, which is the one that counts."""
-        return self._transact(lambda tx: self._moment(tx.scalar(self.upkeep.CLOCK)))
+        return self._look(lambda tx: self._moment(tx.scalar(self.upkeep.CLOCK)))
 
     def close(self) -> None:
         self.engine.dispose()

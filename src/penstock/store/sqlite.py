@@ -59,16 +59,17 @@ class SqliteStore(SqlStore):
         engine = create_engine(target, connect_args={"timeout": BUSY_SECONDS, "check_same_thread": False})
         hooks.listen(engine, "connect", _set_up)
         # Python's driver would begin late and deferred: two writers would then collide instead of queueing.
-        hooks.listen(engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+        hooks.listen(engine, "begin", _begin)
         return engine
 
     @contextmanager
-    def _begin(self) -> Iterator[Transaction]:
+    def _begin(self, *, write: bool = True) -> Iterator[Transaction]:
         if not self._path.parent.is_dir():
             raise StoreUnavailable(f"can't open {self.url}: the folder {self._path.parent} doesn't exist")
         if not self._may_create and not self._path.exists():  # opening it would leave an empty file behind
             raise NotInitialised(f"{self.url} doesn't exist yet; run: penstock init --store {self.url}")
-        with self.engine.connect() as connection, connection.begin():
+        options = {"reads_only": not write}
+        with self.engine.connect().execution_options(**options) as connection, connection.begin():
             raw: Any = connection.connection.dbapi_connection
             yield self._transaction(connection, raw.cursor())
 
@@ -265,6 +266,11 @@ def _set_up(connection: Any, _record: Any) -> None:
     # Readers don't wait for the writer; a commit is on disk before it is answered.
     for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin(connection: Any) -> None:
+    reads_only = connection.get_execution_options().get("reads_only", False)
+    connection.exec_driver_sql("BEGIN" if reads_only else "BEGIN IMMEDIATE")
 
 
 def _unchanged(statement: str) -> str:

@@ -1,0 +1,34 @@
+"""The verbs by hand: claim under a lease, act, settle. What a relay or a worker does, in twenty lines."""
+
+import sys
+import tempfile
+
+import penstock
+from penstock import Dead, Delivery, Outcome, Published, Retry
+
+
+def act(event: Delivery) -> Outcome:
+    """What became of an event: every claimed one gets an outcome."""
+    order = event.json()
+    if order["amount"] < 0:
+        return Dead("a negative amount won't get better")
+    if event.attempts == 0 and order["amount"] > 100:
+        return Retry("the bank is busy", delay_seconds=0)
+    return Published()
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder, penstock.connect(f"sqlite:///{folder}/shop.db") as outbox:
+        outbox.store.initialise()
+        for amount in (10, 500, -1):
+            outbox.emit("order.placed", {"amount": amount})
+        while claim := outbox.store.claim("outbox", limit=100, claimant="example", lease_seconds=30):
+            settlement = outbox.store.settle(claim.lease, {event.seq: act(event) for event in claim.events})
+            sys.stdout.write(
+                f"claimed {len(claim)}: {len(settlement.published)} published, "
+                f"{len(settlement.retried)} retried, {len(settlement.dead)} dead\n"
+            )
+
+
+if __name__ == "__main__":
+    main()

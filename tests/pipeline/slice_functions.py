@@ -1,0 +1,48 @@
+"""Functions that slices run: importable by their names, as the workers need them. They leave traces in files."""
+
+import os
+import time
+from pathlib import Path
+
+from penstock.pipeline.slices import Slice
+
+cached: list[int] = []
+
+
+def describe(argument: str, turn: Slice) -> tuple[str, int, int, int, int]:
+    """What the task was given, its process, and how often that process was here before."""
+    cached.append(turn.number)
+    while turn.pause(0.01):
+        pass
+    return argument, turn.number, turn.partition, os.getpid(), len(cached)
+
+
+def wait_long(folder: str, turn: Slice) -> str:
+    """Says that it runs, and then waits for its slice to end."""
+    Path(folder, f"running-{turn.partition}").write_text(str(os.getpid()))
+    while turn.pause(60):
+        pass
+    return "left in good order"
+
+
+def stumble_once(folder: str, turn: Slice) -> str:
+    """Kills its worker the first time, and works the second."""
+    marker = Path(folder, f"stumbled-{turn.number}-{turn.partition}")
+    if not marker.exists():
+        marker.touch()
+        os._exit(3)
+    return "up again"
+
+
+def fail(message: str, _: Slice) -> None:
+    raise ValueError(message)
+
+
+def die(_: object, __: Slice) -> None:
+    os._exit(3)
+
+
+def ignore_the_end(folder: str, turn: Slice) -> None:
+    """A function that doesn't look whether it is to stop."""
+    Path(folder, f"running-{turn.partition}").touch()
+    time.sleep(60)

