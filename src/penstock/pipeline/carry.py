@@ -9,6 +9,7 @@ import random
 import socket
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ MAX_BACKOFF_SECONDS = 2.0
 # Between pieces of a claim a task looks whether it is to stop: a slow destination must not hold it for a whole batch.
 PIECE = 1_000
 PIECE_SECONDS = 1.0
+MAX_ERRANDS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +88,7 @@ class Heart:
         self._every_seconds = every_seconds
         self._held: dict[Lease, float] = {}
         self._changed = threading.Lock()
+        self._over = threading.Event()
         threading.Thread(target=self._beat, name="penstock-heart", daemon=True).start()
 
     @contextmanager
@@ -98,9 +101,11 @@ class Heart:
             with self._changed:
                 self._held.pop(lease, None)
 
+    def stop(self) -> None:
+        self._over.set()
+
     def _beat(self) -> None:
-        while True:
-            time.sleep(self._every_seconds / 2)
+        while not self._over.wait(self._every_seconds / 2):
             due = time.monotonic() - self._every_seconds / 2
             with self._changed:
                 old = [lease for lease, since in self._held.items() if since <= due]
@@ -123,8 +128,13 @@ class Hands:
     heart: Heart
     claimant: str
 
+    def let_go(self) -> None:
+        self.heart.stop()
+        self.publisher.close()
+        self.store.close()
 
-_hands: dict[str, Hands] = {}
+
+_hands: OrderedDict[str, Hands] = OrderedDict()
 
 
 def carry(errand: Errand, turn: Slice) -> Tally:
@@ -132,21 +142,18 @@ def carry(errand: Errand, turn: Slice) -> Tally:
     hands = _open(errand)
     tally = Tally()
     idle, backoff, probe = MIN_IDLE_SECONDS, MIN_IDLE_SECONDS, False
-    while not turn.over:
+    while not turn.over and not tally.drained:
         try:
-            claim = None if probe and not hands.store.ready(errand.queue) else _claim(hands, errand)
+            claim = _next_claim(hands, errand, probe)
             if claim:
                 _handle(hands, errand, claim, turn, tally)
-                idle = backoff = MIN_IDLE_SECONDS
-                if errand.until and all(event.created_at > errand.until for event in claim.events):
-                    claim = None
-            if errand.until and not claim:
-                tally.drained = True
-                return tally
-            probe = claim is None or len(claim) < errand.batch
-            if not claim:
+                idle = MIN_IDLE_SECONDS
+            elif errand.until is None:
                 turn.pause(idle)
                 idle = min(idle * IDLE_GROWTH, MAX_IDLE_SECONDS)
+            tally.drained = errand.until is not None and not _any_before(claim, errand.until)
+            probe = claim is None or len(claim) < errand.batch
+            backoff = MIN_IDLE_SECONDS
         except (StoreUnavailable, StoreConflict) as error:
             tally.trouble(error)
             turn.pause(backoff * (1 + random.random()))
@@ -154,15 +161,31 @@ def carry(errand: Errand, turn: Slice) -> Tally:
     return tally
 
 
+def _next_claim(hands: Hands, errand: Errand, probe: bool) -> Claim | None:
+    """A claim, after a cheap probe if the last one brought less than it might have."""
+    claim = None if probe and not hands.store.ready(errand.queue) else _claim(hands, errand)
+    if claim or errand.until is None:
+        return claim
+    hands.store.look_at_all()  # before it ends, a relay that drains leaves no corner out
+    return _claim(hands, errand)
+
+
+def _any_before(claim: Claim | None, moment: datetime) -> bool:
+    return claim is not None and any(event.created_at <= moment for event in claim.events)
+
+
 def _open(errand: Errand) -> Hands:
-    hands = _hands.get(repr(errand))
-    if hands is None:
-        options = StoreOptions(order_policy=errand.order_policy)
-        store = open_store(errand.store, options)
-        publisher = open_publisher(errand.destination)
+    """What this process keeps open for the errand; of errands long past it lets go."""
+    name = repr(errand)
+    if name not in _hands:
+        store = open_store(errand.store, StoreOptions(order_policy=errand.order_policy))
         heart = Heart(store, errand.lease_seconds / 3)
-        hands = _hands[repr(errand)] = Hands(store, publisher, heart, f"{socket.gethostname()}:{os.getpid()}")
-    return hands
+        claimant = f"{socket.gethostname()}:{os.getpid()}"
+        _hands[name] = Hands(store, open_publisher(errand.destination), heart, claimant)
+        while len(_hands) > MAX_ERRANDS:
+            _hands.popitem(last=False)[1].let_go()
+    _hands.move_to_end(name)
+    return _hands[name]
 
 
 def _claim(hands: Hands, errand: Errand) -> Claim:

@@ -91,7 +91,7 @@ class Moves(ABC):
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """A transaction for several steps: pass its connection to each, and all of them commit together, or none does."""
+        """A transaction for several steps: pass its connection to each, and they commit together, or none does."""
         with self._translated(), self._begin() as tx:
             yield tx.connection
 

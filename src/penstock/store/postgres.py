@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Engine, create_engine, make_url
@@ -31,6 +32,8 @@ COMPACT_ROWS = 10_000
 
 INSERT = f"INSERT INTO penstock_outbox ({', '.join(EMIT_COLUMNS)}) VALUES ({', '.join(['%s'] * len(EMIT_COLUMNS))})"
 
+_available_at = itemgetter(AVAILABLE_AT)
+
 
 class Floor:
     """Where a claim starts to look. Deleted rows stay in the index until vacuum may remove them, and they gather
@@ -50,7 +53,8 @@ class Floor:
 
     def learn(self, at: datetime, rows: Sequence[Delivery]) -> None:
         recent = at - FLOOR_MARGIN
-        self._value = min(recent, decode_moment(min(row[AVAILABLE_AT] for row in rows))) if rows else recent
+        oldest: Any = min(map(_available_at, rows), default=None)
+        self._value = recent if oldest is None else min(recent, decode_moment(oldest))
 
     def forget(self) -> None:
         self._value = None
