@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from penstock.errors import StoreConflict, StoreUnavailable
+from penstock.errors import PenstockError, StoreConflict, StoreUnavailable
 from penstock.event import Delivery
 from penstock.lifecycle import RELEASED, OrderPolicy, Outcome, Released, Retry
 from penstock.pipeline.slices import Slice
@@ -115,7 +115,7 @@ class Heart:
     def _extend(self, leases: list[Lease]) -> None:
         try:
             self._store.extend(leases)
-        except (StoreUnavailable, StoreConflict):
+        except PenstockError:
             return  # the next beat tries again; if none comes through, settling says what was lost
 
 

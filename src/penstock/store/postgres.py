@@ -60,6 +60,20 @@ class Floor:
         self._value = None
 
 
+class Lines:
+    """How long the lines of a queue's ordering keys have been: so that a claim takes about as many keys as it can
+    use, and not a thousand of which it must give back all but ten."""
+
+    def __init__(self) -> None:
+        self._length = 1.0
+
+    def wanted(self, limit: int) -> int:
+        return max(1, min(limit, int(limit / self._length * 1.25) + 1))
+
+    def learn(self, keys: int, events: int) -> None:
+        self._length = max(1.0, events / keys)
+
+
 class PostgresStore(SqlStore):
     capabilities = Capabilities(transactional_emit=True, ordering=True, concurrent_writers=True)
     statements = statements
@@ -68,6 +82,7 @@ class PostgresStore(SqlStore):
     def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
         super().__init__(url, options, clock)
         self._floors: dict[str, Floor] = {}
+        self._lines: dict[str, Lines] = {}
         # The statement's time, not the moment's: an index can be searched for it.
         self._now = "statement_timestamp()" if clock is None else "CAST(:now AS timestamptz)"
         self._prepared: dict[str, str] = {}
@@ -190,28 +205,35 @@ class PostgresStore(SqlStore):
     # -- claiming ---------------------------------------------------------------------------------------------
 
     def _take_ready(self, tx: Transaction, wanted: Wanted, limit: int) -> list[Delivery]:
+        if wanted.types is not None:
+            return tx.deliveries(statements.TAKE_READY_TYPED, **wanted.parameters(), limit=limit, floor=ALWAYS)
         floor = self._floors.setdefault(wanted.lease.queue, Floor())
-        statement = statements.TAKE_READY if wanted.types is None else statements.TAKE_READY_TYPED
-        rows = tx.deliveries(statement, **wanted.parameters(), limit=limit, floor=floor.use())
-        if wanted.types is None:
-            floor.learn(wanted.opened_at, rows)
+        rows = tx.deliveries(statements.TAKE_READY, **wanted.parameters(), limit=limit, floor=floor.use())
+        floor.learn(wanted.opened_at, rows)
         return rows
 
     def _take_keyed(self, tx: Transaction, wanted: Wanted, limit: int) -> list[Delivery]:
         given = {**wanted.parameters(), "limit": limit}
-        if not tx.run(statements.TAKE_KEYS, **given):
+        lines = self._lines.setdefault(wanted.lease.queue, Lines())
+        keys = tx.run(statements.TAKE_KEYS, **given, key_limit=lines.wanted(limit))
+        if not keys:
             return []
         # A statement of its own: its snapshot is newer than the locks that the last one took.
         statement = statements.TAKE_LINE if wanted.types is None else statements.TAKE_LINE_TYPED
         rows = tx.deliveries(statement, **given)
+        lines.learn(keys, len(rows))
         self._free_keys(tx, [wanted.lease.lease_id])
         return rows
 
     def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:
+        if types is not None:
+            return bool(tx.scalar(statements.READY_TYPED, queue=queue, types=list(types), floor=ALWAYS))
         floor = self._floors.setdefault(queue, Floor())
-        statement = statements.READY if types is None else statements.READY_TYPED
-        wanted_types = None if types is None else list(types)
-        return bool(tx.scalar(statement, queue=queue, types=wanted_types, floor=floor.use()))
+        start = floor.use()
+        found = bool(tx.scalar(statements.READY, queue=queue, floor=start))
+        if found and start == ALWAYS:
+            floor.forget()  # what only a full look finds, only a full look can claim
+        return found
 
     def _came_back(self) -> None:
         for floor in self._floors.values():

@@ -90,21 +90,26 @@ UPDATE penstock_keys k SET lease_id = :lease_id
 FROM (
     SELECT ordering_key FROM penstock_keys
     WHERE queue = :queue AND lease_id IS NULL AND next_at <= {now}
-    ORDER BY next_at LIMIT :limit FOR NO KEY UPDATE SKIP LOCKED
+    ORDER BY next_at LIMIT :key_limit FOR NO KEY UPDATE SKIP LOCKED
 ) free
 WHERE k.queue = :queue AND k.ordering_key = free.ordering_key
 """
 
 # The head of each key's line, up to the first event that may not go yet: what stands behind it waits too.
 _TAKE_LINE = f"""
-WITH head AS (
-    SELECT k.ordering_key, line.seq, line.suspect,
-           bool_and(line.may_go) OVER (PARTITION BY k.ordering_key ORDER BY line.seq) AS may_go
+WITH front AS MATERIALIZED (
+    SELECT k.ordering_key, line.seq, line.suspect, line.may_go
     FROM (SELECT ordering_key FROM penstock_keys WHERE lease_id = :lease_id) k
     CROSS JOIN LATERAL (
         SELECT p.seq, p.suspect, p.available_at <= {{now}}{{of_types}} AS may_go FROM penstock_pending p
         WHERE p.queue = :queue AND p.ordering_key = k.ordering_key ORDER BY p.seq LIMIT :line_limit
     ) line
+    LIMIT :limit
+),
+head AS (
+    SELECT ordering_key, seq, suspect,
+           bool_and(may_go) OVER (PARTITION BY ordering_key ORDER BY seq) AS may_go
+    FROM front
 ),
 weighed AS (
     SELECT seq, row_number() OVER line AS number, sum(least(10 ^ suspect, :limit)) OVER line AS load

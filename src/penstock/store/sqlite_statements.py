@@ -52,13 +52,16 @@ WHERE queue = :queue AND ordering_key IN (
 CHOOSE_LINE = """
 SELECT seq, suspect FROM (
     SELECT p.seq, p.suspect, p.ordering_key,
-           row_number() OVER line AS place,
-           min(p.available_at <= :now{of_types}) OVER line AS may_go
-    FROM penstock_keys k JOIN penstock_pending p ON p.queue = k.queue AND p.ordering_key = k.ordering_key
-    WHERE k.lease_id = :lease_id
-    WINDOW line AS (PARTITION BY p.ordering_key ORDER BY p.seq)
+           min(p.available_at <= :now{of_types}) OVER (PARTITION BY p.ordering_key ORDER BY p.seq) AS may_go
+    FROM (
+        SELECT queue, ordering_key, coalesce(
+            (SELECT x.seq FROM penstock_pending x WHERE x.queue = k.queue AND x.ordering_key = k.ordering_key
+             ORDER BY x.seq LIMIT 1 OFFSET :line_limit - 1), 9223372036854775807) AS last_seq
+        FROM penstock_keys k WHERE lease_id = :lease_id
+    ) front JOIN penstock_pending p
+      ON p.queue = front.queue AND p.ordering_key = front.ordering_key AND p.seq <= front.last_seq
 )
-WHERE may_go AND place <= :line_limit ORDER BY ordering_key, seq LIMIT :limit
+WHERE may_go ORDER BY ordering_key, seq LIMIT :limit
 """
 
 TAKE = (
