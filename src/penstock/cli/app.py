@@ -1,0 +1,92 @@
+"""The `penstock` command: its global options, its list of commands, and the one place where failures end up.
+
+Command modules import what they need when they run, so that help and a status are there at once.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from penstock.cli.bench import bench
+from penstock.cli.demo import demo
+from penstock.cli.doctor import doctor
+from penstock.cli.emit import emit
+from penstock.cli.events import events, show
+from penstock.cli.failure import USAGE, tell
+from penstock.cli.operate import init, purge, reap, replay
+from penstock.cli.options import StoreOption
+from penstock.cli.relay import relay
+from penstock.cli.status import status
+
+
+class _Group(TyperGroup):
+    """Typer takes every broken pipe for a closed standard output and ends in silence. Ours is told apart where it is
+    written to; any other one is a connection that broke, and a failure."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise ConnectionError(f"a connection broke: {error}") from error
+
+
+app = typer.Typer(
+    name="penstock",
+    cls=_Group,
+    help="Events from your database transaction to brokers, handlers and streams.",
+    epilog="Start with: penstock demo",
+    invoke_without_command=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from penstock import __version__
+
+        print(f"penstock {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _global_options(
+    context: typer.Context,
+    store: StoreOption = None,
+    _version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and end.")
+    ] = False,
+) -> None:
+    context.obj = store
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(USAGE)
+
+
+_COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
+    "The flow": (init, emit, relay),
+    "Looking": (status, events, show, doctor),
+    "Operating": (replay, reap, purge),
+}
+for _panel, _functions in _COMMANDS.items():
+    for _function in _functions:
+        app.command(rich_help_panel=_panel)(_function)
+app.command(rich_help_panel="Trying out")(demo)
+app.add_typer(bench, rich_help_panel="Trying out")
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit code. No exception gets past here."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # what a terminal can't show is no reason to fail
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = get_command(app).main(arguments, prog_name="penstock", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except Exception as error:
+        return tell(error)

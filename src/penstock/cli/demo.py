@@ -1,0 +1,208 @@
+"""`penstock demo`: a shop's orders, from its transaction to files, through Spark: with an outage, a death and a replay.
+
+Nothing is simulated. The outage is a file where the destination's folder should be; what fails, fails for real.
+"""
+
+import json
+import sqlite3
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli import output
+from penstock.cli.options import event_id
+from penstock.errors import MissingDriver, UsageError
+from penstock.lifecycle import State
+from penstock.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from penstock.admin.service import Admin
+    from penstock.outbox import Outbox
+    from penstock.pipeline.relay import RelayReport
+    from penstock.store.base import Selection
+
+ORDERS = 1_000
+INVOICES = 20
+IMPATIENT = 13
+RETRY_SECONDS = 1.0
+
+
+def demo(
+    keep: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Keep what the demo makes, in this new folder.")
+    ] = None,
+) -> None:
+    """Watch events go from a transaction to files, fail, die and come back: under a minute, nothing to set up."""
+    from penstock.admin.service import Admin
+    from penstock.outbox import connect
+
+    if find_spec("pyspark") is None:
+        raise MissingDriver("the demo", "spark")
+    started = time.monotonic()
+    with _folder(keep) as folder, connect(f"sqlite:///{folder / 'shop.db'}") as outbox:
+        shop = _Shop(folder, outbox, Admin(outbox.store))
+        for step in (shop.open, shop.sell, shop.roll_back, shop.deliver, shop.suffer, shop.recover, shop.replay):
+            step()
+        shop.count(time.monotonic() - started)
+        if keep is not None:
+            output.write(f"\nLook around: penstock status --store sqlite:///{folder / 'shop.db'}")
+
+
+class _Declined(Exception):
+    """The business's own failure, after the order was written."""
+
+
+class _Shop:
+    """The demo's steps; each says what happens and why."""
+
+    def __init__(self, folder: Path, outbox: "Outbox", admin: "Admin") -> None:
+        self.folder = folder
+        self.outbox = outbox
+        self.admin = admin
+        self.steps = 0
+
+    def open(self) -> None:
+        self._say("A shop has a database; Penstock's tables go into the same one, so that one transaction covers both.")
+        self.outbox.store.initialise()
+        with self._transaction() as connection:
+            connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, amount INTEGER NOT NULL)")
+        self._result("penstock init: shop.db is ready")
+
+    def sell(self) -> None:
+        self._say(f"It takes {ORDERS:,} orders. Each is a row of its own table and an event, in one transaction.")
+        with self._transaction() as connection:
+            for number in range(1, ORDERS + 1):
+                self._order(connection, number)
+        self._result(f"committed: {self._orders():,} orders, {self._pending():,} events pending")
+
+    def roll_back(self) -> None:
+        self._say("One more order, but its card is declined after the event was emitted: the transaction rolls back.")
+        try:
+            with self._transaction() as connection:
+                self._order(connection, ORDERS + 1)
+                raise _Declined
+        except _Declined:
+            self._result(
+                f"rolled back: {self._orders():,} orders, {self._pending():,} events; that event never existed"
+            )
+
+    def deliver(self) -> None:
+        self._say("A relay on Spark claims the events under leases, writes them to files, and settles them.")
+        report = self._relay("outbox", "warehouse")
+        lines = [json.loads(line) for file in self._files("warehouse") for line in file.read_text().splitlines()]
+        unique = len({line["event_id"] for line in lines})
+        self._result(
+            f"relayed {report.published:,} in {report.seconds:.1f} s; the files hold {unique:,} different events"
+        )
+
+    def suffer(self) -> None:
+        self._say(
+            f"{INVOICES} invoices go to a folder that can't be made, because a file is in its place: a real outage. "
+            f"Number {IMPATIENT} may fail only twice; the others have the patience of the relay."
+        )
+        (self.folder / "billing").write_text("in the way\n")
+        for number in range(1, INVOICES + 1):
+            limit = 2 if number == IMPATIENT else None
+            self.outbox.emit("invoice.due", {"invoice": number}, queue="billing", max_attempts=limit)
+        for attempt in ("first", "second"):
+            self._await_retries()
+            report = self._relay("billing", "billing")
+            self._result(f"{attempt} attempt: {report.retried} will be retried, {report.dead} dead")
+
+    def recover(self) -> None:
+        self._say("The outage ends. What waited for its retry is delivered; the dead event stays, with its error.")
+        (self.folder / "billing").unlink()
+        self._await_retries()
+        report = self._relay("billing", "billing")
+        (dead,) = self.admin.find(self._dead(), limit=1).events
+        self._result(
+            f"{report.published} delivered at the third attempt; dead: {dead['payload']} of {dead['last_error']}"
+        )
+
+    def replay(self) -> None:
+        self._say("Nothing is lost: the dead event is replayed, and its life stays on record.")
+        (dead,) = self.admin.find(self._dead(), limit=1).events
+        self.admin.replay(self._dead(), by="demo")
+        report = self._relay("billing", "billing")
+        self._result(f"{report.published} delivered; its timeline:")
+        for line in self.admin.show(event_id(dead["event_id"]))["timeline"]:
+            self._result(f"  {line['what']:<10} {line['detail'] or ''}".rstrip())
+
+    def count(self, seconds: float) -> None:
+        status = self.admin.status()
+        self._say("The end: every event that was committed was delivered, and none that was not.")
+        self._result(
+            f"{status.published:,} published, {status.dead} dead, {status.pending} pending, "
+            f"{status.claimed} claimed, in {seconds:.0f} s"
+        )
+        assert (status.published, status.dead, status.pending, status.claimed) == (ORDERS + INVOICES, 0, 0, 0)
+
+    # -- how ----------------------------------------------------------------------------------------------------
+
+    def _order(self, connection: sqlite3.Connection, number: int) -> None:
+        connection.execute("INSERT INTO orders (id, amount) VALUES (?, ?)", (number, 10 * number))
+        self.outbox.emit("order.placed", {"order": number, "amount": 10 * number}, connection=connection)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """The shop's own connection: it commits, or on an exception rolls back."""
+        with closing(sqlite3.connect(self.folder / "shop.db")) as connection, connection:
+            yield connection
+
+    def _relay(self, queue: str, destination: str) -> "RelayReport":
+        from penstock.pipeline.relay import RelayOptions, run_relay
+
+        options = RelayOptions(
+            store=f"sqlite:///{self.folder / 'shop.db'}",
+            destination=(self.folder / destination).as_uri(),
+            queue=queue,
+            once=True,
+            retry=RetryPolicy.constant(RETRY_SECONDS),
+        )
+        with output.waiting("relaying"):
+            return run_relay(options)
+
+    def _await_retries(self) -> None:
+        while not self.outbox.store.ready("billing"):
+            time.sleep(0.05)
+
+    def _dead(self) -> "Selection":
+        from penstock.store.base import Selection
+
+        return Selection(states=frozenset({State.DEAD}))
+
+    def _orders(self) -> int:
+        with self._transaction() as connection:
+            return int(connection.execute("SELECT count(*) FROM orders").fetchone()[0])
+
+    def _pending(self) -> int:
+        return self.admin.status().pending
+
+    def _files(self, destination: str) -> list[Path]:
+        return sorted((self.folder / destination).glob("*.jsonl"))
+
+    def _say(self, text: str) -> None:
+        self.steps += 1
+        output.write(f"\n{self.steps}. {text}")
+
+    def _result(self, text: str) -> None:
+        output.write(f"   {output.clean_line(text)}")
+
+
+@contextmanager
+def _folder(keep: Path | None) -> Iterator[Path]:
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="penstock-demo-", ignore_cleanup_errors=True) as folder:
+            yield Path(folder)
+        return
+    try:
+        keep.mkdir(parents=True)
+    except FileExistsError as error:
+        raise UsageError(f"{keep} is there already; name a new folder") from error
+    yield keep.resolve()

@@ -1,0 +1,45 @@
+"""`penstock doctor`: whether everything that Penstock needs is there and in order."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import typer
+
+from penstock.cli import output
+from penstock.cli.failure import FAILURE
+from penstock.cli.options import JsonOption, StoreOption, opened
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from penstock.admin.doctor import Check
+
+MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red")}
+
+
+def doctor(context: typer.Context, store: StoreOption = None, json: JsonOption = False) -> None:
+    """Check Python, Spark, Java and the store, and say what to do about what is wrong."""
+    from penstock.admin.doctor import healthy
+
+    with opened(context, store) as admin, output.waiting("looking"):
+        checks = admin.doctor()
+    well = healthy(checks)
+    if json:
+        output.write_json({"healthy": well, "checks": [asdict(check) for check in checks]})
+    else:
+        output.show(_table(checks))
+    if not well:
+        raise typer.Exit(FAILURE)
+
+
+def _table(checks: "list[Check]") -> "RenderableType":
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2))
+    for check in checks:
+        mark, style = MARKS[check.level]
+        grid.add_row(
+            Text(mark, style=style), Text(check.level, style=style), check.name, output.clean_line(check.detail)
+        )
+    return grid

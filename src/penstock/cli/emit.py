@@ -1,0 +1,199 @@
+"""`penstock emit`: one event from the arguments, or many from lines of JSON, all of them or none."""
+
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import islice
+from json import loads as decode_json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+
+import typer
+
+from penstock.cli import moments, output
+from penstock.cli.event_lines import read_events
+from penstock.cli.options import JsonOption, StoreOption, opened
+from penstock.errors import InvalidEvent, UsageError
+from penstock.event import CONTENT_TYPE, DEFAULT_QUEUE, Event
+
+if TYPE_CHECKING:
+    from penstock.store import SqlStore
+
+BATCH = 1_000
+STDIN = "-"
+
+
+def emit(
+    context: typer.Context,
+    event_type: Annotated[str | None, typer.Argument(metavar="TYPE", help="Such as order.placed.")] = None,
+    payload: Annotated[str | None, typer.Argument(metavar="PAYLOAD", help="Text or JSON; - is standard input.")] = None,
+    source: Annotated[
+        str | None, typer.Option("--from", metavar="FILE", help="Lines of JSON, one event each; - is standard input.")
+    ] = None,
+    queue: Annotated[str | None, typer.Option(help=f"The queue; else {DEFAULT_QUEUE}.")] = None,
+    header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Can be given again.")] = None,
+    partition_key: Annotated[str | None, typer.Option(help="Goes to the destination with the event.")] = None,
+    ordering_key: Annotated[str | None, typer.Option(help="Events with the same key stay in order.")] = None,
+    priority: Annotated[int | None, typer.Option(help="From -100 to 100; higher goes first.")] = None,
+    delay: Annotated[
+        float | None,
+        typer.Option(metavar="TIME", parser=moments.seconds, help="Wait this long: seconds, or such as 10m."),
+    ] = None,
+    available_at: Annotated[
+        datetime | None, typer.Option(metavar="TIME", parser=moments.iso, help="Wait until then (ISO).")
+    ] = None,
+    max_attempts: Annotated[int | None, typer.Option(help="Give up after so many; else the relay's limit.")] = None,
+    dedupe_key: Annotated[str | None, typer.Option(help="A second event with it, within a day, is dropped.")] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Write an event and print its id; or many, with --from.
+
+    A payload stays as it is, byte for byte. Its content type goes into the headers: JSON or text, unless you set one.
+    """
+    keys = {"partition_key": partition_key, "ordering_key": ordering_key, "dedupe_key": dedupe_key}
+    given = _given(queue, priority, max_attempts, available_at, delay, keys)
+    if source is not None:
+        if event_type is not None or header or given:
+            raise UsageError("with --from each line says everything about its event: leave the rest out")
+        _emit_lines(context, store, source, json)
+    elif event_type is None:
+        raise UsageError("emit needs a TYPE, as in: penstock emit order.placed '{\"id\": 1}'; or --from FILE")
+    else:
+        body, headers = _body(payload, dict(map(_header, header or ())))
+        _emit_one(context, store, Event(event_type=event_type, payload=body, headers=headers, **given), json)
+
+
+def _given(
+    queue: str | None,
+    priority: int | None,
+    max_attempts: int | None,
+    available_at: datetime | None,
+    delay_seconds: float | None,
+    keys: dict[str, str | None],
+) -> dict[str, Any]:
+    """The fields that were typed; the event has defaults for the others."""
+    fields: dict[str, Any] = {"queue": queue, "priority": priority, "max_attempts": max_attempts, **keys}
+    fields |= {"available_at": available_at, "delay_seconds": delay_seconds}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _emit_one(context: typer.Context, store: str | None, event: Event, as_json: bool) -> None:
+    with opened(context, store) as admin:
+        written = _append(admin.store, [event], None)
+        event_id = str(written.last_id)
+        if as_json:
+            output.write_json({"event_id": event_id, "duplicate": written.duplicates > 0})
+        else:
+            output.write(event_id)
+            if written.duplicates:
+                output.note("nothing was added: an event with this dedupe key was emitted before, and this is its id")
+
+
+def _emit_lines(context: typer.Context, store: str | None, source: str, as_json: bool) -> None:
+    with opened(context, store) as admin, _lines(source) as lines:
+        emitted, duplicates = _write(admin.store, lines)
+    if as_json:
+        output.write_json({"emitted": emitted, "duplicates": duplicates})
+    else:
+        dropped = f"; {duplicates:,} more were duplicates" if duplicates else ""
+        output.write(f"{emitted:,} emitted{dropped}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    last_id: Any
+    duplicates: int
+
+
+def _append(store: "SqlStore", events: list[Event], connection: Any) -> _Written:
+    """An event whose id is not the one it was given was there before."""
+    from penstock.store.emit import with_ids
+
+    named = with_ids(events)
+    ids = store.append(named, connection=connection)
+    duplicates = sum(event.event_id != event_id for event, event_id in zip(named, ids, strict=True))
+    return _Written(ids[-1], duplicates)
+
+
+def _write(store: "SqlStore", lines: BinaryIO) -> tuple[int, int]:
+    """All lines in one transaction, a batch at a time: memory holds no more than that."""
+    total = duplicates = 0
+    size = os.fstat(lines.fileno()).st_size
+    events = read_events(lines)
+    with output.progress("emitting", size or None) as update, store.transaction() as connection:
+        while batch := list(islice(events, BATCH)):
+            numbers = [number for number, _ in batch]
+            try:
+                written = _append(store, [event for _, event in batch], connection)
+            except InvalidEvent as error:
+                raise InvalidEvent(f"lines {numbers[0]} to {numbers[-1]}: {error}; nothing was emitted") from error
+            total += len(batch)
+            duplicates += written.duplicates
+            update(lines.tell())
+    return total - duplicates, duplicates
+
+
+@contextmanager
+def _lines(source: str) -> Iterator[BinaryIO]:
+    """The lines as a file. What comes through a pipe is gathered first: a slow writer must not hold a transaction."""
+    with _open(source) as given:
+        if _is_file(given):
+            yield given
+            return
+        with tempfile.TemporaryFile() as gathered:
+            shutil.copyfileobj(given, gathered)
+            gathered.seek(0)
+            yield gathered
+
+
+@contextmanager
+def _open(source: str) -> Iterator[BinaryIO]:
+    if source == STDIN:
+        yield sys.stdin.buffer
+        return
+    try:
+        file = Path(source).open("rb")  # noqa: SIM115
+    except OSError as error:
+        raise UsageError(f"can't read {source}: {error.strerror}") from error
+    with file:
+        yield file
+
+
+def _is_file(given: BinaryIO) -> bool:
+    return stat.S_ISREG(os.fstat(given.fileno()).st_mode)
+
+
+def _body(payload: str | None, headers: dict[str, str]) -> tuple[bytes, dict[str, str]]:
+    """The payload's bytes, and the headers with the content type that the bytes tell."""
+    if payload is None:
+        return b"", headers
+    body = sys.stdin.buffer.read() if payload == STDIN else os.fsencode(payload)
+    told = _content_type(body)
+    named = {name.lower() for name in headers}
+    return body, headers if told is None or CONTENT_TYPE in named else {**headers, CONTENT_TYPE: told}
+
+
+def _content_type(body: bytes) -> str | None:
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return None
+    try:
+        is_json = isinstance(decode_json(text), dict | list)
+    except (ValueError, RecursionError):
+        is_json = False
+    return "application/json" if is_json else "text/plain; charset=utf-8"
+
+
+def _header(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise UsageError(f"a header is given as NAME=VALUE, not as {text!r}")
+    return name, value

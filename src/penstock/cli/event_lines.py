@@ -1,0 +1,159 @@
+"""Events as lines of JSON, as `penstock emit --from` reads them. A bad line is named by its number."""
+
+import base64
+import binascii
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NoReturn
+from uuid import UUID
+
+from penstock.cli import moments
+from penstock.errors import InvalidEvent, UsageError
+from penstock.event import Event, encode_payload
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+def read_events(lines: Iterable[bytes]) -> Iterator[tuple[int, Event]]:
+    """Each line's number, from 1, and its event. Empty lines are passed over."""
+    for number, line in enumerate(lines, 1):
+        text = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
+        if text.strip():
+            try:
+                yield number, event_from(text)
+            except UsageError as error:
+                raise InvalidEvent(f"line {number}: {error}; nothing was emitted") from error
+
+
+def event_from(line: bytes) -> Event:
+    fields = _object(line)
+    unknown = sorted(fields.keys() - _READERS.keys() - _BODY)
+    if unknown:
+        known = ", ".join(sorted({*_READERS, *_BODY}))
+        raise InvalidEvent(f"an event has no field {unknown[0]!r}; it has {known}")
+    given = {name: _READERS[name](name, value) for name, value in fields.items() if name in _READERS}
+    _merge(given, "type", "event_type")
+    _merge(given, "delay", "delay_seconds")
+    if "event_type" not in given:
+        raise InvalidEvent("it has no event_type")
+    payload, headers = _body(fields, given.pop("headers", {}))
+    return Event(payload=payload, headers=headers, **given)
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        fields = json.loads(line, parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise InvalidEvent("it is not UTF-8; put bytes into payload_base64") from error
+    except json.JSONDecodeError as error:
+        raise InvalidEvent(f"it is not JSON ({error.msg} at column {error.colno})") from error
+    except RecursionError as error:
+        raise InvalidEvent("it is nested too deeply") from error
+    if not isinstance(fields, dict):
+        raise InvalidEvent('it is not a JSON object, such as {"event_type": "order.placed", "payload": {"id": 1}}')
+    return fields
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise InvalidEvent(f"{name} is not JSON")
+
+
+def _merge(given: dict[str, Any], alias: str, name: str) -> None:
+    if alias in given:
+        if name in given:
+            raise InvalidEvent(f"give {name} or {alias}, not both")
+        given[name] = given.pop(alias)
+
+
+def _body(fields: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[bytes, dict[str, str]]:
+    """A string is text, any other JSON is JSON, and base64 is bytes."""
+    if "payload_base64" not in fields:
+        return encode_payload(fields.get("payload", b""), headers)
+    if "payload" in fields:
+        raise InvalidEvent("give payload or payload_base64, not both")
+    try:
+        return base64.b64decode(_text("payload_base64", fields["payload_base64"]), validate=True), dict(headers)
+    except (binascii.Error, ValueError) as error:
+        raise InvalidEvent(f"payload_base64 is not base64 ({error})") from error
+
+
+def _text(name: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise InvalidEvent(f"{name} must be a string, not {_kind(value)}")
+    return value
+
+
+def _text_or_null(name: str, value: Any) -> str | None:
+    return None if value is None else _text(name, value)
+
+
+def _whole(name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InvalidEvent(f"{name} must be a whole number, not {_kind(value)}")
+    return value
+
+
+def _whole_or_null(name: str, value: Any) -> int | None:
+    return None if value is None else _whole(name, value)
+
+
+def _number(name: str, value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise InvalidEvent(f"{name} must be a number of seconds, not {_kind(value)}")
+    return float(value)
+
+
+def _length(name: str, value: Any) -> float:
+    return moments.seconds(value) if isinstance(value, str) else _number(name, value)
+
+
+def _moment(name: str, value: Any) -> Any:
+    return None if value is None else moments.iso(_text(name, value))
+
+
+def _headers(name: str, value: Any) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise InvalidEvent(f"{name} must be an object of strings, not {_kind(value)}")
+    return value
+
+
+def _id(name: str, value: Any) -> UUID:
+    try:
+        return UUID(_text(name, value))
+    except ValueError as error:
+        raise InvalidEvent(f"{name} {value!r} is not a UUID") from error
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true or false"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list():
+            return "an array"
+        case _:
+            return "an object"
+
+
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    "event_type": _text,
+    "type": _text,
+    "event_id": _id,
+    "queue": _text,
+    "headers": _headers,
+    "partition_key": _text_or_null,
+    "ordering_key": _text_or_null,
+    "priority": _whole,
+    "available_at": _moment,
+    "delay": _length,
+    "delay_seconds": _number,
+    "max_attempts": _whole_or_null,
+    "dedupe_key": _text_or_null,
+    "dedupe_seconds": _number,
+}
+_BODY = frozenset({"payload", "payload_base64"})

@@ -1,0 +1,157 @@
+"""`penstock events` and `penstock show`: looking at events, many or one."""
+
+import json as codec
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.admin.wording import first_line
+from penstock.cli import output
+from penstock.cli.options import (
+    ErrorOption,
+    IdsOption,
+    JsonOption,
+    QueueOption,
+    SinceOption,
+    StatesOption,
+    StoreOption,
+    TypeOption,
+    UntilOption,
+    event_id,
+    opened,
+    select,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+STATE_STYLES = {"PENDING": "yellow", "CLAIMED": "cyan", "PUBLISHED": "green", "DEAD": "red"}
+ERROR_WIDTH = 60
+# The timeline and the payload have places of their own.
+APART = ("payload", "payload_encoding", "headers", "timeline")
+
+
+def events(
+    context: typer.Context,
+    ids: IdsOption = None,
+    state: StatesOption = None,
+    queue: QueueOption = None,
+    event_type: TypeOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    error: ErrorOption = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many, at most.")] = 50,
+    after: Annotated[
+        int | None, typer.Option(metavar="SEQ", help="Go on after this one, as the last page said.")
+    ] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List events, newest first."""
+    chosen = select(ids=ids, states=state, queue=queue, event_type=event_type, since=since, until=until, error=error)
+    with opened(context, store) as admin:
+        more: list[int | None] = [None]
+
+        def found() -> Any:
+            for page in admin.pages(chosen, after=after, limit=limit):
+                more[0] = page.after
+                yield from page.events
+
+        if json:
+            output.write_json_array(found())
+        else:
+            _list(list(found()))
+        if more[0] is not None:
+            output.note(f"there are more: --after {more[0]}")
+
+
+def show(
+    context: typer.Context,
+    event: Annotated[str, typer.Argument(metavar="ID", help="The event's id.")],
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show one event: every field, its payload, and its life so far."""
+    wanted = event_id(event)
+    with opened(context, store) as admin:
+        document = admin.show(wanted)
+    if json:
+        output.write_json(document)
+    else:
+        output.show(_fields(document), "", *_payload(document), "", _timeline(document["timeline"]))
+
+
+def _list(found: list[dict[str, Any]]) -> None:
+    if not found:
+        output.note("no events match")
+        return
+    output.show(table(found))
+
+
+def table(found: list[dict[str, Any]]) -> "RenderableType":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("id", no_wrap=True)
+    for name in ("type", "queue", "state", "attempts", "emitted", "error"):
+        table.add_column(name, justify="right" if name == "attempts" else "left", overflow="fold")
+    for event in found:
+        table.add_row(
+            event["event_id"],
+            output.clean_line(event["event_type"]),
+            output.clean_line(event["queue"]),
+            Text(event["state"], style=STATE_STYLES[event["state"]]),
+            str(event["attempts"]),
+            short_time(event["created_at"]),
+            _error(event["last_error"]),
+        )
+    return table
+
+
+def _error(error: str | None) -> str:
+    return output.clean_line(first_line(error or "", ERROR_WIDTH))
+
+
+def short_time(iso: str) -> str:
+    """In UTC, to the second: `2026-01-31 12:00:00Z`."""
+    return iso[:19].replace("T", " ") + "Z"
+
+
+def _fields(document: dict[str, Any]) -> "RenderableType":
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    for name, value in document.items():
+        if name not in APART and value is not None:
+            grid.add_row(name, output.clean_line(str(value)))
+    for name, value in document["headers"].items():
+        grid.add_row(f"header {output.clean_line(name)}", output.clean_line(value))
+    return grid
+
+
+def _payload(document: dict[str, Any]) -> "list[RenderableType]":
+    """The payload, JSON set out for reading."""
+    text = document["payload"]
+    if document["payload_encoding"] == "base64":
+        return ["payload (not UTF-8, so in base64)", text]
+    with suppress(ValueError, RecursionError):
+        text = codec.dumps(codec.loads(text), indent=2, ensure_ascii=False)
+    return ["payload", output.clean(text)] if text else ["no payload"]
+
+
+def _timeline(lines: list[dict[str, Any]]) -> "RenderableType":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in ("at", "what", "attempts", "by", "detail"):
+        table.add_column(name, justify="right" if name == "attempts" else "left", overflow="fold")
+    for line in lines:
+        detail = output.clean_line(line["detail"] or "")
+        table.add_row(
+            short_time(line["at"]), line["what"], str(line["attempts"]), output.clean_line(line["by"] or ""), detail
+        )
+    return table

@@ -1,0 +1,51 @@
+"""How a failure is told: one line on standard error that says what to do, and an exit code.
+
+0 is success, 1 a failure, 2 a mistake in what was typed, 130 Ctrl-C. `PENSTOCK_DEBUG=1` adds the stack trace.
+"""
+
+import os
+import sys
+import traceback
+
+import typer
+
+from penstock.config import mask_url
+from penstock.errors import PenstockError, UsageError
+
+FAILURE, USAGE = 1, 2
+DEBUG_VARIABLE = "PENSTOCK_DEBUG"
+LINE_LIMIT = 600
+
+
+def tell(error: Exception) -> int:
+    """Tell what went wrong on standard error; returns the exit code for it."""
+    if os.environ.get(DEBUG_VARIABLE) == "1":
+        traceback.print_exception(error)
+    code, message = _judge(error)
+    print(f"error: {_one_line(message)}", file=sys.stderr)
+    return code
+
+
+def _judge(error: Exception) -> tuple[int, str]:
+    match error:
+        case typer.TyperException():
+            return error.exit_code, _with_help(error)
+        case UsageError():
+            return USAGE, str(error)
+        case PenstockError():
+            return FAILURE, str(error)
+        case UnicodeEncodeError():
+            return USAGE, "what was typed is not valid UTF-8; a payload of any bytes can come from standard input: -"
+        case _:
+            return FAILURE, f"unexpected {type(error).__name__}: {error} ({DEBUG_VARIABLE}=1 shows the stack trace)"
+
+
+def _with_help(error: typer.TyperException) -> str:
+    context = getattr(error, "ctx", None)
+    message = error.format_message().rstrip(".")
+    return f"{message}; see: {context.command_path} --help" if context else message
+
+
+def _one_line(message: str) -> str:
+    line = mask_url(" ".join(message.split()))
+    return line if len(line) <= LINE_LIMIT else line[: LINE_LIMIT - 1] + "…"

@@ -1,0 +1,38 @@
+"""Times and lengths of time as people type them. Pure: the caller says what time it is."""
+
+import re
+from datetime import datetime, timedelta
+
+from penstock.errors import UsageError
+from penstock.event import LONGEST_SECONDS
+
+_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+_LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+
+
+def seconds(text: str) -> float:
+    """A length of time: a number of seconds, or one with a unit, such as 10m, 2h, 3d."""
+    found = _LENGTH.fullmatch(text.strip().lower())
+    if found is None or found[2] not in _SECONDS:
+        raise UsageError(f"{text!r} is no length of time; one is a number of seconds, or such as 10m, 2h or 3d")
+    length = float(found[1]) * _SECONDS[found[2]]
+    if length > LONGEST_SECONDS:
+        raise UsageError(f"{text!r} is longer than a hundred years")
+    return length
+
+
+def moment(text: str, now: datetime) -> datetime:
+    """A time in ISO form, in this machine's time zone if it names none; or an age: 10m is ten minutes ago."""
+    if _LENGTH.fullmatch(text.strip().lower()) and not text.strip().isdecimal():
+        return now - timedelta(seconds=seconds(text))
+    return iso(text)
+
+
+def iso(text: str) -> datetime:
+    """A time in ISO form, in this machine's time zone if it names none."""
+    try:
+        return datetime.fromisoformat(text.strip()).astimezone()
+    except (ValueError, OverflowError) as error:
+        raise UsageError(
+            f"{text!r} is no time; one looks like 2026-01-31, 2026-01-31T12:00 or 2026-01-31T12:00Z"
+        ) from error

@@ -1,0 +1,103 @@
+"""`penstock relay`: carries events from a queue to a destination, on Spark."""
+
+import logging
+from importlib.util import find_spec
+from math import isfinite
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock import telemetry
+from penstock.cli import output
+from penstock.cli.options import JsonOption, StoreOption, chosen_store, opened
+from penstock.errors import MissingDriver, UsageError
+from penstock.event import DEFAULT_QUEUE
+from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, OrderPolicy
+from penstock.retry import RetryPolicy
+
+if TYPE_CHECKING:
+    from penstock.pipeline.relay import RelayOptions, RelayReport
+
+COUNTS = ("claimed", "published", "retried", "dead", "released", "lost")
+
+
+def relay(
+    context: typer.Context,
+    to: Annotated[str, typer.Option(metavar="URL", help="The destination, such as file:///var/events.")],
+    queue: Annotated[str, typer.Option(help="The queue to carry from.")] = DEFAULT_QUEUE,
+    once: Annotated[bool, typer.Option("--once", help="Carry what is pending now, then end.")] = False,
+    topic: Annotated[str, typer.Option(metavar="TEMPLATE", help="The topic, made from the event.")] = "{event_type}",
+    master: Annotated[str | None, typer.Option(metavar="URL", help="A Spark cluster; else this machine.")] = None,
+    parallelism: Annotated[int | None, typer.Option(min=1, help="Tasks at a time; else one a core.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Events in a claim, at most.")] = 2_000,
+    lease_seconds: Annotated[float, typer.Option(help="How long a claim holds without a heartbeat.")] = 60.0,
+    slice_seconds: Annotated[float, typer.Option(help="The length of a Spark micro-batch.")] = 5.0,
+    max_attempts: Annotated[int, typer.Option(min=1, help="Failures after which an event is dead.")] = (
+        DEFAULT_MAX_ATTEMPTS
+    ),
+    retry_delay: Annotated[float, typer.Option(help="Seconds before the first retry; doubles each time.")] = 1.0,
+    max_deliveries: Annotated[int | None, typer.Option(min=1, help="Hand-outs after which an event is dead.")] = None,
+    order_policy: Annotated[
+        OrderPolicy, typer.Option(help="After a failure, whether later events of its ordering key wait.")
+    ] = OrderPolicy.BLOCK,
+    checkpoint: Annotated[str | None, typer.Option(metavar="FOLDER", help="Spark's own; may be lost.")] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Carry events from a queue to a destination, until Ctrl-C; with --once until nothing is pending."""
+    given = {"queue": queue, "once": once, "topic": topic, "master": master, "parallelism": parallelism, "batch": batch}
+    given |= {"lease_seconds": lease_seconds, "slice_seconds": slice_seconds, "checkpoint": checkpoint}
+    given |= {"max_deliveries": max_deliveries, "order_policy": order_policy}
+    options = _options(chosen_store(context, store), to, _retry(max_attempts, retry_delay), given)
+    _check(context, options)
+    report = _run_once(options) if once else _run(options)
+    if json:
+        output.write_json({**{name: getattr(report, name) for name in COUNTS}, "seconds": round(report.seconds, 3)})
+    elif once:
+        output.write(summary(report))
+
+
+def summary(report: "RelayReport") -> str:
+    """What a relay did, in one line, without what it had none of."""
+    counts = {name: getattr(report, name) for name in COUNTS[1:]}
+    told = ", ".join(f"{number:,} {name}" for name, number in counts.items() if number)
+    return f"{told} in {report.seconds:.1f} s" if told else "nothing was pending"
+
+
+def _options(store: str, to: str, retry: RetryPolicy, given: dict[str, Any]) -> "RelayOptions":
+    """Everything that can be wrong with what was typed is told here, before Spark starts."""
+    from penstock.pipeline.relay import RelayOptions
+
+    for name in ("lease_seconds", "slice_seconds"):
+        if not isfinite(given[name]):
+            raise UsageError(f"{name.replace('_', ' ')} must be a number, not {given[name]}")
+    return RelayOptions(store=store, destination=to, retry=retry, **given)
+
+
+def _retry(max_attempts: int, retry_delay: float) -> RetryPolicy:
+    if not 0 <= retry_delay < float("inf"):
+        raise UsageError(f"the retry delay must be a number of seconds, 0 or more, not {retry_delay:g}")
+    return RetryPolicy(max_attempts=max_attempts, initial_seconds=retry_delay)
+
+
+def _check(context: typer.Context, options: "RelayOptions") -> None:
+    """Starting Spark takes seconds: what would only fail after that is looked at before."""
+    with opened(context, options.store) as admin:
+        admin.store.ready(options.queue)
+    if find_spec("pyspark") is None:
+        raise MissingDriver("the relay", "spark")
+
+
+def _run(options: "RelayOptions") -> "RelayReport":
+    from penstock.pipeline.relay import run_relay
+
+    telemetry.to_stderr()
+    return run_relay(options)
+
+
+def _run_once(options: "RelayOptions") -> "RelayReport":
+    from penstock.pipeline.relay import run_relay
+
+    telemetry.to_stderr(logging.WARNING)
+    with output.waiting("starting Spark") as say:
+        return run_relay(options, progress=lambda report: say(summary(report)))

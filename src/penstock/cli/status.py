@@ -1,0 +1,116 @@
+"""`penstock status`: the store at a glance."""
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.admin.wording import age, count, first_line
+from penstock.cli import output
+from penstock.cli.options import JsonOption, StoreOption, opened
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from penstock.admin.service import Admin, Status
+
+SHOWN_ERRORS = 4
+ERROR_WIDTH = 100
+
+
+def status(
+    context: typer.Context,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again, until Ctrl-C.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often, with --watch.")] = 2.0,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show how many events are where, who relays them, and what needs attention."""
+    with opened(context, store) as admin:
+        if watch:
+            _watch(admin, every, json)
+        elif json:
+            output.write_json(admin.status().as_json())
+        else:
+            output.show(*view(admin.status()))
+
+
+def _watch(admin: "Admin", every: float, as_json: bool) -> None:
+    """In place on a terminal; elsewhere one after the other, as JSON on one line each."""
+    while as_json or not sys.stdout.isatty():
+        if as_json:
+            output.write_json(admin.status().as_json(), indent=None)
+        else:
+            output.show(*view(admin.status()), "")
+        time.sleep(every)
+    from rich.console import Group
+    from rich.live import Live
+
+    with Live(console=output.console(), auto_refresh=False) as live:
+        while True:
+            live.update(Group(*view(admin.status())), refresh=True)
+            time.sleep(every)
+
+
+def view(status: "Status") -> "list[RenderableType]":
+    parts: list[RenderableType] = [output.clean_line(status.store)]
+    parts.append(_queues(status) if status.queues else "no events yet; emit one: penstock emit TYPE PAYLOAD")
+    parts += [_leases(status), *_relays(status), *_findings(status), *_errors(status)]
+    return parts
+
+
+def _queues(status: "Status") -> "RenderableType":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_footer=len(status.queues) > 1, pad_edge=False, show_edge=False)
+    table.add_column("queue", footer="all")
+    for name in ("pending", "ready", "claimed", "published", "dead"):
+        style = "red" if name == "dead" and status.dead else ""
+        table.add_column(name, justify="right", style=style, footer=f"{getattr(status, name):,}")
+    table.add_column("oldest", justify="right", footer=_age(status.oldest_pending_seconds if status.ready else None))
+    for queue in status.queues:
+        numbers = (queue.pending, queue.ready, queue.claimed, queue.published, queue.dead)
+        cells = [f"{number:,}" if number else "·" for number in numbers]
+        table.add_row(
+            output.clean_line(queue.queue), *cells, _age(queue.oldest_pending_seconds if queue.ready else None)
+        )
+    return table
+
+
+def _age(seconds: float | None) -> str:
+    return "·" if seconds is None else age(seconds)
+
+
+def _leases(status: "Status") -> str:
+    expired = f", {status.expired_leases:,} of them expired" if status.expired_leases else ""
+    oldest = status.oldest_snapshot_seconds
+    snapshot = "" if oldest is None else f"; the oldest snapshot is {age(oldest)} old"
+    return f"{count(status.open_leases, 'open lease')}{expired}{snapshot}"
+
+
+def _relays(status: "Status") -> "list[RenderableType]":
+    if not status.relays:
+        return ["no relay is running"]
+    return [
+        output.clean_line(
+            f"relay on {relay.host}: {relay.queue} to {relay.destination}, seen {_age(relay.seen_seconds_ago)} ago"
+            + (", stopping" if relay.stopping else "")
+        )
+        for relay in status.relays
+    ]
+
+
+def _errors(status: "Status") -> "list[RenderableType]":
+    """The finding tells the commonest; the others are worth a line of their own."""
+    shown = status.dead_errors[1:SHOWN_ERRORS]
+    return [f"also dead of: {output.clean_line(first_line(one.error, ERROR_WIDTH))} ({one.count:,})" for one in shown]
+
+
+def _findings(status: "Status") -> "list[RenderableType]":
+    from rich.text import Text
+
+    if not status.findings:
+        return [Text("all is well", style="green")]
+    return [Text(f"! {output.clean_line(str(finding))}", style="yellow") for finding in status.findings]

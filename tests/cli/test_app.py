@@ -1,0 +1,213 @@
+"""The command as a whole: help, version, start, the choice of a store, and how mistakes are told."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli import operate
+from penstock.event import Event
+from penstock.store import SqlStore
+
+COMMANDS = ("init", "emit", "relay", "status", "events", "show", "replay", "reap", "purge", "doctor", "demo", "bench")
+HEAVY = {"pyspark", "alembic", "pandas"}
+
+Run = Callable[..., Any]
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+def test_help_lists_every_command(penstock: Run) -> None:
+    ran = penstock("--help")
+    assert ran.code == 0
+    assert [name for name in COMMANDS if f" {name} " not in ran.out] == []
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(penstock: Run, name: str) -> None:
+    ran = penstock(name, "--help")
+    assert ran.code == 0
+    assert f"penstock {name}" in ran.out
+
+
+def test_nothing_typed_shows_the_help(penstock: Run) -> None:
+    ran = penstock()
+    assert ran.code == 2
+    assert "Usage: penstock" in ran.out
+
+
+def test_version(penstock: Run) -> None:
+    ran = penstock("--version")
+    assert (ran.code, ran.out) == (0, "penstock 0.1.0\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "unwanted"),
+    [(["--help"], HEAVY | {"sqlalchemy"}), (["status"], HEAVY), (["emit", "a", "b"], HEAVY), (["events"], HEAVY)],
+)
+@pytest.mark.usefixtures("store")
+def test_a_command_brings_only_what_it_needs(arguments: list[str], unwanted: set[str]) -> None:
+    code = f"import sys; from penstock.cli import main; main({arguments}); print(sorted({unwanted} & set(sys.modules)))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "[]"
+
+
+# The choice of a store
+
+
+def test_the_store_is_named_before_the_command_or_after_it(penstock: Run, tmp_path: Path) -> None:
+    assert penstock("--store", "sqlite:///a.db", "init").code == 0
+    assert penstock("init", "--store", "sqlite:///b.db").code == 0
+    assert sorted(path.name for path in tmp_path.glob("*.db")) == ["a.db", "b.db"]
+
+
+def test_the_commands_store_goes_before_the_global_one(penstock: Run) -> None:
+    ran = penstock("--store", "sqlite:///a.db", "init", "--store", "sqlite:///b.db", "--json")
+    assert ran.json["store"] == "sqlite:///b.db"
+
+
+def test_the_environment_names_a_store(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_STORE", "sqlite:///c.db")
+    assert penstock("init", "--json").json["store"] == "sqlite:///c.db"
+    assert penstock("--store", "sqlite:///a.db", "init", "--json").json["store"] == "sqlite:///a.db"
+
+
+# Mistakes
+
+
+def failed(ran: Any, code: int) -> str:
+    """The one line that a mistake gets."""
+    assert (ran.code, ran.out) == (code, "")
+    assert ran.err.startswith("error: ")
+    assert ran.err.count("\n") == 1
+    line: str = ran.err
+    return line
+
+
+@pytest.mark.parametrize("command", ["status", "events", "reap", "emit t"])
+def test_a_store_that_is_not_initialised(penstock: Run, tmp_path: Path, command: str) -> None:
+    line = failed(penstock(*command.split(), "--store", "sqlite:///new.db"), 1)
+    assert "penstock init --store sqlite:///new.db" in line
+    assert not (tmp_path / "new.db").exists()
+
+
+def test_a_database_without_the_tables(penstock: Run, tmp_path: Path) -> None:
+    (tmp_path / "other.db").touch()
+    assert "penstock init" in failed(penstock("status", "--store", "sqlite:///other.db"), 1)
+
+
+def test_a_store_that_cant_be_reached_and_a_password_that_is_not_shown(penstock: Run) -> None:
+    line = failed(penstock("status", "--store", "postgresql://ann:geheim@127.0.0.1:1/shop"), 1)
+    assert "can't reach postgresql://ann:***@127.0.0.1:1/shop" in line
+    assert "geheim" not in line
+
+
+@pytest.mark.parametrize("url", ["postgresql://ann:geheim@host:port/shop", "postgresql://ann:geheim@[::1/shop"])
+def test_a_store_url_that_makes_no_sense(penstock: Run, url: str) -> None:
+    line = failed(penstock("status", "--store", url), 2)
+    assert "can't be understood as the URL of a store" in line
+    assert "geheim" not in line
+
+
+def test_an_unknown_scheme(penstock: Run) -> None:
+    assert "known schemes: " in failed(penstock("status", "--store", "oracle://x/y"), 2)
+    assert "is not a URL" in failed(penstock("status", "--store", "penstock.db"), 2)
+
+
+def test_a_missing_driver_names_the_extra(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    line = failed(penstock("status", "--store", "postgresql://localhost/shop"), 2)
+    assert "pip install 'penstock[postgres]'" in line
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("events --limit -1", "--limit"),
+        ("events --limit many", "--limit"),
+        ("events --frobnicate", "--frobnicate"),
+        ("events --state lost", "--state"),
+        ("events --since yesterday", "'yesterday' is no time"),
+        ("show", "ID"),
+        ("show 12", "'12' is not an event id"),
+        ("stats", "'status'"),
+        ("status --every 0", "--every"),
+    ],
+)
+@pytest.mark.usefixtures("store")
+def test_a_slip_of_the_hand(penstock: Run, command: str, told: str) -> None:
+    assert told in failed(penstock(*command.split()), 2)
+
+
+@pytest.mark.usefixtures("store")
+def test_an_unknown_id(penstock: Run) -> None:
+    line = failed(penstock("show", "0197a3c2-7b1e-7c3d-9f00-5a2b8c4d6e1f"), 2)
+    assert "no event has the id 0197a3c2-7b1e-7c3d-9f00-5a2b8c4d6e1f" in line
+
+
+def broken(*_: object, **__: object) -> None:
+    raise LookupError("the moon\nis gone, says postgresql://ann:geheim@host/db")
+
+
+@pytest.mark.usefixtures("store")
+def test_the_unexpected_is_one_line_too(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SqlStore, "reap", broken)
+    line = failed(penstock("reap"), 1)
+    assert "unexpected LookupError: the moon is gone" in line
+    assert "PENSTOCK_DEBUG=1 shows the stack trace" in line
+    assert "geheim" not in line
+
+
+@pytest.mark.usefixtures("store", "debugging")
+def test_the_stack_trace_is_there_for_the_asking(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SqlStore, "reap", broken)
+    ran = penstock("reap")
+    assert ran.code == 1
+    assert "Traceback (most recent call last)" in ran.err
+
+
+@pytest.mark.usefixtures("store")
+def test_a_connection_that_breaks_is_not_taken_for_a_closed_output(
+    penstock: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(*_: object, **__: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(SqlStore, "reap", cut)
+    assert "a connection broke" in failed(penstock("reap"), 1)
+
+
+def test_ctrl_c_at_a_question_is_quiet(penstock: Run, monkeypatch: pytest.MonkeyPatch, store: SqlStore) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(operate, "opened", interrupted)
+    ran = penstock("reap")
+    assert (ran.code, ran.out, ran.err) == (130, "", "")
+
+
+# As processes
+
+
+@pytest.mark.usefixtures("store")
+def test_ctrl_c_ends_quietly_with_130(process: Start) -> None:
+    watching = process("status", "--watch", "--json", "--every", "0.1")
+    assert watching.stdout is not None
+    assert watching.stdout.readline().startswith(b'{"store"')
+    watching.send_signal(signal.SIGINT)
+    _, err = watching.communicate(timeout=20)
+    assert (watching.returncode, err) == (130, b"")
+
+
+@pytest.mark.parametrize("command", ["events --json", "events", "status", "status --json", "emit t"])
+def test_a_reader_that_leaves_is_no_failure(process: Start, store: SqlStore, command: str) -> None:
+    store.append([Event(event_type="t")])
+    listing = process(*command.split())
+    assert listing.stdout is not None
+    listing.stdout.close()
+    assert listing.stderr is not None
+    assert listing.stderr.read() == b""
+    assert listing.wait(timeout=20) == 141

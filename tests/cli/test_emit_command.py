@@ -1,0 +1,241 @@
+"""`penstock emit`: one event, or many, all of them or none."""
+
+import base64
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from penstock.store import SqlStore
+from penstock.store.base import Record, Selection
+
+Run = Callable[..., Any]
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+def records(store: SqlStore) -> list[Record]:
+    """Everything there is, in the order in which it was emitted."""
+    return list(store.find(Selection(), limit=10_000).records)[::-1]
+
+
+def lines(*events: Any) -> bytes:
+    return "".join(json.dumps(event) + "\n" for event in events).encode()
+
+
+def test_it_prints_the_id(penstock: Run, store: SqlStore) -> None:
+    ran = penstock("emit", "order.placed", '{"id": 1}')
+    (record,) = records(store)
+    assert ran.code == 0
+    assert UUID(ran.out.strip()) == record.event_id
+    assert record.payload == b'{"id": 1}'
+
+
+def test_as_json(penstock: Run, store: SqlStore) -> None:
+    ran = penstock("emit", "t", "--json")
+    assert ran.json == {"event_id": str(records(store)[0].event_id), "duplicate": False}
+
+
+@pytest.mark.parametrize(
+    ("payload", "content_type"),
+    [
+        ('{"id": 1}', "application/json"),
+        ("[1, 2]", "application/json"),
+        ("hello", "text/plain; charset=utf-8"),
+        ("12", "text/plain; charset=utf-8"),
+    ],
+)
+def test_the_content_type_is_told_from_the_payload(
+    penstock: Run, store: SqlStore, payload: str, content_type: str
+) -> None:
+    penstock("emit", "t", payload)
+    assert records(store)[0].headers == {"content-type": content_type}
+
+
+def test_standard_input_goes_in_byte_for_byte(penstock: Run, store: SqlStore) -> None:
+    assert penstock("emit", "t", "-", stdin=b"\xff\x00\n").code == 0
+    (record,) = records(store)
+    assert (record.payload, record.headers) == (b"\xff\x00\n", {})
+
+
+def test_every_option_reaches_the_event(penstock: Run, store: SqlStore) -> None:
+    options = "--queue q --header a=1 --header b=x=y --partition-key p --ordering-key o --priority 7 --max-attempts 3"
+    assert penstock("emit", "t", "x", *options.split(), "--delay", "10m").code == 0
+    (record,) = records(store)
+    assert (record.queue, record.partition_key, record.ordering_key) == ("q", "p", "o")
+    assert (record.priority, record.max_attempts) == (7, 3)
+    assert record.headers == {"a": "1", "b": "x=y", "content-type": "text/plain; charset=utf-8"}
+    assert 590 < (record.available_at - record.created_at).total_seconds() < 610
+
+
+def test_a_content_type_of_ones_own_stays(penstock: Run, store: SqlStore) -> None:
+    penstock("emit", "t", "x", "--header", "Content-Type=text/csv")
+    assert records(store)[0].headers == {"Content-Type": "text/csv"}
+
+
+def test_a_time_to_wait_for(penstock: Run, store: SqlStore) -> None:
+    penstock("emit", "t", "--available-at", "2090-01-31T12:00Z")
+    assert records(store)[0].available_at.isoformat() == "2090-01-31T12:00:00+00:00"
+
+
+def test_a_duplicate_adds_nothing_and_gives_the_first_id(penstock: Run, store: SqlStore) -> None:
+    first = penstock("emit", "t", "--dedupe-key", "k")
+    second = penstock("emit", "t", "--dedupe-key", "k")
+    assert first.out == second.out
+    assert "nothing was added" in second.err
+    assert penstock("emit", "t", "--dedupe-key", "k", "--json").json["duplicate"] is True
+    assert len(records(store)) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "emit needs a TYPE"),
+        (["t", "--priority", "500"], "priority must lie in -100 to 100"),
+        (["t", "--max-attempts", "-1"], "max_attempts must be 1 or more"),
+        (["t", "--delay", "soon"], "'soon' is no length of time"),
+        (["t", "--delay", "1", "--available-at", "2090-01-01"], "not both"),
+        (["t", "--available-at", "then"], "'then' is no time"),
+        (["t", "--header", "x"], "NAME=VALUE"),
+        (["t" * 300], "1 to 255 characters"),
+        (["t", "--from", "x.jsonl"], "leave the rest out"),
+        (["--from", "x.jsonl", "--queue", "q"], "leave the rest out"),
+        (["--from", "missing.jsonl"], "can't read missing.jsonl"),
+        (["--from", "."], "can't read ."),
+    ],
+)
+def test_mistakes(penstock: Run, store: SqlStore, arguments: list[str], told: str) -> None:
+    ran = penstock("emit", *arguments)
+    assert ran.code == 2
+    assert ran.out == ""
+    assert told in ran.err
+    assert ran.err.count("\n") == 1
+    assert records(store) == []
+
+
+# Many
+
+
+def test_lines_become_events(penstock: Run, store: SqlStore) -> None:
+    given = lines(
+        {"event_type": "a", "payload": {"ü": [1, 2.5, None]}},
+        {"type": "b", "payload": "text"},
+        {"type": "c", "payload_base64": base64.b64encode(b"\xff").decode(), "queue": "q", "headers": {"k": "v"}},
+        {"type": "d", "priority": 3, "partition_key": "p", "ordering_key": "o", "max_attempts": 2, "delay": "1h"},
+        {"type": "e", "available_at": "2090-01-01T00:00Z", "event_id": "0197a3c2-7b1e-7c3d-9f00-5a2b8c4d6e1f"},
+        {"type": "f", "payload": None, "partition_key": None},
+    )
+    assert penstock("emit", "--from", "-", "--json", stdin=given).json == {"emitted": 6, "duplicates": 0}
+    found = records(store)
+    assert [record.event_type for record in found] == list("abcdef")
+    assert found[0].payload == '{"ü":[1,2.5,null]}'.encode()
+    assert found[0].headers == {"content-type": "application/json"}
+    assert (found[1].payload, found[1].headers) == (b"text", {"content-type": "text/plain; charset=utf-8"})
+    assert (found[2].payload, found[2].queue, found[2].headers) == (b"\xff", "q", {"k": "v"})
+    assert (found[3].priority, found[3].partition_key, found[3].ordering_key) == (3, "p", "o")
+    assert str(found[4].event_id) == "0197a3c2-7b1e-7c3d-9f00-5a2b8c4d6e1f"
+    assert found[5].payload == b"null"
+
+
+def test_lines_from_a_file_with_a_mark_and_empty_lines(penstock: Run, store: SqlStore, tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").write_bytes(b'\xef\xbb\xbf{"type": "a"}\r\n\r\n{"type": "b"}')
+    ran = penstock("emit", "--from", "events.jsonl")
+    assert (ran.code, ran.out) == (0, "2 emitted\n")
+    assert [record.event_type for record in records(store)] == ["a", "b"]
+
+
+@pytest.mark.usefixtures("store")
+def test_no_lines_are_no_mistake(penstock: Run) -> None:
+    assert penstock("emit", "--from", "-", "--json").json == {"emitted": 0, "duplicates": 0}
+
+
+def test_duplicates_are_counted(penstock: Run, store: SqlStore) -> None:
+    given = lines({"type": "a", "dedupe_key": "k"}, {"type": "a", "dedupe_key": "k"}, {"type": "b"})
+    ran = penstock("emit", "--from", "-", stdin=given)
+    assert ran.out == "2 emitted; 1 more were duplicates\n"
+    assert len(records(store)) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("{nope}", "it is not JSON"),
+        ('"text"', "it is not a JSON object"),
+        ('{"payload": 1}', "it has no event_type"),
+        ('{"type": "t", "colour": 1}', "an event has no field 'colour'"),
+        ('{"type": "t", "event_type": "t"}', "give event_type or type, not both"),
+        ('{"type": "t", "payload": 1, "payload_base64": ""}', "not both"),
+        ('{"type": "t", "payload_base64": "?"}', "is not base64"),
+        ('{"type": "t", "payload": NaN}', "NaN is not JSON"),
+        ('{"type": "t", "payload": 1e999}', "can't be written as JSON"),
+        ('{"type": "t", "payload": "\\ud800"}', "surrogate"),
+        ('{"type": 5}', "type must be a string, not a number"),
+        ('{"type": ""}', "1 to 255 characters"),
+        ('{"type": "t", "priority": "high"}', "priority must be a whole number, not a string"),
+        ('{"type": "t", "priority": true}', "priority must be a whole number"),
+        ('{"type": "t", "priority": 101}', "-100 to 100"),
+        ('{"type": "t", "max_attempts": 0}', "max_attempts must be 1 or more"),
+        ('{"type": "t", "delay": -1}', "negative"),
+        ('{"type": "t", "delay_seconds": "x"}', "must be a number of seconds"),
+        ('{"type": "t", "available_at": "soon"}', "'soon' is no time"),
+        ('{"type": "t", "headers": {"a": 1}}', "headers map strings to strings"),
+        ('{"type": "t", "headers": []}', "headers must be an object of strings"),
+        ('{"type": "t", "event_id": "7"}', "is not a UUID"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_one_bad_line_and_nothing_is_emitted(penstock: Run, store: SqlStore, line: str, told: str) -> None:
+    good = lines(*[{"type": "t"}] * 1_500)
+    ran = penstock("emit", "--from", "-", stdin=good + line.encode() + b"\n" + good)
+    assert (ran.code, ran.out) == (2, "")
+    assert "line 1501: " in ran.err
+    assert told in ran.err
+    assert "nothing was emitted" in ran.err
+    assert ran.err.count("\n") == 1
+    assert records(store) == []
+
+
+def test_a_line_that_is_not_utf8(penstock: Run, store: SqlStore) -> None:
+    ran = penstock("emit", "--from", "-", stdin=b'{"type": "t"}\n{"type": "\xff"}\n')
+    assert "line 2: it is not UTF-8" in ran.err
+    assert records(store) == []
+
+
+def test_an_id_that_was_there_before_names_the_lines(penstock: Run, store: SqlStore) -> None:
+    again = {"type": "t", "event_id": "0197a3c2-7b1e-7c3d-9f00-5a2b8c4d6e1f"}
+    assert penstock("emit", "--from", "-", stdin=lines(again)).code == 0
+    ran = penstock("emit", "--from", "-", stdin=lines({"type": "t"}, again))
+    assert ran.code == 2
+    assert "lines 1 to 2: an event with this event_id was emitted before" in ran.err
+    assert len(records(store)) == 1
+
+
+def test_lines_through_a_pipe(process: Start, store: SqlStore) -> None:
+    emitting = process("emit", "--from", "-")
+    out, err = emitting.communicate(lines(*[{"type": "t"}] * 2_500), timeout=30)
+    assert (emitting.returncode, out, err) == (0, b"2,500 emitted\n", b"")
+    assert len(records(store)) == 2_500
+
+
+def test_a_payload_that_is_no_text_on_the_command_line(process: Start, store: SqlStore) -> None:
+    emitting = process("emit", "t", os.fsdecode(b"\xff"))
+    emitting.communicate(timeout=30)
+    assert records(store)[0].payload == b"\xff"
+    emitting = process("emit", os.fsdecode(b"\xff"))
+    _, err = emitting.communicate(timeout=30)
+    assert emitting.returncode == 2
+    assert b"event_type is not valid Unicode" in err
+
+
+def test_on_postgresql_too(penstock: Run, postgres_url: str) -> None:
+    store = ("--store", postgres_url)
+    assert penstock("init", *store).code == 0
+    good = lines(*[{"type": "t"}] * 1_500)
+    assert "line 1501" in penstock("emit", "--from", "-", *store, stdin=good + b"{}\n").err
+    assert penstock("status", "--json", *store).json["pending"] == 0
+    assert penstock("emit", "--from", "-", "--json", *store, stdin=good).json["emitted"] == 1_500
+    assert penstock("status", "--json", *store).json["pending"] == 1_500

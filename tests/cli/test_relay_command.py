@@ -1,0 +1,142 @@
+"""`penstock relay`, `demo` and `bench`, as far as they go without Spark: what is told before it starts."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.cli import relay as command
+from penstock.pipeline import relay as pipeline
+from penstock.pipeline.relay import RelayOptions, RelayReport
+from penstock.retry import RetryPolicy
+from penstock.store import SqlStore
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def relayed(monkeypatch: pytest.MonkeyPatch) -> list[RelayOptions]:
+    """Instead of starting Spark, what the relay was told is kept."""
+    kept: list[RelayOptions] = []
+
+    def run_relay(options: RelayOptions, progress: Callable[[RelayReport], None] | None = None) -> RelayReport:
+        kept.append(options)
+        report = RelayReport(claimed=1_003, published=1_000, retried=2, dead=1, slices=1, seconds=2.25)
+        if progress is not None:
+            progress(report)
+        return report
+
+    monkeypatch.setattr(pipeline, "run_relay", run_relay)
+    return kept
+
+
+@pytest.mark.usefixtures("store")
+def test_defaults_are_those_of_the_pipeline(penstock: Run, relayed: list[RelayOptions]) -> None:
+    assert penstock("relay", "--to", "null:", "--once").code == 0
+    assert relayed == [RelayOptions(store="sqlite:///penstock.db", destination="null:", once=True)]
+
+
+def test_every_option_of_the_pipeline_can_be_typed() -> None:
+    typed = {"destination": "to", "retry": "retry_delay"}
+    missing = [field.name for field in fields(RelayOptions) if typed.get(field.name, field.name) not in _parameters()]
+    assert missing == []
+
+
+def _parameters() -> set[str]:
+    return set(signature(command.relay).parameters)
+
+
+@pytest.mark.usefixtures("store")
+def test_options_reach_the_relay(penstock: Run, relayed: list[RelayOptions]) -> None:
+    options = "--queue q --batch 5 --parallelism 3 --lease-seconds 9 --max-attempts 4 --retry-delay 0.2 --topic {queue}"
+    options += " --master spark://h:7077 --checkpoint folder --slice-seconds 2 --order-policy skip --max-deliveries 6"
+    assert penstock("relay", "--to", "null:", *options.split()).code == 0
+    (told,) = relayed
+    assert (told.queue, told.batch, told.parallelism, told.lease_seconds, told.slice_seconds) == ("q", 5, 3, 9.0, 2.0)
+    assert told.retry == RetryPolicy(max_attempts=4, initial_seconds=0.2)
+    assert (told.topic, told.master, told.checkpoint) == ("{queue}", "spark://h:7077", "folder")
+    assert (told.order_policy, told.max_deliveries, told.once) == ("skip", 6, False)
+
+
+@pytest.mark.usefixtures("store", "relayed")
+def test_once_ends_with_a_summary(penstock: Run) -> None:
+    assert penstock("relay", "--to", "null:", "--once").out == "1,000 published, 2 retried, 1 dead in 2.2 s\n"
+    assert penstock("relay", "--to", "null:", "--once", "--json").json == {
+        "claimed": 1_003,
+        "published": 1_000,
+        "retried": 2,
+        "dead": 1,
+        "released": 0,
+        "lost": 0,
+        "seconds": 2.25,
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("", "--to"),
+        ("--to events", "is not a URL"),
+        ("--to carrier-pigeon://x", "no destination answers to carrier-pigeon:"),
+        ("--to file:///x?colour=red", "has no option 'colour'"),
+        ("--to null: --batch 0", "--batch"),
+        ("--to null: --parallelism -1", "--parallelism"),
+        ("--to null: --lease-seconds -5", "lease seconds must be greater than 0"),
+        ("--to null: --lease-seconds nan", "lease seconds must be"),
+        ("--to null: --slice-seconds 0", "slice seconds must be greater than 0"),
+        ("--to null: --max-attempts 0", "--max-attempts"),
+        ("--to null: --retry-delay -1", "retry delay must be"),
+        ("--to null: --topic {colour}", "the topic template"),
+        ("--to null: --order-policy maybe", "--order-policy"),
+    ],
+)
+def test_mistakes_are_told_before_anything_starts(
+    penstock: Run, store: SqlStore, relayed: list[RelayOptions], options: str, told: str
+) -> None:
+    ran = penstock("relay", *options.split())
+    assert (ran.code, ran.out) == (2, "")
+    assert told in ran.err
+    assert ran.err.count("\n") == 1
+    assert relayed == []
+
+
+def test_a_store_that_is_not_there_is_told_before_spark_starts(penstock: Run, relayed: list[RelayOptions]) -> None:
+    ran = penstock("relay", "--to", "null:", "--once")
+    assert ran.code == 1
+    assert "penstock init" in ran.err
+    ran = penstock("relay", "--to", "null:", "--store", "postgresql://ann:geheim@127.0.0.1:1/shop")
+    assert (ran.code, "geheim" in ran.err) == (1, False)
+    assert relayed == []
+
+
+@pytest.mark.usefixtures("store")
+def test_without_spark_the_extra_is_named(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda _: None)
+    ran = penstock("relay", "--to", "null:")
+    assert ran.code == 2
+    assert "pip install 'penstock[spark]'" in ran.err
+
+
+@pytest.mark.usefixtures("store")
+def test_looking_at_the_options_brings_no_spark() -> None:
+    code = "import sys; from penstock.cli import main; main(['relay', '--to', 'x:']); print('pyspark' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"
+
+
+def test_the_demo_keeps_its_things_in_a_new_folder_only(penstock: Run, tmp_path: Path) -> None:
+    ran = penstock("demo", "--keep", str(tmp_path))
+    assert ran.code == 2
+    assert "is there already; name a new folder" in ran.err
+
+
+def test_benchmarks_that_are_not_there_are_told(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "penstock.testing.bench", None)
+    ran = penstock("bench", "relay", "--json")
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    assert "the benchmarks need more than is installed" in ran.err
