@@ -101,6 +101,7 @@ def claim(life: Life) -> Life:
 
 def settle(life: Life, outcome: Outcome, *, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> Life:
     """What becomes of a claimed event. A retry at the last attempt is a death."""
+    _require(life, "settled", State.CLAIMED)
     match outcome:
         case Published():
             return _move(life, State.PUBLISHED)
@@ -118,6 +119,7 @@ def settle(life: Life, outcome: Outcome, *, max_attempts: int = DEFAULT_MAX_ATTE
 
 def expire(life: Life, *, max_attempts: int = DEFAULT_MAX_ATTEMPTS, error: str = "lease expired") -> Life:
     """The lease of a claimed event ran out: a lost attempt, and a reason to suspect the event."""
+    _require(life, "reaped", State.CLAIMED)
     if exhausted(life, max_attempts):
         return _fail(_move(life, State.DEAD), error)
     return replace(_fail(_move(life, State.PENDING), error), suspect=min(life.suspect + 1, MAX_SUSPECT))
@@ -125,8 +127,7 @@ def expire(life: Life, *, max_attempts: int = DEFAULT_MAX_ATTEMPTS, error: str =
 
 def replay(life: Life) -> Life:
     """A settled event starts a new life; what it went through stays in the history."""
-    if life.state not in (State.PUBLISHED, State.DEAD):
-        raise IllegalTransition(f"only settled events are replayed, not {life.state} ones")
+    _require(life, "replayed", State.PUBLISHED, State.DEAD)
     started = _move(life, State.PENDING)
     return replace(started, attempts=0, deliveries=0, suspect=0, last_error=None, replays=life.replays + 1)
 
@@ -146,15 +147,24 @@ def weight(suspect: int, limit: int) -> int:
     return int(min(10**suspect, limit))
 
 
-def fitting(suspects: Iterable[int], limit: int) -> int:
-    """How many events from the front of the line fit into one claim: always one, then as the weights allow."""
-    count = total = 0
+def fitting(suspects: Iterable[int], limit: int, taken: int = 0) -> int:
+    """How many events from the front of a line fit into a claim whose events already weigh `taken`.
+
+    As many as the weights allow, but into an empty claim always one.
+    """
+    count, total = 0, taken
     for suspect in suspects:
+        alone = total == 0
         total += weight(suspect, limit)
-        if count and total > limit:
+        if total > limit and not alone:
             break
         count += 1
     return count
+
+
+def _require(life: Life, done: str, *states: State) -> None:
+    if life.state not in states:
+        raise IllegalTransition(f"{' and '.join(states)} events are {done}, not {life.state} ones")
 
 
 def _move(life: Life, to: State) -> Life:

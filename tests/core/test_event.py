@@ -1,0 +1,91 @@
+"""Events: what is refused, how payloads are encoded, and how deliveries decode."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import InvalidEvent
+from penstock.event import MILLENNIUM, Event, encode_payload
+from penstock.testing.events import delivery
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(), inner, max_size=5),
+    max_leaves=20,
+)
+
+
+@given(st.binary())
+def test_bytes_stay_as_they_are(payload: bytes) -> None:
+    assert encode_payload(payload) == (payload, {})
+    assert encode_payload(memoryview(payload))[0] == payload
+
+
+@given(st.text())
+def test_text_becomes_utf_8(payload: str) -> None:
+    assert encode_payload(payload) == (payload.encode(), {"content-type": "text/plain; charset=utf-8"})
+
+
+@given(json_values.filter(lambda value: not isinstance(value, str)))
+def test_anything_else_becomes_json(payload: Any) -> None:
+    body, headers = encode_payload(payload)
+    assert json.loads(body) == payload
+    assert headers == {"content-type": "application/json"}
+
+
+def test_a_content_type_that_was_given_stays() -> None:
+    assert encode_payload({}, {"Content-Type": "application/x"})[1] == {"Content-Type": "application/x"}
+    assert encode_payload({}, {"trace": "1"})[1] == {"trace": "1", "content-type": "application/json"}
+
+
+@pytest.mark.parametrize("payload", [object(), {1, 2}, float("nan"), "\ud800"])
+def test_what_can_not_be_written_is_refused(payload: object) -> None:
+    with pytest.raises(InvalidEvent):
+        encode_payload(payload)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"event_type": ""},
+        {"event_type": "x" * 256},
+        {"event_type": "a\x00b"},
+        {"event_type": 7},
+        {"queue": ""},
+        {"ordering_key": ""},
+        {"payload": "text"},
+        {"headers": {"a": 1}},
+        {"headers": {"a": "\x00"}},
+        {"priority": 101},
+        {"max_attempts": 0},
+        {"dedupe_seconds": 0},
+        {"delay_seconds": -1},
+        {"available_at": datetime(2026, 1, 1)},
+        {"available_at": datetime(2026, 1, 1, tzinfo=UTC), "delay_seconds": 1},
+    ],
+)
+def test_a_field_out_of_bounds_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidEvent):
+        Event(**{"event_type": "order.placed", **wrong})
+
+
+def test_a_delivery_decodes_what_its_store_left_raw() -> None:
+    event_id = uuid4()
+    moment = MILLENNIUM + timedelta(days=9_000, microseconds=7)
+    micros = (moment - MILLENNIUM) // timedelta(microseconds=1)
+    raw = delivery(event_id=event_id.bytes, headers=None, created_at=micros, available_at=micros)
+    plain = delivery(event_id=event_id, headers={}, created_at=moment, available_at=moment)
+    assert raw.event_id == plain.event_id == event_id
+    assert raw.created_at == raw.available_at == plain.created_at == moment
+    assert raw.headers == {}
+    assert raw._asdict()["event_id"] == event_id
+
+
+def test_a_delivery_s_payload_as_json_and_text() -> None:
+    assert delivery(payload=b'{"a": [1]}').json() == {"a": [1]}
+    assert delivery(payload="grün".encode()).text() == "grün"

@@ -1,0 +1,98 @@
+"""Retry policies: the wait grows as its shape says, stays inside its bounds, and ends when a limit is reached."""
+
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import UsageError
+from penstock.lifecycle import Dead, Retry
+from penstock.retry import RetryPolicy, Shape
+
+rolls = st.floats(0, 1, exclude_max=True)
+
+
+def decide(policy: RetryPolicy, attempts: int = 0, age: float = 0.0, **given: Any) -> Retry | Dead:
+    return policy.decide("busy", attempts=attempts, age_seconds=age, roll=0.0, **given)
+
+
+def test_the_defaults() -> None:
+    policy = RetryPolicy()
+    assert (policy.shape, policy.initial_seconds, policy.factor) == ("exponential", 1.0, 2.0)
+    assert (policy.cap_seconds, policy.max_attempts) == (3_600.0, 10)
+    assert policy.jitter > 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "waits"),
+    [
+        (RetryPolicy.constant(3), [3, 3, 3, 3]),
+        (RetryPolicy.linear(3), [3, 6, 9, 12]),
+        (RetryPolicy(jitter=0), [1, 2, 4, 8]),
+        (RetryPolicy(jitter=0, factor=3, initial_seconds=2, cap_seconds=20), [2, 6, 18, 20]),
+    ],
+)
+def test_shapes(policy: RetryPolicy, waits: list[float]) -> None:
+    assert [policy.delay(attempt, 0.99) for attempt in range(1, 5)] == waits
+
+
+@given(st.sampled_from(get_args(Shape)), st.integers(1, 10**9), rolls, st.floats(0, 1))
+def test_a_wait_stays_between_its_jittered_base_and_the_cap(
+    shape: Any, attempt: int, roll: float, jitter: float
+) -> None:
+    policy = RetryPolicy(shape=shape, jitter=jitter, cap_seconds=600)
+    wait, base = policy.delay(attempt, roll), policy.base_delay(attempt)
+    assert base * (1 - jitter) - 1e-9 <= wait <= base <= 600
+
+
+@given(st.integers(1, 10), st.integers(0, 20), st.none() | st.integers(1, 20))
+def test_attempts_end_at_the_event_s_own_limit_or_the_policy_s(limit: int, attempts: int, own: int | None) -> None:
+    policy = RetryPolicy(max_attempts=limit)
+    result = decide(policy, attempts, event_max_attempts=own)
+    assert isinstance(result, Dead) == (attempts + 1 >= (own or limit))
+
+
+def test_no_retries_at_all() -> None:
+    assert decide(RetryPolicy.none()) == Dead("busy")
+    assert decide(RetryPolicy.none(), event_max_attempts=5) == Dead("busy")
+
+
+def test_too_old_to_wait_any_longer() -> None:
+    policy = RetryPolicy(jitter=0, max_age_seconds=60)
+    assert decide(policy, age=59) == Retry("busy", 1.0)
+    gone = decide(policy, age=59.5)
+    assert isinstance(gone, Dead)
+    assert "older than 60 s" in gone.error
+
+
+def test_waited_long_enough_in_all() -> None:
+    policy = RetryPolicy.constant(10, max_attempts=100)
+    limited = RetryPolicy(shape="constant", initial_seconds=10, jitter=0, max_attempts=100, max_total_delay_seconds=30)
+    assert isinstance(decide(policy, attempts=50), Retry)
+    assert [isinstance(decide(limited, attempts), Dead) for attempts in range(5)] == [False, False, False, True, True]
+
+
+def test_a_delay_that_the_destination_asks_for_is_kept() -> None:
+    assert decide(RetryPolicy(), asked_delay=77.0) == Retry("busy", 77.0)
+
+
+def test_huge_attempt_numbers_neither_overflow_nor_pass_the_cap() -> None:
+    assert RetryPolicy(jitter=0).delay(10**9, 0.5) == 3_600
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"initial_seconds": -1},
+        {"factor": 0.5},
+        {"cap_seconds": -1},
+        {"jitter": 1.5},
+        {"max_attempts": 0},
+        {"max_age_seconds": -1},
+        {"max_total_delay_seconds": -1},
+    ],
+)
+def test_nonsense_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(UsageError):
+        RetryPolicy(**wrong)  # type: ignore[arg-type]
