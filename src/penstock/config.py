@@ -12,7 +12,8 @@ DEFAULT_STORE = "sqlite:///penstock.db"
 STORE_VARIABLE = "PENSTOCK_STORE"
 
 _SECRETS = re.compile(r"(?i)([?&](?:password|passwd|secret|token|key|sslpassword)=)[^&#]*")
-_USERINFO = re.compile(r"(?<=://)([^/?#@]*?):([^/?#]*)@")
+# A password may hold what a URL should have encoded: then too much is masked rather than too little.
+_USERINFO = re.compile(r"(?<=://)([^/?#@:\s]*):([^/?#\s]*|[^@\s]*)@")
 
 
 def store_url(given: str | None = None, environment: Mapping[str, str] = os.environ) -> str:

@@ -16,6 +16,8 @@ DEFAULT_QUEUE = "outbox"
 CONTENT_TYPE = "content-type"
 PRIORITIES = range(-100, 101)
 NAME_LIMIT = 255
+MAX_ATTEMPTS_LIMIT = 2**31 - 1
+LONGEST_SECONDS = 100 * 365.25 * 86_400
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 MILLENNIUM = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -48,13 +50,20 @@ class Event:
         _require_headers(self.headers)
         _require(isinstance(self.payload, bytes), "payload must be bytes; Outbox.emit encodes str and JSON")
         _require(self.priority in PRIORITIES, f"priority must lie in -100 to 100, not {self.priority}")
-        _require(self.max_attempts is None or self.max_attempts >= 1, "max_attempts must be 1 or more")
-        _require(self.dedupe_seconds > 0, "dedupe_seconds must be greater than 0")
+        _require(
+            self.max_attempts is None or 1 <= self.max_attempts <= MAX_ATTEMPTS_LIMIT, "max_attempts must be 1 or more"
+        )
+        _require(
+            0 < self.dedupe_seconds <= LONGEST_SECONDS, "dedupe_seconds must be greater than 0, and at most 100 years"
+        )
         _require(
             self.available_at is None or self.delay_seconds is None,
             "give available_at or a delay, not both",
         )
-        _require(self.delay_seconds is None or self.delay_seconds >= 0, "a delay can't be negative")
+        _require(
+            self.delay_seconds is None or 0 <= self.delay_seconds <= LONGEST_SECONDS,
+            "a delay can't be negative, nor longer than 100 years",
+        )
         _require(
             self.available_at is None or self.available_at.tzinfo is not None,
             "available_at needs a time zone, such as datetime.now(UTC)",
@@ -136,6 +145,7 @@ def encode_payload(payload: object, headers: Mapping[str, str] | None = None) ->
         case bytes() | bytearray() | memoryview():
             return bytes(payload), dict(headers or {})
         case str():
+            _require_unicode("the payload", payload)
             body, content_type = payload.encode(), "text/plain; charset=utf-8"
         case _:
             body, content_type = _to_json(payload), "application/json"
@@ -160,6 +170,7 @@ def _require_name(name: str, value: object) -> None:
     assert isinstance(value, str)
     _require(0 < len(value) <= NAME_LIMIT, f"{name} must have 1 to {NAME_LIMIT} characters")
     _require("\x00" not in value, f"{name} can't contain a NUL character")
+    _require_unicode(name, value)
 
 
 def _require_headers(headers: Mapping[str, str]) -> None:
@@ -169,3 +180,12 @@ def _require_headers(headers: Mapping[str, str]) -> None:
             f"headers map strings to strings; {name!r} maps to {type(value).__name__}",
         )
         _require("\x00" not in name and "\x00" not in value, f"header {name!r} can't contain a NUL character")
+        _require_unicode(f"header {name!r}", name + value)
+
+
+def _require_unicode(name: str, value: str) -> None:
+    """Half a surrogate pair is a str that nothing can store."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidEvent(f"{name} is not valid Unicode: {error.reason} at character {error.start}") from error

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 
 from penstock.errors import PenstockError, StoreConflict, StoreUnavailable
 from penstock.event import Delivery
-from penstock.lifecycle import RELEASED, OrderPolicy, Outcome, Released, Retry
+from penstock.lifecycle import RELEASED, OrderPolicy, Outcome, Released, Retry, State
 from penstock.pipeline.slices import Slice
 from penstock.publish import open_publisher
 from penstock.publish.base import Publisher
@@ -25,16 +25,21 @@ from penstock.publish.dispatch import dispatch
 from penstock.publish.routing import Routing
 from penstock.retry import RetryPolicy
 from penstock.store import SqlStore, StoreOptions, open_store
-from penstock.store.base import Claim, Lease, Settlement
+from penstock.store.base import Claim, Lease, Selection, Settlement
 
 MIN_IDLE_SECONDS = 0.002
 MAX_IDLE_SECONDS = 0.05
 IDLE_GROWTH = 1.5
 MAX_BACKOFF_SECONDS = 2.0
 # Between pieces of a claim a task looks whether it is to stop: a slow destination must not hold it for a whole batch.
+FIRST_PIECE = 20
 PIECE = 1_000
-PIECE_SECONDS = 1.0
+QUICK_SECONDS = 0.5
+SLOW_SECONDS = 2.0
+# How long a relay that is to stop goes on trying to settle what it published.
+LAST_SETTLE_SECONDS = 3.0
 MAX_ERRANDS = 4
+MAX_TROUBLES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +79,9 @@ class Tally:
         self.released += len(settlement.released)
         self.lost += len(settlement.lost)
 
-    def trouble(self, error: Exception) -> None:
+    def trouble(self, error: Exception | str) -> None:
         line = str(error) or type(error).__name__
-        if line not in self.troubles:
+        if line not in self.troubles and len(self.troubles) < MAX_TROUBLES:
             self.troubles.append(line)
 
 
@@ -119,6 +124,23 @@ class Heart:
             return  # the next beat tries again; if none comes through, settling says what was lost
 
 
+class Pace:
+    """How many events a publisher is handed in one call: few at first, and more while calls are quick."""
+
+    def __init__(self) -> None:
+        self.size = FIRST_PIECE
+        self._rate = 0.0
+
+    def learn(self, count: int, seconds: float) -> None:
+        before, self._rate = self._rate, count / max(seconds, 1e-6)
+        if seconds < QUICK_SECONDS:
+            self.size = min(PIECE, max(self.size, count * 2))
+        elif seconds > SLOW_SECONDS:
+            # Half as many are no better where a call takes its time whatever is in it.
+            helps = self._rate > before * 0.7
+            self.size = max(1, self.size // 2) if helps else min(PIECE, self.size * 2)
+
+
 @dataclass(frozen=True, slots=True)
 class Hands:
     """What a worker process keeps open for an errand."""
@@ -127,6 +149,7 @@ class Hands:
     publisher: Publisher
     heart: Heart
     claimant: str
+    pace: Pace = field(default_factory=Pace)
 
     def let_go(self) -> None:
         self.heart.stop()
@@ -151,7 +174,7 @@ def carry(errand: Errand, turn: Slice) -> Tally:
             elif errand.until is None:
                 turn.pause(idle)
                 idle = min(idle * IDLE_GROWTH, MAX_IDLE_SECONDS)
-            tally.drained = errand.until is not None and not _any_before(claim, errand.until)
+            tally.drained = errand.until is not None and not _any_left(hands.store, errand, errand.until, claim)
             probe = claim is None or len(claim) < errand.batch
             backoff = MIN_IDLE_SECONDS
         except (StoreUnavailable, StoreConflict) as error:
@@ -170,8 +193,26 @@ def _next_claim(hands: Hands, errand: Errand, probe: bool) -> Claim | None:
     return _claim(hands, errand)
 
 
-def _any_before(claim: Claim | None, moment: datetime) -> bool:
-    return claim is not None and any(event.created_at <= moment for event in claim.events)
+def _any_left(store: SqlStore, errand: Errand, until: datetime, claim: Claim | None) -> bool:
+    """Whether events from before `until` may be waiting, after a claim that brought what there was."""
+    if not claim:
+        return False
+    if any(event.created_at <= until for event in claim.events):
+        return True
+    return len(claim) >= errand.batch and _any_starving(store, errand.queue, until)
+
+
+def _any_starving(store: SqlStore, queue: str, until: datetime) -> bool:
+    """Whether older events wait behind a flood of newer ones with a higher priority."""
+    waiting = Selection(states=frozenset({State.PENDING}), queue=queue, until=until)
+    now, after = store.now(), None
+    while True:
+        page = store.find(waiting, after=after)
+        if any(record.available_at <= now for record in page.records):
+            return True
+        if page.after is None:
+            return False
+        after = page.after
 
 
 def _open(errand: Errand) -> Hands:
@@ -201,20 +242,29 @@ def _claim(hands: Hands, errand: Errand) -> Claim:
 def _handle(hands: Hands, errand: Errand, claim: Claim, turn: Slice, tally: Tally) -> None:
     tally.claimed += len(claim)
     with hands.heart.beating(claim.lease):
-        outcomes = _dispatch(hands.publisher, errand, claim.events, turn)
-        tally.count(_settle(hands.store, claim.lease, outcomes, errand.lease_seconds, turn, tally))
+        outcomes = _dispatch(hands, errand, claim.events, turn)
+        settlement = _settle(hands.store, claim.lease, outcomes, errand.lease_seconds, turn, tally)
+    tally.count(settlement)
+    if failed := settlement.retried | settlement.dead:
+        tally.trouble(_first_error(outcomes, failed))
 
 
-def _dispatch(publisher: Publisher, errand: Errand, events: Sequence[Delivery], turn: Slice) -> dict[int, Outcome]:
+def _first_error(outcomes: dict[int, Outcome], failed: frozenset[int]) -> str:
+    errors = (getattr(outcomes[seq], "error", "") for seq in outcomes if seq in failed)
+    return f"publishing failed: {next(errors)}"
+
+
+def _dispatch(hands: Hands, errand: Errand, events: Sequence[Delivery], turn: Slice) -> dict[int, Outcome]:
     """Publish piece by piece; what is not begun when the relay stops is given back."""
     outcomes: dict[int, Outcome] = {}
     blocked: set[str] = set()
-    size, start = PIECE, 0
+    start = 0
     while start < len(events):
+        size = hands.pace.size
         piece = [event for event in events[start : start + size] if event.ordering_key not in blocked]
         began = time.monotonic()
         sent = dispatch(
-            publisher,
+            hands.publisher,
             errand.routing,
             errand.retry,
             piece,
@@ -222,35 +272,28 @@ def _dispatch(publisher: Publisher, errand: Errand, events: Sequence[Delivery], 
             roll=random.random,
             max_deliveries=errand.max_deliveries,
             order_policy=errand.order_policy,
+            stopped=lambda: turn.stopped,
         )
+        hands.pace.learn(len(piece), time.monotonic() - began)
         outcomes |= sent
         start += size
         if start < len(events):
             blocked |= _blocked(piece, sent, errand.order_policy)
             if turn.stopped:
                 break
-            size = _next_size(size, time.monotonic() - began)
     return (
         {event.seq: outcomes.get(event.seq, RELEASED) for event in events} if len(outcomes) < len(events) else outcomes
     )
 
 
 def _blocked(events: Sequence[Delivery], outcomes: dict[int, Outcome], policy: OrderPolicy) -> set[str]:
-    """Keys whose later events have to wait."""
-    if policy is OrderPolicy.SKIP:
-        return set()
+    """Keys whose later events have to wait: for what was released, and, unless it leaves the line, for what failed."""
+    kinds = Released if policy is OrderPolicy.SKIP else Retry | Released
     return {
         event.ordering_key
         for event in events
-        if event.ordering_key is not None and isinstance(outcomes.get(event.seq), Retry | Released)
+        if event.ordering_key is not None and isinstance(outcomes.get(event.seq), kinds)
     }
-
-
-def _next_size(size: int, seconds: float) -> int:
-    """Smaller pieces for a slow destination, larger again for a fast one."""
-    if seconds > PIECE_SECONDS:
-        return max(1, int(size * PIECE_SECONDS / seconds))
-    return min(PIECE, size * 2)
 
 
 def _settle(
@@ -260,14 +303,15 @@ def _settle(
 
     A settle that may have been committed is safe to repeat: the store answers "already settled".
     """
-    give_up = time.monotonic() + lease_seconds
+    began = time.monotonic()
     backoff = 0.05
     while True:
         try:
             return store.settle(lease, outcomes)
         except (StoreUnavailable, StoreConflict) as error:
             tally.trouble(error)
-            if time.monotonic() > give_up or turn.stopped:
+            patience = min(lease_seconds, LAST_SETTLE_SECONDS) if turn.stopped else lease_seconds
+            if time.monotonic() - began > patience:
                 return Settlement()
             time.sleep(backoff * (1 + random.random()))
-            backoff = min(backoff * 2, MAX_BACKOFF_SECONDS)
+            backoff = min(backoff * 2, 1.0)

@@ -31,6 +31,7 @@ from penstock.store.base import DEFAULT_LEASE_SECONDS, Relay
 REAP_SECONDS = 5.0
 TEND_SECONDS = 60.0
 GRACE_SECONDS = 8.0
+FAILED_SLICES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,13 +112,15 @@ def _turn(
     progress: Callable[[RelayReport], None] | None,
 ) -> None:
     from penstock.pipeline.session import open_session
-    from penstock.pipeline.slices import run_slices
+    from penstock.pipeline.slices import Patience, run_slices
 
     started = time.monotonic()
     telemetry.info(
         "relay starts", queue=options.queue, to=mask_url(options.destination), master=options.master or "local"
     )
     spark = open_session(options.master, f"penstock relay {options.queue}")
+    if ending.is_set():
+        return
 
     def on_slice(_number: int, tallies: list[Tally]) -> bool:
         report.slices += 1
@@ -137,9 +140,11 @@ def _turn(
         slice_seconds=options.slice_seconds,
         on_slice=on_slice,
         checkpoint=options.checkpoint,
-        name=f"penstock-relay-{options.queue}",
+        name=f"penstock-relay-{options.queue}-{uuid4().hex[:8]}",  # two may run in one session
         stop=ending,
         grace_seconds=GRACE_SECONDS,
+        patience=Patience(failures=FAILED_SLICES, through_deaths=True),
+        on_failure=_warn,
     )
     telemetry.info("relay stops", published=report.published, retried=report.retried, dead=report.dead)
 
@@ -182,6 +187,10 @@ def _log(tallies: list[Tally]) -> None:
         names = ("published", "retried", "dead", "released", "lost")
         sums = {name: sum(getattr(tally, name) for tally in tallies) for name in names}
         telemetry.info("slice", **{name: count for name, count in sums.items() if count})
+
+
+def _warn(cause: str, seconds: float) -> None:
+    telemetry.warn("a slice failed, trying again", in_seconds=seconds, cause=cause)
 
 
 @contextmanager

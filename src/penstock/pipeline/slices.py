@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.errors import PipelineError, UsageError
@@ -27,6 +28,29 @@ Result = TypeVar("Result")
 _LOOK_SECONDS = 0.5
 _BACKLOG = 1024
 _BATCH_PROPERTY = "streaming.sql.batchId"
+_DEATHS = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailure|Python worker .*crashed")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How much failure is borne. A slice has failed when one of its tasks did in spite of Spark's retries; after
+    `failures` of them in a row all ends, and between them there is a pause, longer each time.
+
+    With `through_deaths` it goes on for as long as workers get to run the function and die in it: that is the doing of
+    what they were given to work on, which comes and goes, and not of a broken installation, which stays.
+    """
+
+    failures: int = 1
+    through_deaths: bool = False
+    first_seconds: float = 0.5
+    cap_seconds: float = 5.0
+
+    def pause_seconds(self, failures: int) -> float:
+        return float(min(self.first_seconds * 2.0 ** min(failures - 1, 30), self.cap_seconds))
+
+
+IMPATIENT = Patience()
+OnFailure = Callable[[str, float], None]
 
 
 class Slice:
@@ -78,22 +102,26 @@ def run_slices(
     name: str | None = None,
     stop: threading.Event | None = None,
     grace_seconds: float = 30.0,
+    patience: Patience = IMPATIENT,
+    on_failure: OnFailure | None = None,
 ) -> None:
     """Run slices until `on_slice`, which gets each slice's number and results, returns False, or `stop` is set.
 
     `function` travels by its name, so that what its module caches in a worker stays there: it has to be importable
     on the workers. Stopping tells the running functions, waits up to `grace_seconds` for them, hands over their
-    results, and only then ends the query. A slice that failed in spite of Spark's retries raises PipelineError.
+    results, and only then ends the query. A failure past all `patience` raises PipelineError; of the others
+    `on_failure` is told the cause, and how many seconds of pause follow.
     """
     _require_importable(function)
     host = spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
     with StopLine(host, spark.sparkContext.getConf().get("spark.driver.bindAddress") or host) as line:
         task = functools.partial(_run_task, function, argument, slice_seconds, line.address)
         tasks = spark.sparkContext.parallelize(range(parallelism), parallelism).mapPartitionsWithIndex(task)
-        turns = _Turns(tasks.collect, on_slice, line, stop or threading.Event())
+        turns = _Turns(tasks.collect, on_slice, line, stop or threading.Event(), patience, on_failure)
         query = _start(spark, turns, checkpoint, name)
         try:
-            turns.wait(query)
+            while not turns.wait(query):
+                query = _start(spark, turns, checkpoint, name)
         finally:
             turns.end(query, grace_seconds)
     if turns.failure is not None:
@@ -107,7 +135,7 @@ def root_cause(text: str) -> str:
         if found := re.compile(rf"^{margin}(\S.*)$", re.MULTILINE).search(text, tracebacks[-1].end()):
             return found[1]
     if found := re.search(r"most recent failure: (?:Lost task [^:]*: )?(.*)", text):
-        return found[1].strip()
+        return found[1].partition(" Consider setting")[0].strip()
     lines = (line.strip(" \t:") for line in text.splitlines() if not line.startswith("An error occurred while calling"))
     return next(filter(None, lines), "Spark gave no reason")
 
@@ -132,17 +160,19 @@ class StopLine:
     def __exit__(self, *_: object) -> None:
         self.hang_up()
 
-    def answer(self) -> None:
-        """Take new connections, which wait until then, and let go of those whose worker has gone."""
+    def answer(self) -> int:
+        """Take new connections, which wait until then, and let go of those whose worker has gone. How many were new."""
         with self._lock:
             if not self._open:
-                return
+                return 0
             gone = set(select.select(self._held, [], [], 0)[0])
             for connection in gone:
                 connection.close()
             self._held = [connection for connection in self._held if connection not in gone]
+            kept = len(self._held)
             while select.select([self._server], [], [], 0)[0]:
                 self._held.append(self._server.accept()[0])
+            return len(self._held) - kept
 
     def hang_up(self) -> None:
         with self._lock:
@@ -160,12 +190,17 @@ class _Turns:
         on_slice: Callable[[int, list[Any]], bool],
         line: StopLine,
         stop: threading.Event,
+        patience: Patience,
+        on_failure: OnFailure | None,
     ) -> None:
         self.failure: BaseException | None = None
         self._collect = collect
         self._on_slice = on_slice
         self._line = line
         self._stop = stop
+        self._patience = patience
+        self._on_failure = on_failure
+        self._failures = 0
         self._busy = threading.Lock()
 
     def run(self, _: "DataFrame", number: int) -> None:
@@ -175,17 +210,42 @@ class _Turns:
                 return
             try:
                 results = self._collect()
+            except BaseException as error:
+                self._failed(error)
+                return
+            try:
+                self._failures = 0
                 self._line.answer()
                 if not self._on_slice(number, results):
                     self._stop.set()
             except BaseException as error:
-                self.failure = self.failure or _readable(error)
-                self._stop.set()
+                self._give_up(error)
 
-    def wait(self, query: "StreamingQuery") -> None:
+    def wait(self, query: "StreamingQuery") -> bool:
+        """Until all is to stop, or the query has failed by itself, say because its checkpoint was deleted: False."""
         while not self._stop.wait(_LOOK_SECONDS):
             if not _is_active(query):
-                break
+                self._failed(query.exception() or PipelineError("Spark's query ended by itself"))
+                return self._stop.is_set()
+        return True
+
+    def _failed(self, error: BaseException) -> None:
+        """Bear it for now, and pause; or give up."""
+        cause = root_cause(str(error))
+        came_so_far = self._line.answer() > 0
+        self._failures += 1
+        died = self._patience.through_deaths and came_so_far and _DEATHS.search(cause) is not None
+        if not _is_sparks(error) or not (died or self._failures < self._patience.failures):
+            self._give_up(error)
+            return
+        seconds = self._patience.pause_seconds(1 if died else self._failures)
+        if self._on_failure is not None:
+            self._on_failure(cause, seconds)
+        self._stop.wait(seconds)
+
+    def _give_up(self, error: BaseException) -> None:
+        self.failure = self.failure or _readable(error)
+        self._stop.set()
 
     def end(self, query: "StreamingQuery", grace_seconds: float) -> None:
         self._stop.set()
@@ -233,9 +293,11 @@ def _stop_query(query: "StreamingQuery") -> BaseException | None:
 
 def _readable(error: BaseException) -> BaseException:
     """Errors of Java and Spark as one line; the caller's own stay what they are."""
-    if type(error).__module__.startswith(("py4j.", "pyspark.")):
-        return PipelineError(f"a slice failed for good: {root_cause(str(error))}")
-    return error
+    return PipelineError(f"a slice failed for good: {root_cause(str(error))}") if _is_sparks(error) else error
+
+
+def _is_sparks(error: BaseException) -> bool:
+    return type(error).__module__.startswith(("py4j.", "pyspark."))
 
 
 def _require_importable(function: Callable[..., Any]) -> None:

@@ -1,5 +1,6 @@
 """`stdout:` prints one line of JSON per event: for looking, and for piping into other programs."""
 
+import fcntl
 import sys
 from collections.abc import Sequence
 
@@ -28,6 +29,8 @@ class ConsolePublisher(Unpicklable):
                 sys.stdout.flush()
             else:
                 with open(self._path, "a") as output:
+                    # Into a pipe, two writers' batches would run into each other in the middle of a line.
+                    fcntl.flock(output, fcntl.LOCK_EX)
                     output.write(lines)
         except (OSError, ValueError) as error:
             raise PublishError(f"standard output can't be written to: {error}") from error

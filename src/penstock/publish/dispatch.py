@@ -41,8 +41,10 @@ def dispatch(
     roll: Callable[[], float],
     max_deliveries: int | None = None,
     order_policy: OrderPolicy = OrderPolicy.BLOCK,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> dict[int, Outcome]:
-    """Every event's outcome, by seq. `roll` gives a number in [0, 1) for each retry's jitter.
+    """Every event's outcome, by seq. `roll` gives a number in [0, 1) for each retry's jitter; once `stopped` says so,
+    what has not been handed over is released.
 
     No failure of the publisher comes out of here as an exception. Where the publisher keeps order itself, what it
     released after a failure stays released under either order policy, and the next claim brings it again.
@@ -52,7 +54,7 @@ def dispatch(
     if publisher.in_order or not any(map(_ordering_key, events)):
         sent = attempt.resolve(events, attempt.publish(events))
     else:
-        sent = _in_waves(attempt, order_policy, events)
+        sent = _in_waves(attempt, order_policy, events, stopped)
     return outcomes | sent if outcomes else sent
 
 
@@ -126,7 +128,9 @@ def _bury(events: Sequence[Delivery], max_deliveries: int | None) -> tuple[dict[
     return deaths, others
 
 
-def _in_waves(attempt: _Attempt, order_policy: OrderPolicy, events: Sequence[Delivery]) -> dict[int, Outcome]:
+def _in_waves(
+    attempt: _Attempt, order_policy: OrderPolicy, events: Sequence[Delivery], stopped: Callable[[], bool]
+) -> dict[int, Outcome]:
     """Hand over one event of each ordering key at a time, so that a failure stops those behind it.
 
     After two waves in a row with nothing but retries, the destination is down, not the events bad: what is left goes
@@ -136,7 +140,7 @@ def _in_waves(attempt: _Attempt, order_policy: OrderPolicy, events: Sequence[Del
     lines = _lines(events)
     outcomes: dict[int, Outcome] = {event.seq: RELEASED for event in events}
     turn = failed_waves = 0
-    while lines and failed_waves < 2:
+    while lines and failed_waves < 2 and not (turn and stopped()):
         wave += [line[turn] for line in lines]
         given = attempt.publish(wave)
         failed_waves = failed_waves + 1 if all(isinstance(outcome, Retry) for outcome in given.values()) else 0

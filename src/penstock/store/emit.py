@@ -1,7 +1,7 @@
 """Emitting: whose connection to use, and how an event becomes a row. The same for every SQL backend."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -52,8 +52,10 @@ def borrowed(connection: object, dialect: str) -> Iterator[Any]:
     commits every statement by itself gets a transaction for the emit.
     """
     raw = _driver_connection(connection)
-    driver = type(raw).__module__.partition(".")[0]
+    driver = next((name for name in _modules(raw) if name in _DRIVERS), "")
     found = _DRIVERS.get(driver)
+    if hasattr(raw, "__aenter__"):
+        raise UsageError("this connection is async; use a SQLAlchemy async session: see Outbox.insert")
     if found is None:
         raise UsageError(
             f"can't emit through a {type(connection).__module__}.{type(connection).__name__}; pass a SQLAlchemy "
@@ -61,19 +63,31 @@ def borrowed(connection: object, dialect: str) -> Iterator[Any]:
         )
     if found != dialect:
         raise UsageError(f"the connection is to {found}, but the store is on {dialect}: an emit can't be atomic")
-    with _own_transaction(connection, raw, driver):
-        cursor = raw.cursor()
-        try:
-            yield cursor
-        finally:
-            cursor.close()
+    with _own_transaction(connection, raw, driver), closing(_cursor(raw, driver)) as cursor:
+        yield cursor
+
+
+def _modules(given: object) -> list[str]:
+    """The top-level modules that the type of something and its bases come from."""
+    return [base.__module__.partition(".")[0] for base in type(given).__mro__]
+
+
+def _cursor(raw: Any, driver: str) -> Any:
+    """One that gives tuples, whatever kind of rows the caller likes."""
+    if driver == "psycopg":
+        from psycopg.rows import tuple_row
+
+        return raw.cursor(row_factory=tuple_row)
+    cursor = raw.cursor()
+    if driver == "sqlite3":
+        cursor.row_factory = None
+    return cursor
 
 
 def _driver_connection(connection: object) -> Any:
     """The driver's own connection. Kinds are told by their modules: importing them all would slow every start."""
     given: Any = connection
-    module = type(connection).__module__
-    if module.startswith("sqlalchemy.ext.asyncio"):
+    if any(base.__module__.startswith("sqlalchemy.ext.asyncio") for base in type(connection).__mro__):
         raise UsageError("with an async session, execute the statement: await session.execute(outbox.insert(event))")
     if hasattr(connection, "ensure_connection"):
         given.ensure_connection()
@@ -96,11 +110,25 @@ def _own_transaction(connection: object, raw: Any, driver: str) -> Iterator[None
     elif driver == "psycopg" and raw.autocommit and raw.info.transaction_status.name == "IDLE":
         with raw.transaction():
             yield
-    elif driver == "sqlite3" and raw.isolation_level is None and not raw.in_transaction:
-        raw.execute("BEGIN IMMEDIATE")
-        with raw:
+    elif driver == "sqlite3" and not raw.in_transaction:
+        with _sqlite_transaction(raw):
             yield
     elif driver == "psycopg2" and raw.autocommit:
         raise UsageError("this psycopg2 connection commits every statement by itself: set autocommit to False to emit")
     else:
         yield
+
+
+@contextmanager
+def _sqlite_transaction(raw: Any) -> Iterator[None]:
+    """A transaction that may write from its beginning: one that first reads can be overtaken. Unless the connection
+    commits by itself, the driver would begin one with the first write anyway, and its end is the caller's."""
+    commits_by_itself = raw.isolation_level is None or getattr(raw, "autocommit", None) is True
+    raw.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        raw.execute("ROLLBACK")
+        raise
+    if commits_by_itself:
+        raw.execute("COMMIT")

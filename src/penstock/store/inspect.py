@@ -158,7 +158,7 @@ def _dead_errors(connection: Connection) -> list[tuple[str, int]]:
 
 
 def _parts(selection: Selection, after: int | None) -> list[Select[Any]]:
-    wanted = selection.states or frozenset(State)
+    wanted = frozenset(State) if selection.states is None else selection.states
     parts: list[Select[Any]] = []
     if State.PENDING in wanted:
         parts.append(_part(pending, literal("PENDING")).join(pending, pending.c.seq == events.c.seq))
@@ -236,7 +236,7 @@ def _conditions(selection: Selection, table: Any) -> list[ColumnElement[bool]]:
     if selection.until is not None:
         conditions.append(events.c.created_at < selection.until)
     if selection.error is not None:
-        conditions.append(table.c.last_error.contains(selection.error, autoescape=True))
+        conditions.append(table.c.last_error.icontains(selection.error, autoescape=True))
     return conditions
 
 

@@ -12,12 +12,13 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from penstock.config import mask_url
-from penstock.errors import PenstockError, StoreConflict
+from penstock.errors import PenstockError, StoreConflict, UsageError
 from penstock.event import Delivery, Event, EventId
-from penstock.store.base import Capabilities, Lease, LeaseId, StoreOptions
+from penstock.store.base import Capabilities, Lease, LeaseId, StoreOptions, Token
+from penstock.store.outcomes import OutcomeRow
 from penstock.store.transaction import Transaction
 
 Clock = Callable[[], datetime]
@@ -26,7 +27,7 @@ Result = TypeVar("Result")
 CONFLICT_TRIES = 8
 LINE_LIMIT = 100
 # Where a delivery keeps what claims are sorted by: compared raw, without decoding every time.
-SEQ, AVAILABLE_AT = Delivery._fields.index("seq"), Delivery._fields.index("available_at")
+SEQ, PRIORITY, AVAILABLE_AT = map(Delivery._fields.index, ("seq", "priority", "available_at"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +39,17 @@ class Wanted:
     opened_at: datetime
     limit: int
 
-    def parameters(self) -> dict[str, Any]:
-        types = None if self.types is None else list(self.types)
-        line_limit = min(self.limit, LINE_LIMIT)
-        return {"lease_id": self.lease.lease_id, "queue": self.lease.queue, "types": types, "line_limit": line_limit}
-
-
-@dataclass(frozen=True, slots=True)
-class OutcomeRow:
-    """A failure or a release, as the settling statement takes it."""
-
-    seq: int
-    kind: str
-    error: str | None = None
-    delay: float = 0.0
+    def parameters(self, room: int) -> dict[str, Any]:
+        """For a statement that takes events as long as they weigh no more than `room`, of the whole limit."""
+        return {
+            "lease_id": self.lease.lease_id,
+            "queue": self.lease.queue,
+            "types": None if self.types is None else list(self.types),
+            "limit": self.limit,
+            "line_limit": min(self.limit, LINE_LIMIT),
+            "room": room,
+            "alone": room == self.limit,
+        }
 
 
 class Moves(ABC):
@@ -65,7 +63,12 @@ class Moves(ABC):
         self.url = mask_url(url)
         self.options = options
         self.clock = clock
-        self.engine = self._create_engine(url)
+        try:
+            self.engine = self._create_engine(url)
+        except (ValueError, ArgumentError):
+            # Nothing of it is shown: where it can't be read, nobody knows what in it is the password.
+            example = "postgresql://user:password@host:5432/database or sqlite:///penstock.db"
+            raise UsageError(f"the store's URL can't be read; one looks like {example}") from None
 
     # -- transactions -----------------------------------------------------------------------------------------
 
@@ -125,15 +128,15 @@ class Moves(ABC):
     @abstractmethod
     def _append(self, cursor: Any, events: Sequence[Event]) -> list[EventId]: ...
     @abstractmethod
-    def _take_ready(self, tx: Transaction, wanted: Wanted, limit: int) -> list[Delivery]: ...
+    def _take_ready(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]: ...
     @abstractmethod
-    def _take_keyed(self, tx: Transaction, wanted: Wanted, limit: int) -> list[Delivery]: ...
+    def _take_keyed(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]: ...
     @abstractmethod
     def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool: ...
     @abstractmethod
-    def _extend(self, tx: Transaction, leases: Sequence[Lease], max_age: float) -> set[LeaseId]: ...
+    def _extend(self, tx: Transaction, leases: Sequence[Lease], max_age: float) -> set[tuple[LeaseId, Token]]: ...
     @abstractmethod
-    def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> int: ...
+    def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> frozenset[int]: ...
     @abstractmethod
     def _apply(
         self, tx: Transaction, lease_id: LeaseId, rows: list[OutcomeRow], max_attempts: int, skip: bool
@@ -141,7 +144,7 @@ class Moves(ABC):
     @abstractmethod
     def _release(self, tx: Transaction, lease_id: LeaseId) -> int: ...
     @abstractmethod
-    def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId]) -> None: ...
+    def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId], *, served: bool = True) -> None: ...
     @abstractmethod
     def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None: ...
     @abstractmethod

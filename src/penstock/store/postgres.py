@@ -2,11 +2,9 @@
 other, COPY for bulk emits, and a lower bound on claims that keeps them fast while vacuum is held up."""
 
 import json
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
-from operator import itemgetter
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Engine, create_engine, make_url
@@ -14,64 +12,23 @@ from sqlalchemy.exc import DBAPIError
 
 from penstock.config import needs_extra
 from penstock.errors import InvalidEvent, NotInitialised, PenstockError, StoreConflict, StoreError, StoreUnavailable
-from penstock.event import Delivery, Event, EventId, decode_moment
+from penstock.event import Delivery, Event, EventId
 from penstock.store import postgres_statements as statements
 from penstock.store import postgres_upkeep as upkeep
-from penstock.store.base import Capabilities, Lease, LeaseId, StoreOptions
+from penstock.store.base import Capabilities, Lease, LeaseId, StoreOptions, Token
 from penstock.store.emit import EMIT_COLUMNS
-from penstock.store.moves import AVAILABLE_AT, Clock, OutcomeRow, Wanted
+from penstock.store.moves import Clock, Wanted
+from penstock.store.outcomes import OutcomeRow
+from penstock.store.postgres_hints import ALWAYS, Floor, Lines
+from penstock.store.schema import from_micros
 from penstock.store.sql import SqlStore
 from penstock.store.transaction import Transaction, percent_style
 
-ALWAYS = datetime(1, 1, 1, tzinfo=UTC)
-FULL_LOOK_SECONDS = 3.0
-FLOOR_MARGIN = timedelta(seconds=5)
 COPY_FROM = 20
 COMPACT_BYTES = 64 * 1024 * 1024
 COMPACT_ROWS = 10_000
 
 INSERT = f"INSERT INTO penstock_outbox ({', '.join(EMIT_COLUMNS)}) VALUES ({', '.join(['%s'] * len(EMIT_COLUMNS))})"
-
-_available_at = itemgetter(AVAILABLE_AT)
-
-
-class Floor:
-    """Where a claim starts to look. Deleted rows stay in the index until vacuum may remove them, and they gather
-    at its front; starting behind them keeps a claim fast. Every few seconds a claim looks at everything, for
-    what came back with an older time or was committed late."""
-
-    def __init__(self) -> None:
-        self._value: datetime | None = None
-        self._looked_at = 0.0
-
-    def use(self) -> datetime:
-        now = time.monotonic()
-        if self._value is None or now - self._looked_at > FULL_LOOK_SECONDS:
-            self._looked_at = now
-            return ALWAYS
-        return self._value
-
-    def learn(self, at: datetime, rows: Sequence[Delivery]) -> None:
-        recent = at - FLOOR_MARGIN
-        oldest: Any = min(map(_available_at, rows), default=None)
-        self._value = recent if oldest is None else min(recent, decode_moment(oldest))
-
-    def forget(self) -> None:
-        self._value = None
-
-
-class Lines:
-    """How long the lines of a queue's ordering keys have been: so that a claim takes about as many keys as it can
-    use, and not a thousand of which it must give back all but ten."""
-
-    def __init__(self) -> None:
-        self._length = 1.0
-
-    def wanted(self, limit: int) -> int:
-        return max(1, min(limit, int(limit / self._length * 1.25) + 1))
-
-    def learn(self, keys: int, events: int) -> None:
-        self._length = max(1.0, events / keys)
 
 
 class PostgresStore(SqlStore):
@@ -153,6 +110,8 @@ class PostgresStore(SqlStore):
 
     def _append(self, cursor: Any, events: Sequence[Event]) -> list[EventId]:
         deduped = [event for event in events if event.dedupe_key is not None]
+        if len(events) > 1:
+            self._hold_keys(cursor, events)
         if len(events) >= COPY_FROM and not deduped and hasattr(cursor, "copy"):
             self._copy(cursor, events)
         else:
@@ -182,17 +141,23 @@ class PostgresStore(SqlStore):
             None if self.clock is None else self.clock(),
         )
 
-    def _copy(self, cursor: Any, events: Sequence[Event]) -> None:
-        """Two COPYs, under numbers taken beforehand: the fastest way in."""
-        keyed: dict[str, list[str]] = {}
+    def _hold_keys(self, cursor: Any, events: Sequence[Event]) -> None:
+        """All keys of a batch at once and sorted: two batches that held theirs one by one could wait for each other."""
+        keyed: dict[str, set[str]] = {}
         for event in events:
             if event.ordering_key is not None:
-                keyed.setdefault(event.queue, []).append(event.ordering_key)
+                keyed.setdefault(event.queue, set()).add(event.ordering_key)
+        common = {} if self.clock is None else {"now": self.clock()}
         for queue in sorted(keyed):
-            cursor.execute(self._prepare(statements.HOLD_KEYS), {"queue": queue, "names": keyed[queue]})
+            given = {"queue": queue, "names": sorted(keyed[queue])}
+            cursor.execute(self._prepare(statements.HOLD_KEYS), given | common)
+
+    def _copy(self, cursor: Any, events: Sequence[Event]) -> None:
+        """Two COPYs, under numbers taken beforehand: the fastest way in."""
         given = {"count": len(events), "now": None if self.clock is None else self.clock()}
         cursor.execute(percent_style(upkeep.TAKE_NUMBERS), given)
-        numbers, now = cursor.fetchone()
+        numbers, micros = cursor.fetchone()
+        now = from_micros(micros)
         with cursor.copy(upkeep.COPY_EVENTS) as copy:
             copy.set_types(upkeep.EVENT_TYPES)
             for seq, event in zip(numbers, events, strict=True):
@@ -204,25 +169,31 @@ class PostgresStore(SqlStore):
 
     # -- claiming ---------------------------------------------------------------------------------------------
 
-    def _take_ready(self, tx: Transaction, wanted: Wanted, limit: int) -> list[Delivery]:
+    def _take_ready(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]:
+        given = wanted.parameters(room)
         if wanted.types is not None:
-            return tx.deliveries(statements.TAKE_READY_TYPED, **wanted.parameters(), limit=limit, floor=ALWAYS)
+            return tx.deliveries(statements.TAKE_READY_TYPED, **given, floor=ALWAYS)
         floor = self._floors.setdefault(wanted.lease.queue, Floor())
-        rows = tx.deliveries(statements.TAKE_READY, **wanted.parameters(), limit=limit, floor=floor.use())
-        floor.learn(wanted.opened_at, rows)
+        start = floor.use()
+        rows = tx.deliveries(statements.TAKE_READY, **given, floor=start)
+        if start == ALWAYS and rows:
+            floor.learn_all(wanted.opened_at, *tx.row(statements.LEFT, queue=wanted.lease.queue))
+        elif rows or given["alone"]:
+            floor.learn(wanted.opened_at, rows)
         return rows
 
-    def _take_keyed(self, tx: Transaction, wanted: Wanted, limit: int) -> list[Delivery]:
-        given = {**wanted.parameters(), "limit": limit}
+    def _take_keyed(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]:
+        given = wanted.parameters(room)
         lines = self._lines.setdefault(wanted.lease.queue, Lines())
-        keys = tx.run(statements.TAKE_KEYS, **given, key_limit=lines.wanted(limit))
+        keys = tx.run(statements.TAKE_KEYS, **given, key_limit=lines.wanted(room))
         if not keys:
             return []
         # A statement of its own: its snapshot is newer than the locks that the last one took.
         statement = statements.TAKE_LINE if wanted.types is None else statements.TAKE_LINE_TYPED
         rows = tx.deliveries(statement, **given)
         lines.learn(keys, len(rows))
-        self._free_keys(tx, [wanted.lease.lease_id])
+        # Those of other types at the head of their lines would be in the way of the next claim.
+        self._free_keys(tx, [wanted.lease.lease_id], served=wanted.types is not None)
         return rows
 
     def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:
@@ -241,18 +212,19 @@ class PostgresStore(SqlStore):
 
     # -- leases and settling ----------------------------------------------------------------------------------
 
-    def _extend(self, tx: Transaction, leases: Sequence[Lease], max_age: float) -> set[LeaseId]:
+    def _extend(self, tx: Transaction, leases: Sequence[Lease], max_age: float) -> set[tuple[LeaseId, Token]]:
         rows = tx.rows(
             statements.EXTEND,
             lease_ids=[lease.lease_id for lease in leases],
             tokens=[lease.token for lease in leases],
-            seconds=[lease.lease_seconds for lease in leases],
+            seconds=[float(lease.lease_seconds) for lease in leases],
             max_age=max_age,
         )
-        return {row[0] for row in rows}
+        return {(row[0], row[1]) for row in rows}
 
-    def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> int:
-        return int(tx.scalar(statements.PUBLISH, lease_id=lease_id, seqs=_array(seqs)))
+    def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> frozenset[int]:
+        count, done = tx.row(statements.PUBLISH, lease_id=lease_id, seqs=_array(seqs))
+        return frozenset(seqs if count == len(seqs) else done or ())
 
     def _apply(
         self, tx: Transaction, lease_id: LeaseId, rows: list[OutcomeRow], max_attempts: int, skip: bool
@@ -271,11 +243,11 @@ class PostgresStore(SqlStore):
     def _release(self, tx: Transaction, lease_id: LeaseId) -> int:
         return int(tx.scalar(statements.RELEASE, lease_id=lease_id))
 
-    def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId]) -> None:
+    def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId], *, served: bool = True) -> None:
         idle = tx.rows(statements.LOCK_IDLE_KEYS, lease_ids=list(lease_ids))
         if idle:
             tx.run(statements.DROP_DRAINED_KEYS, queues=[row[0] for row in idle], names=[row[1] for row in idle])
-        tx.run(statements.FREE_KEYS, lease_ids=list(lease_ids))
+        tx.run(statements.FREE_KEYS, lease_ids=list(lease_ids), served=served)
 
     def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None:
         tx.run(statements.COUNT_LOST, lease_id=lease_id, limit=limit, max_attempts=max_attempts)

@@ -19,15 +19,20 @@ ON CONFLICT (lease_id) DO UPDATE SET
 RETURNING claims, moved, closed_at, max_attempts, {now}
 """
 
+# Bounds that the planner can't see through. If it knew them it would believe its statistics, expect fewer rows than it
+# may take, and fetch and sort all there are, however many have come since.
+_FLOOR = "(SELECT CAST(:floor AS timestamptz))"
+_ROOM = "(SELECT CAST(:room AS bigint))"
+
 # The priority levels that have anything, highest first: one index probe each.
-_LEVELS = """
+_LEVELS = f"""
 RECURSIVE level AS (
     (SELECT priority FROM penstock_pending
-     WHERE queue = :queue AND ordering_key IS NULL AND available_at >= :floor
+     WHERE queue = :queue AND ordering_key IS NULL AND available_at >= {_FLOOR}
      ORDER BY priority DESC LIMIT 1)
     UNION ALL
     SELECT (SELECT p.priority FROM penstock_pending p
-            WHERE p.queue = :queue AND p.ordering_key IS NULL AND p.available_at >= :floor
+            WHERE p.queue = :queue AND p.ordering_key IS NULL AND p.available_at >= {_FLOOR}
               AND p.priority < level.priority
             ORDER BY p.priority DESC LIMIT 1)
     FROM level WHERE level.priority IS NOT NULL
@@ -36,6 +41,21 @@ RECURSIVE level AS (
 _OF_TYPES = """
           AND EXISTS (SELECT 1 FROM penstock_events t WHERE t.seq = p.seq
                       AND t.event_type = ANY (CAST(:types AS text[])))"""
+
+# What is left after a claim that looked at everything: its lowest priority and its oldest time.
+LEFT = """
+WITH RECURSIVE level AS (
+    (SELECT priority, available_at FROM penstock_pending WHERE queue = :queue AND ordering_key IS NULL
+     ORDER BY priority DESC, available_at LIMIT 1)
+    UNION ALL
+    SELECT below.* FROM level CROSS JOIN LATERAL (
+        SELECT p.priority, p.available_at FROM penstock_pending p
+        WHERE p.queue = :queue AND p.ordering_key IS NULL AND p.priority < level.priority
+        ORDER BY p.priority DESC, p.available_at LIMIT 1
+    ) below
+)
+SELECT min(priority), min(available_at) FROM level
+"""
 
 # Rows are deleted by their place (ctid), which the lock holds still: a join would read all of pending. The load is a
 # running sum in the order chosen, so nothing is sorted. The events are looked up by the list of them: one walk along
@@ -46,10 +66,10 @@ chosen AS MATERIALIZED (
     SELECT ready.place, ready.suspect FROM level, LATERAL (
         SELECT p.ctid AS place, p.suspect FROM penstock_pending p
         WHERE p.queue = :queue AND p.ordering_key IS NULL AND p.priority = level.priority
-          AND p.available_at >= :floor AND p.available_at <= {{now}}{{of_types}}
-        ORDER BY p.available_at, p.seq LIMIT :limit FOR UPDATE SKIP LOCKED
+          AND p.available_at >= {_FLOOR} AND p.available_at <= {{now}}{{of_types}}
+        ORDER BY p.available_at, p.seq LIMIT {_ROOM} FOR UPDATE SKIP LOCKED
     ) ready
-    LIMIT :limit
+    LIMIT {_ROOM}
 ),
 weighed AS (
     SELECT place, row_number() OVER () AS number,
@@ -58,7 +78,7 @@ weighed AS (
 ),
 taken AS (
     DELETE FROM penstock_pending
-    WHERE ctid = ANY (ARRAY(SELECT place FROM weighed WHERE load <= :limit OR number = 1))
+    WHERE ctid = ANY (ARRAY(SELECT place FROM weighed WHERE load <= :room OR number = 1 AND :alone))
     RETURNING *
 ),
 moved AS (
@@ -77,47 +97,55 @@ SELECT EXISTS (
     SELECT 1 FROM level, LATERAL (
         SELECT 1 FROM penstock_pending p
         WHERE p.queue = :queue AND p.ordering_key IS NULL AND p.priority = level.priority
-          AND p.available_at >= :floor AND p.available_at <= {{now}}{{of_types}} LIMIT 1
+          AND p.available_at >= {_FLOOR} AND p.available_at <= {{now}}{{of_types}}
+        ORDER BY p.available_at LIMIT 1
     ) ready
-) OR EXISTS (SELECT 1 FROM penstock_keys WHERE queue = :queue AND lease_id IS NULL AND next_at <= {{now}})
+) OR EXISTS (SELECT 1 FROM penstock_keys k WHERE queue = :queue AND lease_id IS NULL AND next_at <= {{now}}{{head}})
 """
-READY = _READY.replace("{of_types}", "")
-READY_TYPED = _READY.replace("{of_types}", _OF_TYPES)
+# The type that counts for a key is that of the event at the head of its line.
+_HEAD_OF_TYPES = """
+      AND (SELECT e.event_type FROM penstock_pending p JOIN penstock_events e ON e.seq = p.seq
+           WHERE p.queue = k.queue AND p.ordering_key = k.ordering_key ORDER BY p.seq LIMIT 1)
+          = ANY (CAST(:types AS text[]))"""
+READY = _READY.replace("{of_types}", "").replace("{head}", "")
+READY_TYPED = _READY.replace("{of_types}", _OF_TYPES).replace("{head}", _HEAD_OF_TYPES)
 
 # Emitters hold their keys FOR KEY SHARE, which this lock doesn't wait for, nor they for it.
 TAKE_KEYS = """
-UPDATE penstock_keys k SET lease_id = :lease_id
-FROM (
+WITH free AS MATERIALIZED (
     SELECT ordering_key FROM penstock_keys
     WHERE queue = :queue AND lease_id IS NULL AND next_at <= {now}
     ORDER BY next_at LIMIT :key_limit FOR NO KEY UPDATE SKIP LOCKED
-) free
+)
+UPDATE penstock_keys k SET lease_id = :lease_id FROM free
 WHERE k.queue = :queue AND k.ordering_key = free.ordering_key
 """
 
-# The head of each key's line, up to the first event that may not go yet: what stands behind it waits too.
+# The head of each key's line, up to the first event that may not go yet: what stands behind it waits too. The key
+# that has waited longest goes first, or one that always has more than enough would keep the others waiting.
 _TAKE_LINE = f"""
 WITH front AS MATERIALIZED (
-    SELECT k.ordering_key, line.seq, line.suspect, line.may_go
-    FROM (SELECT ordering_key FROM penstock_keys WHERE lease_id = :lease_id) k
+    SELECT k.next_at, k.ordering_key, line.seq, line.suspect, line.may_go
+    FROM (SELECT ordering_key, next_at FROM penstock_keys WHERE lease_id = :lease_id
+          ORDER BY next_at, ordering_key) k
     CROSS JOIN LATERAL (
         SELECT p.seq, p.suspect, p.available_at <= {{now}}{{of_types}} AS may_go FROM penstock_pending p
         WHERE p.queue = :queue AND p.ordering_key = k.ordering_key ORDER BY p.seq LIMIT :line_limit
     ) line
-    LIMIT :limit
+    LIMIT :room
 ),
 head AS (
-    SELECT ordering_key, seq, suspect,
+    SELECT next_at, ordering_key, seq, suspect,
            bool_and(may_go) OVER (PARTITION BY ordering_key ORDER BY seq) AS may_go
     FROM front
 ),
 weighed AS (
     SELECT seq, row_number() OVER line AS number, sum(least(10 ^ suspect, :limit)) OVER line AS load
-    FROM head WHERE may_go WINDOW line AS (ORDER BY ordering_key, seq)
+    FROM head WHERE may_go WINDOW line AS (ORDER BY next_at, ordering_key, seq)
 ),
 taken AS (
     DELETE FROM penstock_pending
-    WHERE seq = ANY (ARRAY(SELECT seq FROM weighed WHERE load <= :limit OR number = 1))
+    WHERE seq = ANY (ARRAY(SELECT seq FROM weighed WHERE load <= :room OR number = 1 AND :alone))
     RETURNING *
 ),
 moved AS (
@@ -135,14 +163,15 @@ SELECT {DELIVERY.format(row="s", deliveries="s.deliveries")}
 FROM penstock_claimed s JOIN penstock_events e ON e.seq = s.seq WHERE s.lease_id = :lease_id
 """
 
-# A repeat by another claimant: the first one's attempt is lost. Suspects that no longer fit into one claim go back.
+# A repeat by another claimant: the first one's attempt is lost. Suspects that no longer fit into one claim go back,
+# from the end: what goes back of an ordering key's line is never its head.
 COUNT_LOST = f"""
 WITH weighed AS MATERIALIZED (
-    SELECT seq, attempts + 1 >= coalesce(max_attempts, :max_attempts) AS dead,
-           row_number() OVER line AS number,
-           sum(least(10 ^ least(suspect + 1, 9), :limit)) OVER line AS load
-    FROM penstock_claimed WHERE lease_id = :lease_id
-    WINDOW line AS (ORDER BY ordering_key NULLS LAST, available_at, seq)
+    SELECT seq, dead, count(*) FILTER (WHERE NOT dead) OVER line AS number,
+           sum(least(10 ^ least(suspect + 1, 9), :limit)) FILTER (WHERE NOT dead) OVER line AS load
+    FROM (SELECT *, attempts + 1 >= coalesce(max_attempts, :max_attempts) AS dead
+          FROM penstock_claimed WHERE lease_id = :lease_id) held
+    WINDOW line AS (ORDER BY ordering_key NULLS LAST, CASE WHEN ordering_key IS NULL THEN available_at END, seq)
 ),
 leaving AS (SELECT seq, dead FROM weighed WHERE dead OR (load > :limit AND number > 1)),
 gone AS (
@@ -190,7 +219,7 @@ kept AS (
     INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
     SELECT {changing()}, 'PUBLISHED', {{now}}, :lease_id FROM done
 )
-SELECT count(*) FROM done
+SELECT count(*), CASE WHEN count(*) < cardinality(CAST(:seqs AS bigint[])) THEN array_agg(seq) END FROM done
 """
 
 # Everything but success. A retry at the last attempt is a death; a retry with :skip leaves its key's line.
@@ -236,8 +265,12 @@ recorded AS (
 SELECT seq, outcome FROM gone
 """
 
+# What went back to pending left its line in the history.
 SETTLED_BEFORE = """
 SELECT seq FROM penstock_archive WHERE seq = ANY (CAST(:seqs AS bigint[])) AND lease_id = :lease_id
+UNION
+SELECT seq FROM penstock_history WHERE seq = ANY (CAST(:seqs AS bigint[])) AND lease_id = :lease_id
+  AND what IN ('retried', 'released')
 """
 
 CLOSE_LEASE = """
@@ -261,17 +294,18 @@ WHERE k.queue = idle.queue AND k.ordering_key = idle.ordering_key AND NOT EXISTS
     SELECT 1 FROM penstock_pending p WHERE p.queue = k.queue AND p.ordering_key = k.ordering_key)
 """
 
-# A key whose only events are not yet committed looks empty: its next claimer looks again in 50 ms.
+# A key that was not served keeps its turn, one that was goes to the back. A key whose only events are not yet
+# committed looks empty: its next claimer looks again in 50 ms.
 FREE_KEYS = """
 UPDATE penstock_keys k SET lease_id = NULL, next_at = coalesce(
-    (SELECT greatest(p.available_at, {now}) FROM penstock_pending p
+    (SELECT greatest(p.available_at, CASE WHEN :served THEN {now} ELSE k.next_at END) FROM penstock_pending p
      WHERE p.queue = k.queue AND p.ordering_key = k.ordering_key ORDER BY p.seq LIMIT 1),
     {now} + interval '50 milliseconds')
 WHERE lease_id = ANY (CAST(:lease_ids AS uuid[])) AND NOT EXISTS (
     SELECT 1 FROM penstock_claimed c WHERE c.lease_id = k.lease_id AND c.ordering_key = k.ordering_key)
 """
 
-HOLD_KEYS = "SELECT penstock_hold_keys(:queue, CAST(:names AS text[]))"
+HOLD_KEYS = "SELECT penstock_hold_keys(:queue, CAST(:names AS text[]), {now})"
 
 WAKE_KEYS = """
 UPDATE penstock_keys k SET next_at = {now}
@@ -297,7 +331,7 @@ held AS (
 UPDATE penstock_leases l SET expires_at = greatest(l.expires_at, least(
     {now} + h.seconds * interval '1 second', l.claimed_at + :max_age * interval '1 second'))
 FROM held h WHERE l.lease_id = h.lease_id
-RETURNING l.lease_id
+RETURNING l.lease_id, l.token
 """
 
 # Whole leases, as many as their events fit into :limit, and always one.
@@ -307,12 +341,12 @@ WITH expired AS MATERIALIZED (
     ORDER BY expires_at LIMIT 1000 FOR UPDATE SKIP LOCKED
 ),
 sized AS (
-    SELECT lease_id, row_number() OVER () AS number, sum(held) OVER (ROWS UNBOUNDED PRECEDING) AS load
-    FROM (SELECT lease_id, (SELECT count(*) FROM penstock_claimed c WHERE c.lease_id = x.lease_id) AS held
+    SELECT *, row_number() OVER () AS number, sum(held) OVER (ROWS UNBOUNDED PRECEDING) AS load
+    FROM (SELECT *, (SELECT count(*) FROM penstock_claimed c WHERE c.lease_id = x.lease_id) AS held
           FROM expired x) counted
 ),
 ended AS MATERIALIZED (
-    SELECT x.* FROM expired x JOIN sized s ON s.lease_id = x.lease_id WHERE s.load <= :limit OR s.number = 1
+    SELECT lease_id, claimant, max_attempts FROM sized WHERE load <= :limit OR number = 1
 ),
 gone AS (
     DELETE FROM penstock_claimed c USING ended x WHERE c.lease_id = x.lease_id

@@ -12,6 +12,7 @@ from sqlalchemy import (
     BigInteger,
     Column,
     Dialect,
+    Identity,
     Index,
     Integer,
     LargeBinary,
@@ -93,7 +94,7 @@ CHANGING = tuple(column.name for column in _changing())
 events = Table(
     "penstock_events",
     metadata,
-    Column("seq", Seq, primary_key=True),
+    Column("seq", Seq, Identity(), primary_key=True),
     Column("event_id", Id, nullable=False, unique=True),
     Column("event_type", Text, nullable=False),
     Column("payload", LargeBinary, nullable=False),
@@ -207,7 +208,7 @@ Index("penstock_dedupe_expiry", dedupe.c.expires_at)
 history = Table(
     "penstock_history",
     metadata,
-    Column("id", Seq, primary_key=True),
+    Column("id", Seq, Identity(), primary_key=True),
     Column("seq", BigInteger, nullable=False),
     Column("at", Moment, nullable=False),
     Column("what", Text, nullable=False),

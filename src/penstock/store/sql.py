@@ -3,15 +3,16 @@ says in which order they happen, inside which transaction, and what a caller is 
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 import uuid_utils.compat as uuid7
 
 from penstock.errors import UsageError
 from penstock.event import Delivery, Event, EventId
-from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, Dead, OrderPolicy, Outcome, Published, Released, Retry
+from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, OrderPolicy, Outcome, weight
 from penstock.store import emit, inspect
 from penstock.store.base import (
     DEFAULT_LEASE_SECONDS,
@@ -30,7 +31,8 @@ from penstock.store.base import (
     StoreOptions,
     Token,
 )
-from penstock.store.moves import AVAILABLE_AT, SEQ, Clock, Moves, OutcomeRow, Wanted
+from penstock.store.moves import AVAILABLE_AT, SEQ, Clock, Moves, Wanted
+from penstock.store.outcomes import OutcomeRow, split
 from penstock.store.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -42,7 +44,6 @@ REPLAY_BATCH = 5_000
 UPKEEP_BATCH = 10_000
 LEASE_RETENTION_SECONDS = 86_400.0
 RELAY_RETENTION_SECONDS = 300.0
-DEFAULT_RETRY_SECONDS = 1.0
 
 
 class SqlStore(Moves):
@@ -121,11 +122,12 @@ class SqlStore(Moves):
     def _take(self, tx: Transaction, wanted: Wanted, limit: int) -> list[Delivery]:
         """Events with a key and events without one, each first every other time: neither can starve the other."""
         self._keyed_first = not self._keyed_first
-        takers = [self._take_keyed, self._take_ready]
-        events: list[Delivery] = []
-        for take in takers if self._keyed_first else reversed(takers):
-            if (room := limit - len(events)) > 0:
-                events += take(tx, wanted, room)
+        takers = (self._take_keyed, self._take_ready)
+        first, second = takers if self._keyed_first else reversed(takers)
+        events = first(tx, wanted, limit)
+        if len(events) < limit:
+            room = limit - sum(weight(event.suspect, limit) for event in events)
+            events += second(tx, wanted, room) if room > 0 else []
         return events
 
     def look_at_all(self) -> None:
@@ -141,21 +143,25 @@ class SqlStore(Moves):
         if not leases:
             return []
         held = self._transact(lambda tx: self._extend(tx, leases, self.options.max_lease_age_seconds))
-        return [lease for lease in leases if lease.lease_id in held]
+        return [lease for lease in leases if (lease.lease_id, lease.token) in held]
 
     # -- settle -----------------------------------------------------------------------------------------------
 
     def settle(self, lease: Lease, outcomes: Mapping[int, Outcome]) -> Settlement:
         if not outcomes:
             return Settlement()
-        published, others = _split(outcomes)
+        published, others = split(outcomes)
         if others:
             self._came_back()
         return self._transact(lambda tx: self._settle(tx, lease, published, others))
 
     def settle_in(self, connection: object, lease: Lease, outcomes: Mapping[int, Outcome]) -> Settlement:
         """Settle inside the caller's transaction: its writes and the settlement commit together, or neither does."""
-        published, others = _split(outcomes)
+        if not outcomes:
+            return Settlement()
+        published, others = split(outcomes)
+        if others:
+            self._came_back()
         with emit.borrowed(connection, self.engine.dialect.name) as cursor, self._translated():
             return self._settle(self._transaction(None, cursor), lease, published, others)
 
@@ -164,9 +170,7 @@ class SqlStore(Moves):
         if held is None:
             return self._told_lost(tx, lease.lease_id, [*published, *(row.seq for row in others)])
         max_attempts, keyed = held
-        done = frozenset(published)
-        if published and self._publish(tx, lease.lease_id, published) != len(published):
-            done = self._archived_under(tx, lease.lease_id, published)
+        done = self._publish(tx, lease.lease_id, published) if published else frozenset()
         finals: list[Any] = []
         if others:
             skip = self.options.order_policy is OrderPolicy.SKIP
@@ -201,12 +205,9 @@ class SqlStore(Moves):
         )
 
     def _told_lost(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> Settlement:
-        before = self._archived_under(tx, lease_id, seqs)
-        return Settlement(already_settled=before, lost=frozenset(seqs) - before)
-
-    def _archived_under(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> frozenset[int]:
         rows = tx.rows(self.statements.SETTLED_BEFORE, lease_id=lease_id, seqs=seqs)
-        return frozenset(row[0] for row in rows)
+        before = frozenset(row[0] for row in rows)
+        return Settlement(already_settled=before, lost=frozenset(seqs) - before)
 
     def release(self, lease: Lease) -> int:
         self._came_back()
@@ -290,7 +291,9 @@ class SqlStore(Moves):
             (self.upkeep.DROP_OLD_RELAYS, {"seconds": RELAY_RETENTION_SECONDS}),
         )
         for statement, parameters in drops:
-            self._transact(lambda tx, s=statement, p=parameters: tx.run(s, **p))  # type: ignore[misc]
+            work = partial(Transaction.run, statement=statement, **parameters)
+            while self._transact(work) == UPKEEP_BATCH:
+                pass
         self._compact()
 
     # -- relays -----------------------------------------------------------------------------------------------
@@ -369,21 +372,3 @@ def _in_turn(events: list[Delivery]) -> list[Delivery]:
     if len(set(map(_priority, events))) > 1:
         events.sort(key=_priority, reverse=True)
     return events + keyed
-
-
-def _split(outcomes: Mapping[int, Outcome]) -> tuple[list[int], list[OutcomeRow]]:
-    published: list[int] = []
-    others: list[OutcomeRow] = []
-    for seq, outcome in outcomes.items():
-        match outcome:
-            case Published():
-                published.append(seq)
-            case Retry(error=error, delay_seconds=delay):
-                others.append(OutcomeRow(seq, "RETRY", error, DEFAULT_RETRY_SECONDS if delay is None else delay))
-            case Dead(error=error):
-                others.append(OutcomeRow(seq, "DEAD", error))
-            case Released():
-                others.append(OutcomeRow(seq, "RELEASED"))
-            case _:
-                assert_never(outcome)
-    return published, others

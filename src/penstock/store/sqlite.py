@@ -27,9 +27,10 @@ from penstock.event import Delivery, Event, EventId
 from penstock.lifecycle import fitting
 from penstock.store import sqlite_statements as statements
 from penstock.store import sqlite_upkeep as upkeep
-from penstock.store.base import Capabilities, Lease, LeaseId
+from penstock.store.base import Capabilities, Lease, LeaseId, Token
 from penstock.store.emit import EMIT_COLUMNS
-from penstock.store.moves import OutcomeRow, Wanted
+from penstock.store.moves import Wanted
+from penstock.store.outcomes import OutcomeRow
 from penstock.store.schema import from_micros, to_micros
 from penstock.store.sql import SqlStore
 from penstock.store.transaction import Transaction
@@ -139,24 +140,26 @@ class SqliteStore(SqlStore):
 
     # -- claiming ---------------------------------------------------------------------------------------------
 
-    def _take_ready(self, tx: Transaction, wanted: Wanted, limit: int) -> list[Delivery]:
+    def _take_ready(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]:
         chosen: list[tuple[int, int]] = []
         statement = _typed(statements.CHOOSE_READY, wanted.types)
         for (priority,) in tx.rows(statements.LEVELS, queue=wanted.lease.queue):
-            if (room := limit - len(chosen)) > 0:
-                chosen += tx.rows(statement, **wanted.parameters(), priority=priority, limit=room)
-        return self._move(tx, wanted, chosen, limit)
+            if (left := room - len(chosen)) > 0:
+                chosen += tx.rows(statement, **wanted.parameters(left), priority=priority)
+        return self._move(tx, wanted, chosen, room)
 
-    def _take_keyed(self, tx: Transaction, wanted: Wanted, limit: int) -> list[Delivery]:
-        given = {**wanted.parameters(), "limit": limit}
+    def _take_keyed(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]:
+        given = wanted.parameters(room)
         if not tx.run(statements.TAKE_KEYS, **given):
             return []
-        rows = self._move(tx, wanted, tx.rows(_typed(statements.CHOOSE_LINE, wanted.types), **given), limit)
-        self._free_keys(tx, [wanted.lease.lease_id])
+        rows = self._move(tx, wanted, tx.rows(_typed(statements.CHOOSE_LINE, wanted.types), **given), room)
+        # Those of other types at the head of their lines would be in the way of the next claim.
+        self._free_keys(tx, [wanted.lease.lease_id], served=wanted.types is not None)
         return rows
 
-    def _move(self, tx: Transaction, wanted: Wanted, chosen: list[tuple[int, int]], limit: int) -> list[Delivery]:
-        seqs = [seq for seq, _ in chosen[: fitting((suspect for _, suspect in chosen), limit)]]
+    def _move(self, tx: Transaction, wanted: Wanted, chosen: list[tuple[int, int]], room: int) -> list[Delivery]:
+        count = fitting((suspect for _, suspect in chosen), wanted.limit, taken=wanted.limit - room)
+        seqs = [seq for seq, _ in chosen[:count]]
         if not seqs:
             return []
         for statement in statements.TAKE:
@@ -167,20 +170,23 @@ class SqliteStore(SqlStore):
         statement = _typed(statements.READY, types)
         levels = [row[0] for row in tx.rows(statements.LEVELS, queue=queue)]
         given = {"queue": queue, "types": None if types is None else list(types)}
+        of_head = "" if types is None else statements.HEAD_OF_TYPES
         return any(tx.scalar(statement, priority=priority, **given) for priority in levels) or bool(
-            tx.scalar(statements.KEY_READY, queue=queue)
+            tx.scalar(statements.KEY_READY.replace("{of_types}", of_head), **given)
         )
 
     # -- leases and settling ----------------------------------------------------------------------------------
 
-    def _extend(self, tx: Transaction, leases: Sequence[Lease], max_age: float) -> set[LeaseId]:
+    def _extend(self, tx: Transaction, leases: Sequence[Lease], max_age: float) -> set[tuple[LeaseId, Token]]:
         rows = [[lease.lease_id.hex, lease.token.hex, int(lease.lease_seconds * MICROS)] for lease in leases]
         held = tx.rows(statements.EXTEND, rows=rows, max_age=int(max_age * MICROS))
-        return {LeaseId(UUID(row[0])) for row in held}
+        return {(LeaseId(UUID(lease_id)), Token(UUID(token))) for lease_id, token in held}
 
-    def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> int:
-        counts = [tx.run(statement, lease_id=lease_id, seqs=seqs) for statement in statements.PUBLISH]
-        return counts[-1]
+    def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> frozenset[int]:
+        done = frozenset(row[0] for row in tx.rows(statements.HELD, lease_id=lease_id, seqs=seqs))
+        for statement in statements.PUBLISH:
+            tx.run(statement, lease_id=lease_id, seqs=seqs)
+        return done
 
     def _apply(
         self, tx: Transaction, lease_id: LeaseId, rows: list[OutcomeRow], max_attempts: int, skip: bool
@@ -200,9 +206,9 @@ class SqliteStore(SqlStore):
         counts = [tx.run(statement, lease_id=lease_id) for statement in statements.RELEASE]
         return counts[-1]
 
-    def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId]) -> None:
+    def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId], *, served: bool = True) -> None:
         for statement in statements.FREE_KEYS:
-            tx.run(statement, lease_ids=list(lease_ids))
+            tx.run(statement, lease_ids=list(lease_ids), served=served)
 
     def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None:
         held = tx.rows(statements.CHOOSE_HELD, lease_id=lease_id, max_attempts=max_attempts)

@@ -38,30 +38,31 @@ SELECT priority FROM level WHERE priority IS NOT NULL
 CHOOSE_READY = """
 SELECT p.seq, p.suspect FROM penstock_pending p
 WHERE p.queue = :queue AND p.ordering_key IS NULL AND p.priority = :priority AND p.available_at <= :now{of_types}
-ORDER BY p.available_at, p.seq LIMIT :limit
+ORDER BY p.available_at, p.seq LIMIT :room
 """
 
 TAKE_KEYS = """
 UPDATE penstock_keys SET lease_id = :lease_id
 WHERE queue = :queue AND ordering_key IN (
     SELECT ordering_key FROM penstock_keys
-    WHERE queue = :queue AND lease_id IS NULL AND next_at <= :now ORDER BY next_at LIMIT :limit)
+    WHERE queue = :queue AND lease_id IS NULL AND next_at <= :now ORDER BY next_at LIMIT :room)
 """
 
-# The head of each key's line, up to the first event that may not go yet: what stands behind it waits too.
+# The head of each key's line, up to the first event that may not go yet: what stands behind it waits too. The key
+# that has waited longest goes first, or one that always has more than enough would keep the others waiting.
 CHOOSE_LINE = """
 SELECT seq, suspect FROM (
-    SELECT p.seq, p.suspect, p.ordering_key,
+    SELECT p.seq, p.suspect, p.ordering_key, front.next_at,
            min(p.available_at <= :now{of_types}) OVER (PARTITION BY p.ordering_key ORDER BY p.seq) AS may_go
     FROM (
-        SELECT queue, ordering_key, coalesce(
+        SELECT queue, ordering_key, next_at, coalesce(
             (SELECT x.seq FROM penstock_pending x WHERE x.queue = k.queue AND x.ordering_key = k.ordering_key
              ORDER BY x.seq LIMIT 1 OFFSET :line_limit - 1), 9223372036854775807) AS last_seq
         FROM penstock_keys k WHERE lease_id = :lease_id
     ) front JOIN penstock_pending p
       ON p.queue = front.queue AND p.ordering_key = front.ordering_key AND p.seq <= front.last_seq
 )
-WHERE may_go ORDER BY ordering_key, seq LIMIT :limit
+WHERE may_go ORDER BY next_at, ordering_key, seq LIMIT :room
 """
 
 TAKE = (
@@ -87,11 +88,21 @@ SELECT EXISTS (SELECT 1 FROM penstock_pending p
                WHERE p.queue = :queue AND p.ordering_key IS NULL AND p.priority = :priority
                  AND p.available_at <= :now{of_types})
 """
-KEY_READY = "SELECT EXISTS (SELECT 1 FROM penstock_keys WHERE queue = :queue AND lease_id IS NULL AND next_at <= :now)"
+KEY_READY = """
+SELECT EXISTS (SELECT 1 FROM penstock_keys k
+               WHERE k.queue = :queue AND k.lease_id IS NULL AND k.next_at <= :now{of_types})
+"""
+# The type that counts for a key is that of the event at the head of its line.
+HEAD_OF_TYPES = """
+  AND (SELECT t.event_type FROM penstock_pending p JOIN penstock_events t ON t.seq = p.seq
+       WHERE p.queue = k.queue AND p.ordering_key = k.ordering_key ORDER BY p.seq LIMIT 1)
+      IN (SELECT value FROM json_each(:types))"""
 
+# What goes back comes from the end: of an ordering key's line it is never the head.
 CHOOSE_HELD = """
 SELECT seq, suspect, attempts + 1 >= coalesce(max_attempts, :max_attempts) FROM penstock_claimed
-WHERE lease_id = :lease_id ORDER BY ordering_key IS NULL, ordering_key, available_at, seq
+WHERE lease_id = :lease_id
+ORDER BY ordering_key IS NULL, ordering_key, CASE WHEN ordering_key IS NULL THEN available_at END, seq
 """
 
 _LOST = {"attempts": "attempts + 1", "last_error": ":error"}
@@ -124,6 +135,7 @@ SELECT max_attempts, EXISTS (SELECT 1 FROM penstock_keys k WHERE k.lease_id = l.
 FROM penstock_leases l WHERE l.lease_id = :lease_id AND l.token = :token AND l.closed_at IS NULL
 """
 
+HELD = f"SELECT seq FROM penstock_claimed WHERE lease_id = :lease_id AND seq IN {_SEQS}"
 PUBLISH = (
     f"""
     INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
@@ -133,7 +145,8 @@ PUBLISH = (
     f"DELETE FROM penstock_claimed WHERE lease_id = :lease_id AND seq IN {_SEQS}",
 )
 
-# What was given, next to what is held: :rows is a list of [seq, kind, error, delay in microseconds].
+# What was given, next to what is held: :rows is a list of [seq, kind, error, delay in microseconds]. The CROSS JOIN
+# makes SQLite look each of them up: it would rather search the whole list for every event of the lease.
 _GIVEN = """
 WITH given AS (
     SELECT value ->> 0 AS seq, value ->> 1 AS kind, value ->> 2 AS error, value ->> 3 AS delay FROM json_each(:rows)
@@ -142,7 +155,7 @@ gone AS (
     SELECT c.*, g.error, g.delay, CASE
         WHEN g.kind = 'RETRY' AND c.attempts + 1 >= coalesce(c.max_attempts, :max_attempts) THEN 'DEAD'
         ELSE g.kind END AS outcome
-    FROM given g JOIN penstock_claimed c ON c.seq = g.seq WHERE c.lease_id = :lease_id
+    FROM given g CROSS JOIN penstock_claimed c ON c.seq = g.seq WHERE c.lease_id = :lease_id
 )
 """
 OUTCOMES = f"{_GIVEN} SELECT seq, outcome FROM gone"
@@ -180,7 +193,12 @@ APPLY = (
     "DELETE FROM penstock_claimed WHERE lease_id = :lease_id AND seq IN (SELECT value ->> 0 FROM json_each(:rows))",
 )
 
-SETTLED_BEFORE = f"SELECT seq FROM penstock_archive WHERE seq IN {_SEQS} AND lease_id = :lease_id"
+# What went back to pending left its line in the history.
+SETTLED_BEFORE = f"""
+SELECT seq FROM penstock_archive WHERE seq IN {_SEQS} AND lease_id = :lease_id
+UNION
+SELECT seq FROM penstock_history WHERE seq IN {_SEQS} AND lease_id = :lease_id AND what IN ('retried', 'released')
+"""
 
 CLOSE_LEASE = """
 UPDATE penstock_leases SET closed_at = :now
@@ -192,6 +210,7 @@ WHERE lease_id IN {_LEASES} AND NOT EXISTS (
     SELECT 1 FROM penstock_claimed c
     WHERE c.lease_id = penstock_keys.lease_id AND c.ordering_key = penstock_keys.ordering_key)
 """
+# A key that was not served keeps its turn, one that was goes to the back.
 FREE_KEYS = (
     f"""
     DELETE FROM penstock_keys {_IDLE} AND NOT EXISTS (
@@ -199,7 +218,7 @@ FREE_KEYS = (
         WHERE p.queue = penstock_keys.queue AND p.ordering_key = penstock_keys.ordering_key)
     """,
     f"""
-    UPDATE penstock_keys SET lease_id = NULL, next_at = max(:now, (
+    UPDATE penstock_keys SET lease_id = NULL, next_at = max(CASE WHEN :served THEN :now ELSE next_at END, (
         SELECT p.available_at FROM penstock_pending p
         WHERE p.queue = penstock_keys.queue AND p.ordering_key = penstock_keys.ordering_key ORDER BY p.seq LIMIT 1))
     {_IDLE}
@@ -211,7 +230,7 @@ UPDATE penstock_leases SET expires_at = max(expires_at, min(:now + g.delay, clai
 FROM (SELECT value ->> 0 AS lease_id, value ->> 1 AS token, value ->> 2 AS delay FROM json_each(:rows)) g
 WHERE penstock_leases.lease_id = g.lease_id AND penstock_leases.token = g.token AND closed_at IS NULL
   AND claimed_at + :max_age > :now
-RETURNING penstock_leases.lease_id
+RETURNING penstock_leases.lease_id, penstock_leases.token
 """
 
 EXPIRED = """

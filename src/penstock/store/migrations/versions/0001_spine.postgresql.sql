@@ -142,7 +142,7 @@ JOIN (
 -- Makes sure that every key of an emit has a row, and holds it until the emitter's transaction ends. FOR KEY SHARE
 -- lets claimers take the key meanwhile (FOR NO KEY UPDATE) but nobody delete it. It loops, because a row that was
 -- there at the insert may be gone at the lock.
-CREATE FUNCTION penstock_hold_keys(of_queue text, wanted text[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION penstock_hold_keys(of_queue text, wanted text[], moment timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     names text[];
     held integer;
@@ -153,7 +153,7 @@ BEGIN
     END IF;
     LOOP
         INSERT INTO penstock_keys (queue, ordering_key, next_at)
-        SELECT of_queue, k, clock_timestamp() FROM unnest(names) WITH ORDINALITY u(k, i) ORDER BY i
+        SELECT of_queue, k, moment FROM unnest(names) WITH ORDINALITY u(k, i) ORDER BY i
         ON CONFLICT DO NOTHING;
         PERFORM 1 FROM penstock_keys WHERE queue = of_queue AND ordering_key = ANY (names)
         ORDER BY ordering_key FOR KEY SHARE;
@@ -181,7 +181,7 @@ BEGIN
         END IF;
     END IF;
     IF NEW.ordering_key IS NOT NULL THEN
-        PERFORM penstock_hold_keys(NEW.queue, ARRAY[NEW.ordering_key]);
+        PERFORM penstock_hold_keys(NEW.queue, ARRAY[NEW.ordering_key], moment);
     END IF;
     INSERT INTO penstock_events (event_id, event_type, payload, headers, partition_key, ordering_key, created_at)
     VALUES (NEW.event_id, NEW.event_type, coalesce(NEW.payload, ''), NEW.headers, NEW.partition_key, NEW.ordering_key, moment)

@@ -1,17 +1,18 @@
 -- The spine on SQLite. Times are microseconds since 1970, ids are text of 32 hexadecimal digits.
 CREATE TABLE penstock_events (
-    seq           INTEGER PRIMARY KEY AUTOINCREMENT,
-    event_id      CHAR(32) NOT NULL UNIQUE,
+    seq           INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+    event_id      CHAR(32) NOT NULL,
     event_type    TEXT NOT NULL,
     payload       BLOB NOT NULL,
     headers       JSON,
     partition_key TEXT,
     ordering_key  TEXT,
-    created_at    BIGINT NOT NULL
+    created_at    BIGINT NOT NULL,
+    UNIQUE (event_id)
 )
 --;
 CREATE TABLE penstock_pending (
-    seq          INTEGER PRIMARY KEY,
+    seq          INTEGER NOT NULL PRIMARY KEY,
     queue        TEXT NOT NULL,
     ordering_key TEXT,
     priority     SMALLINT NOT NULL,
@@ -29,7 +30,7 @@ CREATE INDEX penstock_pending_ready ON penstock_pending (queue, priority DESC, a
 CREATE INDEX penstock_pending_line ON penstock_pending (queue, ordering_key, seq) WHERE ordering_key IS NOT NULL
 --;
 CREATE TABLE penstock_claimed (
-    seq          INTEGER PRIMARY KEY,
+    seq          INTEGER NOT NULL PRIMARY KEY,
     queue        TEXT NOT NULL,
     ordering_key TEXT,
     priority     SMALLINT NOT NULL,
@@ -46,7 +47,7 @@ CREATE TABLE penstock_claimed (
 CREATE INDEX penstock_claimed_lease ON penstock_claimed (lease_id, ordering_key)
 --;
 CREATE TABLE penstock_archive (
-    seq          INTEGER PRIMARY KEY,
+    seq          INTEGER NOT NULL PRIMARY KEY,
     queue        TEXT NOT NULL,
     ordering_key TEXT,
     priority     SMALLINT NOT NULL,
@@ -104,7 +105,7 @@ CREATE TABLE penstock_dedupe (
 CREATE INDEX penstock_dedupe_expiry ON penstock_dedupe (expires_at)
 --;
 CREATE TABLE penstock_history (
-    id       INTEGER PRIMARY KEY,
+    id       INTEGER NOT NULL PRIMARY KEY,
     seq      BIGINT NOT NULL,
     at       BIGINT NOT NULL,
     what     TEXT NOT NULL,
@@ -148,31 +149,32 @@ JOIN (
 ) s ON s.seq = e.seq
 --;
 -- Emitting by plain SQL: INSERT INTO penstock_outbox (event_type, payload, ...). SQLite's one writer at a time
--- is all the locking that ordering keys and the dedupe window need.
+-- is all the locking that ordering keys and the dedupe window need, and makes the last event the one just emitted.
 CREATE TRIGGER penstock_emit INSTEAD OF INSERT ON penstock_outbox
 BEGIN
-    SELECT RAISE(ABORT, 'penstock_outbox needs an event_id') WHERE NEW.event_id IS NULL;
-    INSERT INTO penstock_dedupe (queue, dedupe_key, event_id, expires_at)
-    SELECT coalesce(NEW.queue, 'outbox'), NEW.dedupe_key, NEW.event_id,
-           coalesce(NEW.created_at, CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER))
-           + CAST(coalesce(NEW.dedupe_seconds, 86400) * 1000000 AS INTEGER)
-    WHERE NEW.dedupe_key IS NOT NULL
-    ON CONFLICT (queue, dedupe_key) DO UPDATE
-    SET event_id = excluded.event_id, expires_at = excluded.expires_at
-    WHERE expires_at <= coalesce(NEW.created_at, CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER));
+    SELECT RAISE(IGNORE) FROM penstock_dedupe d
+    WHERE d.queue = coalesce(NEW.queue, 'outbox') AND d.dedupe_key = NEW.dedupe_key
+      AND d.expires_at > coalesce(NEW.created_at, CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER));
     INSERT INTO penstock_events (event_id, event_type, payload, headers, partition_key, ordering_key, created_at)
-    SELECT NEW.event_id, NEW.event_type, coalesce(NEW.payload, x''), NEW.headers, NEW.partition_key, NEW.ordering_key,
-           coalesce(NEW.created_at, CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER))
-    WHERE NEW.dedupe_key IS NULL OR EXISTS (
-        SELECT 1 FROM penstock_dedupe d
-        WHERE d.queue = coalesce(NEW.queue, 'outbox') AND d.dedupe_key = NEW.dedupe_key AND d.event_id = NEW.event_id);
+    VALUES (coalesce(
+                lower(replace(NEW.event_id, '-', '')),
+                -- A random UUID: its digits, with the version and the variant in their places.
+                lower(hex(randomblob(6)) || '4' || substr(hex(randomblob(2)), 2)
+                      || substr('89ab', 1 + (random() & 3), 1) || substr(hex(randomblob(8)), 2))),
+            NEW.event_type, CAST(coalesce(NEW.payload, x'') AS BLOB), NEW.headers, NEW.partition_key, NEW.ordering_key,
+            coalesce(NEW.created_at, CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)));
     INSERT INTO penstock_pending (seq, queue, ordering_key, priority, attempts, deliveries, max_attempts, replays, suspect,
                                   available_at, last_error)
     SELECT e.seq, coalesce(NEW.queue, 'outbox'), NEW.ordering_key, coalesce(NEW.priority, 0), 0, 0, NEW.max_attempts, 0, 0,
            coalesce(NEW.available_at, e.created_at + CAST(coalesce(NEW.delay_seconds, 0) * 1000000 AS INTEGER)), NULL
-    FROM penstock_events e WHERE e.event_id = NEW.event_id;
+    FROM penstock_events e WHERE e.seq = (SELECT max(seq) FROM penstock_events);
     INSERT INTO penstock_keys (queue, ordering_key, next_at)
     SELECT coalesce(NEW.queue, 'outbox'), NEW.ordering_key, e.created_at
-    FROM penstock_events e WHERE e.event_id = NEW.event_id AND NEW.ordering_key IS NOT NULL
+    FROM penstock_events e WHERE e.seq = (SELECT max(seq) FROM penstock_events) AND NEW.ordering_key IS NOT NULL
     ON CONFLICT DO NOTHING;
+    INSERT INTO penstock_dedupe (queue, dedupe_key, event_id, expires_at)
+    SELECT coalesce(NEW.queue, 'outbox'), NEW.dedupe_key, e.event_id,
+           e.created_at + CAST(coalesce(NEW.dedupe_seconds, 86400) * 1000000 AS INTEGER)
+    FROM penstock_events e WHERE e.seq = (SELECT max(seq) FROM penstock_events) AND NEW.dedupe_key IS NOT NULL
+    ON CONFLICT (queue, dedupe_key) DO UPDATE SET event_id = excluded.event_id, expires_at = excluded.expires_at;
 END

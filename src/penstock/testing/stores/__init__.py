@@ -1,0 +1,55 @@
+"""The conformance suite for stores: what every backend has to get right, as tests to inherit.
+
+    class TestMyStore(StoreConformance):
+        @pytest.fixture
+        def open_store(self): ...   # a function (options=None, clock=None) that opens the test's own, fresh database
+
+A store in a SQL database takes `SqlStoreConformance`, which also wants the fixture `connection`: a connection of the
+database's own driver. Time stands still in a test until its clock is advanced. `penstock.testing.stores.machine` has
+a state machine for Hypothesis beside it.
+"""
+
+from penstock.testing.stores.claiming import Claiming
+from penstock.testing.stores.emitting import Deduplicating, Emitting
+from penstock.testing.stores.keeping import Purging, Replaying, Tending
+from penstock.testing.stores.leasing import Fencing, Heartbeats, Releasing, Repeating
+from penstock.testing.stores.looking import Counting, Finding, Relays
+from penstock.testing.stores.ordering import Blocking, Ordering, Skipping
+from penstock.testing.stores.reaping import Poison, Reaping
+from penstock.testing.stores.scenario import ManualClock, OpenStore
+from penstock.testing.stores.settling import Dying, Settling, SettlingAgain, Timelines
+from penstock.testing.stores.sql import CallersTransaction, DatabaseConnection, Housekeeping, OutboxView
+
+
+class StoreConformance(
+    Emitting,
+    Deduplicating,
+    Claiming,
+    Fencing,
+    Repeating,
+    Heartbeats,
+    Releasing,
+    Settling,
+    SettlingAgain,
+    Timelines,
+    Dying,
+    Reaping,
+    Poison,
+    Ordering,
+    Blocking,
+    Skipping,
+    Replaying,
+    Purging,
+    Tending,
+    Finding,
+    Counting,
+    Relays,
+):
+    """Every verb, every transition, and what must never happen."""
+
+
+class SqlStoreConformance(StoreConformance, CallersTransaction, OutboxView, Housekeeping):
+    """The same, and what only a SQL database can do."""
+
+
+__all__ = ["DatabaseConnection", "ManualClock", "OpenStore", "SqlStoreConformance", "StoreConformance"]

@@ -1,0 +1,192 @@
+"""The conformance suite's part on what happens beside the flow: replays, purges, and the upkeep of a store."""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from penstock import lifecycle
+from penstock.errors import UsageError
+from penstock.event import EventId
+from penstock.lifecycle import PUBLISHED, Dead, State
+from penstock.store.base import Selection, Store
+from penstock.testing.stores.scenario import (
+    EVERYTHING,
+    STARTED_AT,
+    ManualClock,
+    StoreScenario,
+    claim,
+    emit,
+    ids,
+    life,
+    lines,
+    lives,
+    publish,
+    record,
+    records,
+    settle,
+    states,
+)
+
+DEAD = frozenset({State.DEAD})
+SETTLED = frozenset({State.PUBLISHED, State.DEAD})
+
+Choose = Callable[[list[EventId]], Selection]
+# Each chooses, of six settled events, the last two: dead ones of queue "b" and type "late", created ten seconds on.
+CHOICES: dict[str, Choose] = {
+    "ids": lambda emitted: Selection(ids=frozenset(emitted[4:])),
+    "state": lambda _: Selection(states=DEAD),
+    "queue": lambda _: Selection(queue="b"),
+    "type": lambda _: Selection(event_type="late"),
+    "since": lambda _: Selection(since=STARTED_AT + timedelta(seconds=10)),
+    "until": lambda _: Selection(until=STARTED_AT + timedelta(seconds=11), states=DEAD),
+    "error": lambda _: Selection(error="disk full"),
+    "all of them": lambda emitted: Selection(
+        ids=frozenset(emitted), states=SETTLED, queue="b", event_type="late", since=STARTED_AT, error="full"
+    ),
+}
+
+
+def six_settled(store: Store, clock: ManualClock) -> list[EventId]:
+    emitted = settle(store, PUBLISHED, 4, queue="a", event_type="early")
+    clock.advance(10)
+    return emitted + settle(store, Dead("the disk full"), 2, queue="b", event_type="late")
+
+
+class Replaying(StoreScenario):
+    @pytest.mark.parametrize("choice", CHOICES)
+    def test_a_replay_takes_what_was_selected(self, store: Store, clock: ManualClock, choice: str) -> None:
+        emitted = six_settled(store, clock)
+        selection = CHOICES[choice](emitted)
+        before = records(store)
+        assert store.replay(selection, dry_run=True) == 2
+        assert records(store) == before
+        assert store.replay(selection) == 2
+        assert states(store) == {State.PENDING: 2, State.PUBLISHED: 4}
+        assert ids(claim(store, queue="b")) == emitted[4:]
+
+    def test_a_replayed_event_starts_a_new_life(self, store: Store, clock: ManualClock) -> None:
+        settle(store, Dead("x"), max_attempts=5, delay_seconds=0)
+        settle(store, PUBLISHED)
+        before = records(store)
+        at = clock.advance(1_000)
+        assert store.replay(EVERYTHING) == 2
+        for old, new in zip(before, records(store), strict=True):
+            assert life(new) == lifecycle.replay(life(old))
+            assert (new.available_at, new.settled_at, new.published_at) == (at, None, None)
+            assert (new.created_at, new.seq, new.payload) == (old.created_at, old.seq, old.payload)
+            assert (old.state, new.state) in lifecycle.TRANSITIONS
+        assert store.ready("outbox")
+
+    def test_a_replay_leaves_a_line_that_says_who_and_what(self, store: Store, clock: ManualClock) -> None:
+        (dead,), (published,) = settle(store, Dead("no disk")), settle(store, PUBLISHED)
+        at = clock.advance(5)
+        store.replay(EVERYTHING, by="anna")
+        line = store.history(dead)[-1]
+        assert (line.what, line.at, line.by, line.detail) == ("replayed", at, "anna", "was DEAD: no disk")
+        assert [line.detail for line in store.history(published)] == ["was PUBLISHED"]
+        assert lines(store, dead) == ["died", "replayed"]
+
+    def test_only_the_settled_are_replayed(self, store: Store) -> None:
+        emit(store, 3)
+        claim(store, 1)
+        before = records(store)
+        assert store.replay(EVERYTHING, dry_run=True) == store.replay(EVERYTHING) == 0
+        assert store.replay(Selection(states=frozenset({State.PENDING, State.CLAIMED}))) == 0
+        assert records(store) == before
+
+    def test_replays_add_up(self, store: Store) -> None:
+        (emitted,) = settle(store, PUBLISHED)
+        for replays in (1, 2, 3):
+            assert store.replay(EVERYTHING) == 1
+            assert record(store, emitted).replays == replays
+            publish(store, claim(store))
+
+    def test_a_replay_needs_a_selection(self, store: Store) -> None:
+        settle(store, PUBLISHED)
+        with pytest.raises(UsageError, match="replay needs a selection"):
+            store.replay(Selection())
+        assert states(store) == {State.PUBLISHED: 1}
+
+    def test_many_are_replayed_in_batches(self, store: Store) -> None:
+        settle(store, PUBLISHED, 12_000)
+        assert store.replay(EVERYTHING) == 12_000
+        assert store.stats().total("ready") == 12_000
+
+
+class Purging(StoreScenario):
+    def test_the_dead_are_kept_unless_they_are_named(self, store: Store, clock: ManualClock) -> None:
+        emitted = six_settled(store, clock)
+        assert store.purge(EVERYTHING, dry_run=True) == 4
+        assert len(records(store)) == 6
+        assert store.purge(EVERYTHING) == 4
+        assert [one.event_id for one in records(store)] == emitted[4:]
+        assert store.purge(Selection(queue="b")) == 0
+        assert store.purge(Selection(ids=frozenset(emitted[4:5]))) == 1
+        assert store.purge(Selection(states=DEAD)) == 1
+        assert records(store) == []
+
+    @pytest.mark.parametrize("choice", ["ids", "state", "until", "all of them"])
+    def test_a_purge_takes_what_was_selected(self, store: Store, clock: ManualClock, choice: str) -> None:
+        emitted = six_settled(store, clock)
+        assert store.purge(CHOICES[choice](emitted)) == 2
+        assert [one.event_id for one in records(store)] == emitted[:4]
+
+    def test_only_the_settled_are_purged(self, store: Store) -> None:
+        emit(store, 2)
+        held = claim(store, 1)
+        assert store.purge(Selection(states=frozenset(State))) == 0
+        assert store.purge(Selection(ids=frozenset(one.event_id for one in records(store)))) == 0
+        publish(store, held)
+
+    @pytest.mark.parametrize("batch", [1, 2, 3, 100])
+    def test_a_purge_goes_on_until_all_is_gone(self, store: Store, batch: int) -> None:
+        kept = settle(store, Dead("kept"), 3)
+        settle(store, PUBLISHED, 7)
+        assert store.purge(EVERYTHING, batch=batch) == 7
+        assert [one.event_id for one in records(store)] == kept
+
+    def test_what_is_purged_is_gone_with_its_timeline(self, store: Store) -> None:
+        (gone,), (kept,) = settle(store, Dead("x")), settle(store, Dead("y"))
+        assert store.purge(Selection(ids=frozenset({gone}))) == 1
+        assert lines(store, gone) == []
+        assert lines(store, kept) == ["died"]
+        assert emit(store, event_id=gone) == [gone]
+        assert lines(store, gone) == []
+
+    def test_a_purge_needs_a_selection(self, store: Store) -> None:
+        settle(store, PUBLISHED)
+        with pytest.raises(UsageError, match="purge needs a selection"):
+            store.purge(Selection())
+        assert states(store) == {State.PUBLISHED: 1}
+
+
+class Tending(StoreScenario):
+    def test_upkeep_leaves_events_alone(self, store: Store, clock: ManualClock) -> None:
+        six_settled(store, clock)
+        emit(store, 3)
+        held = claim(store, 2)
+        before = lives(store)
+        clock.advance(10 * 86_400)
+        store.tend()
+        assert lives(store) == before
+        publish(store, held)
+
+    def test_a_closed_lease_is_remembered_for_a_day(self, store: Store, clock: ManualClock) -> None:
+        emit(store)
+        held = claim(store)
+        publish(store, held)
+        emitted = emit(store)
+        clock.advance(86_400)
+        store.tend()
+        assert not claim(store, lease_id=held.lease.lease_id)
+        assert ids(claim(store)) == emitted
+
+    def test_upkeep_forgets_no_window_that_still_holds(self, store: Store, clock: ManualClock) -> None:
+        first = emit(store, dedupe_key="x", dedupe_seconds=100)
+        clock.advance(99)
+        store.tend()
+        assert emit(store, dedupe_key="x") == first
+        clock.advance(10)
+        store.tend()
+        assert emit(store, dedupe_key="x") != first

@@ -1,0 +1,308 @@
+"""The conformance suite's part on leases: who holds what, for how long, and how an old holder finds out."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+
+from penstock import lifecycle
+from penstock.lifecycle import PUBLISHED, Outcome, Retry, State, expire
+from penstock.store.base import Claim, Lease, LeaseId, Settlement, Store, StoreOptions, Token
+from penstock.testing.stores.scenario import (
+    LEASE_SECONDS,
+    STARTED_AT,
+    ManualClock,
+    OpenStore,
+    StoreScenario,
+    all_to,
+    claim,
+    emit,
+    event,
+    ids,
+    life,
+    lines,
+    lives,
+    publish,
+    record,
+    records,
+    seqs,
+    states,
+)
+
+Ending = Callable[[Store, Claim, ManualClock], object]
+ENDINGS: dict[str, Ending] = {
+    "settled": lambda store, held, _: publish(store, held),
+    "released": lambda store, held, _: store.release(held.lease),
+    "reaped": lambda store, _, clock: (clock.expire_leases(), store.reap()),
+    "retried": lambda store, held, _: store.settle(held.lease, all_to(Retry("no", 0), held)),
+}
+
+
+def again(store: Store, held: Claim, claimant: str = "claimant", limit: int = 100) -> Claim:
+    """Repeat a claim."""
+    repeated = claim(store, limit, claimant=claimant, lease_id=held.lease.lease_id)
+    assert repeated.repeated
+    return repeated
+
+
+def loses(store: Store, stale: Lease, held: Claim) -> None:
+    """Whatever the holder of a stale token tries changes nothing, and it is told so."""
+    before = records(store)
+    for outcome in (PUBLISHED, Retry("late", 0)):
+        told = store.settle(stale, all_to(outcome, held))
+        assert told == Settlement(already_settled=told.already_settled, lost=told.lost)
+        assert told.already_settled | told.lost == set(seqs(held))
+    assert store.extend([stale]) == []
+    assert store.release(stale) == 0
+    assert records(store) == before
+
+
+class Fencing(StoreScenario):
+    def test_an_older_token_has_lost(self, store: Store) -> None:
+        emit(store, 3)
+        first = claim(store)
+        second = again(store, first)
+        assert second.lease.lease_id == first.lease.lease_id
+        assert second.lease.token != first.lease.token
+        loses(store, first.lease, first)
+        publish(store, second)
+
+    def test_an_older_token_is_told_what_the_newer_one_settled(self, store: Store) -> None:
+        emit(store, 2)
+        first = claim(store)
+        publish(store, again(store, first))
+        told = store.settle(first.lease, all_to(PUBLISHED, first))
+        assert told == Settlement(already_settled=frozenset(seqs(first)))
+
+    @pytest.mark.parametrize("ending", ENDINGS)
+    def test_a_token_loses_when_its_lease_has_ended(self, store: Store, clock: ManualClock, ending: str) -> None:
+        emit(store, 3)
+        held = claim(store)
+        ENDINGS[ending](store, held, clock)
+        loses(store, held.lease, held)
+
+    def test_a_reaped_event_is_lost_to_the_one_who_slept(self, store: Store, clock: ManualClock) -> None:
+        (emitted,) = emit(store)
+        slept = claim(store, claimant="slept")
+        clock.expire_leases()
+        assert store.reap() == 1
+        awake = claim(store, claimant="awake")
+        assert store.settle(slept.lease, all_to(PUBLISHED, slept)) == Settlement(lost=frozenset(seqs(slept)))
+        assert (record(store, emitted).state, record(store, emitted).claimed_by) == (State.CLAIMED, "awake")
+        publish(store, awake)
+
+    def test_a_token_settles_nothing_of_another_lease(self, store: Store) -> None:
+        emit(store, 4)
+        mine, theirs = claim(store, 2), claim(store, 2)
+        told = store.settle(mine.lease, all_to(PUBLISHED, mine) | all_to(Retry("no"), theirs))
+        assert told == Settlement(published=frozenset(seqs(mine)), lost=frozenset(seqs(theirs)))
+        assert states(store) == {State.CLAIMED: 2, State.PUBLISHED: 2}
+        crossed = replace(mine.lease, lease_id=theirs.lease.lease_id)
+        loses(store, crossed, theirs)
+        publish(store, theirs)
+
+    def test_a_lease_that_never_was_holds_nothing(self, store: Store) -> None:
+        emit(store)
+        held = claim(store)
+        loses(store, Lease(LeaseId(uuid4()), Token(uuid4()), "outbox"), held)
+
+
+class Repeating(StoreScenario):
+    def test_the_same_claimant_gets_the_same_remainder(self, store: Store) -> None:
+        emit(store, 5)
+        first = claim(store, 3)
+        before = records(store)
+        store.settle(first.lease, {seqs(first)[0]: PUBLISHED})
+        second = again(store, first)
+        assert list(second.events) == list(first.events[1:])
+        assert records(store)[1:] == before[1:]
+        assert lines(store, ids(first)[1]) == []
+
+    def test_a_repeat_never_brings_new_events(self, store: Store) -> None:
+        emit(store, 2, ordering_key="k")
+        emit(store, 3)
+        first = claim(store, 2)
+        emit(store, 3)
+        for claimant in ("claimant", "another", "a third"):
+            assert set(seqs(again(store, first, claimant))) <= set(seqs(first))
+
+    def test_another_claimant_counts_a_lost_attempt(self, store: Store) -> None:
+        emit(store, 3)
+        first = claim(store, claimant="first")
+        before = lives(store)
+        second = again(store, first, "second")
+        assert sorted(ids(second)) == sorted(ids(first))
+        expected = {one: lifecycle.claim(expire(each, error="attempt lost")) for one, each in before.items()}
+        assert lives(store) == expected
+        assert {one.event_id: (one.attempts, one.deliveries, one.suspect) for one in second.events} == dict.fromkeys(
+            expected, (1, 2, 1)
+        )
+        assert {one.claimed_by for one in records(store)} == {"second"}
+        assert [lines(store, one) for one in ids(first)] == [["lost"]] * 3
+
+    def test_only_a_change_of_hands_counts(self, store: Store) -> None:
+        (emitted,) = emit(store)
+        held = claim(store, claimant="a")
+        for claimant, attempts in (("a", 0), ("b", 1), ("b", 1), ("a", 2)):
+            again(store, held, claimant)
+            assert record(store, emitted).attempts == attempts
+
+    def test_a_repeat_gives_a_lost_claim_less_company(self, store: Store) -> None:
+        emit(store, 50)
+        held = claim(store, 50)
+        assert [len(again(store, held, f"claimant-{number}", limit=50)) for number in range(3)] == [5, 1, 1]
+        assert states(store) == {State.PENDING: 49, State.CLAIMED: 1}
+        assert sorted(one.attempts for one in records(store)) == [1] * 45 + [2] * 4 + [3]
+
+    @pytest.mark.parametrize("own_limit", [None, 2])
+    def test_a_repeat_kills_the_exhausted(self, store: Store, own_limit: int | None) -> None:
+        """By the limit that the lease began with, unless the event has one of its own."""
+        (emitted,) = emit(store, max_attempts=own_limit)
+        held = claim(store, claimant="0", max_attempts=2 if own_limit is None else 9)
+        assert len(claim(store, claimant="1", lease_id=held.lease.lease_id, max_attempts=9)) == 1
+        before = record(store, emitted)
+        assert not claim(store, claimant="2", lease_id=held.lease.lease_id, max_attempts=9)
+        assert life(record(store, emitted)) == expire(life(before), max_attempts=2, error="attempt lost")
+        assert record(store, emitted).state is State.DEAD
+        assert lines(store, emitted) == ["lost", "died"]
+
+    def test_the_dead_leave_room_for_the_living(self, store: Store) -> None:
+        """An event that a repeat kills no longer weighs on the claim."""
+        store.append([event(max_attempts=2 if number < 5 else None) for number in range(10)])
+        held = claim(store, 10, claimant="0")
+        assert len(again(store, held, "1", limit=100)) == 10
+        assert len(again(store, held, "2", limit=500)) == 5
+        assert states(store) == {State.CLAIMED: 5, State.DEAD: 5}
+
+    def test_a_repeat_extends_the_lease_and_never_shortens_it(self, store: Store, clock: ManualClock) -> None:
+        emit(store)
+        held = claim(store)
+        expiry = records(store)[0].lease_expires_at
+        store.claim("outbox", limit=1, claimant="claimant", lease_seconds=1, lease_id=held.lease.lease_id)
+        assert records(store)[0].lease_expires_at == expiry
+        clock.advance(LEASE_SECONDS / 2)
+        again(store, held)
+        clock.advance(LEASE_SECONDS - 1)
+        assert store.reap() == 0
+        clock.advance(2)
+        assert store.reap() == 1
+
+    @pytest.mark.parametrize("ending", ENDINGS)
+    def test_a_closed_lease_yields_nothing_for_ever(self, store: Store, clock: ManualClock, ending: str) -> None:
+        emit(store, 2)
+        held = claim(store)
+        ENDINGS[ending](store, held, clock)
+        emit(store, 2)
+        for _ in range(3):
+            clock.advance(3_600)
+            assert len(again(store, held)) == len(again(store, held, "another")) == 0
+        assert State.CLAIMED not in states(store)
+
+    def test_a_claim_that_found_nothing_is_closed(self, store: Store) -> None:
+        nothing = claim(store)
+        emit(store)
+        assert not again(store, nothing)
+        assert not again(store, nothing, "another")
+        assert states(store) == {State.PENDING: 1}
+
+
+class Heartbeats(StoreScenario):
+    def test_an_extended_lease_is_not_reaped(self, store: Store, clock: ManualClock) -> None:
+        emit(store)
+        held = claim(store)
+        for _ in range(5):
+            clock.advance(LEASE_SECONDS - 1)
+            assert store.extend([held.lease]) == [held.lease]
+            assert store.reap() == 0
+        publish(store, held)
+
+    def test_the_lost_ones_among_many_are_left_out(self, store: Store, clock: ManualClock) -> None:
+        emit(store, 5)
+        kept, settled, reaped, released, repeated = (claim(store, 1) for _ in range(5))
+        publish(store, settled)
+        store.release(released.lease)
+        newer = again(store, repeated)
+        stranger = Lease(LeaseId(uuid4()), Token(uuid4()), "outbox")
+        leases = [one.lease for one in (kept, settled, released, repeated, newer)]
+        assert store.extend([*leases, stranger]) == [kept.lease, newer.lease]
+        clock.advance(LEASE_SECONDS - 1)
+        assert store.extend([kept.lease, newer.lease]) == [kept.lease, newer.lease]
+        clock.advance(2)
+        assert store.reap() == 1
+        assert store.extend([reaped.lease, kept.lease]) == [kept.lease]
+
+    def test_leases_of_every_length_are_extended_together(self, store: Store, clock: ManualClock) -> None:
+        emit(store, 2)
+        longer, shorter = claim(store, 1), claim(store, 1)
+        clock.advance(50)
+        leases = [replace(longer.lease, lease_seconds=100), replace(shorter.lease, lease_seconds=20.5)]
+        assert store.extend(leases) == leases
+        expiries = [one.lease_expires_at for one in records(store)]
+        assert expiries == [clock.now + timedelta(seconds=100), clock.now + timedelta(seconds=20.5)]
+
+    def test_nothing_to_extend_is_nothing_held(self, store: Store) -> None:
+        assert store.extend([]) == []
+
+    def test_an_expired_lease_may_be_extended_until_it_is_reaped(self, store: Store, clock: ManualClock) -> None:
+        emit(store)
+        held = claim(store)
+        clock.expire_leases()
+        assert store.extend([held.lease]) == [held.lease]
+        assert store.reap() == 0
+        clock.expire_leases()
+        assert store.reap() == 1
+        assert store.extend([held.lease]) == []
+
+    def test_no_heartbeat_goes_past_the_greatest_age(self, open_store: OpenStore, clock: ManualClock) -> None:
+        store = open_store(StoreOptions(max_lease_age_seconds=100), clock)
+        emit(store)
+        held = claim(store)
+        clock.advance(59)
+        assert store.extend([held.lease]) == [held.lease]
+        assert records(store)[0].lease_expires_at == STARTED_AT + timedelta(seconds=100)
+        clock.advance(40)
+        assert store.extend([held.lease]) == [held.lease]
+        clock.advance(1)
+        assert store.extend([held.lease]) == []
+        clock.advance(0.001)
+        assert store.reap() == 1
+        store.close()
+
+    def test_a_heartbeat_never_shortens_a_lease(self, store: Store, clock: ManualClock) -> None:
+        emit(store)
+        held = claim(store)
+        assert store.extend([replace(held.lease, lease_seconds=1)])
+        clock.advance(LEASE_SECONDS - 1)
+        assert store.reap() == 0
+
+
+class Releasing(StoreScenario):
+    def test_a_release_gives_back_uncounted(self, store: Store) -> None:
+        emitted = emit(store, 2)
+        before = records(store)
+        held = claim(store)
+        assert store.release(held.lease) == 2
+        assert records(store) == before
+        assert [lines(store, one) for one in emitted] == [["released"]] * 2
+        assert [one.deliveries for one in claim(store).events] == [1, 1]
+
+    def test_a_release_gives_back_what_is_left(self, store: Store) -> None:
+        emit(store, 3)
+        held = claim(store)
+        outcomes: dict[int, Outcome] = {seqs(held)[0]: PUBLISHED, seqs(held)[1]: Retry("no", 0)}
+        store.settle(held.lease, outcomes)
+        assert store.release(held.lease) == 1
+        assert store.release(held.lease) == 0
+        assert states(store) == {State.PENDING: 2, State.PUBLISHED: 1}
+
+    def test_a_release_keeps_what_was_counted_before(self, store: Store, clock: ManualClock) -> None:
+        (emitted,) = emit(store)
+        claim(store)
+        clock.expire_leases()
+        store.reap()
+        before = record(store, emitted)
+        assert store.release(claim(store).lease) == 1
+        assert record(store, emitted) == before
+        assert (before.attempts, before.deliveries, before.suspect) == (1, 1, 1)

@@ -1,0 +1,225 @@
+"""The conformance suite's part on looking: events by selection and page by page, and a store at a glance."""
+
+from datetime import timedelta
+from uuid import uuid4
+
+import pytest
+
+from penstock.event import EventId
+from penstock.lifecycle import PUBLISHED, Dead, Retry, State
+from penstock.store.base import QueueStats, Relay, Selection, Store
+from penstock.testing.stores.scenario import (
+    EVERYTHING,
+    STARTED_AT,
+    ManualClock,
+    StoreScenario,
+    claim,
+    emit,
+    publish,
+    record,
+    records,
+    settle,
+)
+
+
+def one_of_each(store: Store) -> dict[State, EventId]:
+    """An event in every state, each of a queue and a type of its own."""
+    found = {
+        State.PUBLISHED: settle(store, PUBLISHED, queue="q-PUBLISHED", event_type="t-PUBLISHED")[0],
+        State.DEAD: settle(store, Dead("the Disk is 100% full"), queue="q-DEAD", event_type="t-DEAD")[0],
+        State.CLAIMED: emit(store, queue="q-CLAIMED", event_type="t-CLAIMED")[0],
+        State.PENDING: emit(store, queue="q-PENDING", event_type="t-PENDING")[0],
+    }
+    assert claim(store, queue="q-CLAIMED")
+    return found
+
+
+def found_by(store: Store, selection: Selection) -> set[EventId]:
+    return {one.event_id for one in records(store, selection)}
+
+
+class Finding(StoreScenario):
+    @pytest.mark.parametrize("state", State)
+    def test_by_state_queue_type_and_id(self, store: Store, state: State) -> None:
+        there = one_of_each(store)
+        for selection in (
+            Selection(states=frozenset({state})),
+            Selection(queue=f"q-{state}"),
+            Selection(event_type=f"t-{state}"),
+            Selection(ids=frozenset({there[state], EventId(uuid4())})),
+        ):
+            assert found_by(store, selection) == {there[state]}, selection
+        assert record(store, there[state]).state is state
+
+    def test_by_several_states(self, store: Store) -> None:
+        there = one_of_each(store)
+        for states in (set(State), {State.PENDING, State.DEAD}, {State.PUBLISHED, State.CLAIMED}, set()):
+            wanted = {there[state] for state in states}
+            assert found_by(store, Selection(states=frozenset(states))) == wanted
+
+    def test_everything_is_found_unless_narrowed(self, store: Store) -> None:
+        there = one_of_each(store)
+        assert found_by(store, EVERYTHING) == found_by(store, Selection()) == set(there.values())
+
+    def test_by_time_from_and_up_to_but_not_including(self, store: Store, clock: ManualClock) -> None:
+        emitted = []
+        for _ in range(4):
+            emitted += emit(store)
+            clock.advance(10)
+        since, until = STARTED_AT + timedelta(seconds=10), STARTED_AT + timedelta(seconds=30)
+        assert found_by(store, Selection(since=since)) == set(emitted[1:])
+        assert found_by(store, Selection(until=until)) == set(emitted[:3])
+        assert found_by(store, Selection(since=since, until=until)) == set(emitted[1:3])
+
+    @pytest.mark.parametrize("error", ["100% full", "disk IS", "the Disk is 100% full", "%"])
+    def test_by_a_part_of_the_error_in_any_case(self, store: Store, error: str) -> None:
+        there = one_of_each(store)
+        assert found_by(store, Selection(error=error)) == {there[State.DEAD]}
+
+    @pytest.mark.parametrize("error", ["100_", "Disk%full", "no such", "\\"])
+    def test_no_part_of_an_error_is_a_pattern(self, store: Store, error: str) -> None:
+        one_of_each(store)
+        assert found_by(store, Selection(error=error)) == set()
+
+    def test_every_part_of_a_selection_narrows_it(self, store: Store) -> None:
+        dead = one_of_each(store)[State.DEAD]
+        both = Selection(queue="q-DEAD", event_type="t-DEAD", states=frozenset({State.DEAD}), error="full")
+        assert found_by(store, both) == {dead}
+        assert found_by(store, Selection(queue="q-DEAD", event_type="t-PENDING")) == set()
+        assert found_by(store, Selection(ids=frozenset())) == set()
+
+    def test_pages_come_newest_first_and_end(self, store: Store) -> None:
+        emitted = emit(store, 7)
+        publish(store, claim(store, 3))
+        claim(store, 2)
+        after, pages = None, []
+        for _ in range(4):
+            page = store.find(EVERYTHING, after=after, limit=2)
+            pages.append([one.event_id for one in page.records])
+            after = page.after
+        assert pages == [emitted[6:4:-1], emitted[4:2:-1], emitted[2:0:-1], emitted[:1]]
+        assert after is None
+
+    def test_a_page_that_is_just_full_is_the_last(self, store: Store) -> None:
+        emit(store, 4)
+        assert store.find(EVERYTHING, limit=4).after is None
+        assert store.find(EVERYTHING, limit=3).after is not None
+        assert list(store.find(Selection(queue="none")).records) == []
+
+    def test_paging_is_steady_while_events_come_and_move(self, store: Store) -> None:
+        emitted = emit(store, 30)
+        seen: list[EventId] = []
+        after = None
+        for _ in range(10):
+            page = store.find(EVERYTHING, after=after, limit=3)
+            seen += [one.event_id for one in page.records]
+            after = page.after
+            emit(store, 2)
+            publish(store, claim(store, 3))
+        assert seen == emitted[::-1]
+        assert after is None
+
+    def test_times_of_a_claim_are_there_exactly_while_claimed(self, store: Store) -> None:
+        one_of_each(store)
+        for found in records(store):
+            claimed = found.state is State.CLAIMED
+            assert (found.claimed_at is not None) == claimed
+            assert (found.claimed_by is not None) == claimed
+            assert (found.lease_expires_at is not None) == claimed
+            assert (found.published_at is not None) == (found.state is State.PUBLISHED)
+            assert (found.settled_at is not None) == (found.state in (State.PUBLISHED, State.DEAD))
+
+
+class Counting(StoreScenario):
+    def test_an_empty_store(self, store: Store) -> None:
+        stats = store.stats()
+        assert (list(stats.queues), stats.open_leases, stats.expired_leases) == ([], 0, 0)
+        assert (list(stats.relays), list(stats.dead_errors), stats.oldest_pending_seconds) == ([], [], None)
+        assert stats.total("pending") == 0
+
+    def test_every_state_of_every_queue(self, store: Store, clock: ManualClock) -> None:
+        settle(store, PUBLISHED, 4, queue="a")
+        settle(store, Dead("x"), 3, queue="a")
+        emit(store, 7, queue="a")
+        claim(store, 2, queue="a")
+        emit(store, 2, queue="a", delay_seconds=500)
+        emit(store, 1, queue="b", ordering_key="k")
+        clock.advance(30)
+        assert list(store.stats().queues) == [
+            QueueStats("a", pending=7, ready=5, claimed=2, published=4, dead=3, oldest_pending_seconds=30.0),
+            QueueStats("b", pending=1, ready=1, oldest_pending_seconds=30.0),
+        ]
+        assert store.stats().total("pending") == 8
+        assert store.stats().oldest_pending_seconds == 30.0
+
+    def test_nothing_is_late_before_its_time(self, store: Store) -> None:
+        emit(store, delay_seconds=60)
+        (queue,) = store.stats().queues
+        assert (queue.pending, queue.ready, queue.oldest_pending_seconds) == (1, 0, 0.0)
+
+    def test_leases(self, store: Store, clock: ManualClock) -> None:
+        emit(store, 3)
+        claim(store, 1)
+        clock.expire_leases()
+        publish(store, claim(store, 1))
+        claim(store, 1)
+        assert (store.stats().open_leases, store.stats().expired_leases) == (2, 1)
+        store.reap()
+        assert (store.stats().open_leases, store.stats().expired_leases) == (1, 0)
+
+    def test_why_events_died_the_commonest_first(self, store: Store) -> None:
+        for error, count in (("rare", 1), ("common", 3), ("some", 2)):
+            settle(store, Dead(error), count)
+        failed = settle(store, Retry("not dead", 900))
+        assert list(store.stats().dead_errors) == [("common", 3), ("some", 2), ("rare", 1)]
+        assert record(store, failed[0]).state is State.PENDING
+
+
+class Relays(StoreScenario):
+    RELAY = Relay(uuid4(), "outbox", "file:///var/out", "host-1")
+
+    def test_a_relay_that_beats_is_seen(self, store: Store, clock: ManualClock) -> None:
+        assert store.beat(self.RELAY) is False
+        clock.advance(5)
+        assert store.beat(self.RELAY) is False
+        clock.advance(2)
+        (seen,) = store.stats().relays
+        assert (seen.relay_id, seen.queue, seen.destination, seen.host) == (
+            self.RELAY.relay_id,
+            self.RELAY.queue,
+            self.RELAY.destination,
+            self.RELAY.host,
+        )
+        assert (seen.started_at, seen.seen_seconds_ago, seen.stopping) == (STARTED_AT, 2.0, False)
+
+    def test_a_relay_that_is_to_stop_hears_it_until_it_has(self, store: Store) -> None:
+        store.beat(self.RELAY)
+        assert store.stopping(self.RELAY.relay_id) is False
+        assert store.beat(self.RELAY, stopping=True) is True
+        assert store.beat(self.RELAY) is True
+        assert store.stopping(self.RELAY.relay_id) is True
+        assert store.stats().relays[0].stopping is True
+
+    def test_others_are_not_meant(self, store: Store) -> None:
+        other = Relay(uuid4(), "outbox", "null:", "host-2")
+        store.beat(self.RELAY)
+        store.beat(other, stopping=True)
+        assert store.stopping(self.RELAY.relay_id) is False
+        assert store.beat(self.RELAY) is False
+        assert len(store.stats().relays) == 2
+
+    def test_a_relay_that_ended_is_forgotten(self, store: Store) -> None:
+        store.beat(self.RELAY, stopping=True)
+        store.forget(self.RELAY.relay_id)
+        assert list(store.stats().relays) == []
+        assert store.stopping(self.RELAY.relay_id) is False
+        assert store.beat(self.RELAY) is False
+
+    def test_one_that_fell_silent_is_forgotten_in_time(self, store: Store, clock: ManualClock) -> None:
+        store.beat(self.RELAY)
+        clock.advance(299)
+        store.tend()
+        assert len(store.stats().relays) == 1
+        clock.advance(2)
+        store.tend()
+        assert list(store.stats().relays) == []

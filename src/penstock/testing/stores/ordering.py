@@ -1,0 +1,272 @@
+"""The conformance suite's part on ordering keys: the events of a key are delivered in order, and never from two
+leases at once."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+from penstock.event import EventId
+from penstock.lifecycle import PUBLISHED, RELEASED, Dead, OrderPolicy, Outcome, Retry, State
+from penstock.store.base import Selection, Store, StoreOptions
+from penstock.testing.stores.scenario import (
+    STARTED_AT,
+    ManualClock,
+    OpenStore,
+    StoreScenario,
+    all_to,
+    claim,
+    emit,
+    event,
+    ids,
+    publish,
+    record,
+    seqs,
+    states,
+)
+
+
+class Ordering(StoreScenario):
+    def test_the_events_of_a_key_come_in_order(self, store: Store) -> None:
+        emitted = store.append([event(ordering_key=f"k{number % 3}", priority=number % 5) for number in range(30)])
+        by_id = {one: place % 3 for place, one in enumerate(emitted)}
+        found = ids(claim(store))
+        assert len(found) == 30
+        for key in range(3):
+            assert [one for one in found if by_id[one] == key] == emitted[key::3]
+
+    def test_a_key_is_never_under_two_leases(self, store: Store) -> None:
+        first, second, third = emit(store, 3, ordering_key="k")
+        held = claim(store, 1)
+        assert ids(held) == [first]
+        assert not claim(store)
+        emit(store, ordering_key="k")
+        assert not claim(store)
+        publish(store, held)
+        assert ids(claim(store, 2)) == [second, third]
+        assert not claim(store)
+
+    def test_the_keys_of_other_queues_are_others(self, store: Store) -> None:
+        emit(store, ordering_key="k")
+        other = emit(store, queue="other", ordering_key="k")
+        assert len(claim(store)) == 1
+        assert ids(claim(store, queue="other")) == other
+
+    def test_a_line_is_cut_at_the_limit(self, store: Store) -> None:
+        emitted = emit(store, 25, ordering_key="k")
+        for start in range(0, 25, 10):
+            held = claim(store, 10)
+            assert ids(held) == emitted[start : start + 10]
+            publish(store, held)
+
+    def test_a_key_stays_with_its_lease_until_all_of_it_is_settled(self, store: Store) -> None:
+        emitted = emit(store, 4, ordering_key="k")
+        held = claim(store, 3)
+        for seq in seqs(held):
+            assert not claim(store)
+            store.settle(held.lease, {seq: PUBLISHED})
+        assert ids(claim(store)) == emitted[3:]
+
+    def test_a_delayed_event_holds_up_those_behind_it(self, store: Store, clock: ManualClock) -> None:
+        first = emit(store, ordering_key="k")
+        delayed = emit(store, ordering_key="k", delay_seconds=30)
+        last = emit(store, ordering_key="k")
+        held = claim(store)
+        assert ids(held) == first
+        publish(store, held)
+        assert not claim(store)
+        assert not store.ready("outbox")
+        clock.advance(30)
+        assert ids(claim(store)) == delayed + last
+
+    def test_a_death_unblocks_the_line(self, store: Store) -> None:
+        emitted = emit(store, 3, ordering_key="k")
+        held = claim(store, 1)
+        store.settle(held.lease, all_to(Dead("x"), held))
+        assert ids(claim(store)) == emitted[1:]
+
+    def test_an_exhausted_retry_unblocks_the_line(self, store: Store) -> None:
+        emitted = emit(store, 2, ordering_key="k", max_attempts=1)
+        held = claim(store, 1)
+        assert store.settle(held.lease, all_to(Retry("x", 900), held)).dead
+        assert ids(claim(store)) == emitted[1:]
+
+    @pytest.mark.parametrize("way", ["settled", "released", "reaped"])
+    def test_what_goes_back_keeps_its_place(self, store: Store, clock: ManualClock, way: str) -> None:
+        emitted = emit(store, 5, ordering_key="k")
+        held = claim(store, 3)
+        match way:
+            case "settled":
+                store.settle(held.lease, all_to(RELEASED, held))
+            case "released":
+                store.release(held.lease)
+            case "reaped":
+                clock.expire_leases()
+                assert store.reap() == 3
+        assert store.ready("outbox")
+        assert ids(claim(store, 50)) == emitted
+
+    def test_a_replayed_event_goes_to_its_old_place(self, store: Store) -> None:
+        emitted = emit(store, 3, ordering_key="k")
+        publish(store, claim(store, 2))
+        assert store.replay(Selection(ids=frozenset(emitted[:2]))) == 2
+        assert ids(claim(store)) == emitted
+
+    def test_a_replayed_event_waits_while_its_key_is_held(self, store: Store) -> None:
+        emitted = emit(store, 3, ordering_key="k")
+        publish(store, claim(store, 1))
+        held = claim(store, 1)
+        store.replay(Selection(ids=frozenset(emitted[:1])))
+        assert not claim(store)
+        publish(store, held)
+        assert ids(claim(store)) == [emitted[0], emitted[2]]
+
+    def test_a_replayed_event_goes_before_one_that_waits(self, store: Store) -> None:
+        emitted = emit(store, 2, ordering_key="k")
+        publish(store, claim(store, 1))
+        held = claim(store)
+        store.settle(held.lease, all_to(Retry("later", 900), held))
+        assert not claim(store)
+        store.replay(Selection(ids=frozenset(emitted[:1])))
+        assert store.ready("outbox")
+        assert ids(claim(store)) == emitted[:1]
+
+    def test_a_repeat_keeps_the_key(self, store: Store) -> None:
+        emit(store, 3, ordering_key="k")
+        held = claim(store, 2, claimant="first")
+        repeated = claim(store, 20, claimant="second", lease_id=held.lease.lease_id)
+        assert ids(repeated) == ids(held)
+        assert not claim(store)
+        publish(store, repeated)
+        assert len(claim(store)) == 1
+
+    def test_a_repeat_gives_back_the_end_of_a_line_never_its_head(self, store: Store) -> None:
+        """Whatever the times at which its events became available."""
+        emitted = store.append(
+            [event(ordering_key="k", available_at=STARTED_AT - timedelta(seconds=number)) for number in range(5)]
+        )
+        held = claim(store, 5, claimant="first")
+        assert ids(held) == emitted
+        held = claim(store, 20, claimant="second", lease_id=held.lease.lease_id)
+        assert ids(held) == emitted[:2]
+        assert not claim(store)
+        publish(store, held)
+        assert ids(claim(store, 100)) == emitted[2:]
+
+    def test_a_repeat_frees_the_keys_that_it_gives_back(self, store: Store) -> None:
+        first, second = store.append([event(ordering_key=key) for key in ("a", "b")])
+        held = claim(store, 2, claimant="0")
+        held = claim(store, 10, claimant="1", lease_id=held.lease.lease_id)
+        assert ids(held) == [first]
+        assert ids(claim(store, 100)) == [second]
+
+    def test_every_key_gets_its_turn(self, store: Store, clock: ManualClock) -> None:
+        """One that always has more than a claim can take holds up no other."""
+        store.append([event(ordering_key=key) for key in "abc" for _ in range(150)])
+        served = set()
+        for _ in range(6):
+            clock.advance(1)
+            held = claim(store, 10)
+            served |= {one.ordering_key for one in held.events}
+            clock.advance(1)
+            publish(store, held)
+        assert served == {"a", "b", "c"}
+
+    @pytest.mark.parametrize("many", [None, "k"])
+    def test_neither_kind_starves_the_other(self, store: Store, clock: ManualClock, many: str | None) -> None:
+        store.append([event(ordering_key=many and f"{many}{number}") for number in range(100)])
+        (rare,) = emit(store, ordering_key=None if many else "k")
+        found: list[EventId] = []
+        for _ in range(3):
+            clock.advance(1)
+            found += ids(claim(store, 10))
+        assert rare in found
+
+    def test_a_long_line_is_delivered_whole(self, store: Store, clock: ManualClock) -> None:
+        emitted = emit(store, 1_000, ordering_key="k")
+        delivered: list[EventId] = []
+        for _ in range(30):
+            clock.advance(1)
+            held = claim(store, 1_000)
+            delivered += ids(held)
+            if held:
+                publish(store, held)
+        assert delivered == emitted
+        assert not store.ready("outbox")
+
+    def test_a_key_may_be_used_again(self, store: Store) -> None:
+        for _ in range(3):
+            emitted = emit(store, 2, ordering_key="k")
+            held = claim(store)
+            assert ids(held) == emitted
+            publish(store, held)
+
+
+class Blocking(StoreScenario):
+    """The order policy `block`, which is the default."""
+
+    def test_a_failed_event_is_waited_for(self, store: Store, clock: ManualClock) -> None:
+        emitted = emit(store, 3, ordering_key="k")
+        held = claim(store, 2)
+        outcomes: dict[int, Outcome] = {seqs(held)[0]: Retry("later", 30), seqs(held)[1]: RELEASED}
+        store.settle(held.lease, outcomes)
+        assert not claim(store)
+        assert not store.ready("outbox")
+        emit(store, ordering_key="k")
+        assert not claim(store)
+        clock.advance(30)
+        assert store.ready("outbox")
+        assert ids(claim(store))[:3] == emitted
+
+    def test_other_keys_go_on(self, store: Store) -> None:
+        store.append([event(ordering_key=key) for key in "ab"])
+        held = claim(store)
+        store.settle(held.lease, {seqs(held)[0]: Retry("later", 30), seqs(held)[1]: PUBLISHED})
+        emitted = emit(store, ordering_key="b")
+        assert ids(claim(store)) == emitted
+
+
+class Skipping(StoreScenario):
+    """The order policy `skip`."""
+
+    @pytest.fixture
+    def skipping(self, open_store: OpenStore, clock: ManualClock) -> Iterator[Store]:
+        store = open_store(StoreOptions(order_policy=OrderPolicy.SKIP), clock)
+        yield store
+        store.close()
+
+    def test_a_failed_event_leaves_the_line(self, skipping: Store, clock: ManualClock) -> None:
+        first, second, third = emit(skipping, 3, ordering_key="k")
+        held = claim(skipping, 2)
+        outcomes: dict[int, Outcome] = {seqs(held)[0]: Retry("later", 30), seqs(held)[1]: RELEASED}
+        skipping.settle(held.lease, outcomes)
+        rest = claim(skipping)
+        assert ids(rest) == [second, third]
+        clock.advance(30)
+        late = claim(skipping)
+        assert ids(late) == [first]
+        assert late.events[0].ordering_key is None
+        assert record(skipping, first).ordering_key == "k"
+        publish(skipping, rest)
+        publish(skipping, late)
+
+    def test_an_expired_lease_is_no_failure_of_the_event(self, skipping: Store, clock: ManualClock) -> None:
+        emitted = emit(skipping, 3, ordering_key="k")
+        claim(skipping, 1)
+        clock.expire_leases()
+        skipping.reap()
+        assert ids(claim(skipping)) == emitted
+
+    def test_a_replay_brings_it_back_to_the_line(self, skipping: Store) -> None:
+        first, second = emit(skipping, 2, ordering_key="k")
+        held = claim(skipping, 1)
+        skipping.settle(held.lease, all_to(Retry("later", 0), held))
+        publish(skipping, claim(skipping))
+        assert states(skipping) == {State.PUBLISHED: 2}
+        assert skipping.replay(Selection(queue="outbox")) == 2
+        held = claim(skipping, 1)
+        assert ids(held) == [first]
+        assert held.events[0].ordering_key == "k"
+        assert not claim(skipping)
+        publish(skipping, held)
+        assert ids(claim(skipping)) == [second]

@@ -1,0 +1,192 @@
+"""The conformance suite's part on leases that end without a word: what they held comes back, counted, and one
+event that kills whoever touches it takes nobody along."""
+
+from collections.abc import Callable
+
+import pytest
+
+from penstock.event import EventId
+from penstock.lifecycle import Life, State, expire
+from penstock.store.base import Claim, Selection, Store
+from penstock.testing.stores.scenario import (
+    LEASE_SECONDS,
+    ManualClock,
+    StoreScenario,
+    claim,
+    emit,
+    event,
+    ids,
+    life,
+    lines,
+    lives,
+    publish,
+    record,
+    records,
+    states,
+)
+
+
+class Reaping(StoreScenario):
+    def test_only_expired_leases_are_reaped(self, store: Store, clock: ManualClock) -> None:
+        emit(store, 2)
+        claim(store, 1)
+        clock.advance(LEASE_SECONDS / 2)
+        later = claim(store, 1)
+        assert store.reap() == 0
+        clock.advance(LEASE_SECONDS / 2)
+        assert store.reap() == 0
+        clock.advance(0.001)
+        assert store.reap() == 1
+        assert states(store) == {State.PENDING: 1, State.CLAIMED: 1}
+        publish(store, later)
+
+    @pytest.mark.parametrize("ordering_key", [None, "k"])
+    def test_a_reap_does_what_the_lifecycle_says(
+        self, store: Store, clock: ManualClock, ordering_key: str | None
+    ) -> None:
+        emitted = emit(store, 3, ordering_key=ordering_key)
+        available = records(store)[0].available_at
+        for _ in range(2):
+            claim(store, claimant="sleeper")
+            before = lives(store)
+            at = clock.expire_leases()
+            assert store.reap() == sum(each.state is State.CLAIMED for each in before.values())
+            assert lives(store) == {one: _expired(each) for one, each in before.items()}
+            for found in records(store):
+                assert (found.claimed_at, found.claimed_by, found.lease_expires_at) == (None, None, None)
+                assert found.available_at == available
+            line = store.history(emitted[0])[-1]
+            assert (line.what, line.at, line.by, line.detail) == ("reaped", at, "sleeper", "lease expired")
+        assert store.ready("outbox")
+
+    @pytest.mark.parametrize("own_limit", [None, 2])
+    def test_a_reap_kills_the_exhausted(self, store: Store, clock: ManualClock, own_limit: int | None) -> None:
+        """By the limit of the lease, whoever reaps it, unless the event has one of its own."""
+        (emitted,) = emit(store, max_attempts=own_limit)
+        for state in (State.PENDING, State.DEAD):
+            claim(store, max_attempts=2 if own_limit is None else 9)
+            before = life(record(store, emitted))
+            at = clock.expire_leases()
+            assert store.reap() == 1
+            found = record(store, emitted)
+            assert life(found) == expire(before, max_attempts=2)
+            assert (found.state, found.settled_at) == (state, at if state is State.DEAD else None)
+            assert found.published_at is None
+        assert lines(store, emitted) == ["reaped", "died"]
+        assert not claim(store)
+
+    def test_a_reap_takes_whole_leases_up_to_its_limit(self, store: Store, clock: ManualClock) -> None:
+        emit(store, 100)
+        for _ in range(10):
+            claim(store, 10)
+            clock.advance(1)
+        clock.expire_leases()
+        assert [store.reap(limit=35) for _ in range(5)] == [30, 30, 30, 10, 0]
+        assert states(store) == {State.PENDING: 100}
+
+    def test_a_lease_larger_than_the_limit_is_reaped_all_the_same(self, store: Store, clock: ManualClock) -> None:
+        emit(store, 100)
+        claim(store, 50)
+        claim(store, 50)
+        clock.expire_leases()
+        assert [store.reap(limit=1) for _ in range(3)] == [50, 50, 0]
+
+    def test_more_leases_than_one_pass_looks_at_are_reaped(self, store: Store, clock: ManualClock) -> None:
+        emit(store, 1_100)
+        for _ in range(1_100):
+            claim(store, 1)
+        clock.expire_leases()
+        assert sum(store.reap() for _ in range(3)) == 1_100
+        assert store.reap() == 0
+        assert store.stats().open_leases == 0
+
+    def test_what_was_settled_in_time_stays_settled(self, store: Store, clock: ManualClock) -> None:
+        emit(store, 2)
+        publish(store, claim(store, 1))
+        claim(store, 1)
+        clock.expire_leases()
+        assert store.reap() == 1
+        assert states(store) == {State.PENDING: 1, State.PUBLISHED: 1}
+
+
+def _expired(each: Life) -> Life:
+    return expire(each) if each.state is State.CLAIMED else each
+
+
+Crash = Callable[[Store, ManualClock, Claim], Claim | None]
+
+
+def _reaped(store: Store, clock: ManualClock, held: Claim) -> Claim | None:
+    """The claimant died, and a reaper takes back what it held."""
+    clock.expire_leases()
+    assert store.reap() == len(held)
+    return None
+
+
+def _repeated(store: Store, clock: ManualClock, held: Claim) -> Claim | None:
+    """The claimant died, and another attempt of the same task repeats its claim."""
+    claimant = f"attempt at {clock.advance(1)}"
+    return claim(store, 1_000, claimant=claimant, lease_id=held.lease.lease_id, max_attempts=5)
+
+
+CRASHES: dict[str, Crash] = {"reap": _reaped, "repeat": _repeated}
+KEYS: dict[str, Callable[[int], str | None]] = {
+    "plain": lambda _: None,
+    "keyed": lambda number: f"k{number % 50}",
+    "one key": lambda _: "k",
+    "mixed": lambda number: f"k{number % 50}" if number % 2 else None,
+}
+
+
+class Poison(StoreScenario):
+    """One event among many kills every process that handles it."""
+
+    @pytest.mark.parametrize("crash", CRASHES)
+    @pytest.mark.parametrize("keys", KEYS)
+    def test_exactly_one_dies(self, store: Store, clock: ManualClock, keys: str, crash: str) -> None:
+        emitted = store.append([event(ordering_key=KEYS[keys](number)) for number in range(1_200)])
+        poison = emitted[501]
+        for _ in range(200):
+            if not self._handle(store, clock, poison, CRASHES[crash]):
+                break
+        assert [one.event_id for one in records(store, Selection(states=frozenset({State.DEAD})))] == [poison]
+        assert states(store) == {State.PUBLISHED: 1_199, State.DEAD: 1}
+
+    def _handle(self, store: Store, clock: ManualClock, poison: EventId, crash: Crash) -> bool:
+        """Claim, crash as long as the poison is among what was claimed, else publish. Whether there was anything."""
+        clock.advance(1)
+        held: Claim | None = claim(store, 1_000, max_attempts=5)
+        found = bool(held)
+        while held and poison in ids(held):
+            held = crash(store, clock, held)
+        if held:
+            publish(store, held)
+        return found
+
+    def test_suspects_come_back_in_ever_smaller_company(self, store: Store, clock: ManualClock) -> None:
+        emit(store, 1_000)
+        company = []
+        for _ in range(5):
+            company.append(len(claim(store, 1_000)))
+            clock.expire_leases()
+            store.reap()
+        assert company == [1_000, 100, 10, 1, 1]
+
+    def test_a_suspect_is_alone_even_beside_events_of_another_kind(self, store: Store, clock: ManualClock) -> None:
+        """Events with a key and events without one share a claim, and so its room."""
+        for ordering_key in (None, "k"):
+            emit(store, ordering_key=ordering_key)
+            for _ in range(2):
+                claim(store, 100)
+                clock.expire_leases()
+                store.reap()
+            emit(store, 200, ordering_key="other" if ordering_key is None else None)
+            claims = [claim(store, 100) for _ in range(6)]
+            assert max(one.suspect for each in claims for one in each.events) == 2
+            for each in claims:
+                assert len(each) == 1 or all(one.suspect == 0 for one in each.events)
+            for each in claims:
+                if each:
+                    publish(store, each)
+            while left := claim(store, 100):
+                publish(store, left)

@@ -1,0 +1,157 @@
+"""What the store suites share: a clock that stands still until it is told to move on, and the few steps that every
+test takes. A test says only what matters to it."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+
+import pytest
+
+from penstock.event import DEFAULT_QUEUE, Event, EventId
+from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, PUBLISHED, Life, Outcome, State
+from penstock.store.base import Claim, LeaseId, Record, Selection, Store, StoreOptions
+from penstock.store.moves import Clock
+
+STARTED_AT = datetime(2026, 1, 1, 12, tzinfo=UTC)
+LEASE_SECONDS = 60.0
+EVERYTHING = Selection(everything=True)
+
+
+class ManualClock:
+    """The time of a test. Only `advance` moves it, so nothing has to be waited for."""
+
+    def __init__(self, start: datetime = STARTED_AT) -> None:
+        self.now = start
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def advance(self, seconds: float) -> datetime:
+        self.now += timedelta(seconds=seconds)
+        return self.now
+
+    def expire_leases(self) -> datetime:
+        """On to just after the end of every lease that `claim` took."""
+        return self.advance(LEASE_SECONDS + 1)
+
+
+class OpenStore(Protocol):
+    """Opens a store on the one database of a test, as often as it is called."""
+
+    def __call__(self, options: StoreOptions | None = None, clock: Clock | None = None) -> Store: ...
+
+
+class StoreScenario:
+    """The fixtures of a suite. `open_store` is the one to override: see `penstock.testing.stores`."""
+
+    @pytest.fixture
+    def open_store(self) -> OpenStore:
+        raise NotImplementedError("override the fixture `open_store`")
+
+    @pytest.fixture
+    def clock(self) -> ManualClock:
+        return ManualClock()
+
+    @pytest.fixture
+    def store(self, open_store: OpenStore, clock: ManualClock) -> Iterator[Store]:
+        store = open_store(clock=clock)
+        yield store
+        store.close()
+
+
+def event(**fields: Any) -> Event:
+    return Event(**{"event_type": "orders.created", **fields})
+
+
+def emit(store: Store, count: int = 1, **fields: Any) -> list[EventId]:
+    """Emit `count` events that are alike, in one batch."""
+    return store.append([event(**fields) for _ in range(count)])
+
+
+def claim(
+    store: Store,
+    limit: int = 100,
+    *,
+    queue: str = DEFAULT_QUEUE,
+    claimant: str = "claimant",
+    lease_id: LeaseId | None = None,
+    types: Sequence[str] | None = None,
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+) -> Claim:
+    return store.claim(
+        queue,
+        limit=limit,
+        claimant=claimant,
+        lease_seconds=LEASE_SECONDS,
+        lease_id=lease_id,
+        types=types,
+        max_attempts=max_attempts,
+    )
+
+
+def ids(claimed: Claim) -> list[EventId]:
+    return [event.event_id for event in claimed.events]
+
+
+def seqs(claimed: Claim) -> list[int]:
+    return [event.seq for event in claimed.events]
+
+
+def all_to(outcome: Outcome, claimed: Claim) -> dict[int, Outcome]:
+    """The same outcome for every event of a claim."""
+    return dict.fromkeys(seqs(claimed), outcome)
+
+
+def publish(store: Store, claimed: Claim) -> None:
+    """Settle a whole claim as published."""
+    assert store.settle(claimed.lease, all_to(PUBLISHED, claimed)).published == set(seqs(claimed))
+
+
+def settle(store: Store, outcome: Outcome, count: int = 1, **fields: Any) -> list[EventId]:
+    """Emit, claim and settle events in one go, on an otherwise empty queue."""
+    emitted = emit(store, count, **fields)
+    claimed = claim(store, count, queue=fields.get("queue", DEFAULT_QUEUE))
+    assert sorted(ids(claimed)) == sorted(emitted)
+    store.settle(claimed.lease, all_to(outcome, claimed))
+    return emitted
+
+
+def record(store: Store, event_id: EventId) -> Record:
+    """The one event with this id, as it stands."""
+    (found,) = store.find(Selection(ids=frozenset({event_id}))).records
+    return found
+
+
+def records(store: Store, selection: Selection = EVERYTHING) -> list[Record]:
+    """All that a selection finds, oldest first."""
+    page = store.find(selection, limit=10_000)
+    assert page.after is None
+    return list(reversed(page.records))
+
+
+def states(store: Store) -> dict[State, int]:
+    """How many events stand where; states that none is in are left out."""
+    found = [one.state for one in records(store)]
+    return {state: found.count(state) for state in State if state in found}
+
+
+def life(of: Record) -> Life:
+    """The changing part of an event, as the pure core sees it."""
+    return Life(
+        state=of.state,
+        attempts=of.attempts,
+        deliveries=of.deliveries,
+        replays=of.replays,
+        suspect=of.suspect,
+        max_attempts=of.max_attempts,
+        last_error=of.last_error,
+    )
+
+
+def lives(store: Store) -> dict[EventId, Life]:
+    return {one.event_id: life(one) for one in records(store)}
+
+
+def lines(store: Store, event_id: EventId) -> list[str]:
+    """What the history says happened to an event, oldest first."""
+    return [line.what for line in store.history(event_id)]

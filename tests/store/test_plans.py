@@ -1,0 +1,367 @@
+"""How much a verb costs as a store grows: by the plans that PostgreSQL makes, and by counting, never by time."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+
+import psycopg
+import pytest
+from plans import Plan, explain, explaining
+
+from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Outcome, Retry
+from penstock.store import SqlStore, open_store, postgres, postgres_hints
+from penstock.store import postgres_statements as statements
+from penstock.store.base import REAP_BATCH, Claim
+from penstock.store.postgres_hints import ALWAYS
+from penstock.store.transaction import Transaction
+from penstock.testing.servers import PostgresServer
+from penstock.testing.stores.scenario import ManualClock, claim, event, publish, seqs
+
+PENDING = 1_000_000
+SETTLED = 100_000
+LEASES = 100
+LEASE = "'00000000-0000-0000-0000-' || lpad(to_hex(n % 100), 12, '0')"
+LOAD = f"""
+INSERT INTO penstock_events (seq, event_id, event_type, payload, created_at)
+SELECT n, lpad(to_hex(n), 32, '0')::uuid, 'type-' || n % 7, '', now()
+FROM generate_series({PENDING - SETTLED}, {PENDING + 2 * SETTLED}) n;
+
+INSERT INTO penstock_pending
+SELECT n, 'queue-' || n % 2, CASE WHEN n % 10 = 0 THEN 'key-' || n % 500000 END, n % 3, 0, 0, NULL, 0, 0,
+       now() - n * interval '1 millisecond', NULL
+FROM generate_series(1, {PENDING}) n;
+
+INSERT INTO penstock_keys
+SELECT 'queue-0', 'key-' || n, now() + n * interval '1 second' FROM generate_series(0, 499990, 10) n;
+
+INSERT INTO penstock_leases
+SELECT ({LEASE})::uuid, 'queue-0', 'claimant', gen_random_uuid(), 0, false, 10, now() - interval '1 hour',
+       now() + interval '1 hour', NULL
+FROM generate_series(1, {LEASES}) n;
+
+INSERT INTO penstock_claimed
+SELECT n, 'queue-0', NULL, 0, 0, 1, NULL, 0, 0, now() - interval '2 hours', NULL, ({LEASE})::uuid
+FROM generate_series({PENDING + 1}, {PENDING + SETTLED}) n;
+
+INSERT INTO penstock_archive
+SELECT n, 'queue-0', NULL, 0, 0, 1, NULL, 0, 0, now(), NULL, 'PUBLISHED', now(), ({LEASE})::uuid
+FROM generate_series({PENDING + SETTLED + 1}, {PENDING + 2 * SETTLED}) n;
+"""
+INDEXES = (
+    "SELECT indexname, indexdef FROM pg_indexes WHERE tablename = 'penstock_pending' AND indexname NOT LIKE '%pkey'"
+)
+BIG = {"penstock_events", "penstock_pending", "penstock_claimed", "penstock_archive", "penstock_keys"}
+MODES = ["force_custom_plan", "force_generic_plan"]
+SOME_LEASE = UUID(int=7)
+SOME_SEQS = [PENDING + 7 + LEASES * number for number in range(1, 500)]
+WANTED = {
+    "queue": "queue-0",
+    "lease_id": SOME_LEASE,
+    "types": ["type-1"],
+    "limit": 1_000,
+    "room": 1_000,
+    "line_limit": 100,
+    "alone": True,
+}
+
+
+@pytest.fixture(scope="module")
+def big(postgres_server: PostgresServer) -> Iterator[psycopg.Connection]:
+    """A database with a million pending events."""
+    url = postgres_server.create_database()
+    store = open_store(url)
+    store.initialise()
+    store.close()
+    with psycopg.connect(url, autocommit=True) as connection:
+        indexes = connection.execute(INDEXES).fetchall()
+        connection.execute("DROP INDEX " + ", ".join(name for name, _ in indexes))
+        connection.execute(LOAD)
+        for _, definition in indexes:
+            connection.execute(definition)
+        connection.execute("ANALYZE")
+        yield connection
+    postgres_server.drop_database(url)
+
+
+@pytest.fixture(scope="module")
+def shared_url(postgres_server: PostgresServer) -> Iterator[str]:
+    url = postgres_server.create_database()
+    yield url
+    postgres_server.drop_database(url)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def store(postgres_url: str, clock: ManualClock) -> Iterator[SqlStore]:
+    store = open_store(postgres_url, clock=clock)
+    store.initialise()
+    yield store
+    store.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+class TestPlans:
+    @pytest.mark.parametrize("floor", [ALWAYS, datetime.now(UTC) - timedelta(seconds=5)])
+    def test_a_claim_follows_the_index_and_sorts_nothing(
+        self, big: psycopg.Connection, mode: str, floor: datetime
+    ) -> None:
+        plan = explain(big, mode, statements.TAKE_READY, **WANTED, floor=floor)
+        assert plan.scans("Seq Scan") & BIG == set()
+        assert "penstock_pending_ready" in plan.indexes
+        assert "Tid Scan" in plan.kinds
+        assert plan.sorted == set()
+        assert {kind for kind in plan.kinds if "Hash" in kind or "Bitmap" in kind} == set()
+
+    def test_a_probe_follows_the_index(self, big: psycopg.Connection, mode: str) -> None:
+        plan = explain(big, mode, statements.READY, queue="queue-0", floor=ALWAYS)
+        assert plan.scans("Seq Scan") & BIG == set()
+        assert {"penstock_pending_ready", "penstock_keys_ready"} <= plan.indexes
+        assert plan.sorted == set()
+
+    def test_a_look_at_what_is_left_follows_the_index(self, big: psycopg.Connection, mode: str) -> None:
+        plan = explain(big, mode, statements.LEFT, queue="queue-0")
+        assert plan.scans("Seq Scan") & BIG == set()
+        assert plan.indexes == {"penstock_pending_ready"}
+        assert plan.sorted == set()
+
+    def test_a_claim_by_type_reads_no_table_whole(self, big: psycopg.Connection, mode: str) -> None:
+        plan = explain(big, mode, statements.TAKE_READY_TYPED, **WANTED, floor=ALWAYS)
+        assert plan.scans("Seq Scan") & BIG == set()
+        assert "penstock_pending_ready" in plan.indexes
+
+    def test_a_claim_of_keys_reads_no_table_whole(self, big: psycopg.Connection, mode: str) -> None:
+        with big.transaction(force_rollback=True):
+            big.execute("UPDATE penstock_keys SET lease_id = %s WHERE ordering_key LIKE '%%120'", [SOME_LEASE])
+            plan = explain(big, mode, statements.TAKE_LINE, **WANTED)
+        assert plan.scans("Seq Scan") & BIG == set()
+        assert {"penstock_pending_line", "penstock_keys_lease"} <= plan.indexes
+
+    def test_publishing_reads_no_table_whole(self, big: psycopg.Connection, mode: str) -> None:
+        plan = explain(big, mode, statements.PUBLISH, lease_id=SOME_LEASE, seqs=SOME_SEQS)
+        assert plan.scans("Seq Scan") & BIG == set()
+
+    def test_applying_outcomes_reads_no_table_whole(self, big: psycopg.Connection, mode: str) -> None:
+        count = len(SOME_SEQS)
+        plan = explain(
+            big,
+            mode,
+            statements.APPLY,
+            lease_id=SOME_LEASE,
+            seqs=SOME_SEQS,
+            kinds=["RETRY"] * count,
+            errors=["x"] * count,
+            delays=[1.0] * count,
+            max_attempts=10,
+            skip=False,
+        )
+        assert plan.scans("Seq Scan") & BIG == set()
+
+    def test_asking_what_was_settled_before_reads_no_table_whole(self, big: psycopg.Connection, mode: str) -> None:
+        plan = explain(big, mode, statements.SETTLED_BEFORE, lease_id=SOME_LEASE, seqs=SOME_SEQS)
+        assert plan.scans("Seq Scan") & BIG == set()
+
+
+@contextmanager
+def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The statements that stores run meanwhile."""
+    ran: list[str] = []
+    execute = Transaction._execute
+
+    def counted(tx: Transaction, cursor: object, statement: str, parameters: dict[str, object]) -> None:
+        ran.append(statement)
+        execute(tx, cursor, statement, parameters)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Transaction, "_execute", counted)
+        yield ran
+
+
+def mixed(held: Claim) -> dict[int, Outcome]:
+    outcomes = (PUBLISHED, RELEASED, Dead("x"), Retry("x", 30), Retry("y", 0))
+    return {seq: outcomes[place % 5] for place, seq in enumerate(seqs(held))}
+
+
+def expire(store: SqlStore, clock: ManualClock, _: Claim) -> object:
+    clock.expire_leases()
+    return store.reap()
+
+
+Verb = Callable[[SqlStore, ManualClock, Claim], object]
+VERBS: dict[str, Verb] = {
+    "publish": lambda store, _, held: publish(store, held),
+    "settle": lambda store, _, held: store.settle(held.lease, mixed(held)),
+    "release": lambda store, _, held: store.release(held.lease),
+    "repeat": lambda store, _, held: claim(store, 5_000, lease_id=held.lease.lease_id),
+    "lose": lambda store, _, held: claim(store, 5_000, claimant="another", lease_id=held.lease.lease_id),
+    "reap": expire,
+}
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("verb", VERBS)
+def test_thousands_take_as_many_statements_as_five(
+    database: str,
+    keyed: bool,
+    verb: str,
+    tmp_path: Path,
+    clock: ManualClock,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    url = f"sqlite:///{tmp_path / 'penstock.db'}" if database == "sqlite" else request.getfixturevalue("shared_url")
+    counts = []
+    for size in (5, 5_000):
+        store = open_store(url, clock=clock)
+        store.initialise()
+        store.append([event(ordering_key=f"k{number % 200}" if keyed else None) for number in range(size)])
+        with counting(monkeypatch) as claiming:
+            held = claim(store, 6_000)
+        assert len(held) == size
+        with counting(monkeypatch) as rest:
+            VERBS[verb](store, clock, held)
+        counts.append((len(claiming), len(rest)))
+        clock.expire_leases()
+        store.reap()
+        drain(store, clock)
+        store.close()
+    (claiming_few, few), (claiming_many, many) = counts
+    assert claiming_many == claiming_few < 12
+    assert many <= few + 1 < 14  # keys that are to be freed take one more
+
+
+def drain(store: SqlStore, clock: ManualClock) -> None:
+    """Leave nothing behind for the next one."""
+    for _ in range(100):
+        clock.advance(60)
+        store.reap()
+        held = claim(store, 5_000)
+        if not held and not store.stats().total("pending"):
+            return
+        if held:
+            publish(store, held)
+    raise AssertionError(store.stats())
+
+
+def test_a_hundred_thousand_events_of_the_dead_come_back_in_batches(postgres_url: str) -> None:
+    store = open_store(postgres_url)
+    store.initialise()
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute(
+            f"""
+            INSERT INTO penstock_events (seq, event_id, event_type, payload, created_at)
+            SELECT n, lpad(to_hex(n), 32, '0')::uuid, 't', '', now() FROM generate_series(1, {SETTLED}) n;
+            INSERT INTO penstock_leases
+            SELECT ({LEASE})::uuid, 'outbox', 'dead', gen_random_uuid(), 0, false, 10, now() - interval '1 hour',
+                   now() - interval '1 minute', NULL
+            FROM generate_series(1, {LEASES}) n;
+            INSERT INTO penstock_claimed
+            SELECT n, 'outbox', NULL, 0, 0, 1, NULL, 0, 0, now() - interval '1 hour', NULL, ({LEASE})::uuid
+            FROM generate_series(1, {SETTLED}) n;
+            """
+        )
+    reaped = []
+    while count := store.reap():
+        reaped.append(count)
+    assert reaped == [REAP_BATCH] * (SETTLED // REAP_BATCH)
+    assert store.stats().total("ready") == SETTLED
+    assert store.stats().open_leases == 0
+    store.close()
+
+
+@contextmanager
+def old_snapshot(url: str) -> Iterator[None]:
+    """Another connection's long transaction, because of which no dead row may be removed."""
+    with psycopg.connect(url) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.execute("SELECT count(*) FROM penstock_history")
+        yield
+
+
+def swell(store: SqlStore, clock: ManualClock, rounds: int) -> None:
+    """Emit, claim and settle 5,000 events a round."""
+    for _ in range(rounds):
+        store.append([event() for _ in range(5_000)])
+        clock.advance(1)
+        publish(store, claim(store, 5_000))
+    clock.advance(60)
+
+
+def pages(plans: list[Plan]) -> int:
+    return sum(plan.pages for plan in plans)
+
+
+def test_dead_rows_that_vacuum_may_not_remove_are_not_looked_at(
+    store: SqlStore, postgres_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres_hints, "FULL_LOOK_SECONDS", 3_600)
+    with old_snapshot(postgres_url):
+        swell(store, clock, 11)
+        claim(store)
+        with explaining(monkeypatch) as probing:
+            assert not store.ready("outbox")
+        emitter = open_store(postgres_url, clock=clock)
+        emitter.append([event() for _ in range(100)])
+        with explaining(monkeypatch) as claiming:
+            assert len(claim(store, 100)) == 100
+        with explaining(monkeypatch) as looking:
+            assert not emitter.ready("outbox")
+        emitter.close()
+    # Without the floor, all that is dead is looked at: or this would show nothing.
+    assert pages(looking) > 300
+    assert pages(probing) < 30
+    assert sum(plan.rows for plan in claiming) < 1_500
+    assert pages(claiming) < 3_000
+
+
+def test_upkeep_compacts_what_dead_rows_have_swollen(
+    store: SqlStore, postgres_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "COMPACT_BYTES", 1_000_000)
+    with old_snapshot(postgres_url):
+        swell(store, clock, 6)
+        emitted = store.append([event(ordering_key="k" if number % 2 else None) for number in range(50)])
+        held = claim(store, 10)
+        before = table_bytes(postgres_url)
+        assert min(before.values()) > 1_000_000
+        store.tend()
+        after = table_bytes(postgres_url)
+        assert max(after.values()) < 200_000
+    assert store.stats().total("pending") == 40
+    publish(store, held)
+    left = claim(store, 100)
+    assert len(left) == 40
+    assert {one.event_id for one in (*held.events, *left.events)} == set(emitted)
+
+
+def test_upkeep_leaves_a_table_alone_that_is_in_use_or_full(
+    store: SqlStore, postgres_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgres, "COMPACT_BYTES", 100_000)
+    monkeypatch.setattr(postgres, "COMPACT_ROWS", 100)
+    with old_snapshot(postgres_url):
+        swell(store, clock, 1)
+        with psycopg.connect(postgres_url) as connection:
+            connection.execute("SELECT 1 FROM penstock_pending")
+            before = table_bytes(postgres_url)
+            store.tend()
+            assert table_bytes(postgres_url)["penstock_pending"] == before["penstock_pending"]
+        emitted = store.append([event() for _ in range(101)])
+        store.tend()
+        assert table_bytes(postgres_url)["penstock_pending"] >= before["penstock_pending"]
+        assert len(claim(store, 200)) == len(emitted)
+
+
+def table_bytes(url: str) -> dict[str, int]:
+    with psycopg.connect(url) as connection:
+        found = connection.execute(
+            "SELECT relname, pg_total_relation_size(oid) FROM pg_class "
+            "WHERE relname IN ('penstock_pending', 'penstock_claimed')"
+        )
+        return dict(found.fetchall())

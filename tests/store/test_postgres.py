@@ -1,0 +1,223 @@
+"""The store on PostgreSQL: the conformance suite, and what only PostgreSQL has to get right."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+from databases import differences, initialise_at_once, told
+
+from penstock.errors import NotInitialised, StoreError, StoreUnavailable, UsageError
+from penstock.store import SqlStore, StoreOptions, open_store, postgres_hints
+from penstock.store.moves import Clock
+from penstock.store.schema import metadata
+from penstock.testing.processes import wait_until
+from penstock.testing.servers import PostgresServer
+from penstock.testing.stores import OpenStore, SqlStoreConformance
+from penstock.testing.stores.scenario import claim, event, ids
+
+EMPTY = f"TRUNCATE {', '.join(metadata.tables)} RESTART IDENTITY"
+
+
+@pytest.fixture(scope="module")
+def shared_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """A database with its tables, for all tests of the suite: emptying it is faster than making another."""
+    url = postgres_server.create_database()
+    store = open_store(url)
+    store.initialise()
+    store.close()
+    yield url
+    postgres_server.drop_database(url)
+
+
+@pytest.fixture
+def database(shared_url: str) -> str:
+    with psycopg.connect(shared_url) as connection:
+        connection.execute(EMPTY)
+    return shared_url
+
+
+class TestPostgresStore(SqlStoreConformance):
+    @pytest.fixture
+    def open_store(self, database: str) -> OpenStore:
+        def opened(options: StoreOptions | None = None, clock: Clock | None = None) -> SqlStore:
+            return open_store(database, options, clock)
+
+        return opened
+
+    @pytest.fixture
+    def connection(self, database: str) -> Iterator[psycopg.Connection]:
+        with psycopg.connect(database) as connection:
+            yield connection
+
+
+SECRET = "s3cr3t/pass:word"
+
+
+@pytest.fixture
+def store(database: str) -> Iterator[SqlStore]:
+    store = open_store(database)
+    yield store
+    store.close()
+
+
+def test_the_tables_are_the_ones_in_the_code(store: SqlStore) -> None:
+    assert differences(store, compare_defaults=True) == []
+
+
+def test_many_starts_at_once_create_the_tables_once(postgres_url: str) -> None:
+    upgrades = initialise_at_once(lambda: open_store(postgres_url))
+    assert sorted(len(upgrade.steps) for upgrade in upgrades) == [0] * (len(upgrades) - 1) + [1]
+    store = open_store(postgres_url)
+    assert store.append([event()])
+    assert store.versions() == (upgrades[0].after, upgrades[0].after)
+    store.close()
+
+
+def test_a_database_without_tables_says_how_to_make_them(postgres_url: str) -> None:
+    store = open_store(postgres_url)
+    for verb in (store.stats, store.reap, lambda: store.append([event()]), lambda: claim(store)):
+        with pytest.raises(NotInitialised, match="penstock init --store postgresql://"):
+            verb()
+    assert store.versions()[0] is None
+    store.close()
+
+
+def test_tables_of_newer_code_are_refused(postgres_url: str) -> None:
+    store = open_store(postgres_url)
+    store.initialise()
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("UPDATE penstock_version SET version_num = '9999'")
+    with pytest.raises(NotInitialised, match=r"version 9999.*upgrade Penstock"):
+        store.initialise()
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://someone:{secret}@127.0.0.1:1/nowhere",
+        "postgres://someone:{secret}@127.0.0.1:1/nowhere?connect_timeout=2",
+        "postgresql://someone@127.0.0.1:1/nowhere?password={secret}&application_name=x",
+        "postgresql://someone:{secret}@127.0.0.1:1/nowhere?no_such_option=1",
+        "postgresql://someone:{secret}@127.0.0.1:port/nowhere",
+        "postgresql://someone:{secret}@[::1/nowhere",
+        "postgresql:someone:{secret}@nowhere",
+        "oracle://someone:{secret}@127.0.0.1/nowhere",
+    ],
+)
+def test_no_error_shows_a_password(url: str) -> None:
+    for secret in ("s3cr3t", SECRET):
+        with pytest.raises((StoreError, UsageError)) as caught:
+            open_store(url.format(secret=secret)).stats()
+        assert "s3cr3t" not in told(caught.value)
+        assert "pass:word" not in told(caught.value)
+
+
+def test_no_error_of_a_store_in_use_shows_its_password(database: str) -> None:
+    """The server trusts everybody, and so takes any password."""
+    store = open_store(database.replace("penstock@", "penstock:s3cr3t@"))
+    assert "s3cr3t" not in store.url
+    with psycopg.connect(database) as connection:
+        connection.execute("ALTER TABLE penstock_leases RENAME TO hidden")
+        connection.commit()
+        try:
+            with pytest.raises(NotInitialised) as caught:
+                claim(store)
+        finally:
+            connection.execute("ALTER TABLE hidden RENAME TO penstock_leases")
+    assert "s3cr3t" not in told(caught.value)
+    with pytest.raises(StoreError, match="refused") as refused, store.transaction() as inside:
+        inside.exec_driver_sql("SELECT 1 / 0")
+    assert "s3cr3t" not in told(refused.value)
+    store.close()
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    store = open_store("postgresql://someone@127.0.0.1:1/nowhere")
+    with pytest.raises(StoreUnavailable, match=r"can't reach postgresql://someone@127.0.0.1:1/nowhere: .*refused"):
+        store.stats()
+
+
+def test_read_committed_whatever_the_server_prefers(postgres_url: str) -> None:
+    """A stricter level would turn ordinary waiting for a lock into an error."""
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        name = connection.info.dbname
+        connection.execute(f'ALTER DATABASE "{name}" SET default_transaction_isolation TO serializable')
+        connection.execute(f'ALTER DATABASE "{name}" SET timezone TO "Asia/Kathmandu"')
+    with psycopg.connect(postgres_url) as connection:
+        assert connection.execute("SHOW transaction_isolation").fetchone() == ("serializable",)
+    store = open_store(postgres_url)
+    store.initialise()
+    for _ in range(2):
+        with store.transaction() as inside:
+            assert inside.exec_driver_sql("SHOW transaction_isolation").scalar() == "read committed"
+    emitted = store.append([event() for _ in range(30)])
+    assert ids(claim(store)) == emitted
+    store.close()
+
+
+def test_a_lost_connection_is_an_error_once(database: str) -> None:
+    store = open_store(database)
+    store.append([event()])
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+    with pytest.raises(StoreUnavailable, match="can't reach"):
+        claim(store)
+    assert len(claim(store)) == 1
+    store.close()
+
+
+def test_batches_whose_keys_come_in_another_order_never_wait_for_each_other(store: SqlStore, database: str) -> None:
+    def emit(turn: int) -> None:
+        for number in range(30):
+            keys = [f"{number}-{place}" for place in range(15)]
+            store.append([event(ordering_key=key) for key in (keys if turn else reversed(keys))])
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(emit, range(2)))
+    with psycopg.connect(database) as connection:
+        connection.execute("SELECT pg_stat_force_next_flush()")
+        found = connection.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+        assert found.fetchone() == (0,)
+
+
+def test_what_another_process_gave_back_is_found_by_probing(
+    store: SqlStore, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim starts to look near the present, where new events are; once in a while it looks at everything."""
+    monkeypatch.setattr(postgres_hints, "FULL_LOOK_SECONDS", 0.2)
+    store.append([event()])
+    assert claim(store)
+    assert not store.ready("outbox")
+    other = open_store(database)
+    old = other.append([event(available_at=datetime.now(UTC) - timedelta(hours=1))])
+    other.close()
+    assert wait_until(lambda: store.ready("outbox"), 10)
+    assert ids(claim(store)) == old
+
+
+def test_the_oldest_snapshot_is_shown(store: SqlStore, database: str) -> None:
+    with psycopg.connect(database) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.execute("SELECT 1 FROM penstock_events")
+        shown = store.stats().oldest_snapshot_seconds
+        assert shown is not None
+        assert shown >= 0
+    assert store.stats().oldest_snapshot_seconds is None
+
+
+def test_time_is_the_servers_where_no_clock_is_given(store: SqlStore, database: str) -> None:
+    store.append([event(), event(ordering_key="k")])
+    assert len(claim(store)) == 2
+    with psycopg.connect(database) as connection:
+        found = connection.execute(
+            "SELECT count(*) FROM penstock_outbox WHERE created_at BETWEEN now() - interval '1 minute' AND now() "
+            "AND claimed_at BETWEEN created_at AND now()"
+        )
+        assert found.fetchone() == (2,)
+    assert abs(store.now() - datetime.now(UTC)) < timedelta(minutes=1)

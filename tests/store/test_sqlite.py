@@ -1,0 +1,215 @@
+"""The store on SQLite: the conformance suite, and what only SQLite has to get right."""
+
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from databases import differences, initialise_at_once
+
+from penstock.errors import NotInitialised, StoreError, StoreUnavailable, UsageError
+from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Outcome, Retry
+from penstock.store import SqlStore, StoreOptions, open_store
+from penstock.store.base import Claim, Selection
+from penstock.store.moves import Clock
+from penstock.store.sqlite import BUSY_SECONDS
+from penstock.testing.stores import OpenStore, SqlStoreConformance
+from penstock.testing.stores.scenario import EVERYTHING, ManualClock, claim, event, ids, publish, records, seqs
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with its tables and nothing else, to copy."""
+    path = tmp_path_factory.mktemp("template") / "penstock.db"
+    store = open_store(f"sqlite:///{path}")
+    store.initialise()
+    store.close()
+    return path
+
+
+@pytest.fixture
+def database(template: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(template, tmp_path))
+
+
+class TestSqliteStore(SqlStoreConformance):
+    @pytest.fixture
+    def open_store(self, database: Path) -> OpenStore:
+        def opened(options: StoreOptions | None = None, clock: Clock | None = None) -> SqlStore:
+            return open_store(f"sqlite:///{database}", options, clock)
+
+        return opened
+
+    @pytest.fixture
+    def connection(self, database: Path) -> Iterator[sqlite3.Connection]:
+        connection = sqlite3.connect(database)
+        yield connection
+        connection.close()
+
+
+@pytest.fixture
+def store(database: Path) -> Iterator[SqlStore]:
+    store = open_store(f"sqlite:///{database}")
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def writer(database: Path) -> Iterator[sqlite3.Connection]:
+    """Another process's connection, that may hold the one lock on writing."""
+    connection = sqlite3.connect(database, isolation_level=None, check_same_thread=False)
+    yield connection
+    connection.close()
+
+
+def test_the_tables_are_the_ones_in_the_code(store: SqlStore) -> None:
+    assert differences(store, compare_defaults=False) == []
+
+
+def test_many_starts_at_once_create_the_tables_once(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'new.db'}"
+    upgrades = initialise_at_once(lambda: open_store(url))
+    assert sorted(len(upgrade.steps) for upgrade in upgrades) == [0] * (len(upgrades) - 1) + [1]
+    store = open_store(url)
+    assert store.append([event()])
+    assert store.versions() == (upgrades[0].after, upgrades[0].after)
+    store.close()
+
+
+def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path / 'new.db'}")
+    for verb in (store.stats, store.reap, lambda: store.append([event()])):
+        with pytest.raises(NotInitialised, match="penstock init --store sqlite:///"):
+            verb()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_without_tables_says_how_to_make_them(tmp_path: Path) -> None:
+    path = tmp_path / "empty.db"
+    path.touch()
+    store = open_store(f"sqlite:///{path}")
+    for verb in (store.stats, store.reap, lambda: store.append([event()]), lambda: claim(store)):
+        with pytest.raises(NotInitialised, match="penstock init --store sqlite:///"):
+            verb()
+    store.close()
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+    store = open_store(f"sqlite:///{tmp_path / 'missing' / 'penstock.db'}")
+    with pytest.raises(StoreUnavailable, match=r"the folder .*missing doesn't exist"):
+        store.initialise()
+
+
+def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("hello " * 1_000)
+    (tmp_path / "folder.db").mkdir()
+    for name, error in (("text.db", StoreError), ("folder.db", StoreUnavailable)):
+        store = open_store(f"sqlite:///{tmp_path / name}")
+        with pytest.raises(error, match=name):
+            store.stats()
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite:///:memory:"])
+def test_a_database_that_nobody_else_can_open_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="needs a file"):
+        open_store(url)
+
+
+def test_tables_of_newer_code_are_refused(store: SqlStore, writer: sqlite3.Connection) -> None:
+    writer.execute("UPDATE penstock_version SET version_num = '9999'")
+    with pytest.raises(NotInitialised, match=r"version 9999.*upgrade Penstock"):
+        store.initialise()
+
+
+def test_looking_waits_for_no_writer(store: SqlStore, writer: sqlite3.Connection) -> None:
+    (emitted,) = store.append([event()])
+    writer.execute("BEGIN IMMEDIATE")
+    began = time.monotonic()
+    assert store.ready("outbox")
+    assert store.stats().total("pending") == 1
+    assert [one.event_id for one in records(store)] == [emitted]
+    assert store.history(emitted) == []
+    assert store.replay(EVERYTHING, dry_run=True) == store.purge(EVERYTHING, dry_run=True) == 0
+    assert not store.stopping(uuid4())
+    assert time.monotonic() - began < BUSY_SECONDS / 2
+    writer.execute("ROLLBACK")
+
+
+def test_a_claim_waits_for_a_writer(store: SqlStore, writer: sqlite3.Connection) -> None:
+    emitted = store.append([event()])
+    writer.execute("BEGIN IMMEDIATE")
+    with ThreadPoolExecutor(1) as thread:
+        claimed = thread.submit(claim, store)
+        assert wait([claimed], timeout=0.3).not_done
+        writer.execute("COMMIT")
+        assert ids(claimed.result()) == emitted
+
+
+def test_a_claim_from_a_long_line_costs_no_more_than_from_a_short_one(store: SqlStore) -> None:
+    costs = []
+    for length in (200, 20_000):
+        queue = f"queue-{length}"
+        store.append([event(queue=queue, ordering_key="k") for _ in range(length)])
+        steps = count_steps(store, lambda queue=queue: claim(store, 100, queue=queue))
+        costs.append(steps)
+    assert costs[1] < costs[0] * 1.5
+
+
+def count_steps(store: SqlStore, work: Callable[[], object]) -> int:
+    """How many hundreds of instructions SQLite's machine runs for this."""
+    steps = 0
+
+    def count() -> None:
+        nonlocal steps
+        steps += 1
+
+    with store.engine.connect() as connection:
+        raw = connection.connection.dbapi_connection
+        assert isinstance(raw, sqlite3.Connection)
+        raw.set_progress_handler(count, 100)
+    try:
+        work()
+    finally:
+        raw.set_progress_handler(None, 0)
+    assert steps > 0
+    return steps
+
+
+def mixed(held: Claim) -> dict[int, Outcome]:
+    outcomes = (PUBLISHED, RELEASED, Dead("x"), Retry("x", 0))
+    return {seq: outcomes[place % 4] for place, seq in enumerate(seqs(held))}
+
+
+Verb = Callable[[SqlStore, Claim, ManualClock], object]
+VERBS: dict[str, Verb] = {
+    "publish": lambda store, held, _: publish(store, held),
+    "settle": lambda store, held, _: store.settle(held.lease, mixed(held)),
+    "settle what was settled": lambda store, held, _: (publish(store, held), store.settle(held.lease, mixed(held))),
+    "release": lambda store, held, _: store.release(held.lease),
+    "repeat": lambda store, held, _: claim(store, 10_000, claimant="another", lease_id=held.lease.lease_id),
+    "reap": lambda store, _, clock: (clock.expire_leases(), store.reap()),
+    "replay": lambda store, held, _: (publish(store, held), store.replay(Selection(queue=held.lease.queue))),
+    "purge": lambda store, held, _: (publish(store, held), store.purge(Selection(queue=held.lease.queue))),
+    "extend": lambda store, held, _: store.extend([claim(store, 1, queue="leases").lease for _ in held.events[:100]]),
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("keyed", [False, True])
+def test_ten_times_as_many_events_cost_ten_times_as_much(database: Path, verb: str, keyed: bool) -> None:
+    clock = ManualClock()
+    store = open_store(f"sqlite:///{database}", clock=clock)
+    store.append([event(queue="leases") for _ in range(200)])
+    costs = []
+    for size in (200, 2_000):
+        queue = f"queue-{size}"
+        store.append([event(queue=queue, ordering_key=f"k{n % 40}" if keyed else None) for n in range(size)])
+        held = claim(store, size, queue=queue)
+        assert len(held) == size
+        costs.append(count_steps(store, lambda held=held: VERBS[verb](store, held, clock)))
+    store.close()
+    assert costs[1] < costs[0] * 15

@@ -1,0 +1,244 @@
+"""An event exists if and only if its transaction committed, whatever kind of connection carried it."""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+import penstock
+from penstock import Outbox, Selection
+from penstock.errors import UsageError
+
+Emit = Callable[[Any], object]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def outbox(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Outbox]:
+    url = f"sqlite:///{tmp_path}/shop.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    with opened(url) as box:
+        yield box
+
+
+@pytest.fixture
+def sqlite_outbox(tmp_path: Path) -> Iterator[Outbox]:
+    with opened(f"sqlite:///{tmp_path}/shop.db") as box:
+        yield box
+
+
+@pytest.fixture
+def postgres_outbox(postgres_url: str) -> Iterator[Outbox]:
+    with opened(postgres_url) as box:
+        yield box
+
+
+@contextmanager
+def opened(url: str) -> Iterator[Outbox]:
+    with penstock.connect(url) as box:
+        box.store.initialise()
+        yield box
+
+
+def types(outbox: Outbox) -> list[str]:
+    return sorted(record.event_type for record in outbox.store.find(Selection(everything=True), limit=1_000).records)
+
+
+def url_of(outbox: Outbox) -> str:
+    return outbox.store.engine.url.render_as_string(hide_password=False)
+
+
+def path_of(outbox: Outbox) -> str:
+    return str(outbox.store.engine.url.database)
+
+
+def dsn_of(outbox: Outbox) -> str:
+    return url_of(outbox).replace("postgresql+psycopg://", "postgresql://")
+
+
+def both_ways(outbox: Outbox, emit_in: Callable[[Emit, bool], None]) -> None:
+    """Emit one event and commit, one and roll back: by emit, and by emit_many as many as COPY takes."""
+    emit_in(lambda connection: outbox.emit("kept", {"a": 1}, connection=connection), True)
+    emit_in(lambda connection: outbox.emit("gone", {"a": 1}, connection=connection), False)
+    assert types(outbox) == ["kept"]
+    many = [outbox.event("many", {"n": n}, ordering_key=f"k{n % 3}") for n in range(50)]
+    lost = [outbox.event("lost", {"n": n}) for n in range(50)]
+    emit_in(lambda connection: outbox.emit_many(many, connection=connection), True)
+    emit_in(lambda connection: outbox.emit_many(lost, connection=connection), False)
+    assert types(outbox) == ["kept", *["many"] * 50]
+
+
+def test_without_a_connection_emit_commits_by_itself(outbox: Outbox) -> None:
+    event_id = outbox.emit("kept", "hello", headers={"a": "b"}, partition_key="p", priority=3, max_attempts=7)
+    (record,) = outbox.store.find(Selection(ids=frozenset({event_id}))).records
+    assert (record.payload, record.partition_key, record.priority, record.max_attempts) == (b"hello", "p", 3, 7)
+    assert record.headers == {"a": "b", "content-type": "text/plain; charset=utf-8"}
+
+
+def test_all_of_many_or_none(outbox: Outbox) -> None:
+    first = outbox.event("kept", b"")
+    (event_id,) = outbox.emit_many([first])
+    twin = penstock.Event(event_type="twin", event_id=event_id)
+    others = [outbox.event("other", b"") for _ in range(30)]
+    for batch in ([others[0], twin], [*others, twin]):
+        with pytest.raises(UsageError, match="emitted before"):
+            outbox.emit_many(batch)
+    assert types(outbox) == ["kept"]
+
+
+def test_a_sqlalchemy_session(outbox: Outbox) -> None:
+    engine = create_engine(url_of(outbox))
+
+    def emit_in(emit: Emit, commit: bool) -> None:
+        with Session(engine) as session:
+            session.execute(text("SELECT 1"))
+            emit(session)
+            session.commit() if commit else session.rollback()
+
+    both_ways(outbox, emit_in)
+    engine.dispose()
+
+
+def test_a_sqlalchemy_connection(outbox: Outbox) -> None:
+    engine = create_engine(url_of(outbox))
+
+    def emit_in(emit: Emit, commit: bool) -> None:
+        with engine.connect() as connection, connection.begin() as transaction:
+            emit(connection)
+            transaction.commit() if commit else transaction.rollback()
+
+    both_ways(outbox, emit_in)
+    engine.dispose()
+
+
+@pytest.mark.parametrize("autocommit", [False, True])
+def test_a_psycopg_connection(postgres_outbox: Outbox, autocommit: bool) -> None:
+    def emit_in(emit: Emit, commit: bool) -> None:
+        dsn = dsn_of(postgres_outbox)
+        with (
+            psycopg.connect(dsn, autocommit=autocommit) as connection,
+            connection.transaction(force_rollback=not commit),
+        ):
+            emit(connection)
+
+    both_ways(postgres_outbox, emit_in)
+
+
+def test_a_psycopg_connection_that_commits_by_itself_emits_all_or_nothing(postgres_outbox: Outbox) -> None:
+    with psycopg.connect(dsn_of(postgres_outbox), autocommit=True) as connection:
+        postgres_outbox.emit("kept", b"", ordering_key="k", connection=connection)
+        assert connection.info.transaction_status.name == "IDLE"
+    assert types(postgres_outbox) == ["kept"]
+
+
+@pytest.mark.parametrize("isolation_level", ["", "IMMEDIATE", None])
+def test_a_sqlite3_connection(sqlite_outbox: Outbox, isolation_level: str | None) -> None:
+    def emit_in(emit: Emit, commit: bool) -> None:
+        connection = sqlite3.connect(path_of(sqlite_outbox), isolation_level=isolation_level)  # type: ignore[arg-type]
+        if isolation_level is None:
+            connection.execute("BEGIN")
+        emit(connection)
+        connection.execute("COMMIT" if commit else "ROLLBACK")
+        connection.close()
+
+    both_ways(sqlite_outbox, emit_in)
+
+
+def test_a_sqlite3_connection_that_commits_by_itself(sqlite_outbox: Outbox) -> None:
+    connection = sqlite3.connect(path_of(sqlite_outbox), isolation_level=None)
+    sqlite_outbox.emit("kept", b"", connection=connection)
+    assert not connection.in_transaction
+    connection.close()
+    assert types(sqlite_outbox) == ["kept"]
+
+
+@pytest.fixture
+def django_connection(outbox: Outbox) -> Iterator[Any]:
+    import django
+    from django.conf import settings
+    from django.db import connections
+
+    if not settings.configured:
+        settings.configure(DATABASES={}, USE_TZ=True)
+        django.setup()
+    url = outbox.store.engine.url
+    kind = "sqlite3" if url.drivername == "sqlite" else "postgresql"
+    place = {"NAME": url.database, "USER": url.username or "", "HOST": url.host or "", "PORT": url.port or ""}
+    configured = connections.configure_settings({"default": {"ENGINE": f"django.db.backends.{kind}", **place}})
+    connections.databases["default"] = configured["default"]
+    yield connections["default"]
+    connections["default"].close()
+    del connections["default"]
+
+
+def test_a_django_connection(outbox: Outbox, django_connection: Any) -> None:
+    from django.db import transaction
+
+    class Regret(Exception):
+        pass
+
+    def emit_in(emit: Emit, commit: bool) -> None:
+        try:
+            with transaction.atomic(using="default"):
+                emit(django_connection)
+                if not commit:
+                    raise Regret
+        except Regret:
+            pass
+
+    both_ways(outbox, emit_in)
+
+
+def test_a_django_connection_that_commits_by_itself(outbox: Outbox, django_connection: Any) -> None:
+    outbox.emit("kept", b"", ordering_key="k", connection=django_connection)
+    assert types(outbox) == ["kept"]
+
+
+def test_an_async_session_executes_the_statement(outbox: Outbox) -> None:
+    url = url_of(outbox).replace("sqlite:", "sqlite+aiosqlite:")
+
+    async def run() -> None:
+        engine = create_async_engine(url)
+        for name, commit in (("kept", True), ("gone", False)):
+            async with AsyncSession(engine) as session:
+                event = outbox.event(name, {"n": 1}, ordering_key="k", delay=0.0, dedupe_key=name, headers={"a": "b"})
+                await session.execute(outbox.insert(event))
+                await (session.commit() if commit else session.rollback())
+        await engine.dispose()
+
+    asyncio.run(run())
+    (record,) = outbox.store.find(Selection(everything=True)).records
+    assert (record.event_type, record.ordering_key, record.headers["a"]) == ("kept", "k", "b")
+    claim = outbox.store.claim("outbox", limit=5, claimant="test")
+    assert [event.event_id for event in claim.events] == [record.event_id]
+
+
+def test_an_async_connection_is_told_how(outbox: Outbox) -> None:
+    engine = create_async_engine("sqlite+aiosqlite:///unused.db")
+    with pytest.raises(UsageError, match=r"await session\.execute\(outbox\.insert"):
+        outbox.emit("a", connection=AsyncSession(engine))
+
+
+def test_a_connection_to_another_kind_of_database_is_refused(postgres_outbox: Outbox, tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "other.db")
+    with pytest.raises(UsageError, match="can't be atomic"):
+        postgres_outbox.emit("a", connection=connection)
+    connection.close()
+    with pytest.raises(UsageError, match="can't emit through"):
+        postgres_outbox.emit("a", connection=object())
+
+
+def test_plain_sql_emits(outbox: Outbox) -> None:
+    marker = "%s" if "postgresql" in url_of(outbox) else "?"
+    with outbox.store.engine.begin() as connection:
+        connection.exec_driver_sql(
+            f"INSERT INTO penstock_outbox (event_type, payload, queue) VALUES ('plain', {marker}, 'q')", (b"x",)
+        )
+    claim = outbox.store.claim("q", limit=5, claimant="test")
+    assert [(event.event_type, event.payload) for event in claim.events] == [("plain", b"x")]
