@@ -1,9 +1,9 @@
 """A web shop whose orders and events commit together, or not at all. FastAPI, SQLAlchemy, SQLite or PostgreSQL.
 
-    pip install 'penstock[postgres]' fastapi uvicorn
-    uvicorn fastapi_orders:app                 # the store: PENSTOCK_STORE, or sqlite:///penstock.db
-    curl -X POST localhost:8000/orders -H 'content-type: application/json' -d '{"customer": "ada", "amount": 42}'
-    penstock relay --to file:///tmp/events --once
+pip install 'penstock[postgres]' fastapi uvicorn
+uvicorn fastapi_orders:app                 # the store: PENSTOCK_STORE, or sqlite:///penstock.db
+curl -X POST localhost:8000/orders -H 'content-type: application/json' -d '{"customer": "ada", "amount": 42}'
+penstock relay --to file:///tmp/events --once
 """
 
 from collections.abc import AsyncIterator, Iterator

@@ -4,7 +4,7 @@ import sys
 import tempfile
 
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
+from pyspark.sql import functions
 
 import penstock
 from penstock.pipeline import open_session, register, settle
@@ -27,8 +27,10 @@ def run(store: str, folder: str) -> None:
 
     def handle(batch: DataFrame, _number: int) -> None:
         batch.persist()
-        order = F.from_json(F.col("payload").cast("string"), "customer STRING, amount INT")
-        sums = batch.select(order.alias("order")).groupBy("order.customer").agg(F.sum("order.amount").alias("sum"))
+        order = functions.from_json(functions.col("payload").cast("string"), "customer STRING, amount INT")
+        sums = (
+            batch.select(order.alias("order")).groupBy("order.customer").agg(functions.sum("order.amount").alias("sum"))
+        )
         for row in sums.collect():
             totals[row.customer] = totals.get(row.customer, 0) + row["sum"]
         settle(batch, store)

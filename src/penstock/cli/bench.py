@@ -7,27 +7,30 @@ import typer
 
 from penstock.cli.options import JsonOption
 from penstock.errors import UsageError
-
-DEFAULT_EVENTS = 100_000
+from penstock.testing.bench.plan import EVENTS, Part
 
 bench = typer.Typer(name="bench", help="Measure Penstock on this machine.", invoke_without_command=True)
 
-EventsOption = Annotated[int, typer.Option(min=1, help="How many events to carry.")]
+EventsOption = Annotated[int, typer.Option(min=1_000, help="How many events to carry in a round.")]
+OnlyOption = Annotated[
+    list[Part] | None, typer.Option("--only", help="Measure only this; can be given again.", show_default=False)
+]
 
 
 @bench.callback()
 def _all(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
-        relay(DEFAULT_EVENTS)
+        relay()
 
 
 @bench.command()
-def relay(events: EventsOption = DEFAULT_EVENTS, json: JsonOption = False) -> None:
-    """Measure how fast the relay carries events, and how long each is on its way."""
+def relay(events: EventsOption = EVENTS, only: OnlyOption = None, json: JsonOption = False) -> None:
+    """Measure emits, claims, the relay and its start, beside the raw database and PgQueuer. Takes some minutes."""
     try:
         benchmarks: Any = import_module("penstock.testing.bench")
+        import_module("penstock.testing.bench.run")  # with all that the benchmarks need
     except ImportError as error:
         raise UsageError(
-            f"the benchmarks need more than is installed ({error}): pip install 'penstock[spark,bench]'"
+            f"the benchmarks need more than is installed ({error}): pip install 'penstock[spark,postgres,bench]'"
         ) from error
-    benchmarks.run_relay_bench(events=events, as_json=json)
+    benchmarks.run_relay_bench(events=events, as_json=json, only=only or ())

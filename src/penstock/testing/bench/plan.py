@@ -6,6 +6,7 @@ from typing import Any
 
 PAYLOAD = bytes(range(200))
 EVENT_TYPE = "bench.event"
+EVENTS = 500_000
 WARM_UP = 50_000
 
 
@@ -23,7 +24,7 @@ class Part(StrEnum):
 class Plan:
     """The sizes of it all. Rates are measured `rounds` times, contenders in turn, and their medians count."""
 
-    events: int = 500_000
+    events: int = EVENTS
     warm_up: int = WARM_UP
     rounds: int = 3
     tasks: int = 2
