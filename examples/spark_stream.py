@@ -3,8 +3,7 @@
 import sys
 import tempfile
 
-from pyspark.sql import DataFrame
-from pyspark.sql import functions
+from pyspark.sql import DataFrame, functions
 
 import penstock
 from penstock.pipeline import open_session, register, settle
