@@ -4,18 +4,21 @@ import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from psycopg.rows import dict_row, namedtuple_row, scalar_row
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import penstock
-from penstock import Outbox, Selection
-from penstock.errors import UsageError
+from penstock import EventId, Outbox, Outcome, Retry, Selection
+from penstock.errors import StoreError, UsageError
+from penstock.lifecycle import PUBLISHED
 
 Emit = Callable[[Any], object]
 
@@ -56,6 +59,14 @@ def url_of(outbox: Outbox) -> str:
 
 def path_of(outbox: Outbox) -> str:
     return str(outbox.store.engine.url.database)
+
+
+def as_dict(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> dict[str, Any]:
+    return {column[0]: value for column, value in zip(cursor.description, row, strict=True)}
+
+
+def first_id(outbox: Outbox) -> EventId:
+    return outbox.store.find(Selection(everything=True), limit=1).records[0].event_id
 
 
 def dsn_of(outbox: Outbox) -> str:
@@ -117,6 +128,47 @@ def test_a_sqlalchemy_connection(outbox: Outbox) -> None:
     engine.dispose()
 
 
+def test_a_savepoint_takes_its_events_along(outbox: Outbox) -> None:
+    engine = create_engine(url_of(outbox))
+    with Session(engine) as session, session.begin():
+        outbox.emit("before", connection=session)
+        with session.begin_nested() as savepoint:
+            outbox.emit_many([outbox.event("gone") for _ in range(30)], connection=session)
+            savepoint.rollback()
+        outbox.emit("after", connection=session)
+    assert types(outbox) == ["after", "before"]
+    engine.dispose()
+
+
+def test_a_sqlalchemy_connection_that_commits_by_itself(outbox: Outbox) -> None:
+    engine = create_engine(url_of(outbox), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        outbox.emit("kept", connection=connection)
+        with pytest.raises(UsageError, match="emitted before"):
+            outbox.emit_many(
+                [outbox.event("gone"), penstock.Event(event_type="x", event_id=first_id(outbox))], connection=connection
+            )
+        outbox.emit("kept", connection=connection)
+        assert types(outbox) == ["kept", "kept"]
+    engine.dispose()
+
+
+def test_a_session_that_is_a_subclass_or_a_scope(outbox: Outbox) -> None:
+    engine = create_engine(url_of(outbox))
+    scope = scoped_session(sessionmaker(engine))
+
+    class OurSession(Session):
+        pass
+
+    outbox.emit("scoped", connection=scope)
+    scope.commit()
+    with OurSession(engine) as session, session.begin():
+        outbox.emit("ours", connection=session)
+    assert types(outbox) == ["ours", "scoped"]
+    scope.remove()
+    engine.dispose()
+
+
 @pytest.mark.parametrize("autocommit", [False, True])
 def test_a_psycopg_connection(postgres_outbox: Outbox, autocommit: bool) -> None:
     def emit_in(emit: Emit, commit: bool) -> None:
@@ -135,6 +187,43 @@ def test_a_psycopg_connection_that_commits_by_itself_emits_all_or_nothing(postgr
         postgres_outbox.emit("kept", b"", ordering_key="k", connection=connection)
         assert connection.info.transaction_status.name == "IDLE"
     assert types(postgres_outbox) == ["kept"]
+
+
+@pytest.mark.parametrize("row_factory", [dict_row, namedtuple_row, scalar_row])
+def test_a_psycopg_connection_may_make_rows_of_any_kind(postgres_outbox: Outbox, row_factory: Any) -> None:
+    class OurConnection(psycopg.Connection[Any]):
+        pass
+
+    with OurConnection.connect(dsn_of(postgres_outbox), row_factory=row_factory) as connection:
+        first = postgres_outbox.emit("deduped", dedupe_key="x", connection=connection)
+        assert postgres_outbox.emit("deduped", dedupe_key="x", connection=connection) == first
+        postgres_outbox.emit_many([postgres_outbox.event("many") for _ in range(30)], connection=connection)
+        connection.commit()
+        claim = postgres_outbox.store.claim("outbox", limit=50, claimant="test")
+        outcomes: dict[int, Outcome] = {event.seq: Retry("x", 0) for event in claim.events}
+        assert len(postgres_outbox.store.settle_in(connection, claim.lease, outcomes).retried) == 31
+
+
+def test_a_psycopg_transaction_that_failed_stays_failed(postgres_outbox: Outbox) -> None:
+    with psycopg.connect(dsn_of(postgres_outbox)) as connection:
+        first = postgres_outbox.emit("gone", connection=connection)
+        with pytest.raises(UsageError, match="emitted before"):
+            postgres_outbox.emit_many([penstock.Event(event_type="twin", event_id=first)], connection=connection)
+        with pytest.raises(StoreError, match="aborted"):
+            postgres_outbox.emit("late", connection=connection)
+        connection.rollback()
+        postgres_outbox.emit("kept", connection=connection)
+    assert types(postgres_outbox) == ["kept"]
+
+
+def test_an_async_psycopg_connection_is_told_how(postgres_outbox: Outbox) -> None:
+    async def run() -> None:
+        async with await psycopg.AsyncConnection.connect(dsn_of(postgres_outbox)) as connection:
+            with pytest.raises(UsageError, match="async"):
+                postgres_outbox.emit("a", connection=connection)
+
+    asyncio.run(run())
+    assert types(postgres_outbox) == []
 
 
 @pytest.mark.parametrize("isolation_level", ["", "IMMEDIATE", None])
@@ -156,6 +245,61 @@ def test_a_sqlite3_connection_that_commits_by_itself(sqlite_outbox: Outbox) -> N
     assert not connection.in_transaction
     connection.close()
     assert types(sqlite_outbox) == ["kept"]
+
+
+@pytest.mark.parametrize("isolation_level", ["", None])
+def test_a_sqlite3_connection_may_be_a_subclass_and_make_rows_of_any_kind(
+    sqlite_outbox: Outbox, isolation_level: str | None
+) -> None:
+    class OurConnection(sqlite3.Connection):
+        pass
+
+    path = path_of(sqlite_outbox)
+    connection = sqlite3.connect(path, factory=OurConnection, isolation_level=isolation_level)  # type: ignore[arg-type]
+    connection.row_factory = lambda cursor, row: dict(
+        zip((column[0] for column in cursor.description), row, strict=True)
+    )
+    first = sqlite_outbox.emit("deduped", dedupe_key="x", connection=connection)
+    assert sqlite_outbox.emit("deduped", dedupe_key="x", connection=connection) == first
+    assert connection.execute("SELECT 1 AS one").fetchone() == {"one": 1}
+    connection.commit()
+    claim = sqlite_outbox.store.claim("outbox", limit=5, claimant="test")
+    outcomes: dict[int, Outcome] = {event.seq: Retry("x", 0) for event in claim.events}
+    assert len(sqlite_outbox.store.settle_in(connection, claim.lease, outcomes).retried) == 1
+    connection.commit()
+    connection.close()
+    assert types(sqlite_outbox) == ["deduped"]
+
+
+@pytest.mark.parametrize("isolation_level", ["", None])
+def test_a_sqlite3_connection_is_left_as_it_was_after_a_failure(
+    sqlite_outbox: Outbox, isolation_level: str | None
+) -> None:
+    first = sqlite_outbox.emit("kept")
+    path = path_of(sqlite_outbox)
+    connection = sqlite3.connect(path, isolation_level=isolation_level)  # type: ignore[arg-type]
+    twins = [sqlite_outbox.event("gone"), penstock.Event(event_type="twin", event_id=first)]
+    with pytest.raises(UsageError, match="emitted before"):
+        sqlite_outbox.emit_many(twins, connection=connection)
+    assert not connection.in_transaction
+    sqlite_outbox.emit("more", connection=connection)
+    connection.commit()
+    connection.close()
+    assert types(sqlite_outbox) == ["kept", "more"]
+
+
+def test_a_settle_on_a_sqlite3_connection_begins_with_the_lock(sqlite_outbox: Outbox) -> None:
+    """Between looking at the lease and writing, nobody else may take it over."""
+    sqlite_outbox.emit("a")
+    claim = sqlite_outbox.store.claim("outbox", limit=5, claimant="test")
+    connection = sqlite3.connect(path_of(sqlite_outbox))
+    statements: list[str] = []
+    connection.set_trace_callback(statements.append)
+    sqlite_outbox.store.settle_in(connection, claim.lease, {event.seq: PUBLISHED for event in claim.events})
+    assert statements[0] == "BEGIN IMMEDIATE"
+    assert connection.in_transaction
+    connection.rollback()
+    connection.close()
 
 
 @pytest.fixture
@@ -198,6 +342,37 @@ def test_a_django_connection(outbox: Outbox, django_connection: Any) -> None:
 def test_a_django_connection_that_commits_by_itself(outbox: Outbox, django_connection: Any) -> None:
     outbox.emit("kept", b"", ordering_key="k", connection=django_connection)
     assert types(outbox) == ["kept"]
+    twins = [outbox.event("gone"), penstock.Event(event_type="twin", event_id=first_id(outbox))]
+    with pytest.raises(UsageError, match="emitted before"):
+        outbox.emit_many(twins, connection=django_connection)
+    assert types(outbox) == ["kept"]
+    assert not django_connection.in_atomic_block
+
+
+def test_a_django_savepoint_takes_its_events_along(outbox: Outbox, django_connection: Any) -> None:
+    from django.db import transaction
+
+    with transaction.atomic(using="default"):
+        outbox.emit("before", connection=django_connection)
+        savepoint = transaction.savepoint(using="default")
+        outbox.emit_many([outbox.event("gone") for _ in range(30)], connection=django_connection)
+        transaction.savepoint_rollback(savepoint, using="default")
+        outbox.emit("after", connection=django_connection)
+    assert types(outbox) == ["after", "before"]
+
+
+def test_django_without_time_zones(outbox: Outbox, django_connection: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then its connections read times without their zone."""
+    from django.conf import settings
+
+    monkeypatch.setattr(settings, "USE_TZ", False)
+    django_connection.close()
+    before = outbox.store.now()
+    outbox.emit_many([outbox.event("many", delay=60) for _ in range(30)], connection=django_connection)
+    outbox.emit("one", delay=60, dedupe_key="x", connection=django_connection)
+    for record in outbox.store.find(Selection(everything=True)).records:
+        assert before - timedelta(seconds=1) <= record.created_at <= outbox.store.now()
+        assert record.available_at - record.created_at == timedelta(seconds=60)
 
 
 def test_an_async_session_executes_the_statement(outbox: Outbox) -> None:
@@ -223,6 +398,12 @@ def test_an_async_connection_is_told_how(outbox: Outbox) -> None:
     engine = create_async_engine("sqlite+aiosqlite:///unused.db")
     with pytest.raises(UsageError, match=r"await session\.execute\(outbox\.insert"):
         outbox.emit("a", connection=AsyncSession(engine))
+
+    class OurSession(AsyncSession):
+        pass
+
+    with pytest.raises(UsageError, match=r"await session\.execute\(outbox\.insert"):
+        outbox.emit("a", connection=OurSession(engine))
 
 
 def test_a_connection_to_another_kind_of_database_is_refused(postgres_outbox: Outbox, tmp_path: Path) -> None:

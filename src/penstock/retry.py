@@ -53,16 +53,23 @@ class RetryPolicy:
 
     def base_delay(self, attempt: int) -> float:
         """The wait after failure number `attempt` (from 1), before chance has its say."""
+        if self.initial_seconds == 0:
+            return 0.0
+        try:
+            return min(self._grown(attempt), self.cap_seconds)
+        except OverflowError:
+            return self.cap_seconds
+
+    def _grown(self, attempt: int) -> float:
         match self.shape:
             case "none":
-                grown = 0.0
+                return 0.0
             case "constant":
-                grown = self.initial_seconds
+                return self.initial_seconds
             case "linear":
-                grown = self.initial_seconds * attempt
+                return self.initial_seconds * attempt
             case "exponential":
-                grown = self._exponential(attempt)
-        return min(grown, self.cap_seconds)
+                return self.initial_seconds * self.factor ** (attempt - 1)
 
     def delay(self, attempt: int, roll: float) -> float:
         """The wait after failure number `attempt`; `roll` lies in [0, 1)."""
@@ -85,18 +92,21 @@ class RetryPolicy:
         wait = self.delay(attempt, roll) if asked_delay is None else asked_delay
         if self.max_age_seconds is not None and age_seconds + wait > self.max_age_seconds:
             return Dead(f"{error} (gave up: older than {self.max_age_seconds:g} s)")
-        if self.max_total_delay_seconds is not None and self._waited(attempt) > self.max_total_delay_seconds:
+        if self.max_total_delay_seconds is not None and self._waits_longer(attempt, self.max_total_delay_seconds):
             return Dead(f"{error} (gave up: waited {self.max_total_delay_seconds:g} s in all)")
         return Retry(error, wait)
 
-    def _waited(self, attempt: int) -> float:
-        return sum(self.base_delay(number) for number in range(1, attempt + 1))
-
-    def _exponential(self, attempt: int) -> float:
-        try:
-            return self.initial_seconds * self.factor ** (attempt - 1)
-        except OverflowError:
-            return self.cap_seconds
+    def _waits_longer(self, attempt: int, seconds: float) -> bool:
+        """Whether the waits after all failures up to this one come to more than `seconds`."""
+        waited = 0.0
+        for number in range(1, attempt + 1):
+            wait = self.base_delay(number)
+            if wait == self.base_delay(attempt):  # from here on they are all alike
+                return wait > 0 and attempt - number + 1 > (seconds - waited) / wait
+            waited += wait
+            if waited > seconds:
+                return True
+        return waited > seconds
 
 
 def _require(holds: bool, message: str) -> None:

@@ -61,10 +61,22 @@ def test_what_can_not_be_written_is_refused(payload: object) -> None:
         {"payload": "text"},
         {"headers": {"a": 1}},
         {"headers": {"a": "\x00"}},
+        {"headers": {"a": "\ud800"}},
+        {"headers": {"\ud800": "a"}},
+        {"event_type": "\ud800"},
+        {"partition_key": "a" * 255 + "é"},
+        {"dedupe_key": "\udfff"},
         {"priority": 101},
+        {"priority": -101},
         {"max_attempts": 0},
+        {"max_attempts": 2**31},
         {"dedupe_seconds": 0},
+        {"dedupe_seconds": float("inf")},
+        {"dedupe_seconds": float("nan")},
         {"delay_seconds": -1},
+        {"delay_seconds": float("inf")},
+        {"delay_seconds": float("nan")},
+        {"delay_seconds": 1e12},
         {"available_at": datetime(2026, 1, 1)},
         {"available_at": datetime(2026, 1, 1, tzinfo=UTC), "delay_seconds": 1},
     ],
@@ -72,6 +84,18 @@ def test_what_can_not_be_written_is_refused(payload: object) -> None:
 def test_a_field_out_of_bounds_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidEvent):
         Event(**{"event_type": "order.placed", **wrong})
+
+
+def test_the_bounds_themselves_are_allowed() -> None:
+    event = Event(
+        event_type="é" * 255,
+        priority=-100,
+        max_attempts=2**31 - 1,
+        delay_seconds=0,
+        dedupe_seconds=0.001,
+        headers={"": ""},
+    )
+    assert (event.priority, event.max_attempts) == (-100, 2**31 - 1)
 
 
 def test_a_delivery_decodes_what_its_store_left_raw() -> None:

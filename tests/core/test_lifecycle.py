@@ -148,6 +148,20 @@ def test_a_claim_never_weighs_more_than_its_limit_unless_alone(suspects: list[in
         assert load + lifecycle.weight(suspects[count], limit) > limit
 
 
+@given(st.lists(st.integers(0, 9), max_size=50), st.integers(1, 1_000), st.integers(1, 1_000))
+def test_a_claim_that_has_events_takes_only_what_fits_beside_them(suspects: list[int], limit: int, taken: int) -> None:
+    count = lifecycle.fitting(suspects, limit, taken)
+    load = taken + sum(lifecycle.weight(suspect, limit) for suspect in suspects[:count])
+    assert count == 0 or load <= limit
+    if count < len(suspects):
+        assert load + lifecycle.weight(suspects[count], limit) > limit
+
+
+@given(st.integers(0, 9), st.integers(1, 10**6))
+def test_the_more_suspect_the_heavier_but_never_more_than_a_whole_claim(suspect: int, limit: int) -> None:
+    assert 1 <= lifecycle.weight(suspect, limit) <= lifecycle.weight(suspect + 1, limit) <= limit
+
+
 def test_max_deliveries_is_checked_before_processing() -> None:
     assert lifecycle.overdelivered(4, 3)
     assert not lifecycle.overdelivered(3, 3)

@@ -77,8 +77,39 @@ def test_a_delay_that_the_destination_asks_for_is_kept() -> None:
     assert decide(RetryPolicy(), asked_delay=77.0) == Retry("busy", 77.0)
 
 
-def test_huge_attempt_numbers_neither_overflow_nor_pass_the_cap() -> None:
-    assert RetryPolicy(jitter=0).delay(10**9, 0.5) == 3_600
+@pytest.mark.parametrize("attempt", [2**31, 10**9, 10**400])
+@pytest.mark.parametrize("shape", ["linear", "exponential"])
+def test_huge_attempt_numbers_neither_overflow_nor_pass_the_cap(shape: Any, attempt: int) -> None:
+    assert RetryPolicy(shape=shape, jitter=0).delay(attempt, 0.5) == 3_600
+    assert RetryPolicy(shape=shape, initial_seconds=0).delay(attempt, 0.5) == 0
+    limited = RetryPolicy(shape=shape, max_attempts=10**500, max_total_delay_seconds=100)
+    assert isinstance(decide(limited, attempt), Dead)
+    patient = RetryPolicy(shape=shape, initial_seconds=0, max_attempts=10**500, max_total_delay_seconds=100)
+    assert decide(patient, attempt) == Retry("busy", 0.0)
+
+
+@given(
+    st.sampled_from(get_args(Shape)),
+    st.integers(0, 60),
+    st.floats(0, 10),
+    st.floats(1, 3),
+    st.floats(0, 50),
+    st.floats(0, 500),
+)
+def test_the_waits_are_added_up_whatever_their_shape(
+    shape: Any, attempts: int, initial: float, factor: float, cap: float, limit: float
+) -> None:
+    policy = RetryPolicy(
+        shape=shape,
+        initial_seconds=initial,
+        factor=factor,
+        cap_seconds=cap,
+        max_attempts=1_000,
+        max_total_delay_seconds=limit,
+    )
+    waited = sum(policy.base_delay(number) for number in range(1, attempts + 2))
+    if shape != "none" and abs(waited - limit) > 1e-6:
+        assert isinstance(decide(policy, attempts), Dead) == (waited > limit)
 
 
 @pytest.mark.parametrize(

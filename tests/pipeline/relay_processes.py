@@ -114,10 +114,15 @@ def emit(outbox: Outbox, count: int, event_type: str = "crash.tested", **fields:
     return outbox.emit_many([outbox.event(event_type, {"number": number}, **fields) for number in range(count)])
 
 
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """What the files of a folder hold, oldest file first. A line without its end was never acknowledged."""
+    raw = (line for file in sorted(folder.glob("*.jsonl")) for line in file.read_bytes().splitlines(keepends=True))
+    return [json.loads(line) for line in raw if line.endswith(b"\n")]
+
+
 def delivered(folder: Path) -> Counter[str]:
-    """How often each event stands in the files. A line without its end was never acknowledged."""
-    lines = (line for file in folder.glob("*.jsonl") for line in file.read_bytes().splitlines(keepends=True))
-    return Counter(json.loads(line)["event_id"] for line in lines if line.endswith(b"\n"))
+    """How often each event stands in the files."""
+    return Counter(line["event_id"] for line in lines(folder))
 
 
 def await_settled(store: SqlStore, relay: RelayProcess, seconds: float = DRAIN_SECONDS) -> None:

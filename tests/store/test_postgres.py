@@ -9,13 +9,14 @@ import pytest
 from databases import differences, initialise_at_once, told
 
 from penstock.errors import NotInitialised, StoreError, StoreUnavailable, UsageError
+from penstock.event import EventId
 from penstock.store import SqlStore, StoreOptions, open_store, postgres_hints
 from penstock.store.moves import Clock
 from penstock.store.schema import metadata
 from penstock.testing.processes import wait_until
 from penstock.testing.servers import PostgresServer
 from penstock.testing.stores import OpenStore, SqlStoreConformance
-from penstock.testing.stores.scenario import claim, event, ids
+from penstock.testing.stores.scenario import claim, event, ids, publish
 
 EMPTY = f"TRUNCATE {', '.join(metadata.tables)} RESTART IDENTITY"
 
@@ -184,6 +185,33 @@ def test_batches_whose_keys_come_in_another_order_never_wait_for_each_other(stor
         connection.execute("SELECT pg_stat_force_next_flush()")
         found = connection.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
         assert found.fetchone() == (0,)
+
+
+def test_a_key_that_an_emitter_holds_is_not_lost_when_its_line_runs_dry(store: SqlStore, database: str) -> None:
+    (first,) = store.append([event(ordering_key="k")])
+    with psycopg.connect(database) as connection:
+        (second,) = store.append([event(ordering_key="k")], connection=connection)
+        held = claim(store)
+        assert ids(held) == [first]
+        publish(store, held)
+        assert not claim(store)
+    found: list[EventId] = []
+    assert wait_until(lambda: found.extend(ids(claim(store))) or bool(found), 10)
+    assert found == [second]
+
+
+def test_neither_an_emitter_nor_a_claimer_waits_for_the_other(store: SqlStore, database: str) -> None:
+    (first,) = store.append([event(ordering_key="k")])
+    with psycopg.connect(database) as emitting, psycopg.connect(database) as claiming:
+        for connection in (emitting, claiming):
+            connection.execute("SET lock_timeout = '2s'")
+            connection.commit()
+        store.append([event(ordering_key="k"), event(ordering_key="new")], connection=emitting)
+        claiming.execute("UPDATE penstock_keys SET lease_id = gen_random_uuid() WHERE ordering_key = 'k'")
+        store.append([event(ordering_key="k")], connection=emitting)
+        store.append([event(ordering_key="k"), event(ordering_key="newer")], connection=emitting)
+        claiming.rollback()
+        assert ids(claim(store)) == [first]
 
 
 def test_what_another_process_gave_back_is_found_by_probing(

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
 from json import loads as decode_json
@@ -113,12 +113,12 @@ class _Written:
 
 
 def _append(store: "SqlStore", events: list[Event], connection: Any) -> _Written:
-    """An event whose id is not the one it was given was there before."""
-    from penstock.store.emit import with_ids
+    """An event whose id is not the one it was given was there before. Only those with a dedupe key can have been."""
+    from penstock.store.emit import new_event_id
 
-    named = with_ids(events)
+    named = [replace(e, event_id=e.event_id or new_event_id()) if e.dedupe_key else e for e in events]
     ids = store.append(named, connection=connection)
-    duplicates = sum(event.event_id != event_id for event, event_id in zip(named, ids, strict=True))
+    duplicates = sum(event.event_id not in (None, event_id) for event, event_id in zip(named, ids, strict=True))
     return _Written(ids[-1], duplicates)
 
 

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -31,6 +31,7 @@ from penstock.store.base import DEFAULT_LEASE_SECONDS, Relay
 REAP_SECONDS = 5.0
 TEND_SECONDS = 60.0
 GRACE_SECONDS = 8.0
+SIGN_OFF_SECONDS = 1.0
 FAILED_SLICES = 5
 
 
@@ -88,19 +89,22 @@ def run_relay(
     stop: threading.Event | None = None,
 ) -> RelayReport:
     """Relay until `stop` is set, SIGTERM or Ctrl-C comes, or, with `once`, until what is pending now is done."""
-    store = open_store(options.store, StoreOptions(order_policy=options.order_policy))
-    store.ready(options.queue)  # an unreachable or uninitialised store is told before Spark starts
-    until = store.now() if options.once else None
-    ending = stop or threading.Event()
     report = RelayReport()
-    relay = Relay(uuid4(), options.queue, mask_url(options.destination), f"{socket.gethostname()}:{os.getpid()}")
-    try:
-        with _signals(ending), Housekeeping(store, relay, report, options.lease_seconds):
-            one_writer = not store.capabilities.concurrent_writers
+    ending = stop or threading.Event()
+    with closing(open_store(options.store, StoreOptions(order_policy=options.order_policy))) as store:
+        store.ready(options.queue)  # an unreachable or uninitialised store is told before Spark starts
+        until = _until_now(store) if options.once else None
+        one_writer = not store.capabilities.concurrent_writers
+        with _signals(ending), Housekeeping(store, options, report):
             _turn(options, _errand(options, until), one_writer, ending, report, progress)
-    finally:
-        store.close()
     return report
+
+
+def _until_now(store: SqlStore) -> datetime:
+    """The end of a relay that drains; what a dead one has left behind is to be in front of it."""
+    while store.reap():
+        pass
+    return store.now()
 
 
 def _turn(
@@ -217,11 +221,12 @@ def _signals(ending: threading.Event) -> Iterator[None]:
 class Housekeeping:
     """Beside the slices, on the driver: reaps expired leases, tends the tables, and announces the relay."""
 
-    def __init__(self, store: SqlStore, relay: Relay, report: RelayReport, lease_seconds: float) -> None:
+    def __init__(self, store: SqlStore, options: RelayOptions, report: RelayReport) -> None:
+        host = f"{socket.gethostname()}:{os.getpid()}"
         self._store = store
-        self._relay = relay
+        self._relay = Relay(uuid4(), options.queue, mask_url(options.destination), host)
         self._report = report
-        self._every_seconds = min(REAP_SECONDS, lease_seconds / 2)
+        self._every_seconds = min(REAP_SECONDS, options.lease_seconds / 2)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-housekeeping", daemon=True)
 
@@ -231,7 +236,9 @@ class Housekeeping:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join(timeout=GRACE_SECONDS)
+        self._thread.join(timeout=SIGN_OFF_SECONDS)
+        if self._thread.is_alive():
+            return  # the store doesn't answer: others see by the missing heartbeat that this relay has gone
         try:
             self._store.forget(self._relay.relay_id)
         except PenstockError as error:

@@ -235,7 +235,8 @@ class _Turns:
         came_so_far = self._line.answer() > 0
         self._failures += 1
         died = self._patience.through_deaths and came_so_far and _DEATHS.search(cause) is not None
-        if not _is_sparks(error) or not (died or self._failures < self._patience.failures):
+        bearable = _is_sparks(error) and (died or self._failures < self._patience.failures)
+        if self._stop.is_set() or not bearable:
             self._give_up(error)
             return
         seconds = self._patience.pause_seconds(1 if died else self._failures)

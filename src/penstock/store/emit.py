@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import uuid_utils.compat as uuid7
@@ -36,12 +35,12 @@ def new_event_id() -> EventId:
     return EventId(uuid7.uuid7())
 
 
-def with_ids(events: Sequence[Event]) -> list[Event]:
-    """Every event with an id of its own; two of one batch can't share one."""
-    named = [event if event.event_id else replace(event, event_id=new_event_id()) for event in events]
-    if len({event.event_id for event in named}) < len(named):
+def ids_for(events: Sequence[Event]) -> list[EventId]:
+    """Each event's own id, or a new one; two of one batch can't share one."""
+    ids = [event.event_id or new_event_id() for event in events]
+    if len(set(ids)) < len(ids):
         raise InvalidEvent("two events of one batch have the same event_id")
-    return named
+    return ids
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from penstock.event import LONGEST_SECONDS
-from penstock.lifecycle import Dead, Outcome, Published, Released, Retry
+from penstock.lifecycle import PUBLISHED, Dead, Outcome, Published, Released, Retry
 
 DEFAULT_RETRY_SECONDS = 1.0
 
@@ -22,7 +22,9 @@ class OutcomeRow:
 
 
 def split(outcomes: Mapping[int, Outcome]) -> tuple[list[int], list[OutcomeRow]]:
-    """The published, by seq, and a row for each of the others."""
+    """The published, by seq, and a row for each of the others. All published, the usual case, costs no loop."""
+    if list(outcomes.values()).count(PUBLISHED) == len(outcomes):
+        return list(outcomes), []
     published: list[int] = []
     others: list[OutcomeRow] = []
     for seq, outcome in outcomes.items():

@@ -2,7 +2,7 @@
 other, COPY for bulk emits, and a lower bound on claims that keeps them fast while vacuum is held up."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
@@ -108,24 +108,24 @@ class PostgresStore(SqlStore):
 
     # -- emitting ---------------------------------------------------------------------------------------------
 
-    def _append(self, cursor: Any, events: Sequence[Event]) -> list[EventId]:
+    def _append(self, cursor: Any, events: Sequence[Event], ids: Sequence[EventId]) -> list[EventId]:
         deduped = [event for event in events if event.dedupe_key is not None]
         if len(events) > 1:
             self._hold_keys(cursor, events)
         if len(events) >= COPY_FROM and not deduped and hasattr(cursor, "copy"):
-            self._copy(cursor, events)
+            self._copy(cursor, events, ids)
         else:
-            cursor.executemany(INSERT, [self._emit_row(event) for event in events])
-        first: dict[tuple[str, str | None], EventId] = {}
-        if deduped:
-            names = {"queues": [event.queue for event in deduped], "names": [event.dedupe_key for event in deduped]}
-            cursor.execute(self._prepare(upkeep.DEDUPED), names)
-            first = {(queue, key): event_id for queue, key, event_id in cursor.fetchall()}
-        return [first.get((event.queue, event.dedupe_key), _id_of(event)) for event in events]
+            cursor.executemany(INSERT, list(map(self._emit_row, events, ids)))
+        if not deduped:
+            return list(ids)
+        names = {"queues": [event.queue for event in deduped], "names": [event.dedupe_key for event in deduped]}
+        cursor.execute(self._prepare(upkeep.DEDUPED), names)
+        first = {(queue, key): event_id for queue, key, event_id in cursor.fetchall()}
+        return [first.get((event.queue, event.dedupe_key), own) for event, own in zip(events, ids, strict=True)]
 
-    def _emit_row(self, event: Event) -> tuple[Any, ...]:
+    def _emit_row(self, event: Event, event_id: EventId) -> tuple[Any, ...]:
         return (
-            str(event.event_id),
+            str(event_id),
             event.event_type,
             event.queue,
             event.payload,
@@ -152,7 +152,7 @@ class PostgresStore(SqlStore):
             given = {"queue": queue, "names": sorted(keyed[queue])}
             cursor.execute(self._prepare(statements.HOLD_KEYS), given | common)
 
-    def _copy(self, cursor: Any, events: Sequence[Event]) -> None:
+    def _copy(self, cursor: Any, events: Sequence[Event], ids: Sequence[EventId]) -> None:
         """Two COPYs, under numbers taken beforehand: the fastest way in."""
         given = {"count": len(events), "now": None if self.clock is None else self.clock()}
         cursor.execute(percent_style(upkeep.TAKE_NUMBERS), given)
@@ -160,8 +160,8 @@ class PostgresStore(SqlStore):
         now = from_micros(micros)
         with cursor.copy(upkeep.COPY_EVENTS) as copy:
             copy.set_types(upkeep.EVENT_TYPES)
-            for seq, event in zip(numbers, events, strict=True):
-                copy.write_row(_event_row(seq, event, now))
+            for seq, event_id, event in zip(numbers, ids, events, strict=True):
+                copy.write_row(_event_row(seq, event_id, event, now))
         with cursor.copy(upkeep.COPY_PENDING) as copy:
             copy.set_types(upkeep.PENDING_TYPES)
             for seq, event in zip(numbers, events, strict=True):
@@ -314,16 +314,13 @@ def _array(seqs: Sequence[int]) -> str:
     return "{" + ",".join(map(str, seqs)) + "}"
 
 
-def _event_row(seq: int, event: Event, now: datetime) -> tuple[Any, ...]:
-    from psycopg.types.json import Jsonb
-
-    headers = Jsonb(dict(event.headers)) if event.headers else None
+def _event_row(seq: int, event_id: EventId, event: Event, now: datetime) -> tuple[Any, ...]:
     return (
         seq,
-        event.event_id,
+        event_id,
         event.event_type,
         event.payload,
-        headers,
+        _jsonb(event.headers) if event.headers else None,
         event.partition_key,
         event.ordering_key,
         now,
@@ -337,13 +334,14 @@ def _pending_row(seq: int, event: Event, now: datetime) -> tuple[Any, ...]:
     return (seq, event.queue, event.ordering_key, event.priority, 0, 0, event.max_attempts, 0, 0, available, None)
 
 
+def _jsonb(headers: Mapping[str, str]) -> Any:
+    from psycopg.types.json import Jsonb
+
+    return Jsonb(dict(headers))
+
+
 def _headers(event: Event) -> str | None:
     return json.dumps(dict(event.headers)) if event.headers else None
-
-
-def _id_of(event: Event) -> EventId:
-    assert event.event_id is not None
-    return event.event_id
 
 
 def _first_line(error: object) -> str:

@@ -57,13 +57,13 @@ class SqlStore(Moves):
 
     def append(self, events: Sequence[Event], *, connection: object | None = None) -> list[EventId]:
         self._came_back()
-        named = emit.with_ids(events)
-        if not named:
+        if not events:
             return []
+        ids = emit.ids_for(events)
         if connection is not None:
             with emit.borrowed(connection, self.engine.dialect.name) as cursor, self._translated():
-                return self._append(cursor, named)
-        return self._transact(lambda tx: self._append(tx.connection.connection.cursor(), named))
+                return self._append(cursor, events, ids)
+        return self._transact(lambda tx: self._append(tx.connection.connection.cursor(), events, ids))
 
     # -- claim ------------------------------------------------------------------------------------------------
 

@@ -111,18 +111,18 @@ class SqliteStore(SqlStore):
 
     # -- emitting ---------------------------------------------------------------------------------------------
 
-    def _append(self, cursor: Any, events: Sequence[Event]) -> list[EventId]:
-        cursor.executemany(INSERT, [self._emit_row(event) for event in events])
+    def _append(self, cursor: Any, events: Sequence[Event], ids: Sequence[EventId]) -> list[EventId]:
+        cursor.executemany(INSERT, list(map(self._emit_row, events, ids)))
         deduped = [[event.queue, event.dedupe_key] for event in events if event.dedupe_key is not None]
         first: dict[tuple[str, str | None], EventId] = {}
         if deduped:
             cursor.execute(upkeep.DEDUPED, {"rows": json.dumps(deduped)})
             first = {(queue, key): EventId(UUID(hexed)) for queue, key, hexed in cursor.fetchall()}
-        return [first.get((event.queue, event.dedupe_key), _id_of(event)) for event in events]
+        return [first.get((event.queue, event.dedupe_key), own) for event, own in zip(events, ids, strict=True)]
 
-    def _emit_row(self, event: Event) -> tuple[Any, ...]:
+    def _emit_row(self, event: Event, event_id: EventId) -> tuple[Any, ...]:
         return (
-            _id_of(event).hex,
+            event_id.hex,
             event.event_type,
             event.queue,
             event.payload,
@@ -301,8 +301,3 @@ def _delivery(row: Any) -> Delivery:
     headers = json.loads(row[5]) if row[5] else None
     times = (from_micros(row[9]), from_micros(row[10]))
     return Delivery._make((row[0], UUID(row[1]), *row[2:5], headers, *row[6:9], *times, *row[11:]))
-
-
-def _id_of(event: Event) -> EventId:
-    assert event.event_id is not None
-    return event.event_id

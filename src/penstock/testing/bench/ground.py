@@ -15,7 +15,7 @@ from penstock.testing.servers import PostgresServer
 
 # Durable, as in production; room for a bench of this size, so that checkpoints don't come in the middle of it.
 SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "4GB"}
-SHOWN_SETTINGS = (
+SHOWN = (
     *("server_version", "fsync", "synchronous_commit", "full_page_writes", "autovacuum"),
     *("shared_buffers", "max_wal_size", "checkpoint_timeout"),
 )
@@ -64,9 +64,12 @@ class Ground:
             yield url
 
     def settings(self) -> dict[str, str]:
+        """The settings of the server that bear on what is measured."""
         with psycopg.connect(self.server.url()) as connection:
-            rows = connection.execute("SELECT name, setting || coalesce(' ' || unit, '') FROM pg_settings").fetchall()
-        return {name: value for name, value in rows if name in SHOWN_SETTINGS}
+            rows = connection.execute(
+                "SELECT name, current_setting(name) FROM unnest(CAST(%s AS text[])) AS name", [[*SHOWN]]
+            )
+            return dict(rows.fetchall())
 
 
 def fill(url: str, count: int) -> None:

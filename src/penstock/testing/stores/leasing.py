@@ -69,6 +69,15 @@ class Fencing(StoreScenario):
         loses(store, first.lease, first)
         publish(store, second)
 
+    def test_an_older_token_keeps_no_lease_alive(self, store: Store, clock: ManualClock) -> None:
+        emit(store)
+        first = claim(store)
+        again(store, first)
+        clock.advance(LEASE_SECONDS - 1)
+        assert store.extend([first.lease]) == []
+        clock.advance(2)
+        assert store.reap() == 1
+
     def test_an_older_token_is_told_what_the_newer_one_settled(self, store: Store) -> None:
         emit(store, 2)
         first = claim(store)

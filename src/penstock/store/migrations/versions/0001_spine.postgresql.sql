@@ -140,8 +140,9 @@ JOIN (
 ) s ON s.seq = e.seq
 --;
 -- Makes sure that every key of an emit has a row, and holds it until the emitter's transaction ends. FOR KEY SHARE
--- lets claimers take the key meanwhile (FOR NO KEY UPDATE) but nobody delete it. It loops, because a row that was
--- there at the insert may be gone at the lock.
+-- lets claimers take the key meanwhile (FOR NO KEY UPDATE) but nobody delete it, and waits for none of them; an INSERT
+-- would wait for whoever is just taking the key, so only keys that are missing are inserted. It loops, because a row
+-- that was there at the look may be gone at the lock.
 CREATE FUNCTION penstock_hold_keys(of_queue text, wanted text[], moment timestamptz) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     names text[];
@@ -152,13 +153,15 @@ BEGIN
         RETURN;
     END IF;
     LOOP
-        INSERT INTO penstock_keys (queue, ordering_key, next_at)
-        SELECT of_queue, k, moment FROM unnest(names) WITH ORDINALITY u(k, i) ORDER BY i
-        ON CONFLICT DO NOTHING;
         PERFORM 1 FROM penstock_keys WHERE queue = of_queue AND ordering_key = ANY (names)
         ORDER BY ordering_key FOR KEY SHARE;
         GET DIAGNOSTICS held = ROW_COUNT;
         EXIT WHEN held = cardinality(names);
+        INSERT INTO penstock_keys (queue, ordering_key, next_at)
+        SELECT of_queue, k, moment FROM unnest(names) WITH ORDINALITY u(k, i)
+        WHERE NOT EXISTS (SELECT 1 FROM penstock_keys x WHERE x.queue = of_queue AND x.ordering_key = k)
+        ORDER BY i
+        ON CONFLICT DO NOTHING;
     END LOOP;
 END $$
 --;

@@ -1,0 +1,77 @@
+"""What a relay is told and what its tasks decide, without Spark."""
+
+import pytest
+
+from penstock.errors import NotInitialised, UnknownScheme, UsageError
+from penstock.lifecycle import RELEASED, Dead, OrderPolicy, Retry
+from penstock.pipeline.carry import FIRST_PIECE, MAX_TROUBLES, PIECE, SLOW_SECONDS, Pace, Tally, _blocked
+from penstock.pipeline.relay import RelayOptions, run_relay
+from penstock.testing.events import delivery
+
+
+@pytest.mark.parametrize("name", ["batch", "parallelism", "lease_seconds", "slice_seconds", "max_deliveries"])
+def test_numbers_that_can_not_be_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"^{name.replace('_', ' ')} must be greater than 0, not 0$"):
+        RelayOptions(store="sqlite://", destination="null:", **{name: 0})  # type: ignore[arg-type]
+
+
+def test_a_destination_that_nobody_knows_is_refused_before_anything_starts() -> None:
+    with pytest.raises(UnknownScheme, match="no destination answers to carrier-pigeon"):
+        RelayOptions(store="sqlite://", destination="carrier-pigeon://loft")
+
+
+def test_a_store_without_tables_is_told_before_spark_starts(postgres_url: str) -> None:
+    with pytest.raises(NotInitialised, match="penstock init"):
+        run_relay(RelayOptions(store=postgres_url, destination="null:", once=True))
+
+
+def pace_of_a_fast_destination() -> Pace:
+    pace = Pace()
+    while pace.size < PIECE:
+        pace.learn(pace.size, 0.001)
+    return pace
+
+
+def test_a_destination_is_handed_more_while_it_is_quick() -> None:
+    pace = Pace()
+    assert pace.size == FIRST_PIECE
+    pace.learn(FIRST_PIECE, 0.001)
+    assert pace.size == 2 * FIRST_PIECE
+    pace.learn(2 * FIRST_PIECE, 1.0)
+    assert pace.size == 2 * FIRST_PIECE
+
+
+def test_a_short_piece_says_nothing_about_long_ones() -> None:
+    pace = pace_of_a_fast_destination()
+    pace.learn(1, 0.001)
+    assert pace.size == PIECE
+
+
+def test_a_destination_that_takes_long_for_each_event_is_handed_fewer() -> None:
+    pace = pace_of_a_fast_destination()
+    for _ in range(10):
+        pace.learn(pace.size, pace.size * 0.1)
+    assert pace.size * 0.1 <= SLOW_SECONDS
+
+
+def test_a_destination_that_takes_long_for_any_call_is_not_handed_ever_fewer() -> None:
+    pace = pace_of_a_fast_destination()
+    sizes = []
+    for _ in range(20):
+        pace.learn(pace.size, 3.0)
+        sizes.append(pace.size)
+    assert min(sizes) >= PIECE // 4
+
+
+def test_what_was_released_holds_up_its_key_under_either_policy() -> None:
+    failed, behind, dead = delivery(ordering_key="a"), delivery(ordering_key="b"), delivery(ordering_key="c")
+    outcomes = {failed.seq: Retry("down"), behind.seq: RELEASED, dead.seq: Dead("bad")}
+    assert _blocked([failed, behind, dead], outcomes, OrderPolicy.BLOCK) == {"a", "b"}
+    assert _blocked([failed, behind, dead], outcomes, OrderPolicy.SKIP) == {"b"}
+
+
+def test_a_tally_tells_each_trouble_once_and_not_all_of_a_thousand() -> None:
+    tally = Tally()
+    for number in range(1_000):
+        tally.trouble(f"trouble {number % 100}")
+    assert tally.troubles == [f"trouble {number}" for number in range(MAX_TROUBLES)]

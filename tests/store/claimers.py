@@ -1,0 +1,163 @@
+"""Processes that fight over one store, to be killed: claimers that fail, sleep, walk away and come back with a lease id
+that others use too; reapers; and an emitter that adds to the lines of ordering keys meanwhile."""
+
+import sqlite3
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+from uuid import UUID, uuid5
+
+import psycopg
+
+from penstock.event import Event
+from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Outcome, Retry
+from penstock.store import SqlStore, open_store
+from penstock.store.base import Claim, Lease, LeaseId
+
+MAX_ATTEMPTS = 8
+LEASE_SECONDS = 0.5
+QUERY = UUID(int=7)
+KEYS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Where they fight. Files in the folder say what is to happen: `calm` ends the failures, `stop` ends it all."""
+
+    url: str
+    folder: Path
+    seed: int
+
+    def said(self, word: str) -> bool:
+        return (self.folder / word).exists()
+
+    def say(self, word: str) -> None:
+        (self.folder / word).touch()
+
+    def connect(self) -> Any:
+        """A connection of the database's own driver, with a transaction at the first statement."""
+        if self.url.startswith("sqlite"):
+            return sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=30)
+        return psycopg.connect(self.url)
+
+    @contextmanager
+    def store(self, who: str) -> Iterator[SqlStore]:
+        """What goes wrong is left in a file: a process that is killed leaves none."""
+        store = open_store(self.url)
+        try:
+            yield store
+        except Exception:
+            (self.folder / f"{who}.error").write_text(traceback.format_exc())
+            raise
+        finally:
+            store.close()
+
+
+def claimer(ring: Ring, who: str) -> None:
+    random = Random(f"{ring.seed}-{who}")
+    with ring.store(who) as store:
+        connection = ring.connect()
+        while not ring.said("stop"):
+            claimed = take(store, ring, random, who)
+            if not claimed:
+                time.sleep(0.005)
+            elif ring.said("calm") or bears(store, random, claimed):
+                settle(store, connection, random, claimed, ring.said("calm"))
+        connection.close()
+
+
+def take(store: SqlStore, ring: Ring, random: Random, who: str) -> Claim:
+    """Under a lease id of its own, or one that others come with at about the same time."""
+    calm = ring.said("calm")
+    shared = uuid5(QUERY, str(int(time.time() * 4) - random.randint(0, 2)))
+    return store.claim(
+        "outbox",
+        limit=random.choice([1, 20, 100, 500]),
+        claimant=who,
+        lease_seconds=10.0 if calm else LEASE_SECONDS,
+        lease_id=LeaseId(shared) if not calm and random.random() < 0.5 else None,
+        max_attempts=MAX_ATTEMPTS,
+    )
+
+
+def bears(store: SqlStore, random: Random, claimed: Claim) -> bool:
+    """Whether the claimer comes to settle what it claimed, in time or not."""
+    chance = random.random()
+    if chance < 0.03:
+        return False
+    if chance < 0.06:
+        store.release(claimed.lease)
+        return False
+    if chance < 0.12:
+        time.sleep(LEASE_SECONDS * 1.5)
+    elif chance < 0.2:
+        store.extend([claimed.lease])
+    return True
+
+
+def settle(store: SqlStore, connection: Any, random: Random, claimed: Claim, calm: bool) -> None:
+    outcomes = list(decide(random, claimed, calm).items())
+    cut = len(outcomes) if random.random() < 0.7 else random.randint(0, len(outcomes))
+    for part in (dict(outcomes[:cut]), dict(outcomes[cut:])):
+        told = store.settle_in(connection, claimed.lease, part)
+        log(connection, claimed.lease, told.published | told.dead | told.retried | told.released)
+        connection.commit()
+        assert told.published | told.dead | told.retried | told.released | told.lost | told.already_settled == set(part)
+
+
+def decide(random: Random, claimed: Claim, calm: bool) -> dict[int, Outcome]:
+    """After a failure, the rest of an ordering key was never tried."""
+    failed: set[str] = set()
+    outcomes: dict[int, Outcome] = {}
+    for event in claimed.events:
+        if event.ordering_key in failed:
+            outcomes[event.seq] = RELEASED
+        elif calm or random.random() < 0.97:
+            outcomes[event.seq] = PUBLISHED
+        else:
+            outcomes[event.seq] = random.choice([Retry("no", 0), Retry("no", 0.05), Dead("never")])
+            if isinstance(outcomes[event.seq], Retry) and event.ordering_key:
+                failed.add(event.ordering_key)
+    return outcomes
+
+
+def log(connection: Any, lease: Lease, settled: frozenset[int]) -> None:
+    """In the transaction of the settle: who says that it had the right to."""
+    ids = (lease.lease_id, lease.token)
+    if isinstance(connection, sqlite3.Connection):
+        rows = [("settled", seq, *(one.hex for one in ids)) for seq in settled]
+        connection.executemany("INSERT INTO seen (what, seq, lease_id, token) VALUES (?, ?, ?, ?)", rows)
+    elif settled:
+        statement = "INSERT INTO seen (what, seq, lease_id, token) SELECT 'settled', n, %s, %s FROM unnest(%s) n"
+        connection.execute(statement, [*ids, list(settled)])
+
+
+def reaper(ring: Ring, who: str) -> None:
+    with ring.store(who) as store:
+        while not ring.said("stop"):
+            store.reap(limit=1_000)
+            time.sleep(0.03)
+
+
+def emitter(ring: Ring, who: str, count: int) -> None:
+    """Adds events by ones and sevens while everything else goes on."""
+    random = Random(f"{ring.seed}-{who}")
+    with ring.store(who) as store:
+        while count > 0:
+            size = min(count, random.choice([1, 7, 30]))
+            store.append([some_event(random) for _ in range(size)])
+            count -= size
+    ring.say("emitted")
+
+
+def some_event(random: Random) -> Event:
+    key = f"key-{random.randrange(KEYS)}" if random.random() < 0.3 else None
+    return Event(event_type="t", ordering_key=key, priority=random.choice([0, 0, 0, 5]) if key is None else 0)
+
+
+Role = Callable[..., None]

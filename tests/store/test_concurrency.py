@@ -1,0 +1,162 @@
+"""Many processes on one store, some of which die: nothing is lost, settled twice, settled by the wrong one or out of
+order. What happened is told by the database's own triggers, and judged by the pure core."""
+
+import multiprocessing
+import os
+import random
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import audit
+import claimers
+import psycopg
+import pytest
+from claimers import Ring, some_event
+
+from penstock.lifecycle import State
+from penstock.store import SqlStore, open_store
+from penstock.store.base import Selection
+from penstock.testing.processes import wait_until
+
+pytestmark = pytest.mark.crash
+
+CALM_SECONDS = 60.0
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["claimers"])
+
+
+class Crew:
+    """The processes of a fight, and the one who kills them."""
+
+    def __init__(self, ring: Ring, claimers_wanted: int) -> None:
+        self.ring = ring
+        self.random = random.Random(ring.seed)
+        self.kills = 0
+        self._number = 0
+        self.others = [self._start(claimers.reaper, "reaper") for _ in range(2)]
+        self.claimers = [self._start(claimers.claimer, "claimer") for _ in range(claimers_wanted)]
+
+    def _start(self, role: claimers.Role, name: str, *args: object) -> BaseProcess:
+        self._number += 1
+        process = PROCESSES.Process(target=role, args=(self.ring, f"{name}-{self._number}", *args), daemon=True)
+        process.start()
+        return process
+
+    def emit(self, count: int) -> None:
+        self.others.append(self._start(claimers.emitter, "emitter", count))
+
+    def kill_one(self) -> None:
+        """One dies in the middle of whatever it does, and another takes its place."""
+        place = self.random.randrange(len(self.claimers))
+        victim = self.claimers[place]
+        victim.kill()
+        victim.join()
+        self.kills += 1
+        self.claimers[place] = self._start(claimers.claimer, "claimer")
+
+    def end(self) -> None:
+        self.ring.say("stop")
+        for process in (*self.claimers, *self.others):
+            process.join(20)
+            process.kill()
+
+    def errors(self) -> list[str]:
+        return [path.read_text() for path in self.ring.folder.glob("*.error")]
+
+
+@contextmanager
+def fight(ring: Ring, claimers_wanted: int) -> Iterator[Crew]:
+    crew = Crew(ring, claimers_wanted)
+    try:
+        yield crew
+    finally:
+        crew.end()
+
+
+@pytest.fixture
+def seed() -> int:
+    """Another one each time; PENSTOCK_SEED repeats one, as far as the scheduler lets it."""
+    seed = int(os.environ.get("PENSTOCK_SEED") or random.randrange(10**6))
+    print(f"PENSTOCK_SEED={seed}")
+    return seed
+
+
+def run(ring: Ring, store: SqlStore, *, events: int, claimers_wanted: int, seconds: float) -> list[audit.Seen]:
+    """Emit, fight, calm down, and return what was seen when everything was settled."""
+    dice = random.Random(ring.seed)
+    early = events * 4 // 5
+    for _ in range(early // 1_000):
+        store.append([some_event(dice) for _ in range(1_000)])
+    store.append([some_event(dice) for _ in range(early % 1_000)])
+    with fight(ring, claimers_wanted) as crew:
+        crew.emit(events - early)
+        began, replayed = time.monotonic(), 0
+        while time.monotonic() < began + seconds or (not replayed and time.monotonic() < began + 3 * seconds):
+            time.sleep(0.25)
+            crew.kill_one()
+            replayed += replay_some(store, dice)
+        ring.say("calm")
+        drained = wait_until(lambda: crew.errors() != [] or (ring.said("emitted") and left(store) == 0), CALM_SECONDS)
+    assert crew.errors() == []
+    assert drained, store.stats()
+    assert crew.kills >= 5
+    assert replayed > 0
+    with ring.connect() as connection:
+        return audit.read(connection)
+
+
+def left(store: SqlStore) -> int:
+    stats = store.stats()
+    return stats.total("pending") + stats.total("claimed")
+
+
+def replay_some(store: SqlStore, dice: random.Random) -> int:
+    """Not those with a key: they would go back to the head of their line, and rightly be published again."""
+    found = store.find(Selection(states=frozenset({State.PUBLISHED})), limit=200).records
+    chosen = [record.event_id for record in found if record.ordering_key is None and dice.random() < 0.2]
+    return store.replay(Selection(ids=frozenset(chosen)))
+
+
+def judge(log: list[audit.Seen], events: int) -> None:
+    assert audit.illegal_moves(log, claimers.MAX_ATTEMPTS) == []
+    assert audit.settled_twice(log) == []
+    assert audit.stale_settles(log) == []
+    assert audit.shared_keys(log) == []
+    assert audit.out_of_order(log) == []
+    ends = {line.seq: line.what for line in audit.moves(log)}
+    assert len(ends) == events
+    assert set(ends.values()) <= {"PUBLISHED", "DEAD"}
+    # It was a fight: leases were lost and taken over, and events tried again.
+    tokens = [line.lease_id for line in log if line.what == "token"]
+    assert len(tokens) > len(set(tokens))
+    assert max(line.suspect for line in audit.moves(log)) > 0
+    assert any(line.attempts > 1 for line in audit.moves(log))
+    assert audit.count(log, "settled") > events
+
+
+def test_postgres(postgres_url: str, tmp_path: Path, seed: int) -> None:
+    ring = Ring(postgres_url, tmp_path, seed)
+    store = open_store(postgres_url)
+    store.initialise()
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute(audit.POSTGRES)
+    judge(run(ring, store, events=20_000, claimers_wanted=8, seconds=10), 20_000)
+    with psycopg.connect(postgres_url) as connection:
+        found = connection.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+        assert found.fetchone() == (0,)
+    store.close()
+
+
+def test_sqlite(tmp_path: Path, seed: int) -> None:
+    url = f"sqlite:///{tmp_path / 'penstock.db'}"
+    store = open_store(url)
+    store.initialise()
+    with sqlite3.connect(tmp_path / "penstock.db") as connection:
+        connection.executescript(audit.SQLITE)
+    connection.close()
+    judge(run(Ring(url, tmp_path, seed), store, events=3_000, claimers_wanted=4, seconds=5), 3_000)
+    store.close()

@@ -1,0 +1,98 @@
+"""The benchmarks, on numbers so small that only their shape can be judged: every figure is there, and they agree."""
+
+import json
+from collections.abc import Iterator
+from math import isclose
+
+import pytest
+
+from penstock.testing.bench.plan import Figure, Part, Plan, at_least, at_most
+from penstock.testing.bench.report import Report
+from penstock.testing.servers import PostgresServer
+
+SMALL = Plan(
+    events=2_000,
+    warm_up=200,
+    rounds=1,
+    batch=100,
+    tries=2_000,
+    latency_events=20,
+    latency_per_second=50,
+    cold_starts=1,
+    few_pending=1_000,
+    many_pending=3_000,
+    claims=3,
+)
+
+
+@pytest.fixture(scope="module")
+def report(postgres_server: PostgresServer) -> Iterator[Report]:
+    """One small run of everything. Its relay shares the Spark session of this process, if there is one."""
+    from penstock.testing.bench.run import run_parts
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PENSTOCK_SPARK_ARCHIVE", "off")
+        yield run_parts(postgres_server, SMALL)
+
+
+def values(report: Report) -> dict[str, float]:
+    return {figure.name: figure.value for figure in report.figures}
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_every_part_gives_its_figures(report: Report) -> None:
+    assert set(report.parts) == set(Part)
+    assert list(values(report)) == [
+        "bulk emit",
+        "PgQueuer's bulk enqueue",
+        "emit / PgQueuer",
+        "claim of 100 at 1,000 pending",
+        "claim of 100 at 3,000 pending",
+        "claim of 100, many / few pending",
+        "claim of 1,000 at 1,000 pending",
+        "claim of 1,000 at 3,000 pending",
+        "claim of 1,000, many / few pending",
+        "cold start, caches warm",
+        "cold start, first run ever",
+        "relay",
+        "raw moves",
+        "PgQueuer",
+        "relay / PgQueuer",
+        "relay / raw moves",
+        "latency, p50",
+        "latency, p95",
+        "latency, p99",
+    ]
+    assert all(value > 0 for value in values(report).values())
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_the_figures_agree_with_each_other(report: Report) -> None:
+    told = values(report)
+    assert isclose(told["relay / PgQueuer"], told["relay"] / told["PgQueuer"])
+    assert isclose(told["relay / raw moves"], told["relay"] / told["raw moves"])
+    assert isclose(told["emit / PgQueuer"], told["bulk emit"] / told["PgQueuer's bulk enqueue"])
+    assert told["latency, p50"] <= told["latency, p95"] <= told["latency, p99"]
+    assert report.parts[Part.LATENCY].details["events"] == SMALL.latency_events
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_the_report_is_printed_as_a_table_and_as_json(report: Report) -> None:
+    document = json.loads(report.to_json())
+    assert [figure["name"] for figure in document["figures"]] == list(values(report))
+    assert document["machine"]["cores"] >= 1
+    assert document["postgresql"]["server_version"]
+    assert set(document["details"]) == set(Part)
+    rows = report.to_text().splitlines()
+    assert all(any(row.startswith(f"| {name} ") for row in rows) for name in values(report))
+
+
+def test_a_target_is_reached_from_its_own_side() -> None:
+    assert Figure("rate", 5.0, "times", at_least(4.5)).reached is True
+    assert Figure("rate", 4.0, "times", at_least(4.5)).reached is False
+    assert Figure("delay", 4.0, "s", at_most(4.5)).reached is True
+    assert Figure("delay", 5.0, "s", at_most(4.5)).reached is False
+    assert Figure("rate", 5.0, "events/s").reached is None
