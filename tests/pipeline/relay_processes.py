@@ -6,18 +6,27 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import StoreUnavailable
 from penstock.event import EventId
-from penstock.outbox import Outbox
+from penstock.outbox import Outbox, connect
 from penstock.store import SqlStore
-from penstock.testing.crashes import family
+from penstock.testing import crashes
 from penstock.testing.processes import living, wait_until
 
+MASTER = "local[2]"
+TASKS = 2
+BATCH = 200
+LEASE_SECONDS = 2.0
+# At most this many events are in hand at any moment, and only those may come twice.
+IN_HAND = TASKS * BATCH
 START_SECONDS = 60.0
 DRAIN_SECONDS = 60.0
 
@@ -40,19 +49,19 @@ print(json.dumps(asdict(report)))
 
 
 class RelayProcess:
-    """A running relay. Like one in a terminal it leads a process group of its own."""
+    """A running relay with short leases. As if started in a terminal, it leads a process group of its own."""
 
-    def __init__(self, folder: Path, *, crash: str = "", **options: Any) -> None:
+    def __init__(self, folder: Path, *, crash: str = "", output: int | None = None, **options: Any) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._log = folder / "relay.log"
         self._output = folder / "relay.out"
-        given = {"lease_seconds": 2.0, "slice_seconds": 2.0, "batch": 200, "master": "local[2]", **options}
-        with self._log.open("ab") as log, self._output.open("wb") as output:
+        given = {"lease_seconds": LEASE_SECONDS, "slice_seconds": 2.0, "batch": BATCH, "master": MASTER, **options}
+        with self._log.open("ab") as log, self._output.open("wb") as report:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", SCRIPT, json.dumps(given)],
-                stdout=output,
+                stdout=report if output is None else output,
                 stderr=log,
-                env={**os.environ, "PENSTOCK_CRASH": crash},
+                env={**os.environ, crashes.VARIABLE: crash},
                 start_new_session=True,
             )
         self.pid = self._process.pid
@@ -73,41 +82,61 @@ class RelayProcess:
 
     def await_log(self, pattern: str, *, after: int = 0) -> None:
         """Wait for a line, past the first `after` characters of the log."""
-        told = wait_until(lambda: not self.running or re.search(pattern, self.log[after:]) is not None, START_SECONDS)
-        assert told, f"the relay never said {pattern!r}:\n{self.log}"
-        assert re.search(pattern, self.log[after:]), f"the relay ended before it said {pattern!r}:\n{self.log}"
+        wait_until(lambda: not self.running or bool(re.search(pattern, self.log[after:])), START_SECONDS)
+        assert re.search(pattern, self.log[after:]), f"the relay never said {pattern!r}:\n{self.log}"
 
     def interrupt(self) -> None:
         """Ctrl-C in its terminal: every process of its group gets it."""
         os.killpg(self.pid, signal.SIGINT)
 
     def terminate(self) -> None:
-        self._process.terminate()
-
-    def kill_all(self) -> None:
-        """The relay and every process that came from it, at once."""
-        for pid in family(self.pid):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        self.wait()
+        os.kill(self.pid, signal.SIGTERM)
 
     def wait(self, seconds: float = START_SECONDS) -> int:
         return self._process.wait(seconds)
 
     def processes(self) -> list[int]:
-        return family(self.pid)
+        """The relay and all that came from it, also when it has gone itself."""
+        return [pid for pid in living() if _session(pid) == self.pid]
 
     def __enter__(self) -> "RelayProcess":
         return self
 
     def __exit__(self, *_: object) -> None:
-        relatives = family(self.pid)
+        """What the relay left running when it ended by itself goes by itself too; a relay that runs is killed."""
         if self.running:
-            self.kill_all()
-        gone = wait_until(lambda: living().keys().isdisjoint(relatives[1:]), 20)
-        assert gone, f"processes outlived their relay: {[pid for pid in relatives if pid in living()]}"
+            for pid in self.processes():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self.wait()
+        assert wait_until(lambda: not self.processes(), 20), f"outlived their relay: {self.processes()}"
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
+
+
+@contextmanager
+def emitting(url: str) -> Iterator[list[EventId]]:
+    """Emits from a thread, through outages, until the end; the list grows by what was committed."""
+    over, ids = threading.Event(), list[EventId]()
+
+    def run() -> None:
+        with connect(url) as outbox:
+            while not over.wait(0.02):
+                with suppress(StoreUnavailable):
+                    ids.extend(emit(outbox, 100))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield ids
+    finally:
+        over.set()
+        thread.join()
 
 
 def emit(outbox: Outbox, count: int, event_type: str = "crash.tested", **fields: Any) -> list[EventId]:
@@ -147,3 +176,33 @@ def assert_delivered(ids: Iterable[EventId], found: Counter[str], *, repeats: in
     repeated = sum(found[event_id] - 1 for event_id in emitted)
     assert repeated <= repeats, f"{repeated} repeats, where {repeats} could be explained"
     return repeated
+
+
+class SlowReader:
+    """Reads a pipe at about 100 kB a second, as a person or a slow program at its end would."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+        self._read = b""
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "SlowReader":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join()
+        os.close(self._pipe)
+
+    def lines(self) -> int:
+        return self._read.count(b"\n")
+
+    def event_ids(self) -> Counter[str]:
+        """Of the events that were printed; the report at the end is none."""
+        printed = [json.loads(line) for line in self._read.splitlines()]
+        return Counter(line["event_id"] for line in printed if "event_id" in line)
+
+    def _run(self) -> None:
+        while piece := os.read(self._pipe, 2_048):
+            self._read += piece
+            time.sleep(0.02)

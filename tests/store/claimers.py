@@ -27,11 +27,13 @@ KEYS = 60
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Where they fight. Files in the folder say what is to happen: `calm` ends the failures, `stop` ends it all."""
+    """Where they fight, and how many events a claim takes at most. Files in the folder say what is to happen: `calm`
+    ends the failures, `stop` ends it all."""
 
     url: str
     folder: Path
     seed: int
+    most: int
 
     def said(self, word: str) -> bool:
         return (self.folder / word).exists()
@@ -74,13 +76,13 @@ def claimer(ring: Ring, who: str) -> None:
 def take(store: SqlStore, ring: Ring, random: Random, who: str) -> Claim:
     """Under a lease id of its own, or one that others come with at about the same time."""
     calm = ring.said("calm")
-    shared = uuid5(QUERY, str(int(time.time() * 4) - random.randint(0, 2)))
+    shared = uuid5(QUERY, str(int(time.time() * 10) - random.randint(0, 2)))
     return store.claim(
         "outbox",
-        limit=random.choice([1, 20, 100, 500]),
+        limit=500 if calm else random.choice([1, ring.most // 4, ring.most]),
         claimant=who,
         lease_seconds=10.0 if calm else LEASE_SECONDS,
-        lease_id=LeaseId(shared) if not calm and random.random() < 0.5 else None,
+        lease_id=LeaseId(shared) if not calm and random.random() < 0.6 else None,
         max_attempts=MAX_ATTEMPTS,
     )
 
@@ -93,10 +95,12 @@ def bears(store: SqlStore, random: Random, claimed: Claim) -> bool:
     if chance < 0.06:
         store.release(claimed.lease)
         return False
-    if chance < 0.12:
+    if chance < 0.09:
         time.sleep(LEASE_SECONDS * 1.5)
     elif chance < 0.2:
         store.extend([claimed.lease])
+    elif chance < 0.4:
+        time.sleep(random.random() * 0.05)
     return True
 
 
@@ -117,10 +121,10 @@ def decide(random: Random, claimed: Claim, calm: bool) -> dict[int, Outcome]:
     for event in claimed.events:
         if event.ordering_key in failed:
             outcomes[event.seq] = RELEASED
-        elif calm or random.random() < 0.97:
+        elif calm or random.random() < 0.9:
             outcomes[event.seq] = PUBLISHED
         else:
-            outcomes[event.seq] = random.choice([Retry("no", 0), Retry("no", 0.05), Dead("never")])
+            outcomes[event.seq] = random.choice([Retry("no", 0), Retry("no", 0.05), Retry("no", 0), Dead("never")])
             if isinstance(outcomes[event.seq], Retry) and event.ordering_key:
                 failed.add(event.ordering_key)
     return outcomes

@@ -96,7 +96,7 @@ def run(ring: Ring, store: SqlStore, *, events: int, claimers_wanted: int, secon
         crew.emit(events - early)
         began, replayed = time.monotonic(), 0
         while time.monotonic() < began + seconds or (not replayed and time.monotonic() < began + 3 * seconds):
-            time.sleep(0.25)
+            time.sleep(0.3)
             crew.kill_one()
             replayed += replay_some(store, dice)
         ring.say("calm")
@@ -139,7 +139,7 @@ def judge(log: list[audit.Seen], events: int) -> None:
 
 
 def test_postgres(postgres_url: str, tmp_path: Path, seed: int) -> None:
-    ring = Ring(postgres_url, tmp_path, seed)
+    ring = Ring(postgres_url, tmp_path, seed, most=80)
     store = open_store(postgres_url)
     store.initialise()
     with psycopg.connect(postgres_url) as connection:
@@ -158,5 +158,5 @@ def test_sqlite(tmp_path: Path, seed: int) -> None:
     with sqlite3.connect(tmp_path / "penstock.db") as connection:
         connection.executescript(audit.SQLITE)
     connection.close()
-    judge(run(Ring(url, tmp_path, seed), store, events=3_000, claimers_wanted=4, seconds=5), 3_000)
+    judge(run(Ring(url, tmp_path, seed, most=24), store, events=3_000, claimers_wanted=4, seconds=6), 3_000)
     store.close()

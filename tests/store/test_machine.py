@@ -3,13 +3,17 @@
 import tempfile
 from pathlib import Path
 
+import psycopg
 from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from penstock.store import SqlStore, StoreOptions, open_store
+from penstock.store.schema import metadata
 from penstock.testing.stores.machine import StoreMachine
 from penstock.testing.stores.scenario import ManualClock
 
 UNBOUNDED = StoreOptions(max_lease_age_seconds=1e9)
+EMPTY = f"TRUNCATE {', '.join(metadata.tables)} RESTART IDENTITY"
 
 
 class SqliteMachine(StoreMachine):
@@ -24,5 +28,23 @@ class SqliteMachine(StoreMachine):
         self.folder.cleanup()
 
 
-TestSqlite = SqliteMachine.TestCase
-TestSqlite.settings = settings(max_examples=30, stateful_step_count=40, deadline=None)
+def test_sqlite() -> None:
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        SqliteMachine, settings=settings(max_examples=30, stateful_step_count=40, deadline=None)
+    )
+
+
+def test_postgres(postgres_url: str) -> None:
+    first = open_store(postgres_url)
+    first.initialise()
+    first.close()
+
+    class PostgresMachine(StoreMachine):
+        def open(self, clock: ManualClock) -> SqlStore:
+            with psycopg.connect(postgres_url) as connection:
+                connection.execute(EMPTY)
+            return open_store(postgres_url, UNBOUNDED, clock)
+
+    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+        PostgresMachine, settings=settings(max_examples=15, stateful_step_count=40, deadline=None)
+    )

@@ -292,6 +292,25 @@ def test_a_hundred_thousand_events_of_the_dead_come_back_in_batches(postgres_url
     store.close()
 
 
+def test_more_leases_than_one_pass_looks_at_are_reaped_by_the_next(postgres_url: str) -> None:
+    store = open_store(postgres_url)
+    store.initialise()
+    emitted = store.append([event() for _ in range(2_500)])
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute(
+            """
+            INSERT INTO penstock_leases
+            SELECT lpad(seq::text, 32, '0')::uuid, queue, 'dead', gen_random_uuid(), 0, false, 10, now(), now(), NULL
+            FROM penstock_pending;
+            INSERT INTO penstock_claimed SELECT p.*, lpad(seq::text, 32, '0')::uuid FROM penstock_pending p;
+            DELETE FROM penstock_pending;
+            """
+        )
+    assert [store.reap() for _ in range(4)] == [1_000, 1_000, 500, 0]
+    assert store.stats().total("ready") == len(emitted)
+    store.close()
+
+
 @contextmanager
 def old_snapshot(url: str) -> Iterator[None]:
     """Another connection's long transaction, because of which no dead row may be removed."""

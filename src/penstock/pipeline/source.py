@@ -92,12 +92,9 @@ class SourceOptions:
         return cls(**{"store": store_url(), **given})
 
     def selection(self) -> Selection:
-        states = (
-            None if self.state is None else frozenset(State(name.strip().upper()) for name in self.state.split(","))
-        )
         return Selection(
-            states=states,
-            queue=self.queue or None,
+            states=None if self.state is None else frozenset(map(_state, self.state.split(","))),
+            queue=self.queue,
             event_type=self.event_type,
             since=None if self.since is None else _moment(self.since),
             until=None if self.until is None else _moment(self.until),
@@ -188,7 +185,8 @@ class EventReader(DataSourceReader):
     def partitions(self) -> Sequence[SeqRange]:
         first, last = store_of(self._options.store).bounds()
         size = max(1, -(-(last - first + 1) // self._options.partitions))
-        return [SeqRange(start, min(start + size - 1, last)) for start in range(first, last + 1, size)]
+        ranges = [SeqRange(start, min(start + size - 1, last)) for start in range(first, last + 1, size)]
+        return ranges or [SeqRange(1, 0)]  # Spark would make a partition of its own of none at all
 
     def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
         assert isinstance(partition, SeqRange)

@@ -23,7 +23,8 @@ from penstock.publish.failure import error_text
 from penstock.publish.options import known_options, seconds, whole_number
 from penstock.publish.unpicklable import Unpicklable
 
-DEFAULT_TIMEOUT_SECONDS = 10.0
+# Less than a relay that is to stop waits for its tasks.
+DEFAULT_TIMEOUT_SECONDS = 5.0
 PIPELINE_LENGTH = 1_000
 
 _TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"})

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from uuid import uuid4
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from penstock import lifecycle
 from penstock.event import EventId
@@ -23,7 +23,7 @@ from penstock.testing.stores.scenario import EVERYTHING, LEASE_SECONDS, ManualCl
 
 LIMITS = st.integers(1, 12)
 ATTEMPTS = 3
-OUTCOMES = st.sampled_from([PUBLISHED, RELEASED, Dead("x"), Retry("x", 0), Retry("x", 40)])
+OUTCOMES: st.SearchStrategy[Outcome] = st.sampled_from([PUBLISHED, RELEASED, Dead("x"), Retry("x", 0), Retry("x", 40)])
 
 
 class Held:
@@ -132,10 +132,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.open_leases.append(held)
         self.close_if_empty(held)
 
+    @precondition(lambda self: self.open_leases)
     @rule(data=st.data(), limit=LIMITS, claimant=st.sampled_from("ab"))
     def repeat(self, data: st.DataObject, limit: int, claimant: str) -> None:
-        if not self.open_leases:
-            return
         held = data.draw(st.sampled_from(self.open_leases))
         if claimant != held.claimant:
             self.lose(held, limit)
@@ -157,33 +156,31 @@ class StoreMachine(RuleBasedStateMachine):
             self.lives[seq] = lifecycle.claim(self.lives[seq])
         held.seqs = set(staying)
 
+    @precondition(lambda self: self.open_leases)
     @rule(data=st.data())
     def settle(self, data: st.DataObject) -> None:
-        if not self.open_leases:
-            return
         held = data.draw(st.sampled_from(self.open_leases))
         chosen = data.draw(st.sets(st.sampled_from(sorted(self.lives)), min_size=1))
         outcomes = {seq: data.draw(OUTCOMES) for seq in sorted(chosen)}
         lease = held.claim.lease
         assert self.store.settle(lease, outcomes) == self.apply(held, outcomes)
 
+    @precondition(lambda self: self.open_leases)
     @rule(data=st.data())
     def settle_all(self, data: st.DataObject) -> None:
-        if not self.open_leases:
-            return
         held = data.draw(st.sampled_from(self.open_leases))
         outcomes = {seq: data.draw(OUTCOMES) for seq in sorted(held.seqs)}
         lease = held.claim.lease
         assert self.store.settle(lease, outcomes) == self.apply(held, outcomes)
 
+    @precondition(lambda self: self.open_leases)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        if not self.open_leases:
-            return
         held = data.draw(st.sampled_from(self.open_leases))
         assert self.store.release(held.claim.lease) == len(held.seqs)
         self.apply(held, dict.fromkeys(held.seqs, RELEASED))
 
+    @precondition(lambda self: self.open_leases)
     @rule()
     def extend(self) -> None:
         leases = [held.claim.lease for held in self.open_leases]
@@ -192,6 +189,7 @@ class StoreMachine(RuleBasedStateMachine):
         for held in self.open_leases:
             held.expires_at = max(held.expires_at, self.clock.now + timedelta(seconds=LEASE_SECONDS))
 
+    @precondition(lambda self: self.ended)
     @rule()
     def come_back_late(self) -> None:
         """Every holder of an old token tries everything, and who comes with the id of a closed lease gets nothing."""
@@ -204,7 +202,19 @@ class StoreMachine(RuleBasedStateMachine):
         for held in self.ended:
             assert not claim(self.store, claimant="a", lease_id=held.claim.lease.lease_id)
 
-    @rule()
+    @precondition(lambda self: self.ready())
+    @rule(limit=LIMITS)
+    def crash(self, limit: int) -> None:
+        """A claimer dies with what it has just claimed, and is found out."""
+        self.take(limit, "a")
+        self.clock.expire_leases()
+        self.reap()
+
+    @rule(seconds=st.sampled_from([0, 30, LEASE_SECONDS]))
+    def wait_and_reap(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        self.reap()
+
     def reap(self) -> None:
         expired = [held for held in self.open_leases if held.expires_at < self.clock.now]
         assert self.store.reap() == sum(len(held.seqs) for held in expired)
@@ -215,10 +225,10 @@ class StoreMachine(RuleBasedStateMachine):
             held.seqs = set()
             self.close_if_empty(held)
 
+    @precondition(lambda self: self.among(State.PUBLISHED, State.DEAD))
     @rule(data=st.data())
     def replay(self, data: st.DataObject) -> None:
-        settled = self.among(State.PUBLISHED, State.DEAD)
-        chosen = data.draw(st.sets(st.sampled_from(settled))) if settled else set()
+        chosen = data.draw(st.sets(st.sampled_from(self.among(State.PUBLISHED, State.DEAD))))
         selection = Selection(ids=frozenset(self.ids[seq] for seq in chosen))
         assert self.store.replay(selection, dry_run=True) == len(chosen)
         assert self.store.replay(selection) == len(chosen)
@@ -228,6 +238,7 @@ class StoreMachine(RuleBasedStateMachine):
         for held in (*self.ended, *self.open_leases):
             held.archived -= chosen
 
+    @precondition(lambda self: self.among(State.PUBLISHED))
     @rule()
     def purge(self) -> None:
         gone = self.among(State.PUBLISHED)

@@ -91,15 +91,6 @@ class Reaping(StoreScenario):
         clock.expire_leases()
         assert [store.reap(limit=1) for _ in range(3)] == [50, 50, 0]
 
-    def test_more_leases_than_one_pass_looks_at_are_reaped(self, store: Store, clock: ManualClock) -> None:
-        emit(store, 1_100)
-        for _ in range(1_100):
-            claim(store, 1)
-        clock.expire_leases()
-        assert sum(store.reap() for _ in range(3)) == 1_100
-        assert store.reap() == 0
-        assert store.stats().open_leases == 0
-
     def test_what_was_settled_in_time_stays_settled(self, store: Store, clock: ManualClock) -> None:
         emit(store, 2)
         publish(store, claim(store, 1))

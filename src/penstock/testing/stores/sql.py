@@ -11,6 +11,7 @@ from penstock.store.base import Selection, Settlement
 from penstock.store.sql import SqlStore
 from penstock.testing.stores.looking import one_of_each
 from penstock.testing.stores.scenario import (
+    EVERYTHING,
     ManualClock,
     StoreScenario,
     all_to,
@@ -213,6 +214,16 @@ class Housekeeping(SqlScenario):
         assert counts(connection)["history"] == 1
         assert store.purge(Selection(ids=frozenset({gone}))) == 1
         assert counts(connection) == {"leases": 1}
+
+    def test_purges_and_replays_go_batch_by_batch(self, store: SqlStore) -> None:
+        settle(store, PUBLISHED, 5_100)
+        done: list[int] = []
+        assert store.replay(EVERYTHING, progress=done.append) == 5_100
+        assert done == [5_000, 5_100, 5_100]
+        publish(store, claim(store, 10_000))
+        done.clear()
+        assert store.purge(EVERYTHING, batch=2_000, progress=done.append) == 5_100
+        assert done == [2_000, 4_000, 5_100, 5_100]
 
     def test_creating_the_tables_again_does_nothing(self, store: SqlStore) -> None:
         emit(store)

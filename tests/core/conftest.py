@@ -1,0 +1,6 @@
+"""Property tests take as long as they take: a busy machine is no failure."""
+
+from hypothesis import settings
+
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")

@@ -1,0 +1,326 @@
+"""Relays in processes of their own, killed where it could hurt: nothing is lost, and only what was in hand comes twice.
+
+One long-running relay, `steady`, serves the tests that it is to survive.
+"""
+
+import os
+import shutil
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from relay_processes import (
+    BATCH,
+    IN_HAND,
+    LEASE_SECONDS,
+    RelayProcess,
+    SlowReader,
+    assert_delivered,
+    await_settled,
+    delivered,
+    emit,
+    emitting,
+)
+from valkey import Valkey
+
+from penstock.lifecycle import State
+from penstock.outbox import Outbox, connect
+from penstock.pipeline.gateway import spark_home
+from penstock.pipeline.relay import RelayOptions, run_relay
+from penstock.store.base import Selection
+from penstock.testing.processes import wait_until
+from penstock.testing.servers import PostgresServer, ValkeyServer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.crash, pytest.mark.spark, pytest.mark.slow]
+
+WAIT_SECONDS = 30.0
+END_SECONDS = 10.0
+
+
+@pytest.fixture(scope="module")
+def server(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
+    """A server to restart and kill, which the one of all tests is not; where that one is skipped, so is this."""
+    with PostgresServer(fsync=False) as own:
+        yield own
+
+
+@dataclass(frozen=True)
+class Ground:
+    """An outbox, and a folder with what came out of it."""
+
+    url: str
+    outbox: Outbox
+    folder: Path
+
+    @property
+    def files(self) -> Path:
+        return self.folder / "out"
+
+    def relay(self, **options: object) -> RelayProcess:
+        given = {"store": self.url, "destination": f"file://{self.files}", **options}
+        return RelayProcess(self.folder, **given)  # type: ignore[arg-type]
+
+    def drain(self, **options: object) -> None:
+        """What is left, once the leases of the dead are over, by a relay in this process."""
+        assert wait_until(self._all_leases_are_over, WAIT_SECONDS)
+        given = {"store": self.url, "destination": f"file://{self.files}", "lease_seconds": LEASE_SECONDS}
+        run_relay(RelayOptions(once=True, batch=BATCH, **(given | options)))  # type: ignore[arg-type]
+
+    def _all_leases_are_over(self) -> bool:
+        stats = self.outbox.store.stats()
+        return stats.open_leases == stats.expired_leases
+
+    def in_state(self, state: State) -> Counter[str]:
+        found = self.outbox.store.find(Selection(states=frozenset({state})), limit=100_000)
+        return Counter(str(record.event_id) for record in found.records)
+
+
+@pytest.fixture
+def ground(server: PostgresServer, tmp_path: Path) -> Iterator[Ground]:
+    url = server.create_database()
+    with connect(url) as outbox:
+        outbox.store.initialise()
+        yield Ground(url, outbox, tmp_path)
+
+
+@dataclass(frozen=True)
+class Steady(Ground):
+    """A relay that is to survive all that the tests do to it."""
+
+    process: RelayProcess
+
+    def strike(self, crash: str) -> Callable[[], bool]:
+        """Arm it with a crash; the answer tells whether it has happened."""
+        plan = self.folder / "plan"
+        fired = plan.with_name("plan.fired")
+        fired.unlink(missing_ok=True)
+        plan.write_text(crash)
+        return fired.exists
+
+
+@pytest.fixture(scope="module")
+def steady(server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Steady]:
+    folder, url = tmp_path_factory.mktemp("steady"), server.create_database()
+    with connect(url) as outbox:
+        outbox.store.initialise()
+        given = {"crash": f"poison:arsenic,@{folder}/plan", "checkpoint": f"{folder}/checkpoint"}
+        with Ground(url, outbox, folder).relay(**given) as process:
+            yield Steady(url, outbox, folder, process)
+
+
+@pytest.mark.parametrize(
+    ("crash", "repeats"),
+    [
+        ("in-claim:2", 0),
+        ("after-claim", 0),
+        ("in-publish", BATCH),
+        ("after-publish", BATCH),
+        ("in-settle:2", BATCH),
+        ("in-settle:3", BATCH),
+        ("after-settle", 0),
+    ],
+)
+def test_a_worker_that_is_killed_loses_nothing(steady: Steady, crash: str, repeats: int) -> None:
+    struck = steady.strike(crash)
+    ids = emit(steady.outbox, 2_000)
+    assert wait_until(struck, WAIT_SECONDS), steady.process.log
+    await_settled(steady.outbox.store, steady.process)
+    assert_delivered(ids, delivered(steady.files), repeats=repeats)
+    assert not steady.in_state(State.DEAD)
+
+
+@pytest.mark.parametrize("how", ["restarted", "killed"])
+def test_postgres_goes_away_under_load_and_the_relay_waits_for_it(
+    steady: Steady, server: PostgresServer, how: str
+) -> None:
+    said = len(steady.process.log)
+    with emitting(steady.url) as ids:
+        assert wait_until(lambda: len(ids) > 1_000, WAIT_SECONDS)
+        if how == "restarted":
+            server.restart()
+        else:
+            server.kill()
+            steady.process.await_log("WARNING .*can't reach postgresql", after=said)
+            server.start()
+            steady.process.await_log("the store is back", after=said)
+        before = len(ids)
+        assert wait_until(lambda: len(ids) > before + 1_000, WAIT_SECONDS)
+    await_settled(steady.outbox.store, steady.process)
+    assert_delivered(ids, delivered(steady.files), repeats=IN_HAND)
+    assert not steady.in_state(State.DEAD)
+
+
+def test_a_checkpoint_deleted_under_a_running_relay_is_not_missed(steady: Steady) -> None:
+    shutil.rmtree(steady.folder / "checkpoint")
+    ids = emit(steady.outbox, 1_000)
+    assert wait_until(lambda: any((steady.folder / "checkpoint").glob("commits/[0-9]*")), WAIT_SECONDS)
+    await_settled(steady.outbox.store, steady.process)
+    assert_delivered(ids, delivered(steady.files), repeats=0)
+
+
+def test_events_that_kill_their_worker_die_and_take_nobody_along(steady: Steady) -> None:
+    """More of them than Spark lets a task fail in one slice."""
+    outbox = steady.outbox
+    poison = [outbox.event("poison", {"dose": "arsenic"}, max_attempts=4) for _ in range(5)]
+    food = [outbox.event("food", {"number": number}) for number in range(1_000)]
+    ids = outbox.emit_many([*food[:500], *poison, *food[500:]])
+    await_settled(outbox.store, steady.process, 120)
+    assert steady.in_state(State.DEAD) == Counter(str(event_id) for event_id in ids[500:505])
+    assert_delivered(ids[:500] + ids[505:], delivered(steady.files), repeats=4 * IN_HAND)
+    assert not delivered(steady.files).keys() & {str(event_id) for event_id in ids[500:505]}
+    assert steady.process.running
+
+
+def test_ctrl_c_in_the_midst_of_work_ends_in_good_order(steady: Steady) -> None:
+    emit(steady.outbox, 20_000)
+    before = steady.in_state(State.PUBLISHED).total()
+    assert wait_until(lambda: steady.outbox.store.stats().total("published") > before, WAIT_SECONDS)
+    started = time.monotonic()
+    steady.process.interrupt()
+    assert steady.process.wait() == 0, steady.process.log
+    assert time.monotonic() - started < END_SECONDS
+    assert steady.outbox.store.stats().total("claimed") == 0
+    assert steady.outbox.store.stats().open_leases == 0
+    assert steady.in_state(State.PUBLISHED).keys() == delivered(steady.files).keys()
+    assert steady.process.report["published"] > 0
+
+
+@pytest.mark.parametrize(
+    "crash", ["after-claim:2:family", "after-publish:2:driver", "in-settle:5:family", "after-settle:2:family"]
+)
+def test_a_driver_that_is_killed_loses_nothing(ground: Ground, spark: "SparkSession", crash: str) -> None:
+    """After a settle means: before Spark's commit log has heard of it. The next relay has the same checkpoint."""
+    checkpoint = f"{ground.folder}/checkpoint"
+    ids = emit(ground.outbox, 3_000)
+    with ground.relay(crash=crash, checkpoint=checkpoint) as process:
+        assert process.wait() == -signal.SIGKILL, process.log
+    assert ground.in_state(State.PUBLISHED).total() < 3_000
+    ground.drain(checkpoint=checkpoint)
+    assert_delivered(ids, delivered(ground.files), repeats=IN_HAND)
+    assert ground.in_state(State.PUBLISHED).total() == 3_000
+    assert ground.outbox.store.stats().open_leases == 0
+
+
+def test_a_relay_told_to_stop_while_spark_starts_ends_at_once(ground: Ground) -> None:
+    with ground.relay() as process:
+        process.await_log("relay starts")
+        process.terminate()
+        started = time.monotonic()
+        assert process.wait() == 0, process.log
+        assert time.monotonic() - started < END_SECONDS
+
+
+def test_a_slow_reader_of_standard_output_does_not_keep_the_relay_from_ending(
+    ground: Ground,
+    spark: "SparkSession",
+) -> None:
+    ids = emit(ground.outbox, 5_000)
+    reader, writer = os.pipe()
+    with SlowReader(reader) as slow, ground.relay(destination="stdout:", output=writer) as process:
+        os.close(writer)
+        assert wait_until(lambda: slow.lines() > 100, WAIT_SECONDS), process.log
+        started = time.monotonic()
+        process.interrupt()
+        assert process.wait() == 0, process.log
+        assert time.monotonic() - started < END_SECONDS
+    assert "stopping: finishing what is in hand" in process.log
+    printed = slow.event_ids()
+    assert 0 < len(printed) < 5_000
+    assert printed == ground.in_state(State.PUBLISHED)
+    assert ground.in_state(State.CLAIMED).total() == 0
+    ground.drain()
+    assert_delivered(ids, printed + delivered(ground.files), repeats=0)
+
+
+def test_a_destination_may_go_away_come_back_and_be_slow(ground: Ground, spark: "SparkSession") -> None:
+    with ValkeyServer(fsync=False) as valkey, ground.relay(destination=valkey.url(), topic="all") as process:
+        with emitting(ground.url) as ids:
+            assert wait_until(lambda: length(valkey) > 500, WAIT_SECONDS), process.log
+            valkey.stop()
+            process.await_log("trying again cause=publishing failed: ConnectionError")
+            valkey.start()
+        await_settled(ground.outbox.store, process)
+        assert_delivered(ids, stream(valkey), repeats=IN_HAND)
+        with slowed(valkey):
+            before = length(valkey)
+            ids = emit(ground.outbox, 5_000)
+            assert wait_until(lambda: length(valkey) > before, WAIT_SECONDS), process.log
+            started = time.monotonic()
+            process.terminate()
+            assert process.wait() == 0, process.log
+            assert time.monotonic() - started < END_SECONDS
+        assert stream(valkey).keys() == ground.in_state(State.PUBLISHED).keys()
+        assert ground.in_state(State.PENDING).total() > 0
+        ground.drain(destination=valkey.url(), topic="all")
+        assert_delivered(ids, stream(valkey), repeats=0)
+
+
+def length(valkey: ValkeyServer) -> int:
+    with Valkey(port=valkey.port) as client:
+        return int(client.xlen("all"))
+
+
+def stream(valkey: ValkeyServer) -> Counter[str]:
+    with Valkey(port=valkey.port) as client:
+        return Counter(fields[b"event_id"].decode() for _, fields in client.xrange("all"))
+
+
+@contextmanager
+def slowed(valkey: ValkeyServer) -> Iterator[None]:
+    """For most of the time it keeps writes waiting, and now and then lets some through."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(0.4):
+            client.client_unpause()
+            over.wait(0.01)
+            client.client_pause(10_000, all=False)
+
+    with Valkey(port=valkey.port) as client:
+        client.client_pause(10_000, all=False)
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            client.client_unpause()
+
+
+def test_an_executor_that_is_killed_loses_nothing(ground: Ground) -> None:
+    apps = spark_home() / "work"  # where Spark's own little cluster leaves its logs
+    before = set(apps.glob("app-*"))
+    try:
+        with ground.relay(master="local-cluster[2,1,1024]") as process:
+            with emitting(ground.url) as ids:
+                assert wait_until(lambda: len(delivered(ground.files)) > 1_000, 2 * WAIT_SECONDS), process.log
+                executors = [pid for pid in process.processes() if "CoarseGrainedExecutorBackend" in command(pid)]
+                os.kill(executors[0], signal.SIGKILL)
+                process.await_log("Lost executor")
+                emitted = len(ids)
+                assert wait_until(lambda: len(ids) > emitted + 1_000, WAIT_SECONDS)
+            await_settled(ground.outbox.store, process)
+            assert_delivered(ids, delivered(ground.files), repeats=IN_HAND)
+            process.terminate()
+            assert process.wait() == 0, process.log
+    finally:
+        for app in set(apps.glob("app-*")) - before:
+            shutil.rmtree(app)
+
+
+def command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
