@@ -46,3 +46,12 @@ def ignore_the_end(folder: str, turn: Slice) -> None:
     """A function that doesn't look whether it is to stop."""
     Path(folder, f"running-{turn.partition}").touch()
     time.sleep(60)
+
+
+def die_often(folder: str, turn: Slice) -> str:
+    """Kills its worker six times: more often than Spark lets a task fail."""
+    deaths = len(list(Path(folder).glob("death-*")))
+    if deaths < 6:
+        Path(folder, f"death-{deaths}").touch()
+        os._exit(3)
+    return "alive"

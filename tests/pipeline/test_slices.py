@@ -1,6 +1,7 @@
 """The slices on a real Spark session; what doesn't need one comes first."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 import slice_functions
 
 from penstock.errors import PipelineError, UsageError
-from penstock.pipeline.slices import Slice, StopLine, _line_to, root_cause, run_slices
+from penstock.pipeline.slices import Patience, Slice, StopLine, _line_to, root_cause, run_slices
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -174,6 +175,77 @@ def test_a_slice_that_keeps_failing_raises_one_line(spark: "SparkSession", funct
     with pytest.raises(PipelineError, match=message) as raised:
         run_slices(spark, function, "the reason", parallelism=1, slice_seconds=0.1, on_slice=lambda *_: True)
     assert "\n" not in str(raised.value)
+    assert not spark.streams.active
+
+
+def test_pauses_after_failures_grow_up_to_a_limit() -> None:
+    patience = Patience(first_seconds=0.5, cap_seconds=3.0)
+    assert [patience.pause_seconds(failures) for failures in (1, 2, 3, 4, 5_000)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+
+
+@pytest.mark.spark
+def test_patience_bears_some_failures_in_a_row_and_tells_of_them(spark: "SparkSession") -> None:
+    told: list[tuple[str, float]] = []
+    with pytest.raises(PipelineError, match=r"^a slice failed for good: ValueError: the reason$"):
+        run_slices(
+            spark,
+            slice_functions.fail,
+            "the reason",
+            parallelism=1,
+            slice_seconds=0.1,
+            on_slice=lambda *_: True,
+            patience=Patience(failures=3, through_deaths=True, first_seconds=0.1),
+            on_failure=lambda cause, seconds: told.append((cause, seconds)),
+        )
+    assert told == [("ValueError: the reason", 0.1), ("ValueError: the reason", 0.2)]
+    assert not spark.streams.active
+
+
+@pytest.mark.spark
+def test_workers_that_die_at_their_work_do_not_end_it(spark: "SparkSession", tmp_path: Path) -> None:
+    told: list[str] = []
+    results: list[str] = []
+    run_slices(
+        spark,
+        slice_functions.die_often,
+        str(tmp_path),
+        parallelism=1,
+        slice_seconds=0.1,
+        on_slice=lambda _, found: bool(results.extend(found)),
+        patience=Patience(failures=1, through_deaths=True, first_seconds=0.1),
+        on_failure=lambda cause, _: told.append(cause),
+    )
+    assert results == ["alive"]
+    assert told == ["org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)."]
+
+
+@pytest.mark.spark
+def test_a_query_that_failed_by_itself_is_started_again(spark: "SparkSession", tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    told: list[str] = []
+
+    def mend(cause: str, _: float) -> None:
+        told.append(cause)
+        checkpoint.unlink()
+
+    def on_slice(number: int, _: list[Any]) -> bool:
+        if not told and number == 1:
+            shutil.rmtree(checkpoint)
+            checkpoint.write_text("in the way")
+        return not (told and number == 1)
+
+    run_slices(
+        spark,
+        slice_functions.describe,
+        "x",
+        parallelism=1,
+        slice_seconds=0.05,
+        on_slice=on_slice,
+        checkpoint=str(checkpoint),
+        patience=Patience(failures=2, first_seconds=0.1),
+        on_failure=mend,
+    )
+    assert len(told) == 1
     assert not spark.streams.active
 
 

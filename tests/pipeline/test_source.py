@@ -1,210 +1,297 @@
-"""`format("penstock")`: a stream claims events under leases that outlive the query, a batch only looks."""
+"""`format("penstock")`: streams that claim under leases of their own making, batches that only look, and settling."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pytest
 
 from penstock.errors import UsageError
-from penstock.lifecycle import Dead, Published, Released, Retry, State
+from penstock.event import EventId
+from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Outcome, Retry, State
 from penstock.outbox import Outbox, connect
 from penstock.pipeline.settling import by_lease, settle, worst
-from penstock.pipeline.source import SourceOptions, lease_of, register
-from penstock.store.base import Record, Selection
+from penstock.pipeline.slices import root_cause
+from penstock.pipeline.source import close_stores, lease_of, register
+from penstock.store.base import Record, Selection, Settlement
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
 
-Handle = Callable[["DataFrame", int], object]
-
-
-class Crash(Exception):
-    """What a test's query dies of."""
+Handle = Callable[["DataFrame", int], Any]
 
 
-@pytest.fixture
-def outbox(postgres_url: str) -> Iterator[Outbox]:
-    with connect(postgres_url) as opened:
-        opened.store.initialise()
-        yield opened
+# Without Spark
 
 
-@pytest.fixture
-def session(spark: "SparkSession") -> "SparkSession":
-    register(spark)
-    return spark
+@pytest.mark.parametrize(
+    ("one", "other", "wins"),
+    [
+        (PUBLISHED, RELEASED, RELEASED),
+        (RELEASED, Retry("later"), Retry("later")),
+        (Retry("later"), Dead("never"), Dead("never")),
+        (Retry("first"), Retry("second"), Retry("first")),
+        (PUBLISHED, PUBLISHED, PUBLISHED),
+    ],
+)
+def test_the_worst_outcome_of_an_event_wins(one: Outcome, other: Outcome, wins: Outcome) -> None:
+    assert worst(one, other) == wins
+    assert type(worst(other, one)) is type(wins)
 
 
-def emit(outbox: Outbox, count: int) -> None:
-    outbox.emit_many([outbox.event("order.placed", {"n": n}, headers={"h": str(n)}) for n in range(count)])
-
-
-def records(outbox: Outbox, *states: State) -> list[Record]:
-    chosen = frozenset(states) or frozenset(State)
-    return list(outbox.store.find(Selection(states=chosen), limit=10_000).records)
-
-
-def run(session: "SparkSession", url: str, checkpoint: Path, handle: Handle, **options: int) -> None:
-    """Run a query over all that is pending, until it has caught up or died."""
-    reader = session.readStream.format("penstock").option("store", url).options(**options)
-    query = reader.load().writeStream.foreachBatch(handle).option("checkpointLocation", str(checkpoint)).start()
-    try:
-        query.processAllAvailable()
-    finally:
-        query.stop()
-
-
-def crash_after_claiming(seen: list[Any]) -> Handle:
-    def handle(batch: "DataFrame", _number: int) -> None:
-        seen.extend(batch.select("seq", "lease", "token").collect())
-        raise Crash
-
-    return handle
-
-
-@pytest.mark.spark
-def test_a_stream_claims_each_partition_under_a_lease_of_its_own(
-    session: "SparkSession", outbox: Outbox, postgres_url: str, tmp_path: Path
-) -> None:
-    emit(outbox, 250)
-    batches: list[list[Any]] = []
-
-    def handle(batch: "DataFrame", _number: int) -> None:
-        batch.persist()
-        batches.append(batch.select("seq", "lease", "payload", "headers", "event_type", "state").collect())
-        settle(batch, postgres_url)
-
-    run(session, postgres_url, tmp_path / "checkpoint", handle, limit=100, partitions=2)
-    rows = [row for batch in batches for row in batch]
-    assert sorted(row.seq for row in rows) == sorted({row.seq for row in rows})
-    assert [len({row.lease for row in batch}) for batch in batches] == [2, 1]
-    assert {bytes(row.payload) for row in rows} == {f'{{"n":{n}}}'.encode() for n in range(250)}
-    assert all(row.headers["content-type"] == "application/json" and row.state == "CLAIMED" for row in rows)
-    assert len(records(outbox, State.PUBLISHED)) == 250
-    assert outbox.store.stats().open_leases == 0
-
-
-@pytest.mark.spark
-def test_a_restarted_query_repeats_its_claims_whatever_its_partitions_are_now(
-    session: "SparkSession", outbox: Outbox, postgres_url: str, tmp_path: Path
-) -> None:
-    emit(outbox, 100)
-    first: list[Any] = []
-    with pytest.raises(Exception, match="Crash"):
-        run(session, postgres_url, tmp_path / "checkpoint", crash_after_claiming(first), limit=20, partitions=3)
-    held = {row.seq for row in first}
-    assert len(held) == 60
-
-    again: list[Any] = []
-
-    def handle(batch: "DataFrame", number: int) -> None:
-        batch.persist()
-        again.extend((number, row) for row in batch.select("seq", "lease", "token", "attempts").collect())
-        settle(batch, postgres_url)
-
-    run(session, postgres_url, tmp_path / "checkpoint", handle, limit=20, partitions=2)
-    repeated = [row for number, row in again if number == 0]
-    assert {row.seq for row in repeated} <= held
-    assert {row.lease for row in repeated} <= {row.lease for row in first}
-    assert not {row.token for row in repeated} & {row.token for row in first}
-    assert {row.attempts for row in repeated} == {1}, "another run of the query counts a lost attempt"
-    settled = records(outbox, State.PUBLISHED)
-    assert {record.seq for record in settled} >= held
-    assert len(settled) == 100
-    assert records(outbox, State.PENDING, State.CLAIMED) == []
-
-
-@pytest.mark.spark
-def test_outcomes_come_from_columns_and_the_worst_of_an_event_wins(
-    session: "SparkSession", outbox: Outbox, postgres_url: str, tmp_path: Path
-) -> None:
-    emit(outbox, 30)
-
-    def handle(batch: "DataFrame", _number: int) -> None:
-        from pyspark.sql import functions
-
-        number = functions.get_json_object(functions.col("payload").cast("string"), "$.n").cast("int")
-        copies = batch.crossJoin(session.range(2)).repartition(3)
-        kind = functions.expr("CASE WHEN n = 7 AND id = 1 THEN 'DEAD' WHEN n = 8 THEN 'RETRY' ELSE 'PUBLISHED' END")
-        given = copies.withColumn("n", number).withColumn("outcome", kind)
-        given = given.withColumn("error", functions.lit("bad")).withColumn("delay_seconds", functions.lit(60.0))
-        settle(given, postgres_url)
-
-    run(session, postgres_url, tmp_path / "checkpoint", handle, limit=100, partitions=1)
-    by_number = {int(record.payload.decode()[5:-1]): record for record in records(outbox)}
-    assert {n for n, record in by_number.items() if record.state is not State.PUBLISHED} == {7, 8}
-    assert (by_number[7].state, by_number[7].last_error) == (State.DEAD, "bad")
-    assert (by_number[8].state, by_number[8].attempts) == (State.PENDING, 1)
-
-
-@pytest.mark.spark
-def test_a_batch_reads_every_state_and_changes_nothing(
-    session: "SparkSession", outbox: Outbox, postgres_url: str
-) -> None:
-    emit(outbox, 40)
-    claim = outbox.store.claim("outbox", limit=30, claimant="test")
-    seqs = [event.seq for event in claim.events]
-    outcomes = {**dict.fromkeys(seqs[:10], Published()), **dict.fromkeys(seqs[10:15], Dead("bad"))}
-    outbox.store.settle(claim.lease, outcomes)
-    before = records(outbox)
-    frame = session.read.format("penstock").option("store", postgres_url).option("partitions", 3).load()
-    counts = {row.state: row["count"] for row in frame.groupBy("state").count().collect()}
-    assert counts == {"PENDING": 10, "CLAIMED": 15, "PUBLISHED": 10, "DEAD": 5}
-    dead = session.read.format("penstock").options(store=postgres_url, state="dead", queue="outbox").load()
-    (row,) = dead.where(dead.seq == seqs[10]).collect()
-    record = next(record for record in before if record.seq == seqs[10])
-    assert (row.last_error, row.event_type, row.headers) == ("bad", "order.placed", record.headers)
-    assert row.event_id == str(record.event_id)
-    assert records(outbox) == before
-
-
-@pytest.mark.spark
-def test_an_empty_store_reads_as_no_rows(session: "SparkSession", outbox: Outbox, postgres_url: str) -> None:
-    assert session.read.format("penstock").option("store", postgres_url).load().count() == 0
-
-
-@pytest.mark.spark
-def test_a_mistake_is_told_in_one_line(session: "SparkSession", postgres_url: str) -> None:
-    frame = session.read.format("penstock").option("store", postgres_url).option("colour", "red")
-    with pytest.raises(Exception, match="has no option 'colour'"):
-        frame.load().count()
-    with pytest.raises(UsageError, match="a step dropped lease, token"):
-        settle(session.range(3).withColumnRenamed("id", "seq"), postgres_url)
-
-
-def test_options_are_checked() -> None:
-    assert SourceOptions.parse({"store": "s", "leaseSeconds": "5", "LIMIT": "7"}).limit == 7
-    for wrong in ({"limit": "many"}, {"limit": "0"}, {"lease_seconds": "-1"}):
-        with pytest.raises(UsageError):
-            SourceOptions.parse({"store": "s", **wrong})
-    with pytest.raises(UsageError, match="not a state"):
-        SourceOptions.parse({"store": "s", "state": "asleep"}).selection()
-    with pytest.raises(UsageError, match="not a time"):
-        SourceOptions.parse({"store": "s", "since": "yesterday"}).selection()
-
-
-def test_a_partition_s_lease_is_the_same_whenever_and_wherever_it_runs() -> None:
-    query = "6b3f0f6e-8c1e-4a50-9d6c-0e2ab0f0c001"
-    assert lease_of(query, 3, 1) == lease_of(query, 3, 1)
-    assert len({lease_of(query, batch, index) for batch in range(5) for index in range(5)}) == 25
-
-
-def test_the_worst_outcome_wins() -> None:
-    ranked = [Published(), Released(), Retry("busy"), Dead("bad")]
-    for low, one in enumerate(ranked):
-        for high, other in enumerate(ranked):
-            assert worst(one, other) is (other if high > low else one)
-
-
-def test_rows_are_settled_under_the_lease_and_token_that_they_name() -> None:
-    ids = ["6b3f0f6e-8c1e-4a50-9d6c-0e2ab0f0c001", "6b3f0f6e-8c1e-4a50-9d6c-0e2ab0f0c002"]
+def test_outcomes_are_grouped_by_lease_and_token() -> None:
+    lease, old, new = str(uuid4()), str(uuid4()), str(uuid4())
     rows = [
-        {"seq": 1, "lease": ids[0], "token": ids[1]},
-        {"seq": 1, "lease": ids[0], "token": ids[1], "outcome": "retry", "error": "busy"},
-        {"seq": 2, "lease": ids[1], "token": ids[0], "outcome": None},
+        {"seq": 1, "lease": lease, "token": old, "outcome": "published"},
+        {"seq": 1, "lease": lease, "token": new, "outcome": "dead", "error": "bad"},
+        {"seq": 2, "lease": lease, "token": new, "outcome": None},
+        {"seq": 2, "lease": lease, "token": new, "outcome": "RETRY", "delay_seconds": 5.0},
     ]
-    grouped = {str(lease.lease_id): outcomes for lease, outcomes in by_lease(rows).items()}
-    assert grouped == {ids[0]: {1: Retry("busy", None)}, ids[1]: {2: Published()}}
-    with pytest.raises(UsageError, match="not an outcome"):
-        by_lease([{"seq": 1, "lease": ids[0], "token": ids[1], "outcome": "shrug"}])
+    grouped = {str(lease.token): outcomes for lease, outcomes in by_lease(rows).items()}
+    assert grouped == {old: {1: PUBLISHED}, new: {1: Dead("bad"), 2: Retry("failed in a pipeline step", 5.0)}}
+
+
+def test_an_outcome_that_is_none_is_refused() -> None:
+    row = {"seq": 1, "lease": str(uuid4()), "token": str(uuid4()), "outcome": "LOST"}
+    with pytest.raises(UsageError, match=r"^'LOST' is not an outcome; there are PUBLISHED, RETRY, DEAD and RELEASED$"):
+        by_lease([row])
+
+
+# With Spark
+
+
+@pytest.fixture(scope="module")
+def session(spark: "SparkSession") -> Iterator["SparkSession"]:
+    register(spark)
+    yield spark
+    close_stores()
+
+
+class Stream:
+    """An outbox, and streaming queries over it that share a checkpoint, one after the other."""
+
+    def __init__(self, spark: "SparkSession", url: str, outbox: Outbox, folder: Path) -> None:
+        self.url = url
+        self.outbox = outbox
+        self._spark = spark
+        self._checkpoint = str(folder / "checkpoint")
+
+    def emit(self, count: int, **fields: Any) -> list[EventId]:
+        events = [self.outbox.event("order.placed", {"number": number}, **fields) for number in range(count)]
+        return self.outbox.emit_many(events)
+
+    def run(self, handle: Handle, **options: object) -> "StreamingQuery":
+        """Run batches until nothing is left to claim."""
+        source = self._spark.readStream.format("penstock").options(store=self.url, **options)
+        query = source.load().writeStream.foreachBatch(handle).option("checkpointLocation", self._checkpoint).start()
+        try:
+            query.processAllAvailable()
+        finally:
+            query.stop()
+        return query
+
+    def die(self, **options: object) -> list["Row"]:
+        """Claim a batch, and fail before it is settled; what was claimed."""
+        claimed: list[Row] = []
+
+        def claim_and_fail(batch: "DataFrame", _number: int) -> None:
+            claimed.extend(batch.collect())
+            raise LookupError("died here")
+
+        with pytest.raises(Exception, match="died here"):
+            self.run(claim_and_fail, **options)
+        return claimed
+
+    def records(self) -> list[Record]:
+        return list(self.outbox.store.find(Selection(), limit=10_000).records)
+
+    def states(self) -> Counter[State]:
+        return Counter(record.state for record in self.records())
+
+
+@pytest.fixture
+def stream(session: "SparkSession", postgres_url: str, tmp_path: Path) -> Iterator[Stream]:
+    with connect(postgres_url) as outbox:
+        outbox.store.initialise()
+        yield Stream(session, postgres_url, outbox, tmp_path)
+
+
+@pytest.mark.spark
+def test_each_partition_of_each_batch_claims_under_a_lease_of_its_own(stream: Stream) -> None:
+    ids = stream.emit(10)
+    batches: list[list[Row]] = []
+
+    def handle(batch: "DataFrame", _number: int) -> None:
+        batch.persist()
+        batches.append(batch.collect())
+        settle(batch, stream.url)
+        batch.unpersist()
+
+    query = stream.run(handle, partitions=2, limit=3)
+    assert sorted(row.event_id for rows in batches for row in rows) == sorted(map(str, ids))
+    for number, rows in enumerate(batches, start=1):
+        assert max(Counter(row.lease for row in rows).values()) <= 3
+        assert {row.lease for row in rows} <= {str(lease_of(str(query.id), number, index)) for index in range(2)}
+    assert stream.states() == {State.PUBLISHED: 10}
+    assert stream.outbox.store.stats().open_leases == 0
+
+
+@pytest.mark.spark
+def test_a_row_carries_the_whole_event(stream: Stream) -> None:
+    stream.emit(1, queue="mail", headers={"origin": "shop"}, partition_key="eu", ordering_key="c1", priority=7)
+    rows: list[Row] = []
+    stream.run(lambda batch, _: rows.extend(batch.collect()), queue="mail", partitions=1)
+    (row,), (record,) = rows, stream.records()
+    names = ["seq", "event_type", "queue", "headers", "partition_key", "ordering_key", "priority", "attempts"]
+    assert [row[name] for name in names] == [getattr(record, name) for name in names]
+    assert (row.event_id, bytes(row.payload)) == (str(record.event_id), record.payload)
+    assert (row.created_at.astimezone(), row.state) == (record.created_at, "CLAIMED")
+
+
+@pytest.mark.spark
+def test_a_batch_that_died_before_it_was_settled_comes_again_as_it_was(stream: Stream) -> None:
+    stream.emit(20)
+    died = stream.die()
+    assert stream.states() == {State.CLAIMED: 20}
+    later = stream.emit(5)
+    batches: list[list[Row]] = []
+
+    def handle(batch: "DataFrame", _number: int) -> None:
+        batch.persist()
+        batches.append(batch.collect())
+        settle(batch, stream.url)
+
+    stream.run(handle)
+    again, rest = batches[0], [row for rows in batches[1:] for row in rows]
+    assert sorted(row.event_id for row in again) == sorted(row.event_id for row in died)
+    assert {row.lease for row in again} == {row.lease for row in died}
+    assert {row.token for row in again}.isdisjoint(row.token for row in died)
+    # Another run is another claimant: the first one's attempt is lost, and counted.
+    assert {(row.attempts, row.deliveries) for row in died} == {(0, 1)}
+    assert {(row.attempts, row.deliveries) for row in again} == {(1, 2)}
+    assert sorted(row.event_id for row in rest) == sorted(map(str, later))
+    assert stream.states() == {State.PUBLISHED: 25}
+    assert stream.outbox.store.stats().open_leases == 0
+
+
+@pytest.mark.spark
+def test_what_was_settled_before_the_death_does_not_come_again(stream: Stream) -> None:
+    ids = stream.emit(10)
+
+    def settle_and_fail(batch: "DataFrame", _number: int) -> None:
+        settle(batch, stream.url)
+        raise LookupError("died here")
+
+    with pytest.raises(Exception, match="died here"):
+        stream.run(settle_and_fail)
+    rows: list[Row] = []
+    stream.run(lambda batch, _: rows.extend(batch.collect()))
+    assert rows == []
+    assert stream.states() == {State.PUBLISHED: len(ids)}
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 4)])
+def test_a_changed_number_of_partitions_orphans_no_lease(stream: Stream, before: int, after: int) -> None:
+    stream.emit(4)
+    died = stream.die(partitions=before, limit=1)
+    assert len(died) == before
+    batches: list[int] = []
+    stream.run(lambda batch, _: batches.append(len(settle(batch, stream.url).published)), partitions=after, limit=1)
+    assert batches[:2] == [before, 4 - before][: len(batches)]
+    assert stream.states() == {State.PUBLISHED: 4}
+    assert stream.outbox.store.stats().open_leases == 0
+
+
+@pytest.mark.spark
+def test_settling_takes_outcomes_and_the_worst_of_copies(stream: Stream) -> None:
+    from pyspark.sql import functions as on
+
+    ids = stream.emit(5)
+    wanted = [["PUBLISHED"], ["PUBLISHED", "DEAD"], ["RETRY", "PUBLISHED"], ["RELEASED"], ["RELEASED", "RETRY"]]
+    settled: list[Settlement] = []
+
+    def handle(batch: "DataFrame", _number: int) -> None:
+        number = on.get_json_object(on.col("payload").cast("string"), "$.number").cast("int")
+        choices = on.array(*(on.array(*map(on.lit, outcomes)) for outcomes in wanted))
+        copies = batch.withColumn("outcome", on.explode(choices[number])).withColumn("delay_seconds", on.lit(3_600.0))
+        settled.append(settle(copies.withColumn("error", on.lit("as told")).repartition(3), stream.url))
+        # Only once: what was released would come again and again.
+        raise LookupError("enough")
+
+    with pytest.raises(Exception, match="enough"):
+        stream.run(handle, partitions=1)
+    counts = {name: len(getattr(settled[0], name)) for name in ("published", "dead", "retried", "released", "lost")}
+    assert counts == {"published": 1, "dead": 1, "retried": 2, "released": 1, "lost": 0}
+    found = {record.event_id: record for record in stream.records()}
+    states = [found[event_id].state for event_id in ids]
+    assert states == [State.PUBLISHED, State.DEAD, State.PENDING, State.PENDING, State.PENDING]
+    assert [found[event_id].attempts for event_id in ids] == [0, 1, 1, 0, 1]
+    assert [found[event_id].last_error for event_id in ids] == [None, "as told", "as told", None, "as told"]
+
+
+@pytest.mark.spark
+def test_settling_without_the_columns_it_needs_is_refused(stream: Stream) -> None:
+    told: list[str] = []
+
+    def handle(batch: "DataFrame", _number: int) -> None:
+        with pytest.raises(UsageError) as refused:
+            settle(batch.drop("token", "lease"), stream.url)
+        told.append(str(refused.value))
+        batch.collect()  # else nothing is claimed, and the batches never end
+
+    stream.emit(1)
+    stream.run(handle)
+    assert told == ["settling needs the columns seq, lease, token; a step dropped lease, token"]
+
+
+@pytest.mark.spark
+def test_a_batch_shows_events_in_every_state_and_leaves_them_there(stream: Stream, session: "SparkSession") -> None:
+    store = stream.outbox.store
+    stream.emit(40)
+    claim = store.claim("outbox", limit=30, claimant="someone")
+    seqs = [event.seq for event in claim.events]
+    store.settle(claim.lease, dict.fromkeys(seqs[:10], PUBLISHED) | dict.fromkeys(seqs[10:15], Dead("bad")))
+    stream.emit(3, queue="mail")
+    before, stats = stream.records(), store.stats().queues
+
+    def read(**options: object) -> list["Row"]:
+        return session.read.format("penstock").options(store=stream.url, **options).load().collect()
+
+    rows = read(partitions=3)
+    assert Counter(row.state for row in rows) == {"PENDING": 13, "CLAIMED": 15, "PUBLISHED": 10, "DEAD": 5}
+    assert sorted((row.seq, row.event_id, row.state, row.attempts) for row in rows) == sorted(
+        (record.seq, str(record.event_id), record.state.value, record.attempts) for record in before
+    )
+    assert {row.claimed_by for row in rows if row.state == "CLAIMED"} == {"someone"}
+    assert Counter(row.state for row in read(state="dead, published")) == {"PUBLISHED": 10, "DEAD": 5}
+    assert len(read(queue="mail")) == 3
+    assert len(read(since=(before[0].created_at + timedelta(hours=1)).isoformat())) == 0
+    assert stream.records() == before
+    assert [(q.queue, q.pending, q.claimed, q.published, q.dead) for q in store.stats().queues] == [
+        (q.queue, q.pending, q.claimed, q.published, q.dead) for q in stats
+    ]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("reading", ["read", "readStream"])
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"quue": "mail"}, "format penstock has no option 'quue'; it takes store, queue, limit, "),
+        ({"limit": "many"}, "limit must be a number, not 'many'"),
+        ({"partitions": "0"}, "partitions must be greater than 0, not 0"),
+        ({"state": "alive"}, "'alive' is not a state; there are PENDING, CLAIMED, PUBLISHED, DEAD"),
+        ({"since": "yesterday"}, "'yesterday' is not a time; one looks like 2026-01-31T12:00:00+00:00"),
+    ],
+)
+def test_an_option_that_can_not_be_is_told_in_one_line_at_once(
+    session: "SparkSession", reading: str, options: dict[str, str], told: str
+) -> None:
+    with pytest.raises(Exception, match="UsageError") as raised:
+        getattr(session, reading).format("penstock").options(**options).load()
+    assert root_cause(str(raised.value)).startswith(f"penstock.errors.UsageError: {told}")

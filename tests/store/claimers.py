@@ -28,7 +28,7 @@ KEYS = 60
 @dataclass(frozen=True, slots=True)
 class Ring:
     """Where they fight, and how many events a claim takes at most. Files in the folder say what is to happen: `calm`
-    ends the failures, `stop` ends it all."""
+    ends the failures, `stop` ends it all; and who has settled anything."""
 
     url: str
     folder: Path
@@ -70,6 +70,7 @@ def claimer(ring: Ring, who: str) -> None:
                 time.sleep(0.005)
             elif ring.said("calm") or bears(store, random, claimed):
                 settle(store, connection, random, claimed, ring.said("calm"))
+                ring.say(who)
         connection.close()
 
 

@@ -7,7 +7,7 @@ import random
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -29,6 +29,9 @@ PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["claimers"])
 
 
+KILLS = 10
+
+
 class Crew:
     """The processes of a fight, and the one who kills them."""
 
@@ -42,7 +45,8 @@ class Crew:
 
     def _start(self, role: claimers.Role, name: str, *args: object) -> BaseProcess:
         self._number += 1
-        process = PROCESSES.Process(target=role, args=(self.ring, f"{name}-{self._number}", *args), daemon=True)
+        who = f"{name}-{self._number}"
+        process = PROCESSES.Process(target=role, name=who, args=(self.ring, who, *args), daemon=True)
         process.start()
         return process
 
@@ -50,11 +54,13 @@ class Crew:
         self.others.append(self._start(claimers.emitter, "emitter", count))
 
     def kill_one(self) -> None:
-        """One dies in the middle of whatever it does, and another takes its place."""
-        place = self.random.randrange(len(self.claimers))
-        victim = self.claimers[place]
-        victim.kill()
-        victim.join()
+        """One dies in the middle of whatever it does, and another takes its place; but not before it did anything."""
+        at_work = [place for place, one in enumerate(self.claimers) if self.ring.said(one.name)]
+        if not at_work:
+            return
+        place = self.random.choice(at_work)
+        self.claimers[place].kill()
+        self.claimers[place].join()
         self.kills += 1
         self.claimers[place] = self._start(claimers.claimer, "claimer")
 
@@ -95,7 +101,7 @@ def run(ring: Ring, store: SqlStore, *, events: int, claimers_wanted: int, secon
     with fight(ring, claimers_wanted) as crew:
         crew.emit(events - early)
         began, replayed = time.monotonic(), 0
-        while time.monotonic() < began + seconds or (not replayed and time.monotonic() < began + 3 * seconds):
+        while time.monotonic() < began + seconds or (crew.kills < KILLS and time.monotonic() < began + 5 * seconds):
             time.sleep(0.3)
             crew.kill_one()
             replayed += replay_some(store, dice)
@@ -103,9 +109,9 @@ def run(ring: Ring, store: SqlStore, *, events: int, claimers_wanted: int, secon
         drained = wait_until(lambda: crew.errors() != [] or (ring.said("emitted") and left(store) == 0), CALM_SECONDS)
     assert crew.errors() == []
     assert drained, store.stats()
-    assert crew.kills >= 5
+    assert crew.kills >= KILLS
     assert replayed > 0
-    with ring.connect() as connection:
+    with closing(ring.connect()) as connection:
         return audit.read(connection)
 
 
@@ -139,24 +145,19 @@ def judge(log: list[audit.Seen], events: int) -> None:
 
 
 def test_postgres(postgres_url: str, tmp_path: Path, seed: int) -> None:
-    ring = Ring(postgres_url, tmp_path, seed, most=80)
-    store = open_store(postgres_url)
-    store.initialise()
-    with psycopg.connect(postgres_url) as connection:
+    with closing(open_store(postgres_url)) as store, closing(psycopg.connect(postgres_url)) as connection:
+        store.initialise()
         connection.execute(audit.POSTGRES)
-    judge(run(ring, store, events=20_000, claimers_wanted=8, seconds=10), 20_000)
-    with psycopg.connect(postgres_url) as connection:
+        connection.commit()
+        ring = Ring(postgres_url, tmp_path, seed, most=80)
+        judge(run(ring, store, events=20_000, claimers_wanted=8, seconds=10), 20_000)
         found = connection.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
         assert found.fetchone() == (0,)
-    store.close()
 
 
 def test_sqlite(tmp_path: Path, seed: int) -> None:
     url = f"sqlite:///{tmp_path / 'penstock.db'}"
-    store = open_store(url)
-    store.initialise()
-    with sqlite3.connect(tmp_path / "penstock.db") as connection:
+    with closing(open_store(url)) as store, closing(sqlite3.connect(tmp_path / "penstock.db")) as connection:
+        store.initialise()
         connection.executescript(audit.SQLITE)
-    connection.close()
-    judge(run(Ring(url, tmp_path, seed, most=24), store, events=3_000, claimers_wanted=4, seconds=6), 3_000)
-    store.close()
+        judge(run(Ring(url, tmp_path, seed, most=24), store, events=3_000, claimers_wanted=4, seconds=6), 3_000)

@@ -222,10 +222,13 @@ class _Turns:
                 self._give_up(error)
 
     def wait(self, query: "StreamingQuery") -> bool:
-        """Until all is to stop, or the query has failed by itself, say because its checkpoint was deleted: False."""
+        """Until all is over: True; or until the query has failed by itself, and is to be started again: False."""
         while not self._stop.wait(_LOOK_SECONDS):
             if not _is_active(query):
-                self._failed(query.exception() or PipelineError("Spark's query ended by itself"))
+                error = query.exception()
+                if error is None:
+                    return True  # somebody stopped it, through Spark
+                self._failed(error)
                 return self._stop.is_set()
         return True
 

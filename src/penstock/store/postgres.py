@@ -243,6 +243,9 @@ class PostgresStore(SqlStore):
     def _release(self, tx: Transaction, lease_id: LeaseId) -> int:
         return int(tx.scalar(statements.RELEASE, lease_id=lease_id))
 
+    def _release_behind(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> None:
+        tx.run(statements.RELEASE_BEHIND, lease_id=lease_id, seqs=_array(seqs))
+
     def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId], *, served: bool = True) -> None:
         idle = tx.rows(statements.LOCK_IDLE_KEYS, lease_ids=list(lease_ids))
         if idle:
@@ -267,7 +270,7 @@ class PostgresStore(SqlStore):
         for queue in sorted(lines):
             names = sorted(lines[queue])
             tx.rows(statements.HOLD_KEYS, queue=queue, names=names)
-            tx.run(statements.WAKE_KEYS, queue=queue, names=names)
+            tx.run(upkeep.WAKE_KEYS, queue=queue, names=names)
         return len(rows)
 
     def _purge(self, tx: Transaction, seqs: list[int]) -> int:

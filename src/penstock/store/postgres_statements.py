@@ -307,16 +307,6 @@ WHERE lease_id = ANY (CAST(:lease_ids AS uuid[])) AND NOT EXISTS (
 
 HOLD_KEYS = "SELECT penstock_hold_keys(:queue, CAST(:names AS text[]), {now})"
 
-WAKE_KEYS = """
-UPDATE penstock_keys k SET next_at = {now}
-FROM (
-    SELECT ordering_key FROM penstock_keys
-    WHERE queue = :queue AND ordering_key = ANY (CAST(:names AS text[])) AND lease_id IS NULL AND next_at > {now}
-    ORDER BY ordering_key FOR NO KEY UPDATE
-) idle
-WHERE k.queue = :queue AND k.ordering_key = idle.ordering_key
-"""
-
 # Refused past the greatest age, or a hung handler with a live heartbeat would never be freed.
 EXTEND = """
 WITH given AS (
@@ -373,8 +363,7 @@ closed AS (
 SELECT x.lease_id, (SELECT count(*) FROM gone g WHERE g.lease_id = x.lease_id) FROM ended x
 """
 
-RELEASE = f"""
-WITH gone AS (DELETE FROM penstock_claimed WHERE lease_id = :lease_id RETURNING *),
+_RELEASE = f"""
 returned AS (
     INSERT INTO penstock_pending ({COLUMNS}) SELECT {changing(deliveries="deliveries - 1")} FROM gone
 ),
@@ -384,3 +373,19 @@ recorded AS (
 )
 SELECT count(*) FROM gone
 """
+RELEASE = f"""
+WITH gone AS (DELETE FROM penstock_claimed WHERE lease_id = :lease_id RETURNING *),
+{_RELEASE}"""
+
+# What stands behind an event that went back to its line goes back with it: whoever repeats the claim would overtake.
+RELEASE_BEHIND = f"""
+WITH back AS (
+    SELECT ordering_key, min(seq) AS seq FROM penstock_pending
+    WHERE seq = ANY (CAST(:seqs AS bigint[])) AND ordering_key IS NOT NULL GROUP BY ordering_key
+),
+gone AS (
+    DELETE FROM penstock_claimed c USING back b
+    WHERE c.lease_id = :lease_id AND c.ordering_key = b.ordering_key AND c.seq > b.seq
+    RETURNING c.*
+),
+{_RELEASE}"""

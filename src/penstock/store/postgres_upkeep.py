@@ -34,6 +34,17 @@ recorded AS (
 SELECT queue, own_key FROM gone
 """
 
+# A key whose turn would come later has an event again that may go now.
+WAKE_KEYS = """
+UPDATE penstock_keys k SET next_at = {now}
+FROM (
+    SELECT ordering_key FROM penstock_keys
+    WHERE queue = :queue AND ordering_key = ANY (CAST(:names AS text[])) AND lease_id IS NULL AND next_at > {now}
+    ORDER BY ordering_key FOR NO KEY UPDATE
+) idle
+WHERE k.queue = :queue AND k.ordering_key = idle.ordering_key
+"""
+
 PURGE = """
 WITH gone AS (DELETE FROM penstock_archive WHERE seq = ANY (CAST(:seqs AS bigint[])) RETURNING seq),
 lines AS (DELETE FROM penstock_history WHERE seq IN (SELECT seq FROM gone)),

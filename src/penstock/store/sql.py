@@ -176,6 +176,8 @@ class SqlStore(Moves):
             skip = self.options.order_policy is OrderPolicy.SKIP
             finals = self._apply(tx, lease.lease_id, others, max_attempts, skip)
         if keyed:
+            if others:
+                self._release_behind(tx, lease.lease_id, [row.seq for row in others])
             self._free_keys(tx, [lease.lease_id])
         tx.run(self.statements.CLOSE_LEASE, lease_id=lease.lease_id)
         return self._settlement(tx, lease.lease_id, done, published, others, finals)
@@ -192,7 +194,8 @@ class SqlStore(Moves):
         by_kind: dict[str, set[int]] = {}
         for seq, kind in finals:
             by_kind.setdefault(kind, set()).add(seq)
-        missed = [row.seq for row in others if row.seq not in {seq for seq, _ in finals}]
+        applied = {seq for seq, _ in finals}
+        missed = [row.seq for row in others if row.seq not in applied]
         missed += [seq for seq in published if seq not in done] if len(done) < len(published) else []
         told = self._told_lost(tx, lease_id, missed) if missed else Settlement()
         return Settlement(

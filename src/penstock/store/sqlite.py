@@ -202,6 +202,12 @@ class SqliteStore(SqlStore):
             tx.run(statement, **given)
         return outcomes
 
+    def _release_behind(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> None:
+        behind = [row[0] for row in tx.rows(statements.BEHIND, lease_id=lease_id, seqs=seqs)]
+        rows = [[seq, "RELEASED", None, 0] for seq in behind]
+        for statement in statements.APPLY if behind else ():
+            tx.run(statement, lease_id=lease_id, rows=rows, max_attempts=0, skip=False)
+
     def _release(self, tx: Transaction, lease_id: LeaseId) -> int:
         counts = [tx.run(statement, lease_id=lease_id) for statement in statements.RELEASE]
         return counts[-1]

@@ -193,6 +193,14 @@ APPLY = (
     "DELETE FROM penstock_claimed WHERE lease_id = :lease_id AND seq IN (SELECT value ->> 0 FROM json_each(:rows))",
 )
 
+# What stands behind an event that went back to its line goes back with it: whoever repeats the claim would overtake.
+BEHIND = f"""
+SELECT c.seq FROM penstock_claimed c
+WHERE c.lease_id = :lease_id AND c.ordering_key IS NOT NULL AND EXISTS (
+    SELECT 1 FROM penstock_pending p
+    WHERE p.queue = c.queue AND p.ordering_key = c.ordering_key AND p.seq < c.seq AND p.seq IN {_SEQS})
+"""
+
 # What went back to pending left its line in the history.
 SETTLED_BEFORE = f"""
 SELECT seq FROM penstock_archive WHERE seq IN {_SEQS} AND lease_id = :lease_id

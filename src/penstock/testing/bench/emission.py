@@ -14,13 +14,13 @@ def measure(ground: Ground, plan: Plan) -> Measured:
     tries = {}
     for chunk in pgqueuer.CHUNKS:
         ground.note(f"trying PgQueuer's enqueue in chunks of {chunk:,}")
-        tries[chunk] = pgqueuer.enqueue_rate(ground, jobs=plan.tries, chunk=chunk)
+        tries[chunk] = _enqueue_rate(ground, plan.tries, chunk)
     chunk = max(tries, key=lambda size: tries[size])
     emits, enqueues = [], []
     for number in range(1, plan.rounds + 1):
         ground.note(f"emit, round {number} of {plan.rounds}: emit_many, PgQueuer's enqueue")
         emits.append(_emit_rate(ground, plan.events, chunk))
-        enqueues.append(pgqueuer.enqueue_rate(ground, jobs=plan.events, chunk=chunk))
+        enqueues.append(_enqueue_rate(ground, plan.events, chunk))
         ground.note(f"  {emits[-1]:,.0f} and {enqueues[-1]:,.0f} a second")
     ratio = median(ours / theirs for ours, theirs in zip(emits, enqueues, strict=True))
     figures = (
@@ -41,3 +41,8 @@ def _emit_rate(ground: Ground, events: int, chunk: int) -> float:
             count = min(chunk, events - start)
             outbox.emit_many([Event(event_type=EVENT_TYPE, payload=PAYLOAD) for _ in range(count)])
         return events / (time.perf_counter() - began)
+
+
+def _enqueue_rate(ground: Ground, jobs: int, chunk: int) -> float:
+    with ground.database() as url:
+        return pgqueuer.enqueue(url, jobs, chunk)

@@ -17,7 +17,6 @@ from pgqueuer.models import Job
 from pgqueuer.queries import Queries
 from pgqueuer.types import QueueExecutionMode
 
-from penstock.testing.bench.ground import Ground, rate
 from penstock.testing.bench.plan import EVENT_TYPE, PAYLOAD
 from penstock.testing.bench.workers import run_together, wait_for_start
 
@@ -26,25 +25,21 @@ SETUPS = ((1, 100), (1, 500), (1, 1_000), (2, 1_000), (2, 2_000))
 """Managers in a process, each on a connection of its own, and the batch size of each."""
 
 Setup = tuple[int, int]
-_DONE = "SELECT created AS at FROM pgqueuer_log WHERE status = 'successful'"
+DONE = "SELECT created AS at FROM pgqueuer_log WHERE status = 'successful'"
 
 
-def drain_rate(ground: Ground, *, jobs: int, warm_up: int, setup: Setup, processes: int) -> float:
-    """Jobs that do nothing, done a second, once `warm_up` of them are done."""
-    with ground.database() as url:
-        uvloop.run(_enqueue(url, warm_up + jobs, 10_000))
-        run_together(__name__, [url, *setup], processes)
-        return rate(url, _DONE, warm_up)
+def enqueue(url: str, jobs: int, chunk: int = 10_000) -> float:
+    """Install PgQueuer and enqueue jobs, `chunk` in each call; how many a second."""
+    return jobs / uvloop.run(_enqueue(url, jobs, chunk))
 
 
-def enqueue_rate(ground: Ground, *, jobs: int, chunk: int) -> float:
-    """Jobs enqueued a second, `chunk` in each call."""
-    with ground.database() as url:
-        return jobs / uvloop.run(_enqueue(url, jobs, chunk))
+def drain(url: str, setup: Setup, processes: int) -> None:
+    """Do all the jobs, each of which does nothing."""
+    run_together(__name__, [url, *setup], processes)
 
 
 async def _enqueue(url: str, jobs: int, chunk: int) -> float:
-    """Install, and enqueue; the seconds that the enqueueing took."""
+    """The seconds that the enqueueing took."""
     connection = await asyncpg.connect(url)
     try:
         queries = Queries(AsyncpgDriver(connection))

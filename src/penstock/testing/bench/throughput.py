@@ -1,17 +1,28 @@
 """How many events a second: the relay, the raw moves below it, and PgQueuer with jobs that do nothing.
 
 All three are timed alike, by the time that the database noted for each event or job: from the moment when the warm-up
-was done to the last one.
+was done to the last one. Beside it stands the CPU time that each event took, all processes and PostgreSQL's together.
 """
 
+from collections.abc import Callable
 from statistics import median
+from typing import NamedTuple
 
 from penstock.pipeline.relay import RelayOptions, run_relay
 from penstock.testing.bench import pgqueuer, raw
-from penstock.testing.bench.ground import Ground, rate
+from penstock.testing.bench.cpu import cpu_seconds
+from penstock.testing.bench.ground import Ground, calm, rate
 from penstock.testing.bench.plan import Figure, Measured, Plan, at_least
 
 _SETTLED = "SELECT settled_at AS at FROM penstock_archive"
+
+
+class Run(NamedTuple):
+    """What one run of a contender gave."""
+
+    per_second: float
+    cpu_micros: float
+    """CPU time for each event, that of starting up included."""
 
 
 def measure(ground: Ground, plan: Plan) -> Measured:
@@ -20,42 +31,54 @@ def measure(ground: Ground, plan: Plan) -> Measured:
     relay, moves, jobs = [], [], []
     for number in range(1, plan.rounds + 1):
         ground.note(f"throughput, round {number} of {plan.rounds}: relay, raw moves, PgQueuer")
-        relay.append(relay_rate(ground, plan))
-        moves.append(_raw_rate(ground, plan))
-        jobs.append(_pgqueuer_rate(ground, plan, setup, plan.events))
-        ground.note(f"  {relay[-1]:,.0f}, {moves[-1]:,.0f} and {jobs[-1]:,.0f} a second")
+        relay.append(_run_relay(ground, plan))
+        moves.append(_run_raw(ground, plan))
+        jobs.append(_run_pgqueuer(ground, plan, setup, plan.events))
+        last = (relay[-1], moves[-1], jobs[-1])
+        ground.note("  " + ", ".join(f"{run.per_second:,.0f} a second" for run in last))
     figures = (
-        Figure("relay", median(relay), "events/s"),
-        Figure("raw moves", median(moves), "events/s"),
-        Figure("PgQueuer", median(jobs), "jobs/s"),
-        Figure("relay / PgQueuer", _median_ratio(relay, jobs), "times", at_least(4.5)),
-        Figure("relay / raw moves", _median_ratio(relay, moves), "times", at_least(0.7)),
+        Figure("relay", _rate(relay), "events/s"),
+        Figure("raw moves", _rate(moves), "events/s"),
+        Figure("PgQueuer", _rate(jobs), "jobs/s"),
+        Figure("relay / PgQueuer", _ratio(relay, jobs), "times", at_least(4.5)),
+        Figure("relay / raw moves", _ratio(relay, moves), "times", at_least(0.7)),
+        Figure("relay, CPU time", _cpu(relay), "µs/event"),
+        Figure("raw moves, CPU time", _cpu(moves), "µs/event"),
+        Figure("PgQueuer, CPU time", _cpu(jobs), "µs/job"),
     )
     tried = [{"managers": one[0], "batch": one[1], "jobs_per_second": value} for one, value in tries.items()]
-    rounds = {"relay": relay, "raw_moves": moves, "pgqueuer": jobs}
+    rounds = {"relay": _documents(relay), "raw_moves": _documents(moves), "pgqueuer": _documents(jobs)}
     return Measured(figures, {"rounds": rounds, "pgqueuer_tried": tried, "pgqueuer_setup": setup})
 
 
-def relay_rate(ground: Ground, plan: Plan) -> float:
+def _run_relay(ground: Ground, plan: Plan) -> Run:
     """The relay as `penstock relay --to null: --once` runs it."""
     with ground.outbox(plan.warm_up + plan.events) as url:
-        run_relay(
-            RelayOptions(
-                store=url,
-                destination="null:",
-                master=f"local[{plan.tasks}]",
-                parallelism=plan.tasks,
-                batch=plan.batch,
-                once=True,
-            )
+        options = RelayOptions(
+            store=url,
+            destination="null:",
+            master=f"local[{plan.tasks}]",
+            parallelism=plan.tasks,
+            batch=plan.batch,
+            once=True,
         )
-        return rate(url, _SETTLED, plan.warm_up)
+        cpu = _cpu_of(lambda: run_relay(options))
+        return Run(rate(url, _SETTLED, plan.warm_up), cpu / (plan.warm_up + plan.events))
 
 
-def _raw_rate(ground: Ground, plan: Plan) -> float:
+def _run_raw(ground: Ground, plan: Plan) -> Run:
     with ground.outbox(plan.warm_up + plan.events) as url:
-        raw.move_all(url, plan.batch, plan.tasks)
-        return rate(url, _SETTLED, plan.warm_up)
+        cpu = _cpu_of(lambda: raw.move_all(url, plan.batch, plan.tasks))
+        return Run(rate(url, _SETTLED, plan.warm_up), cpu / (plan.warm_up + plan.events))
+
+
+def _run_pgqueuer(ground: Ground, plan: Plan, setup: pgqueuer.Setup, jobs: int) -> Run:
+    warm_up = min(plan.warm_up, jobs // 10)
+    with ground.database() as url:
+        pgqueuer.enqueue(url, warm_up + jobs)
+        calm(url)
+        cpu = _cpu_of(lambda: pgqueuer.drain(url, setup, plan.tasks))
+        return Run(rate(url, pgqueuer.DONE, warm_up), cpu / (warm_up + jobs))
 
 
 def _try_pgqueuer(ground: Ground, plan: Plan) -> dict[pgqueuer.Setup, float]:
@@ -64,15 +87,29 @@ def _try_pgqueuer(ground: Ground, plan: Plan) -> dict[pgqueuer.Setup, float]:
     for managers, batch in pgqueuer.SETUPS:
         if managers * batch * plan.tasks * 5 <= plan.tries:
             ground.note(f"trying PgQueuer with {managers} managers in a process and batches of {batch:,}")
-            tries[managers, batch] = _pgqueuer_rate(ground, plan, (managers, batch), plan.tries)
+            tries[managers, batch] = _run_pgqueuer(ground, plan, (managers, batch), plan.tries).per_second
     return tries
 
 
-def _pgqueuer_rate(ground: Ground, plan: Plan, setup: pgqueuer.Setup, jobs: int) -> float:
-    warm_up = min(plan.warm_up, jobs // 10)
-    return pgqueuer.drain_rate(ground, jobs=jobs, warm_up=warm_up, setup=setup, processes=plan.tasks)
+def _cpu_of(work: Callable[[], object]) -> float:
+    """Microseconds of CPU time."""
+    before = cpu_seconds()
+    work()
+    return (cpu_seconds() - before) * 1e6
 
 
-def _median_ratio(ours: list[float], theirs: list[float]) -> float:
+def _rate(runs: list[Run]) -> float:
+    return median(run.per_second for run in runs)
+
+
+def _cpu(runs: list[Run]) -> float:
+    return median(run.cpu_micros for run in runs)
+
+
+def _ratio(ours: list[Run], theirs: list[Run]) -> float:
     """The median of the ratios within each round: what slows the whole machine for a while slows both."""
-    return median(one / other for one, other in zip(ours, theirs, strict=True))
+    return median(one.per_second / other.per_second for one, other in zip(ours, theirs, strict=True))
+
+
+def _documents(runs: list[Run]) -> list[dict[str, float]]:
+    return [run._asdict() for run in runs]

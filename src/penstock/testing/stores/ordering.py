@@ -19,6 +19,7 @@ from penstock.testing.stores.scenario import (
     emit,
     event,
     ids,
+    lines,
     publish,
     record,
     seqs,
@@ -218,6 +219,22 @@ class Blocking(StoreScenario):
         assert store.ready("outbox")
         assert ids(claim(store))[:3] == emitted
 
+    @pytest.mark.parametrize("outcome", [Retry("later", 30), RELEASED])
+    def test_what_stands_behind_goes_back_with_it(self, store: Store, clock: ManualClock, outcome: Outcome) -> None:
+        """Or whoever repeats the claim would get what is left of it, and overtake."""
+        emitted = emit(store, 4, ordering_key="k")
+        (other,) = emit(store, ordering_key="other")
+        held = claim(store)
+        store.settle(held.lease, {seqs(held)[0]: PUBLISHED, seqs(held)[1]: outcome})
+        repeated = claim(store, claimant="another", lease_id=held.lease.lease_id)
+        assert ids(repeated) == [other]
+        publish(store, repeated)
+        clock.advance(30)
+        found = claim(store)
+        assert ids(found) == emitted[1:]
+        assert [one.deliveries for one in found.events[1:]] == [1, 1]
+        assert lines(store, emitted[3]) == ["released"]
+
     def test_other_keys_go_on(self, store: Store) -> None:
         store.append([event(ordering_key=key) for key in "ab"])
         held = claim(store)
@@ -249,6 +266,12 @@ class Skipping(StoreScenario):
         assert record(skipping, first).ordering_key == "k"
         publish(skipping, rest)
         publish(skipping, late)
+
+    def test_what_stands_behind_stays_where_it_is(self, skipping: Store) -> None:
+        emitted = emit(skipping, 3, ordering_key="k")
+        held = claim(skipping)
+        skipping.settle(held.lease, {seqs(held)[0]: Retry("later", 30)})
+        assert ids(claim(skipping, lease_id=held.lease.lease_id)) == emitted[1:]
 
     def test_an_expired_lease_is_no_failure_of_the_event(self, skipping: Store, clock: ManualClock) -> None:
         emitted = emit(skipping, 3, ordering_key="k")
