@@ -10,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 MODULE_LINES = 400
+TEST_MODULE_LINES = 450
 FUNCTION_LINES = 40
 NAMELESS = {"util", "utils", "helper", "helpers", "manager", "managers"}
 GENERATED = re.compile(
@@ -81,7 +82,8 @@ def test_every_module_says_what_it_is_for() -> None:
 
 def test_modules_stay_short() -> None:
     lengths = {str(path): len(source(path).splitlines()) for path in modules()}
-    assert {path: length for path, length in lengths.items() if length > MODULE_LINES} == {}
+    limits = {path: TEST_MODULE_LINES if path.startswith("tests/") else MODULE_LINES for path in lengths}
+    assert {path: length for path, length in lengths.items() if length > limits[path]} == {}
 
 
 def test_functions_stay_short() -> None:

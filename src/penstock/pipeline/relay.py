@@ -118,31 +118,20 @@ def _turn(
     from penstock.pipeline.session import open_session
     from penstock.pipeline.slices import Patience, run_slices
 
-    started = time.monotonic()
     telemetry.info(
         "relay starts", queue=options.queue, to=mask_url(options.destination), master=options.master or "local"
     )
+    ledger = _Ledger(report, options.once, progress)
     spark = open_session(options.master, f"penstock relay {options.queue}")
     if ending.is_set():
         return
-
-    def on_slice(_number: int, tallies: list[Tally]) -> bool:
-        report.slices += 1
-        report.seconds = time.monotonic() - started
-        for tally in tallies:
-            report.add(tally)
-        _log(tallies)
-        if progress is not None:
-            progress(report)
-        return not (options.once and all(tally.drained for tally in tallies))
-
     run_slices(
         spark,
         carry,
         errand,
         parallelism=_parallelism(options, spark.sparkContext.defaultParallelism, one_writer),
         slice_seconds=options.slice_seconds,
-        on_slice=on_slice,
+        on_slice=ledger.enter,
         checkpoint=options.checkpoint,
         name=f"penstock-relay-{options.queue}-{uuid4().hex[:8]}",  # two may run in one session
         stop=ending,
@@ -151,6 +140,26 @@ def _turn(
         on_failure=_warn,
     )
     telemetry.info("relay stops", published=report.published, retried=report.retried, dead=report.dead)
+
+
+class _Ledger:
+    """Adds up what the slices did, tells it, and says whether to go on."""
+
+    def __init__(self, report: RelayReport, once: bool, progress: Callable[[RelayReport], None] | None) -> None:
+        self._report = report
+        self._once = once
+        self._progress = progress
+        self._started = time.monotonic()
+
+    def enter(self, _number: int, tallies: list[Tally]) -> bool:
+        self._report.slices += 1
+        self._report.seconds = time.monotonic() - self._started
+        for tally in tallies:
+            self._report.add(tally)
+        _log(tallies)
+        if self._progress is not None:
+            self._progress(self._report)
+        return not (self._once and all(tally.drained for tally in tallies))
 
 
 def _errand(options: RelayOptions, until: datetime | None) -> Errand:
