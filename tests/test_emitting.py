@@ -18,7 +18,6 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 import penstock
 from penstock import EventId, Outbox, Outcome, Retry, Selection
 from penstock.errors import StoreError, UsageError
-from penstock.lifecycle import PUBLISHED
 
 Emit = Callable[[Any], object]
 
@@ -269,37 +268,6 @@ def test_a_sqlite3_connection_may_be_a_subclass_and_make_rows_of_any_kind(
     connection.commit()
     connection.close()
     assert types(sqlite_outbox) == ["deduped"]
-
-
-@pytest.mark.parametrize("isolation_level", ["", None])
-def test_a_sqlite3_connection_is_left_as_it_was_after_a_failure(
-    sqlite_outbox: Outbox, isolation_level: str | None
-) -> None:
-    first = sqlite_outbox.emit("kept")
-    path = path_of(sqlite_outbox)
-    connection = sqlite3.connect(path, isolation_level=isolation_level)  # type: ignore[arg-type]
-    twins = [sqlite_outbox.event("gone"), penstock.Event(event_type="twin", event_id=first)]
-    with pytest.raises(UsageError, match="emitted before"):
-        sqlite_outbox.emit_many(twins, connection=connection)
-    assert not connection.in_transaction
-    sqlite_outbox.emit("more", connection=connection)
-    connection.commit()
-    connection.close()
-    assert types(sqlite_outbox) == ["kept", "more"]
-
-
-def test_a_settle_on_a_sqlite3_connection_begins_with_the_lock(sqlite_outbox: Outbox) -> None:
-    """Between looking at the lease and writing, nobody else may take it over."""
-    sqlite_outbox.emit("a")
-    claim = sqlite_outbox.store.claim("outbox", limit=5, claimant="test")
-    connection = sqlite3.connect(path_of(sqlite_outbox))
-    statements: list[str] = []
-    connection.set_trace_callback(statements.append)
-    sqlite_outbox.store.settle_in(connection, claim.lease, {event.seq: PUBLISHED for event in claim.events})
-    assert statements[0] == "BEGIN IMMEDIATE"
-    assert connection.in_transaction
-    connection.rollback()
-    connection.close()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Outcome, Retry, State
 from penstock.outbox import Outbox, connect
 from penstock.pipeline.settling import by_lease, settle, worst
 from penstock.pipeline.slices import root_cause
-from penstock.pipeline.source import close_stores, lease_of, register
+from penstock.pipeline.source import SourceOptions, close_stores, lease_of, register
 from penstock.store.base import Record, Selection, Settlement
 
 if TYPE_CHECKING:
@@ -59,6 +59,18 @@ def test_an_outcome_that_is_none_is_refused() -> None:
     row = {"seq": 1, "lease": str(uuid4()), "token": str(uuid4()), "outcome": "LOST"}
     with pytest.raises(UsageError, match=r"^'LOST' is not an outcome; there are PUBLISHED, RETRY, DEAD and RELEASED$"):
         by_lease([row])
+
+
+def test_options_are_read_in_any_spelling() -> None:
+    given = {"store": "s", "leaseSeconds": "5", "LIMIT": "7", "event_type": "order.placed"}
+    options = SourceOptions.parse(given)
+    assert (options.lease_seconds, options.limit, options.event_type) == (5.0, 7, "order.placed")
+
+
+def test_the_lease_of_a_partition_is_the_same_whenever_and_wherever_it_runs() -> None:
+    query = str(uuid4())
+    assert lease_of(query, 3, 1) == lease_of(query, 3, 1)
+    assert len({lease_of(query, batch, index) for batch in range(5) for index in range(5)}) == 25
 
 
 # With Spark
@@ -275,6 +287,11 @@ def test_a_batch_shows_events_in_every_state_and_leaves_them_there(stream: Strea
     assert [(q.queue, q.pending, q.claimed, q.published, q.dead) for q in store.stats().queues] == [
         (q.queue, q.pending, q.claimed, q.published, q.dead) for q in stats
     ]
+
+
+@pytest.mark.spark
+def test_an_empty_store_reads_as_no_rows(stream: Stream, session: "SparkSession") -> None:
+    assert session.read.format("penstock").option("store", stream.url).load().count() == 0
 
 
 @pytest.mark.spark

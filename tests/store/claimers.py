@@ -100,8 +100,8 @@ def bears(store: SqlStore, random: Random, claimed: Claim) -> bool:
         time.sleep(LEASE_SECONDS * 1.5)
     elif chance < 0.2:
         store.extend([claimed.lease])
-    elif chance < 0.4:
-        time.sleep(random.random() * 0.05)
+    elif chance < 0.5:
+        time.sleep(random.random() * 0.2)
     return True
 
 

@@ -78,6 +78,10 @@ def _walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from _walk(child)
 
 
+def pages(plans: list[Plan]) -> int:
+    return sum(plan.pages for plan in plans)
+
+
 def explain(connection: psycopg.Connection, mode: str, statement: str, **values: Any) -> Plan:
     """The plan of a prepared statement, made for these values (`force_custom_plan`) or for any others."""
     names = list(dict.fromkeys(_PARAMETER.findall(statement)))

@@ -11,14 +11,14 @@ from uuid import uuid4
 import pytest
 from databases import differences, initialise_at_once
 
-from penstock.errors import NotInitialised, StoreError, StoreUnavailable, UsageError
+from penstock.errors import InvalidEvent, NotInitialised, StoreError, StoreUnavailable, UsageError
 from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Outcome, Retry
 from penstock.store import SqlStore, StoreOptions, open_store
 from penstock.store.base import Claim, Selection
 from penstock.store.moves import Clock
 from penstock.store.sqlite import BUSY_SECONDS
 from penstock.testing.stores import OpenStore, SqlStoreConformance
-from penstock.testing.stores.scenario import EVERYTHING, ManualClock, claim, event, ids, publish, records, seqs
+from penstock.testing.stores.scenario import EVERYTHING, ManualClock, all_to, claim, event, ids, publish, records, seqs
 
 
 @pytest.fixture(scope="module")
@@ -147,6 +147,36 @@ def test_a_claim_waits_for_a_writer(store: SqlStore, writer: sqlite3.Connection)
         assert wait([claimed], timeout=0.3).not_done
         writer.execute("COMMIT")
         assert ids(claimed.result()) == emitted
+
+
+@pytest.mark.parametrize("isolation_level", ["", None])
+def test_a_connection_is_left_as_it_was_after_a_failed_emit(
+    store: SqlStore, database: Path, isolation_level: str | None
+) -> None:
+    (first,) = store.append([event()])
+    connection = sqlite3.connect(database, isolation_level=isolation_level)  # type: ignore[arg-type]
+    with pytest.raises(InvalidEvent, match="emitted before"):
+        store.append([event(), event(event_id=first)], connection=connection)
+    assert not connection.in_transaction
+    (more,) = store.append([event()], connection=connection)
+    connection.commit()
+    connection.close()
+    assert [one.event_id for one in records(store)] == [first, more]
+
+
+def test_a_settle_in_a_transaction_begins_with_the_lock(store: SqlStore, database: Path) -> None:
+    """Between looking at the lease and writing, nobody else may take it over."""
+    store.append([event()])
+    held = claim(store)
+    connection = sqlite3.connect(database)
+    statements: list[str] = []
+    connection.set_trace_callback(statements.append)
+    assert store.settle_in(connection, held.lease, all_to(PUBLISHED, held)).applied == 1
+    assert statements[0] == "BEGIN IMMEDIATE"
+    assert connection.in_transaction
+    connection.rollback()
+    connection.close()
+    publish(store, held)
 
 
 def test_a_claim_from_a_long_line_costs_no_more_than_from_a_short_one(store: SqlStore) -> None:

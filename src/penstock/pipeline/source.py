@@ -5,10 +5,12 @@ partitions repeat their claims: they get the unsettled remainder, never new even
 offset only counts.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid5
 
@@ -56,6 +58,7 @@ COLUMNS = {
 
 DEFAULT_LEASE_SECONDS = 300.0
 READ_PAGE = 5_000
+MAX_STORES = 4
 
 
 def register(spark: "SparkSession") -> None:
@@ -105,6 +108,12 @@ class PenstockDataSource(DataSource):
     """Options: store, queue, and for a stream limit (events a claim), partitions, lease_seconds, max_attempts; for a
     batch state, event_type, since, until, partitions."""
 
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        # Here, at `load()`: PySpark hides an error of a stream's reader behind one of its own.
+        self._checked = SourceOptions.parse(options)
+        self._checked.selection()
+
     @classmethod
     def name(cls) -> str:
         return "penstock"
@@ -113,10 +122,10 @@ class PenstockDataSource(DataSource):
         return ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
 
     def reader(self, schema: Any) -> "EventReader":  # noqa: ARG002
-        return EventReader(SourceOptions.parse(self.options))
+        return EventReader(self._checked)
 
     def streamReader(self, schema: Any) -> "ClaimReader":  # noqa: ARG002, N802
-        return ClaimReader(SourceOptions.parse(self.options))
+        return ClaimReader(self._checked)
 
 
 class ClaimPartition(InputPartition):
@@ -217,10 +226,26 @@ def _task() -> tuple[str, str]:
     return query, f"spark:{run}:{context.attemptNumber()}"
 
 
-@lru_cache(maxsize=4)
+_stores: OrderedDict[str, SqlStore] = OrderedDict()
+_stores_change = Lock()
+
+
 def store_of(url: str) -> SqlStore:
-    """The process's own store: connections open here, and never travel."""
-    return open_store(url)
+    """The process's own store: connections open here, and never travel. Of stores long unused it lets go."""
+    with _stores_change:
+        if url not in _stores:
+            _stores[url] = open_store(url)
+        _stores.move_to_end(url)
+        while len(_stores) > MAX_STORES:
+            _stores.popitem(last=False)[1].close()
+        return _stores[url]
+
+
+def close_stores() -> None:
+    """Let go of the connections that settling and reading have left open in this process."""
+    with _stores_change:
+        while _stores:
+            _stores.popitem()[1].close()
 
 
 def _record_batch(rows: list[dict[str, Any]]) -> "RecordBatch":

@@ -4,10 +4,10 @@ All three are timed alike, by the time that the database noted for each event or
 was done to the last one. Beside it stands the CPU time that each event took, all processes and PostgreSQL's together.
 """
 
-from collections.abc import Callable
 from statistics import median
 from typing import NamedTuple
 
+from penstock.pipeline import open_session
 from penstock.pipeline.relay import RelayOptions, run_relay
 from penstock.testing.bench import pgqueuer, raw
 from penstock.testing.bench.cpu import cpu_seconds
@@ -22,12 +22,13 @@ class Run(NamedTuple):
 
     per_second: float
     cpu_micros: float
-    """CPU time for each event, that of starting up included."""
 
 
 def measure(ground: Ground, plan: Plan) -> Measured:
     tries = _try_pgqueuer(ground, plan)
     setup = max(tries, key=lambda one: tries[one])
+    ground.note("starting Spark")
+    open_session(_master(plan))
     relay, moves, jobs = [], [], []
     for number in range(1, plan.rounds + 1):
         ground.note(f"throughput, round {number} of {plan.rounds}: relay, raw moves, PgQueuer")
@@ -57,19 +58,25 @@ def _run_relay(ground: Ground, plan: Plan) -> Run:
         options = RelayOptions(
             store=url,
             destination="null:",
-            master=f"local[{plan.tasks}]",
+            master=_master(plan),
             parallelism=plan.tasks,
             batch=plan.batch,
             once=True,
         )
-        cpu = _cpu_of(lambda: run_relay(options))
-        return Run(rate(url, _SETTLED, plan.warm_up), cpu / (plan.warm_up + plan.events))
+        before = cpu_seconds()
+        run_relay(options)
+        cpu = cpu_seconds() - before
+        return Run(rate(url, _SETTLED, plan.warm_up), 1e6 * cpu / (plan.warm_up + plan.events))
+
+
+def _master(plan: Plan) -> str:
+    return f"local[{plan.tasks}]"
 
 
 def _run_raw(ground: Ground, plan: Plan) -> Run:
     with ground.outbox(plan.warm_up + plan.events) as url:
-        cpu = _cpu_of(lambda: raw.move_all(url, plan.batch, plan.tasks))
-        return Run(rate(url, _SETTLED, plan.warm_up), cpu / (plan.warm_up + plan.events))
+        cpu = raw.move_all(url, plan.batch, plan.tasks)
+        return Run(rate(url, _SETTLED, plan.warm_up), 1e6 * cpu / (plan.warm_up + plan.events))
 
 
 def _run_pgqueuer(ground: Ground, plan: Plan, setup: pgqueuer.Setup, jobs: int) -> Run:
@@ -77,8 +84,8 @@ def _run_pgqueuer(ground: Ground, plan: Plan, setup: pgqueuer.Setup, jobs: int) 
     with ground.database() as url:
         pgqueuer.enqueue(url, warm_up + jobs)
         calm(url)
-        cpu = _cpu_of(lambda: pgqueuer.drain(url, setup, plan.tasks))
-        return Run(rate(url, pgqueuer.DONE, warm_up), cpu / (warm_up + jobs))
+        cpu = pgqueuer.drain(url, setup, plan.tasks)
+        return Run(rate(url, pgqueuer.DONE, warm_up), 1e6 * cpu / (warm_up + jobs))
 
 
 def _try_pgqueuer(ground: Ground, plan: Plan) -> dict[pgqueuer.Setup, float]:
@@ -89,13 +96,6 @@ def _try_pgqueuer(ground: Ground, plan: Plan) -> dict[pgqueuer.Setup, float]:
             ground.note(f"trying PgQueuer with {managers} managers in a process and batches of {batch:,}")
             tries[managers, batch] = _run_pgqueuer(ground, plan, (managers, batch), plan.tries).per_second
     return tries
-
-
-def _cpu_of(work: Callable[[], object]) -> float:
-    """Microseconds of CPU time."""
-    before = cpu_seconds()
-    work()
-    return (cpu_seconds() - before) * 1e6
 
 
 def _rate(runs: list[Run]) -> float:

@@ -5,16 +5,22 @@ import sys
 from collections.abc import Sequence
 
 from penstock.errors import PenstockError
+from penstock.testing.bench.cpu import cpu_seconds
 
 
-def run_together(module: str, arguments: Sequence[object], count: int) -> None:
-    """Run a module in `count` processes that begin together, until all of them have ended."""
+def run_together(module: str, arguments: Sequence[object], count: int) -> float:
+    """Run a module in `count` processes that begin together, until all of them have ended.
+
+    Returns the seconds of CPU time that went into it from the beginning on, PostgreSQL's included.
+    """
     command = [sys.executable, "-m", module, *map(str, arguments)]
     processes = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)
     ]
+    before = 0.0
     try:
         if all(_is_ready(process) for process in processes):
+            before = cpu_seconds()
             for process in processes:
                 _start(process)
             for process in processes:
@@ -25,6 +31,7 @@ def run_together(module: str, arguments: Sequence[object], count: int) -> None:
             process.communicate()
     if any(process.returncode for process in processes):
         raise PenstockError(f"a process of {module} failed; its reason is above")
+    return cpu_seconds() - before
 
 
 def wait_for_start() -> None:
