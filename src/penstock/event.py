@@ -16,6 +16,7 @@ DEFAULT_QUEUE = "outbox"
 CONTENT_TYPE = "content-type"
 PRIORITIES = range(-100, 101)
 NAME_LIMIT = 255
+DEDUPE_SECONDS = 86_400.0
 MAX_ATTEMPTS_LIMIT = 2**31 - 1
 LONGEST_SECONDS = 100 * 365.25 * 86_400
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
@@ -37,30 +38,40 @@ class Event:
     delay_seconds: float | None = None
     max_attempts: int | None = None
     dedupe_key: str | None = None
-    dedupe_seconds: float = 86_400.0
+    dedupe_seconds: float = DEDUPE_SECONDS
     event_id: EventId | None = None
 
     def __post_init__(self) -> None:
+        """Checked field by field only where a field is given: a bulk emit makes a hundred thousand a second."""
         _require_name("event_type", self.event_type)
-        _require_name("queue", self.queue)
-        for name in ("partition_key", "ordering_key", "dedupe_key"):
-            value = getattr(self, name)
-            if value is not None:
-                _require_name(name, value)
-        _require_headers(self.headers)
-        _require(isinstance(self.payload, bytes), "payload must be bytes; Outbox.emit encodes str and JSON")
+        if self.queue is not DEFAULT_QUEUE:
+            _require_name("queue", self.queue)
+        if self.partition_key is not None:
+            _require_name("partition_key", self.partition_key)
+        if self.ordering_key is not None:
+            _require_name("ordering_key", self.ordering_key)
+        if self.dedupe_key is not None or self.dedupe_seconds != DEDUPE_SECONDS:
+            self._require_dedupe()
+        if self.headers:
+            _require_headers(self.headers)
+        if type(self.payload) is not bytes:
+            raise InvalidEvent("payload must be bytes; Outbox.emit encodes str and JSON")
         if self.priority not in PRIORITIES:
             raise InvalidEvent(f"priority must lie in -100 to 100, not {self.priority}")
-        _require(
-            self.max_attempts is None or 1 <= self.max_attempts <= MAX_ATTEMPTS_LIMIT, "max_attempts must be 1 or more"
-        )
+        if self.max_attempts is not None and not 1 <= self.max_attempts <= MAX_ATTEMPTS_LIMIT:
+            raise InvalidEvent("max_attempts must be 1 or more")
+        if self.available_at is not None or self.delay_seconds is not None:
+            self._require_time()
+
+    def _require_dedupe(self) -> None:
+        if self.dedupe_key is not None:
+            _require_name("dedupe_key", self.dedupe_key)
         _require(
             0 < self.dedupe_seconds <= LONGEST_SECONDS, "dedupe_seconds must be greater than 0, and at most 100 years"
         )
-        _require(
-            self.available_at is None or self.delay_seconds is None,
-            "give available_at or a delay, not both",
-        )
+
+    def _require_time(self) -> None:
+        _require(self.available_at is None or self.delay_seconds is None, "give available_at or a delay, not both")
         _require(
             self.delay_seconds is None or 0 <= self.delay_seconds <= LONGEST_SECONDS,
             "a delay can't be negative, nor longer than 100 years",

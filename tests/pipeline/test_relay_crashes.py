@@ -4,6 +4,7 @@ One long-running relay, `steady`, serves the tests that it is to survive.
 """
 
 import os
+import re
 import shutil
 import signal
 import threading
@@ -209,6 +210,17 @@ def test_a_driver_that_is_killed_loses_nothing(ground: Ground, spark: "SparkSess
     assert_delivered(ids, delivered(ground.files), repeats=IN_HAND)
     assert ground.in_state(State.PUBLISHED).total() == 3_000
     assert ground.outbox.store.stats().open_leases == 0
+
+
+def test_a_relay_whose_java_is_killed_says_so_and_loses_nothing(ground: Ground, spark: "SparkSession") -> None:
+    with ground.relay() as process, emitting(ground.url) as ids:
+        assert wait_until(lambda: len(delivered(ground.files)) > 1_000, WAIT_SECONDS), process.log
+        (java,) = [pid for pid in process.processes() if "PythonGatewayServer" in command(pid)]
+        os.kill(java, signal.SIGKILL)
+        assert process.wait() == 1
+    assert re.search(r"^PipelineError: Spark's Java process is gone \(\w+\); start again$", process.log, re.MULTILINE)
+    ground.drain()
+    assert_delivered(ids, delivered(ground.files), repeats=IN_HAND)
 
 
 def test_a_relay_told_to_stop_while_spark_starts_ends_at_once(ground: Ground) -> None:

@@ -224,16 +224,19 @@ class _Turns:
     def wait(self, query: "StreamingQuery") -> bool:
         """Until all is over: True; or until the query has failed by itself, and is to be started again: False."""
         while not self._stop.wait(_LOOK_SECONDS):
-            if not _is_active(query):
-                error = query.exception()
-                if error is None:
-                    return True  # somebody stopped it, through Spark
+            active, error = _state_of(query)
+            if error is not None:
                 self._failed(error)
                 return self._stop.is_set()
+            if not active:
+                return True  # somebody stopped it, through Spark
         return True
 
     def _failed(self, error: BaseException) -> None:
         """Bear it for now, and pause; or give up."""
+        if _java_is_gone(error):
+            self._give_up(_gone(error))
+            return
         cause = root_cause(str(error))
         came_so_far = self._line.answer() > 0
         self._failures += 1
@@ -278,11 +281,20 @@ def _start(spark: "SparkSession", turns: _Turns, checkpoint: str | None, name: s
         raise _readable(error) from None
 
 
-def _is_active(query: "StreamingQuery") -> bool:
+def _state_of(query: "StreamingQuery") -> tuple[bool, Exception | None]:
+    """Whether the query is running, and what it failed of if it isn't."""
     try:
-        return query.isActive
+        return (True, None) if query.isActive else (False, query.exception())
     except Exception as error:
-        raise PipelineError(f"Spark's Java process is gone ({type(error).__name__}); start again") from None
+        raise _gone(error) from None
+
+
+def _java_is_gone(error: BaseException) -> bool:
+    return isinstance(error, OSError) or type(error).__name__ == "Py4JNetworkError"
+
+
+def _gone(error: BaseException) -> PipelineError:
+    return PipelineError(f"Spark's Java process is gone ({type(error).__name__}); start again")
 
 
 def _stop_query(query: "StreamingQuery") -> BaseException | None:
@@ -290,8 +302,10 @@ def _stop_query(query: "StreamingQuery") -> BaseException | None:
     try:
         query.stop()
         error = query.exception()
-    except Exception as gone:
-        return PipelineError(f"Spark could not stop its query ({type(gone).__name__}): {root_cause(str(gone))}")
+    except Exception as failure:
+        if _java_is_gone(failure):
+            return _gone(failure)
+        return PipelineError(f"Spark could not stop its query ({type(failure).__name__}): {root_cause(str(failure))}")
     return None if error is None else PipelineError(f"Spark's query failed: {root_cause(str(error))}")
 
 
