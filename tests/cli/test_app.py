@@ -108,7 +108,7 @@ def test_a_store_that_cant_be_reached_and_a_password_that_is_not_shown(penstock:
 @pytest.mark.parametrize("url", ["postgresql://ann:geheim@host:port/shop", "postgresql://ann:geheim@[::1/shop"])
 def test_a_store_url_that_makes_no_sense(penstock: Run, url: str) -> None:
     line = failed(penstock("status", "--store", url), 2)
-    assert "can't be understood as the URL of a store" in line
+    assert "the store's URL can't be read; one looks like" in line
     assert "geheim" not in line
 
 

@@ -90,7 +90,7 @@ class RelayProcess:
         os.killpg(self.pid, signal.SIGINT)
 
     def terminate(self) -> None:
-        os.kill(self.pid, signal.SIGTERM)
+        os.killpg(self.pid, signal.SIGTERM)
 
     def wait(self, seconds: float = START_SECONDS) -> int:
         return self._process.wait(seconds)

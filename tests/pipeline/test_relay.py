@@ -118,11 +118,13 @@ def test_a_failing_destination_leaves_retries_and_its_reason_in_the_log(
 
 
 def test_an_event_that_fails_too_often_dies_with_its_story_told(
-    outbox: Outbox, options: Options, tmp_path: Path
+    outbox: Outbox, options: Options, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (first, *_) = emit(outbox, 10)
     (tmp_path / "out").write_text("in the way")
-    report = run_relay(options(retry=RetryPolicy.constant(0.0, max_attempts=3)))
+    with caplog.at_level(logging.WARNING, "penstock"):
+        report = run_relay(options(retry=RetryPolicy.constant(0.0, max_attempts=3)))
+    assert "events died cause=" in caplog.text
     assert (report.retried, report.dead) == (20, 10)
     assert {record.attempts for record in in_state(outbox, State.DEAD)} == {3}
     assert [entry.what for entry in outbox.store.history(first)] == ["retried", "retried", "died"]

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -75,6 +75,7 @@ class Tally:
     lost: int = 0
     drained: bool = False
     troubles: list[str] = field(default_factory=list)
+    deaths: list[str] = field(default_factory=list)
 
     def count(self, settlement: Settlement) -> None:
         self.published += len(settlement.published)
@@ -84,9 +85,24 @@ class Tally:
         self.lost += len(settlement.lost)
 
     def trouble(self, error: Exception | str) -> None:
-        line = str(error) or type(error).__name__
-        if line not in self.troubles and len(self.troubles) < MAX_TROUBLES:
-            self.troubles.append(line)
+        _note(self.troubles, str(error) or type(error).__name__)
+
+    def explain(self, settlement: Settlement, outcomes: Mapping[int, Outcome]) -> None:
+        """Keep an example of why events failed, for the log."""
+        if settlement.retried:
+            self.trouble(f"publishing failed: {_first_error(settlement.retried, outcomes)}")
+        if settlement.dead:
+            _note(self.deaths, _first_error(settlement.dead, outcomes))
+
+
+def _note(lines: list[str], line: str) -> None:
+    """Each line once, and of a thousand different ones only the first few."""
+    if line not in lines and len(lines) < MAX_TROUBLES:
+        lines.append(line)
+
+
+def _first_error(failed: frozenset[int], outcomes: Mapping[int, Outcome]) -> str:
+    return next(str(getattr(outcome, "error", "")) for seq, outcome in outcomes.items() if seq in failed)
 
 
 class Heart:
@@ -250,13 +266,7 @@ def _handle(hands: Hands, errand: Errand, claim: Claim, turn: Slice, tally: Tall
         outcomes = _dispatch(hands, errand, claim.events, turn)
         settlement = _settle(hands.store, claim.lease, outcomes, errand.lease_seconds, turn, tally)
     tally.count(settlement)
-    if failed := settlement.retried | settlement.dead:
-        tally.trouble(_first_error(outcomes, failed))
-
-
-def _first_error(outcomes: dict[int, Outcome], failed: frozenset[int]) -> str:
-    errors = (getattr(outcomes[seq], "error", "") for seq in outcomes if seq in failed)
-    return f"publishing failed: {next(errors)}"
+    tally.explain(settlement, outcomes)
 
 
 def _dispatch(hands: Hands, errand: Errand, events: Sequence[Delivery], turn: Slice) -> dict[int, Outcome]:

@@ -196,6 +196,8 @@ def _parallelism(options: RelayOptions, cores: int, one_writer: bool) -> int:
 def _log(tallies: list[Tally]) -> None:
     for trouble in dict.fromkeys(line for tally in tallies for line in tally.troubles):
         telemetry.warn("trouble, trying again", cause=trouble)
+    for cause in dict.fromkeys(line for tally in tallies for line in tally.deaths):
+        telemetry.warn("events died", cause=cause)
     if any(tally.claimed for tally in tallies):
         names = ("published", "retried", "dead", "released", "lost")
         sums = {name: sum(getattr(tally, name) for tally in tallies) for name in names}

@@ -69,6 +69,9 @@ class StoreMachine(RuleBasedStateMachine):
         due = [seq for seq in self.among(State.PENDING) if self.available[seq] <= self.clock.now]
         return sorted(due, key=lambda seq: (-self.priorities[seq], self.available[seq], seq))
 
+    def one_open(self, data: st.DataObject) -> Held:
+        return self.open_leases[data.draw(st.integers(0, len(self.open_leases) - 1))]
+
     def apply(self, held: Held, outcomes: dict[int, Outcome]) -> Settlement:
         """What settling should do and say."""
         told: dict[str, set[int]] = {}
@@ -135,7 +138,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.open_leases)
     @rule(data=st.data(), limit=LIMITS, claimant=st.sampled_from("ab"))
     def repeat(self, data: st.DataObject, limit: int, claimant: str) -> None:
-        held = data.draw(st.sampled_from(self.open_leases))
+        held = self.one_open(data)
         if claimant != held.claimant:
             self.lose(held, limit)
         claimed = claim(self.store, limit, claimant=claimant, lease_id=held.claim.lease.lease_id, max_attempts=99)
@@ -159,7 +162,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.open_leases)
     @rule(data=st.data())
     def settle(self, data: st.DataObject) -> None:
-        held = data.draw(st.sampled_from(self.open_leases))
+        held = self.one_open(data)
         chosen = data.draw(st.sets(st.sampled_from(sorted(self.lives)), min_size=1))
         outcomes = {seq: data.draw(OUTCOMES) for seq in sorted(chosen)}
         lease = held.claim.lease
@@ -168,7 +171,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.open_leases)
     @rule(data=st.data())
     def settle_all(self, data: st.DataObject) -> None:
-        held = data.draw(st.sampled_from(self.open_leases))
+        held = self.one_open(data)
         outcomes = {seq: data.draw(OUTCOMES) for seq in sorted(held.seqs)}
         lease = held.claim.lease
         assert self.store.settle(lease, outcomes) == self.apply(held, outcomes)
@@ -176,7 +179,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.open_leases)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        held = data.draw(st.sampled_from(self.open_leases))
+        held = self.one_open(data)
         assert self.store.release(held.claim.lease) == len(held.seqs)
         self.apply(held, dict.fromkeys(held.seqs, RELEASED))
 

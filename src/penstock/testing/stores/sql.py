@@ -209,6 +209,16 @@ class Housekeeping(SqlScenario):
         store.tend()
         assert counts(connection) == {"events": 2, "archive": 1, "claimed": 1, "leases": 1}
 
+    def test_upkeep_goes_on_until_all_of_it_is_gone(
+        self, store: SqlStore, connection: DatabaseConnection, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("penstock.store.sql.UPKEEP_BATCH", 2)
+        for number in range(5):
+            settle(store, PUBLISHED, dedupe_key=f"{number}", dedupe_seconds=1)
+        clock.advance(86_401)
+        store.tend()
+        assert counts(connection) == {"events": 5, "archive": 5}
+
     def test_a_purge_removes_all_of_an_event(self, store: SqlStore, connection: DatabaseConnection) -> None:
         (gone,) = settle(store, Dead("x"), ordering_key="k")
         assert counts(connection)["history"] == 1
