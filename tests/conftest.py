@@ -1,6 +1,7 @@
 """Fixtures that every test may use: real servers, shared by the session, and a fresh database for each test."""
 
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -24,6 +25,11 @@ def started(server: AnyServer) -> Iterator[AnyServer]:
         pytest.skip(str(missing))
     with server:
         yield server
+
+
+# A shell starts what runs in the background deaf to Ctrl-C, and its children inherit that: tests press it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
