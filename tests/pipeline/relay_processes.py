@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -55,13 +57,15 @@ class RelayProcess:
         folder.mkdir(parents=True, exist_ok=True)
         self._log = folder / "relay.log"
         self._output = folder / "relay.out"
+        # What a killed Java leaves lying about. Not in `folder`: the paths of sockets have to be short.
+        self._scratch = tempfile.mkdtemp(prefix="relay-")
         given = {"lease_seconds": LEASE_SECONDS, "slice_seconds": 2.0, "batch": BATCH, "master": MASTER, **options}
         with self._log.open("ab") as log, self._output.open("wb") as report:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", SCRIPT, json.dumps(given)],
                 stdout=report if output is None else output,
                 stderr=log,
-                env={**os.environ, crashes.VARIABLE: crash},
+                env={**os.environ, crashes.VARIABLE: crash, **_temporary_files(self._scratch)},
                 start_new_session=True,
             )
         self.pid = self._process.pid
@@ -110,6 +114,11 @@ class RelayProcess:
                     os.kill(pid, signal.SIGKILL)
             self.wait()
         assert wait_until(lambda: not self.processes(), 20), f"outlived their relay: {self.processes()}"
+        shutil.rmtree(self._scratch)
+
+
+def _temporary_files(folder: str) -> dict[str, str]:
+    return {"SPARK_LOCAL_DIRS": folder, "JDK_JAVA_OPTIONS": f"-Djava.io.tmpdir={folder}", "TMPDIR": folder}
 
 
 def _session(pid: int) -> int | None:

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.crash, pytest.mark.spark, pytest.mark.slow]
 
 WAIT_SECONDS = 30.0
+# A cluster of three Javas takes its time on a busy machine.
+START_SECONDS = 120.0
 END_SECONDS = 10.0
 
 
@@ -339,7 +341,7 @@ def test_an_executor_that_is_killed_loses_nothing(ground: Ground) -> None:
 def emitting_to(ground: Ground, process: RelayProcess) -> Iterator[list[EventId]]:
     """Emits from when the relay is at work."""
     emit(ground.outbox, 1)
-    assert wait_until(lambda: ground.files.is_dir() and bool(delivered(ground.files)), 2 * WAIT_SECONDS), process.log
+    assert wait_until(lambda: ground.files.is_dir() and bool(delivered(ground.files)), START_SECONDS), process.log
     with emitting(ground.url) as ids:
         assert wait_until(lambda: len(delivered(ground.files)) > 1_000, WAIT_SECONDS), process.log
         yield ids

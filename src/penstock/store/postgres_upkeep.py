@@ -91,9 +91,10 @@ SELECT extract(epoch FROM max(now() - xact_start)) FROM pg_stat_activity
 WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
 """
 
-# The time as microseconds since 1970: a caller's connection may turn timestamps into anything.
+# The time as microseconds since 1970: a caller's connection may turn timestamps into anything. The sequence is found
+# once by its own query, not anew for every number.
 TAKE_NUMBERS = """
-SELECT array_agg(nextval(pg_get_serial_sequence('penstock_events', 'seq'))),
+SELECT array_agg(nextval((SELECT pg_get_serial_sequence('penstock_events', 'seq')))),
        CAST(extract(epoch FROM coalesce(CAST(:now AS timestamptz), clock_timestamp())) * 1000000 AS bigint)
 FROM generate_series(1, :count)
 """

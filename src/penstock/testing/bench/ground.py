@@ -103,6 +103,6 @@ def rate(url: str, done: LiteralString, warm_up: int) -> float:
 
 
 _SINCE_WARM: LiteralString = """,
-warm AS (SELECT at FROM done ORDER BY at OFFSET %(warm_up)s LIMIT 1)
-SELECT count(*), extract(epoch FROM max(done.at) - min(warm.at)) FROM done, warm WHERE done.at > warm.at
+warm AS MATERIALIZED (SELECT at FROM done ORDER BY at OFFSET %(warm_up)s LIMIT 1)
+SELECT count(*), extract(epoch FROM max(at) - (SELECT at FROM warm)) FROM done WHERE at > (SELECT at FROM warm)
 """
