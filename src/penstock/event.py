@@ -147,6 +147,11 @@ def decode_moment(raw: datetime | int) -> datetime:
     return MILLENNIUM + timedelta(microseconds=raw) if isinstance(raw, int) else raw
 
 
+def encode_moment(moment: datetime) -> int:
+    """A time as microseconds since 2000."""
+    return (moment - MILLENNIUM) // timedelta(microseconds=1)
+
+
 def encode_payload(payload: object, headers: Mapping[str, str] | None = None) -> tuple[bytes, dict[str, str]]:
     """Bytes stay as they are, str becomes UTF-8, anything else JSON; the content type goes into the headers.
 

@@ -35,12 +35,16 @@ def new_event_id() -> EventId:
     return EventId(uuid7.uuid7())
 
 
-def ids_for(events: Sequence[Event]) -> list[EventId]:
-    """Each event's own id, or a new one; two of one batch can't share one."""
-    ids = [event.event_id or new_event_id() for event in events]
-    if len(set(ids)) < len(ids):
+def refuse_twins(events: Sequence[Event]) -> None:
+    """Two events of one batch can't share an id."""
+    given = [event.event_id for event in events if event.event_id is not None]
+    if len(set(given)) < len(given):
         raise InvalidEvent("two events of one batch have the same event_id")
-    return ids
+
+
+def ids_for(events: Sequence[Event]) -> Iterator[EventId]:
+    """Each event's own id, or a new one, made when it is asked for: while the database is busy with the last one."""
+    return (event.event_id or EventId(uuid7.uuid7()) for event in events)
 
 
 @contextmanager

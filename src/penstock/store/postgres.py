@@ -4,7 +4,7 @@ other, COPY for bulk emits, and a lower bound on claims that keeps them fast whi
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Engine, create_engine, make_url
@@ -12,15 +12,14 @@ from sqlalchemy.exc import DBAPIError
 
 from penstock.config import needs_extra
 from penstock.errors import InvalidEvent, NotInitialised, PenstockError, StoreConflict, StoreError, StoreUnavailable
-from penstock.event import Delivery, Event, EventId
+from penstock.event import Delivery, Event, EventId, encode_moment
 from penstock.store import postgres_statements as statements
 from penstock.store import postgres_upkeep as upkeep
 from penstock.store.base import Capabilities, Lease, LeaseId, StoreOptions, Token
-from penstock.store.emit import EMIT_COLUMNS
+from penstock.store.emit import EMIT_COLUMNS, ids_for
 from penstock.store.moves import Clock, Wanted
 from penstock.store.outcomes import OutcomeRow
 from penstock.store.postgres_hints import ALWAYS, Floor, Lines
-from penstock.store.schema import from_micros
 from penstock.store.sql import SqlStore
 from penstock.store.transaction import Transaction, percent_style
 
@@ -108,16 +107,16 @@ class PostgresStore(SqlStore):
 
     # -- emitting ---------------------------------------------------------------------------------------------
 
-    def _append(self, cursor: Any, events: Sequence[Event], ids: Sequence[EventId]) -> list[EventId]:
+    def _append(self, cursor: Any, events: Sequence[Event]) -> list[EventId]:
         deduped = [event for event in events if event.dedupe_key is not None]
         if len(events) > 1:
             self._hold_keys(cursor, events)
         if len(events) >= COPY_FROM and not deduped and hasattr(cursor, "copy"):
-            self._copy(cursor, events, ids)
-        else:
-            cursor.executemany(INSERT, list(map(self._emit_row, events, ids)))
+            return self._copy(cursor, events)
+        ids = list(ids_for(events))
+        cursor.executemany(INSERT, list(map(self._emit_row, events, ids)))
         if not deduped:
-            return list(ids)
+            return ids
         names = {"queues": [event.queue for event in deduped], "names": [event.dedupe_key for event in deduped]}
         cursor.execute(self._prepare(upkeep.DEDUPED), names)
         first = {(queue, key): event_id for queue, key, event_id in cursor.fetchall()}
@@ -152,20 +151,22 @@ class PostgresStore(SqlStore):
             given = {"queue": queue, "names": sorted(keyed[queue])}
             cursor.execute(self._prepare(statements.HOLD_KEYS), given | common)
 
-    def _copy(self, cursor: Any, events: Sequence[Event], ids: Sequence[EventId]) -> None:
+    def _copy(self, cursor: Any, events: Sequence[Event]) -> list[EventId]:
         """Two COPYs, under numbers taken beforehand: the fastest way in."""
         given = {"count": len(events), "now": None if self.clock is None else self.clock()}
         cursor.execute(percent_style(upkeep.TAKE_NUMBERS), given)
-        numbers, micros = cursor.fetchone()
-        now = from_micros(micros)
+        numbers, now = cursor.fetchone()
+        ids: list[EventId] = []
         with cursor.copy(upkeep.COPY_EVENTS) as copy:
             copy.set_types(upkeep.EVENT_TYPES)
-            for seq, event_id, event in zip(numbers, ids, events, strict=True):
+            for seq, event_id, event in zip(numbers, ids_for(events), events, strict=True):
+                ids.append(event_id)
                 copy.write_row(_event_row(seq, event_id, event, now))
         with cursor.copy(upkeep.COPY_PENDING) as copy:
             copy.set_types(upkeep.PENDING_TYPES)
             for seq, event in zip(numbers, events, strict=True):
                 copy.write_row(_pending_row(seq, event, now))
+        return ids
 
     # -- claiming ---------------------------------------------------------------------------------------------
 
@@ -317,10 +318,10 @@ def _array(seqs: Sequence[int]) -> str:
     return "{" + ",".join(map(str, seqs)) + "}"
 
 
-def _event_row(seq: int, event_id: EventId, event: Event, now: datetime) -> tuple[Any, ...]:
+def _event_row(seq: int, event_id: EventId, event: Event, now: int) -> tuple[Any, ...]:
     return (
         seq,
-        event_id,
+        event_id.bytes,
         event.event_type,
         event.payload,
         _jsonb(event.headers) if event.headers else None,
@@ -330,17 +331,18 @@ def _event_row(seq: int, event_id: EventId, event: Event, now: datetime) -> tupl
     )
 
 
-def _pending_row(seq: int, event: Event, now: datetime) -> tuple[Any, ...]:
-    available = event.available_at or (
-        now if event.delay_seconds is None else now + timedelta(seconds=event.delay_seconds)
-    )
+def _pending_row(seq: int, event: Event, now: int) -> tuple[Any, ...]:
+    available = now
+    if event.available_at is not None:
+        available = encode_moment(event.available_at)
+    elif event.delay_seconds is not None:
+        available += round(event.delay_seconds * 1_000_000)
     return (seq, event.queue, event.ordering_key, event.priority, 0, 0, event.max_attempts, 0, 0, available, None)
 
 
-def _jsonb(headers: Mapping[str, str]) -> Any:
-    from psycopg.types.json import Jsonb
-
-    return Jsonb(dict(headers))
+def _jsonb(headers: Mapping[str, str]) -> bytes:
+    """As COPY takes it: the version of the format, and the text."""
+    return b"\x01" + json.dumps(dict(headers)).encode()
 
 
 def _headers(event: Event) -> str | None:

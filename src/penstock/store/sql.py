@@ -59,11 +59,11 @@ class SqlStore(Moves):
         self._came_back()
         if not events:
             return []
-        ids = emit.ids_for(events)
+        emit.refuse_twins(events)
         if connection is not None:
             with emit.borrowed(connection, self.engine.dialect.name) as cursor, self._translated():
-                return self._append(cursor, events, ids)
-        return self._transact(lambda tx: self._append(tx.connection.connection.cursor(), events, ids))
+                return self._append(cursor, events)
+        return self._transact(lambda tx: self._append(tx.connection.connection.cursor(), events))
 
     # -- claim ------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from penstock.lifecycle import fitting
 from penstock.store import sqlite_statements as statements
 from penstock.store import sqlite_upkeep as upkeep
 from penstock.store.base import Capabilities, Lease, LeaseId, Token
-from penstock.store.emit import EMIT_COLUMNS
+from penstock.store.emit import EMIT_COLUMNS, ids_for
 from penstock.store.moves import Wanted
 from penstock.store.outcomes import OutcomeRow
 from penstock.store.schema import from_micros, to_micros
@@ -111,7 +111,8 @@ class SqliteStore(SqlStore):
 
     # -- emitting ---------------------------------------------------------------------------------------------
 
-    def _append(self, cursor: Any, events: Sequence[Event], ids: Sequence[EventId]) -> list[EventId]:
+    def _append(self, cursor: Any, events: Sequence[Event]) -> list[EventId]:
+        ids = list(ids_for(events))
         cursor.executemany(INSERT, list(map(self._emit_row, events, ids)))
         deduped = [[event.queue, event.dedupe_key] for event in events if event.dedupe_key is not None]
         first: dict[tuple[str, str | None], EventId] = {}
