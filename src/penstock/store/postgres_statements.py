@@ -23,6 +23,10 @@ RETURNING claims, moved, closed_at, max_attempts, {now}
 # may take, and fetch and sort all there are, however many have come since.
 _FLOOR = "(SELECT CAST(:floor AS timestamptz))"
 _ROOM = "(SELECT CAST(:room AS bigint))"
+# These too, so that a plan for all values costs no more than one for these: or each claim would be planned anew.
+_LOAD = "(SELECT CAST(:room AS float8))"
+_MOST = "(SELECT CAST(:limit AS float8))"
+_ALONE = "(SELECT CAST(:alone AS boolean))"
 
 # The priority levels that have anything, highest first: one index probe each.
 _LEVELS = f"""
@@ -73,12 +77,12 @@ chosen AS MATERIALIZED (
 ),
 weighed AS (
     SELECT place, row_number() OVER () AS number,
-           sum(least(10 ^ suspect, :limit)) OVER (ROWS UNBOUNDED PRECEDING) AS load
+           sum(least(10 ^ suspect, {_MOST})) OVER (ROWS UNBOUNDED PRECEDING) AS load
     FROM chosen
 ),
 taken AS (
     DELETE FROM penstock_pending
-    WHERE ctid = ANY (ARRAY(SELECT place FROM weighed WHERE load <= :room OR number = 1 AND :alone))
+    WHERE ctid = ANY (ARRAY(SELECT place FROM weighed WHERE load <= {_LOAD} OR number = 1 AND {_ALONE}))
     RETURNING *
 ),
 moved AS (
