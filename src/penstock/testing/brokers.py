@@ -1,0 +1,156 @@
+"""The conformance suite for publishers to a broker: `PublisherConformance`, and how a broker may fail.
+
+    class TestMyPublisher(BrokerConformance):
+        server, publisher, read_back, impatient, stranger, refusals      # fixtures to override
+
+A broker can be down, hang, restart in the middle, refuse one event of a batch, or not let the publisher in. Each has
+to end in an outcome for each event, retryable or final as it should be, with an error that names the cause.
+"""
+
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import pytest
+
+from penstock.event import Delivery
+from penstock.lifecycle import Dead, Outcome, Published, Retry
+from penstock.publish.base import Message, Publisher
+from penstock.publish.routing import Routing
+from penstock.testing.events import delivery
+from penstock.testing.publishers import PublisherConformance, ReadBack, attempt, published, received
+
+ROUNDS = 400
+
+
+class Broker(Protocol):
+    """A broker's server, which keeps its data and its address over all of these."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def restart(self) -> None: ...
+
+    def freeze(self) -> None: ...
+
+    def thaw(self) -> None: ...
+
+
+class Refusal(NamedTuple):
+    """A message that the broker refuses, how that ends, and what its error says."""
+
+    message: Message
+    ends: type[Retry | Dead]
+    cause: str
+    """A regular expression, in any case."""
+
+
+class BrokerConformance(PublisherConformance):
+    """How a broker may fail, and what has to come of it."""
+
+    @pytest.fixture
+    def server(self) -> Broker:
+        raise NotImplementedError("override the fixture `server`")
+
+    @pytest.fixture
+    def outage(self, server: Broker) -> Broker:
+        return server
+
+    @pytest.fixture
+    def impatient(self) -> Publisher:
+        """A publisher that waits a second or two for an answer, not longer."""
+        raise NotImplementedError("override the fixture `impatient`")
+
+    @pytest.fixture
+    def stranger(self) -> tuple[Publisher, str]:
+        """A publisher with wrong credentials, and what its errors say."""
+        raise NotImplementedError("override the fixture `stranger`")
+
+    @pytest.fixture
+    def refusals(self) -> Mapping[str, Refusal]:
+        """Messages that are refused, under what is wrong with them: at least `too large`, and `unknown topic` unless
+        the broker makes topics as they come."""
+        raise NotImplementedError("override the fixture `refusals`")
+
+    def test_a_refused_event_fails_alone(
+        self, publisher: Publisher, read_back: ReadBack, refusals: Mapping[str, Refusal]
+    ) -> None:
+        assert "too large" in refusals
+        for wrong, refusal in refusals.items():
+            neighbours = [delivery(event_type="orders.refused"), delivery(event_type="orders.refused")]
+            first, last = Routing().route(neighbours)
+            outcomes = publisher.publish([first, refusal.message, last])
+            assert outcomes.keys() == {first.event.seq, refusal.message.event.seq, last.event.seq}, wrong
+            _ends(outcomes[refusal.message.event.seq], refusal)
+            assert [outcomes[event.seq] for event in neighbours] == list(published(neighbours).values()), wrong
+            assert list(read_back("orders.refused"))[-2:] == received(neighbours), wrong
+
+    def test_wrong_credentials_are_a_retry_that_says_so(self, stranger: tuple[Publisher, str]) -> None:
+        """A retry: not the events are at fault, and somebody will mend it."""
+        publisher, cause = stranger
+        events = [delivery(), delivery()]
+        outcomes = attempt(publisher, events)
+        publisher.close()
+        assert outcomes.keys() == {event.seq for event in events}
+        for outcome in outcomes.values():
+            assert isinstance(outcome, Retry), outcome
+            assert re.search(cause, outcome.error, re.IGNORECASE), outcome
+
+    def test_a_broker_that_hangs_is_a_retry(self, server: Broker, impatient: Publisher, read_back: ReadBack) -> None:
+        before, during = delivery(), [delivery() for _ in range(3)]
+        assert attempt(impatient, [before]) == published([before])
+        server.freeze()
+        try:
+            outcomes = attempt(impatient, during)
+        finally:
+            server.thaw()
+        assert outcomes.keys() == {event.seq for event in during}
+        assert all(isinstance(outcome, Retry) for outcome in outcomes.values()), outcomes
+        tries = _insist(impatient, during)
+        impatient.close()
+        self._none_too_often(read_back, during, tries + 1)
+
+    def test_a_restart_in_the_middle_loses_nothing(
+        self, server: Broker, publisher: Publisher, read_back: ReadBack
+    ) -> None:
+        """And within one attempt nothing is published twice."""
+        events = [delivery(payload=str(number).encode()) for number in range(ROUNDS)]
+        restarted = threading.Thread(target=server.restart)
+        tries: dict[int, int] = {}
+        for start in range(0, ROUNDS, 10):
+            if start == ROUNDS // 4:
+                restarted.start()
+            batch = events[start : start + 10]
+            count = _insist(publisher, batch)
+            tries |= dict.fromkeys((event.seq for event in batch), count)
+        restarted.join()
+        held = [one.event_id for one in read_back("orders.created")]
+        for event in events:
+            assert 1 <= held.count(str(event.event_id)) <= tries[event.seq]
+
+    def _none_too_often(self, read_back: ReadBack, events: Sequence[Delivery], tries: int) -> None:
+        held = [one.event_id for one in read_back("orders.created")]
+        for event in events:
+            assert 1 <= held.count(str(event.event_id)) <= tries
+
+
+def _insist(publisher: Publisher, events: Sequence[Delivery]) -> int:
+    """Publish, and what failed again, until all is published. How many attempts it took."""
+    left: list[Delivery] = list(events)
+    pause = threading.Event()
+    for tries in range(1, 301):
+        outcomes = attempt(publisher, left)
+        assert all(isinstance(outcome, Published | Retry) for outcome in outcomes.values()), outcomes
+        left = [event for event in left if not isinstance(outcomes[event.seq], Published)]
+        if not left:
+            return tries
+        pause.wait(0.1)
+    raise AssertionError(f"{len(left)} of {len(events)} were not published in 300 attempts: {outcomes}")
+
+
+def _ends(outcome: Outcome, refusal: Refusal) -> None:
+    assert isinstance(outcome, refusal.ends), outcome
+    assert isinstance(outcome, Retry | Dead)
+    assert re.search(refusal.cause, outcome.error, re.IGNORECASE), outcome

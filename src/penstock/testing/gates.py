@@ -1,0 +1,91 @@
+"""A gate between a client and its server, to show that a client sends a whole batch before it waits for answers.
+
+    with Gate(server.port) as gate:
+        gate.hold_answers(until=b"marker", count=100)
+        ...                                # a client that waits for each answer would wait for ever
+
+Bytes pass unchanged. No test has to measure time.
+"""
+
+import selectors
+import socket
+import threading
+from typing import Self
+
+CHUNK = 65_536
+
+
+class Gate:
+    """A TCP proxy on 127.0.0.1 that can hold back what the server answers until the client has sent enough."""
+
+    def __init__(self, target_port: int, port: int = 0) -> None:
+        self._target = ("127.0.0.1", target_port)
+        self._listener = socket.create_server(("127.0.0.1", port))
+        self.port: int = self._listener.getsockname()[1]
+        self._marker = b""
+        self._wanted = 0
+        self._sent = b""
+        self._open = threading.Event()
+        self._open.set()
+        self._over = threading.Event()
+        self._held: list[socket.socket] = []
+        threading.Thread(target=self._accept, name="gate", daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._open.set()
+        for each in (self._listener, *self._held):
+            each.close()
+
+    @property
+    def holding(self) -> bool:
+        return not self._open.is_set()
+
+    def hold_answers(self, *, until: bytes, count: int) -> None:
+        """From now on let no answer through, until the client has sent `until` so many times."""
+        self._marker, self._wanted, self._sent = until, count, b""
+        self._open.clear()
+
+    def _accept(self) -> None:
+        while not self._over.is_set():
+            try:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._target)
+            except OSError:
+                continue
+            self._held += [client, server]
+            threading.Thread(target=self._pass, args=[client, server], name="gate-pass", daemon=True).start()
+
+    def _pass(self, client: socket.socket, server: socket.socket) -> None:
+        """Both ways, until either side has gone."""
+        with selectors.DefaultSelector() as ready, client, server:
+            ready.register(client, selectors.EVENT_READ)
+            ready.register(server, selectors.EVENT_READ)
+            while not self._over.is_set():
+                for key, _ in ready.select(0.05):
+                    if key.fileobj is server and self.holding:
+                        continue
+                    try:
+                        moved = self._move(client, server) if key.fileobj is client else _move(server, client)
+                    except OSError:
+                        return
+                    if not moved:
+                        return
+
+    def _move(self, client: socket.socket, server: socket.socket) -> bool:
+        data = client.recv(CHUNK)
+        server.sendall(data)
+        if self.holding:
+            self._sent += data
+            if self._sent.count(self._marker) >= self._wanted:
+                self._open.set()
+        return bool(data)
+
+
+def _move(source: socket.socket, target: socket.socket) -> bool:
+    data = source.recv(CHUNK)
+    target.sendall(data)
+    return bool(data)
