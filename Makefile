@@ -39,7 +39,7 @@ bench: setup ## Run the benchmarks
 	@$(BIN)/penstock bench $(ARGS)
 
 services: setup ## Fetch the servers that the tests run against
-	@echo "PostgreSQL and Valkey come with the development dependencies: nothing more is needed."
+	@for service in services/*; do "$$service"; done
 
 clean: ## Remove .venv, caches and build output
 	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

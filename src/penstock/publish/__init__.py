@@ -21,7 +21,15 @@ class _Destination(NamedTuple):
 
 
 _DESTINATIONS = {
+    "amqp": _Destination("penstock.publish.rabbitmq", "rabbitmq"),
+    "amqps": _Destination("penstock.publish.rabbitmq", "rabbitmq"),
     "file": _Destination("penstock.publish.files"),
+    "http": _Destination("penstock.publish.http", "http"),
+    "https": _Destination("penstock.publish.http", "http"),
+    "kafka": _Destination("penstock.publish.kafka", "kafka"),
+    "kafkas": _Destination("penstock.publish.kafka", "kafka"),
+    "nats": _Destination("penstock.publish.nats", "nats"),
+    "natss": _Destination("penstock.publish.nats", "nats"),
     "null": _Destination("penstock.publish.null"),
     "redis": _Destination("penstock.publish.valkey", "valkey"),
     "rediss": _Destination("penstock.publish.valkey", "valkey"),
