@@ -1,5 +1,6 @@
 """How much a verb costs as a store grows: by the plans that PostgreSQL makes, and by counting, never by time."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -174,6 +175,13 @@ def test_a_claim_among_a_million_looks_at_few(big: psycopg.Connection, monkeypat
         assert len(claim(store, 100, queue="queue-0")) == 100
     assert sum(plan.rows for plan in claiming) < 3_000
     store.close()
+
+
+def test_a_claim_is_planned_once_for_all_values() -> None:
+    """A plan for all values must not look dearer than one for these: at millions of rows every claim would be planned
+    anew. So the planner is to know none of them but the queue and the lease, whatever is added to the statement."""
+    bare = re.sub(r"\(SELECT CAST\(:\w+ AS \w+\)\)", "", statements.TAKE_READY)
+    assert set(re.findall(r"(?<!:):(\w+)", bare)) == {"queue", "lease_id"}
 
 
 @contextmanager
