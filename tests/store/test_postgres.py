@@ -69,7 +69,7 @@ def test_the_tables_are_the_ones_in_the_code(store: SqlStore) -> None:
 
 def test_many_starts_at_once_create_the_tables_once(postgres_url: str) -> None:
     upgrades = initialise_at_once(lambda: open_store(postgres_url))
-    assert sorted(len(upgrade.steps) for upgrade in upgrades) == [0] * (len(upgrades) - 1) + [1]
+    assert sum(bool(upgrade.steps) for upgrade in upgrades) == 1
     store = open_store(postgres_url)
     assert store.append([event()])
     assert store.versions() == (upgrades[0].after, upgrades[0].after)

@@ -249,6 +249,14 @@ class Store(Protocol):
         """Apply outcomes (by seq) to the events still under `lease`; report the ones that no longer are."""
         ...
 
+    def route(self, lease: Lease, queues: Mapping[int, Sequence[str]]) -> Settlement:
+        """Move events (by seq) from under `lease` to other queues, in all of them at once if there are several.
+
+        Each is pending there as if just emitted, with a life of its own, under the event's one id. The settlement
+        says which moved (`released`), and which were no longer ours (`lost`).
+        """
+        ...
+
     def release(self, lease: Lease) -> int:
         """Give back, uncounted, all that is still claimed under `lease`."""
         ...

@@ -1,6 +1,6 @@
 """Looking at events: selections as SQL, pages, timelines, the state of a store at a glance. Reads only."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -13,6 +13,7 @@ from sqlalchemy import (
     func,
     literal,
     null,
+    or_,
     select,
     union_all,
 )
@@ -24,6 +25,8 @@ from penstock.store.schema import Moment, archive, claimed, events, leases, pend
 from penstock.store.schema import history as timeline
 
 LIVE = (pending, claimed)
+# A copy goes by the id of the event that it is a copy of.
+EVENT_ID = func.coalesce(events.c.origin, events.c.event_id, type_=events.c.event_id.type)
 TOP_ERRORS = 5
 
 
@@ -90,7 +93,7 @@ def history(connection: Connection, event_id: EventId) -> Sequence[HistoryEntry]
     statement = (
         select(timeline)
         .join(events, events.c.seq == timeline.c.seq)
-        .where(events.c.event_id == event_id)
+        .where(_is_one_of([event_id]))
         .order_by(timeline.c.id)
     )
     return [HistoryEntry(row.at, row.what, row.attempts, row.by, row.detail) for row in connection.execute(statement)]
@@ -199,7 +202,7 @@ def _part(
 
     return select(
         events.c.seq,
-        events.c.event_id,
+        EVENT_ID.label("event_id"),
         events.c.event_type,
         events.c.payload,
         events.c.headers,
@@ -226,7 +229,7 @@ def _part(
 def _conditions(selection: Selection, table: Any) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
     if selection.ids is not None:
-        conditions.append(events.c.event_id.in_(selection.ids))
+        conditions.append(_is_one_of(selection.ids))
     if selection.queue is not None:
         conditions.append(table.c.queue == selection.queue)
     if selection.event_type is not None:
@@ -238,6 +241,11 @@ def _conditions(selection: Selection, table: Any) -> list[ColumnElement[bool]]:
     if selection.error is not None:
         conditions.append(table.c.last_error.icontains(selection.error, autoescape=True))
     return conditions
+
+
+def _is_one_of(ids: Collection[EventId]) -> ColumnElement[bool]:
+    """Two conditions, because each has an index and what they say together has none."""
+    return or_(events.c.event_id.in_(ids), events.c.origin.in_(ids))
 
 
 def _states(selection: Selection) -> list[ColumnElement[bool]]:

@@ -18,7 +18,7 @@ from penstock.config import mask_url
 from penstock.errors import PenstockError, StoreConflict, UsageError
 from penstock.event import Delivery, Event, EventId
 from penstock.store.base import Capabilities, Lease, LeaseId, StoreOptions, Token
-from penstock.store.outcomes import OutcomeRow
+from penstock.store.outcomes import OutcomeRow, RouteRow
 from penstock.store.transaction import Transaction
 
 Clock = Callable[[], datetime]
@@ -141,6 +141,10 @@ class Moves(ABC):
     def _apply(
         self, tx: Transaction, lease_id: LeaseId, rows: list[OutcomeRow], max_attempts: int, skip: bool
     ) -> list[Any]: ...
+    @abstractmethod
+    def _route(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> frozenset[int]: ...
+    @abstractmethod
+    def _hold_lines(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> None: ...
     @abstractmethod
     def _release(self, tx: Transaction, lease_id: LeaseId) -> int: ...
     @abstractmethod

@@ -1,9 +1,12 @@
 """Outcomes on their way into a database: the plain successes, and rows for the rest. What a publisher or handler says
 of an error may hold anything; what is stored may not."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import assert_never
+from typing import NamedTuple, assert_never
+from uuid import UUID
+
+import uuid_utils.compat as uuid7
 
 from penstock.event import LONGEST_SECONDS
 from penstock.lifecycle import PUBLISHED, Dead, Outcome, Published, Released, Retry
@@ -19,6 +22,24 @@ class OutcomeRow:
     kind: str
     error: str | None = None
     delay: float = 0.0
+
+
+class RouteRow(NamedTuple):
+    """An event's way into one queue: the first takes the event itself, each further one a copy under an id given."""
+
+    seq: int
+    queue: str
+    copy_id: UUID | None
+
+
+def route_rows(queues: Mapping[int, Sequence[str]]) -> list[RouteRow]:
+    """In the order of the events: copies are numbered as they come, and a line stays one."""
+    rows: list[RouteRow] = []
+    for seq in sorted(queues):
+        first, *others = dict.fromkeys(queues[seq])
+        rows.append(RouteRow(seq, first, None))
+        rows += [RouteRow(seq, queue, uuid7.uuid7()) for queue in others]
+    return rows
 
 
 def split(outcomes: Mapping[int, Outcome]) -> tuple[list[int], list[OutcomeRow]]:

@@ -18,7 +18,7 @@ from penstock.store import postgres_upkeep as upkeep
 from penstock.store.base import Capabilities, Lease, LeaseId, StoreOptions, Token
 from penstock.store.emit import EMIT_COLUMNS, ids_for
 from penstock.store.moves import Clock, Wanted
-from penstock.store.outcomes import OutcomeRow
+from penstock.store.outcomes import OutcomeRow, RouteRow
 from penstock.store.postgres_hints import ALWAYS, Floor, Lines
 from penstock.store.sql import SqlStore
 from penstock.store.transaction import Transaction, percent_style
@@ -240,6 +240,20 @@ class PostgresStore(SqlStore):
             max_attempts=max_attempts,
             skip=skip,
         )
+
+    def _route(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> frozenset[int]:
+        columns = {"queues": [row.queue for row in rows], "copy_ids": [row.copy_id for row in rows]}
+        moved = tx.rows(upkeep.ROUTE, lease_id=lease_id, seqs=_array([row.seq for row in rows]), **columns)
+        return frozenset(row[0] for row in moved)
+
+    def _hold_lines(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> None:
+        keys = dict(tx.rows(upkeep.LINES_HELD, lease_id=lease_id))
+        lines: dict[str, set[str]] = {}
+        for row in rows:
+            if row.seq in keys:
+                lines.setdefault(row.queue, set()).add(keys[row.seq])
+        for queue in sorted(lines):
+            tx.rows(statements.HOLD_KEYS, queue=queue, names=sorted(lines[queue]))
 
     def _release(self, tx: Transaction, lease_id: LeaseId) -> int:
         return int(tx.scalar(statements.RELEASE, lease_id=lease_id))

@@ -5,6 +5,15 @@ As in `postgres_statements`, values are bound and only `{now}`, the clock, is pu
 
 from penstock.store.columns import COLUMNS, changing
 
+_FRESH = {
+    "attempts": "0",
+    "deliveries": "0",
+    "replays": "0",
+    "suspect": "0",
+    "available_at": "{now}",
+    "last_error": "CAST(NULL AS text)",
+}
+
 # The key comes back from the event itself: one that had left its line returns to it.
 REPLAY = f"""
 WITH gone AS (
@@ -44,6 +53,40 @@ FROM (
 ) idle
 WHERE k.queue = :queue AND k.ordering_key = idle.ordering_key
 """
+
+# The event itself goes to its first queue. Copies take their numbers in the order of the events, after the sort: an
+# ordering key's line stays one. Their time is now: claimers look for new events from where they last found some.
+ROUTE = f"""
+WITH given AS MATERIALIZED (
+    SELECT * FROM unnest(CAST(:seqs AS bigint[]), CAST(:queues AS text[]), CAST(:copy_ids AS uuid[]))
+        WITH ORDINALITY AS given (given_seq, to_queue, copy_id, place)
+),
+gone AS (
+    DELETE FROM penstock_claimed c USING given g
+    WHERE g.copy_id IS NULL AND c.seq = g.given_seq AND c.lease_id = :lease_id RETURNING c.*, g.to_queue
+),
+copies AS MATERIALIZED (
+    SELECT nextval((SELECT CAST(pg_get_serial_sequence('penstock_events', 'seq') AS regclass))) AS copy_seq, sorted.*
+    FROM (SELECT gone.*, g.to_queue AS copy_queue, g.copy_id FROM gone JOIN given g ON g.given_seq = gone.seq
+          WHERE g.copy_id IS NOT NULL ORDER BY g.place) sorted
+),
+written AS (
+    INSERT INTO penstock_events
+        (seq, event_id, event_type, payload, headers, partition_key, ordering_key, created_at, origin)
+    SELECT c.copy_seq, c.copy_id, e.event_type, e.payload, e.headers, e.partition_key, e.ordering_key, e.created_at,
+           coalesce(e.origin, e.event_id)
+    FROM copies c JOIN penstock_events e ON e.seq = c.seq AND e.seq = ANY (ARRAY(SELECT seq FROM copies))
+),
+waiting AS (
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT {changing(queue="to_queue", **_FRESH)} FROM gone
+    UNION ALL
+    SELECT {changing(seq="copy_seq", queue="copy_queue", **_FRESH)} FROM copies
+)
+SELECT seq FROM gone
+"""
+
+LINES_HELD = "SELECT seq, ordering_key FROM penstock_claimed WHERE lease_id = :lease_id AND ordering_key IS NOT NULL"
 
 PURGE = """
 WITH gone AS (DELETE FROM penstock_archive WHERE seq = ANY (CAST(:seqs AS bigint[])) RETURNING seq),

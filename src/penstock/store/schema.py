@@ -102,6 +102,14 @@ events = Table(
     Column("partition_key", Text),
     Column("ordering_key", Text),
     Column("created_at", Moment, nullable=False),
+    Column("origin", Id),
+)
+# A copy, for one of several destinations, is found by the id of the event that it is a copy of.
+Index(
+    "penstock_events_origin",
+    events.c.origin,
+    postgresql_where=events.c.origin.is_not(None),
+    sqlite_where=events.c.origin.is_not(None),
 )
 
 pending = Table("penstock_pending", metadata, *_changing())

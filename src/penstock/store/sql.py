@@ -32,7 +32,7 @@ from penstock.store.base import (
     Token,
 )
 from penstock.store.moves import AVAILABLE_AT, SEQ, Clock, Moves, Wanted
-from penstock.store.outcomes import OutcomeRow, split
+from penstock.store.outcomes import OutcomeRow, RouteRow, route_rows, split
 from penstock.store.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -211,6 +211,28 @@ class SqlStore(Moves):
         rows = tx.rows(self.statements.SETTLED_BEFORE, lease_id=lease_id, seqs=seqs)
         before = frozenset(row[0] for row in rows)
         return Settlement(already_settled=before, lost=frozenset(seqs) - before)
+
+    def route(self, lease: Lease, queues: Mapping[int, Sequence[str]]) -> Settlement:
+        if not queues:
+            return Settlement()
+        if not all(queues.values()):
+            raise UsageError("an event is routed to at least one queue")
+        self._came_back()
+        return self._transact(lambda tx: self._routed(tx, lease, route_rows(queues)))
+
+    def _routed(self, tx: Transaction, lease: Lease, rows: list[RouteRow]) -> Settlement:
+        asked = frozenset(row.seq for row in rows)
+        held = tx.row(self.statements.LOCK_LEASE, lease_id=lease.lease_id, token=lease.token)
+        if held is None:
+            return Settlement(lost=asked)
+        _, keyed = held
+        if keyed:
+            self._hold_lines(tx, lease.lease_id, rows)
+        moved = self._route(tx, lease.lease_id, rows)
+        if keyed:
+            self._free_keys(tx, [lease.lease_id])
+        tx.run(self.statements.CLOSE_LEASE, lease_id=lease.lease_id)
+        return Settlement(released=moved, lost=asked - moved)
 
     def release(self, lease: Lease) -> int:
         self._came_back()

@@ -30,7 +30,7 @@ from penstock.store import sqlite_upkeep as upkeep
 from penstock.store.base import Capabilities, Lease, LeaseId, Token
 from penstock.store.emit import EMIT_COLUMNS, ids_for
 from penstock.store.moves import Wanted
-from penstock.store.outcomes import OutcomeRow
+from penstock.store.outcomes import OutcomeRow, RouteRow
 from penstock.store.schema import from_micros, to_micros
 from penstock.store.sql import SqlStore
 from penstock.store.transaction import Transaction
@@ -202,6 +202,20 @@ class SqliteStore(SqlStore):
         for statement in statements.APPLY:
             tx.run(statement, **given)
         return outcomes
+
+    def _route(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> frozenset[int]:
+        number = tx.scalar(upkeep.LAST_NUMBER)
+        numbered: list[list[Any]] = []
+        for row in rows:
+            number += row.copy_id is not None
+            numbered.append([row.seq, row.queue, *((number, row.copy_id.hex) if row.copy_id else (None, None))])
+        moved = [seq for (seq,) in tx.rows(upkeep.ROUTED, lease_id=lease_id, rows=numbered)]
+        for statement in upkeep.ROUTE:
+            tx.run(statement, lease_id=lease_id, rows=numbered, seqs=moved)
+        return frozenset(moved)
+
+    def _hold_lines(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> None:
+        tx.run(upkeep.HOLD_LINES, lease_id=lease_id, rows=[[row.seq, row.queue] for row in rows])
 
     def _release_behind(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> None:
         behind = [row[0] for row in tx.rows(statements.BEHIND, lease_id=lease_id, seqs=seqs)]

@@ -33,6 +33,44 @@ REPLAY = (
     f"DELETE FROM penstock_archive WHERE seq IN {_SEQS}",
 )
 
+LAST_NUMBER = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'penstock_events'"
+
+# Rows of seq, queue, the copy's number and its id; the event itself goes to its first queue, without a number.
+_GIVEN = """
+(SELECT value ->> 0 AS given_seq, value ->> 1 AS to_queue, value ->> 2 AS number, value ->> 3 AS copy_id
+ FROM json_each(:rows)) g
+"""
+_FRESH = {
+    "queue": "g.to_queue",
+    "attempts": "0",
+    "deliveries": "0",
+    "replays": "0",
+    "suspect": "0",
+    "available_at": ":now",
+    "last_error": "NULL",
+}
+_ROUTED = f"FROM {_GIVEN} JOIN penstock_claimed c ON c.seq = g.given_seq AND c.lease_id = :lease_id"
+ROUTED = f"SELECT DISTINCT c.seq {_ROUTED}"
+HOLD_LINES = f"""
+INSERT INTO penstock_keys (queue, ordering_key, next_at)
+SELECT DISTINCT g.to_queue, c.ordering_key, :now {_ROUTED} WHERE c.ordering_key IS NOT NULL
+ON CONFLICT DO NOTHING
+"""
+ROUTE = (
+    f"""
+    INSERT INTO penstock_events
+        (seq, event_id, event_type, payload, headers, partition_key, ordering_key, created_at, origin)
+    SELECT g.number, g.copy_id, e.event_type, e.payload, e.headers, e.partition_key, e.ordering_key, e.created_at,
+           coalesce(e.origin, e.event_id)
+    {_ROUTED} JOIN penstock_events e ON e.seq = c.seq WHERE g.number IS NOT NULL
+    """,
+    f"""
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT {changing(seq="coalesce(g.number, c.seq)", **_FRESH)} {_ROUTED}
+    """,
+    f"DELETE FROM penstock_claimed WHERE lease_id = :lease_id AND seq IN {_SEQS}",
+)
+
 PURGE = (
     f"DELETE FROM penstock_history WHERE seq IN {_SEQS}",
     f"DELETE FROM penstock_events WHERE seq IN {_SEQS}",

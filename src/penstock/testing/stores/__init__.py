@@ -16,6 +16,7 @@ from penstock.testing.stores.leasing import Fencing, Heartbeats, Releasing, Repe
 from penstock.testing.stores.looking import Counting, Finding, Relays
 from penstock.testing.stores.ordering import Blocking, Ordering, Skipping
 from penstock.testing.stores.reaping import Poison, Reaping
+from penstock.testing.stores.routing import Routing
 from penstock.testing.stores.scenario import ManualClock, OpenStore
 from penstock.testing.stores.settling import Dying, Settling, SettlingAgain, Timelines
 from penstock.testing.stores.sql import CallersTransaction, DatabaseConnection, Housekeeping, OutboxView
@@ -38,6 +39,7 @@ class StoreConformance(
     Ordering,
     Blocking,
     Skipping,
+    Routing,
     Replaying,
     Purging,
     Tending,

@@ -1,0 +1,169 @@
+"""The conformance suite's part on routing: an event moves on to the queue of its destination, or, by copies, to several,
+and has a life of its own in each."""
+
+import pytest
+
+from penstock.errors import UsageError
+from penstock.lifecycle import PUBLISHED, Dead, Retry, State
+from penstock.store.base import Claim, Selection, Settlement, Store
+from penstock.testing.stores.scenario import (
+    ManualClock,
+    StoreScenario,
+    all_to,
+    claim,
+    emit,
+    event,
+    ids,
+    publish,
+    records,
+    seqs,
+)
+
+
+def route(store: Store, held: Claim, *queues: str) -> Settlement:
+    """All events of a claim to all of these queues."""
+    return store.route(held.lease, dict.fromkeys(seqs(held), queues))
+
+
+class Routing(StoreScenario):
+    def test_an_event_moves_to_its_queue(self, store: Store) -> None:
+        emitted = emit(store, 3)
+        held = claim(store)
+        assert route(store, held, "there").released == set(seqs(held))
+        assert not claim(store)
+        assert ids(claim(store, queue="there")) == emitted
+
+    def test_a_copy_is_the_same_event(self, store: Store) -> None:
+        fields = {"payload": b"\x00body", "headers": {"a": "b"}, "partition_key": "p", "priority": 7, "max_attempts": 4}
+        (emitted,) = emit(store, **fields)
+        route(store, claim(store), "one", "two", "three")
+        for queue in ("one", "two", "three"):
+            (copy,) = claim(store, queue=queue).events
+            assert copy.event_id == emitted
+            assert {name: getattr(copy, name) for name in fields} == fields
+            assert (copy.event_type, copy.queue, copy.attempts, copy.deliveries) == ("orders.created", queue, 0, 1)
+
+    def test_each_copy_has_its_own_life(self, store: Store) -> None:
+        (emitted,) = emit(store)
+        route(store, claim(store), "good", "bad", "late")
+        publish(store, claim(store, queue="good"))
+        bad, late = claim(store, queue="bad"), claim(store, queue="late")
+        store.settle(bad.lease, all_to(Dead("no"), bad))
+        store.settle(late.lease, all_to(Retry("later", 5), late))
+        found = {one.queue: one for one in store.find(Selection(ids=frozenset({emitted}))).records}
+        assert {queue: one.state for queue, one in found.items()} == {
+            "good": State.PUBLISHED,
+            "bad": State.DEAD,
+            "late": State.PENDING,
+        }
+        assert [found[queue].last_error for queue in ("good", "bad", "late")] == [None, "no", "later"]
+        assert sorted(line.what for line in store.history(emitted)) == ["died", "retried"]
+
+    def test_one_of_several_is_replayed_alone(self, store: Store) -> None:
+        (emitted,) = emit(store)
+        route(store, claim(store), "one", "two")
+        for queue in ("one", "two"):
+            publish(store, claim(store, queue=queue))
+        assert store.replay(Selection(ids=frozenset({emitted}), queue="two")) == 1
+        assert not claim(store, queue="one")
+        assert ids(claim(store, queue="two")) == [emitted]
+
+    def test_all_are_purged_by_the_one_id(self, store: Store) -> None:
+        (emitted,) = emit(store)
+        route(store, claim(store), "one", "two")
+        for queue in ("one", "two"):
+            publish(store, claim(store, queue=queue))
+        assert store.purge(Selection(ids=frozenset({emitted}))) == 2
+        assert records(store) == []
+
+    def test_what_happened_before_is_not_counted_there(self, store: Store, clock: ManualClock) -> None:
+        emit(store)
+        claim(store)
+        clock.expire_leases()
+        assert store.reap() == 1
+        route(store, claim(store), "there", "elsewhere")
+        for queue in ("there", "elsewhere"):
+            (moved,) = claim(store, queue=queue).events
+            assert (moved.attempts, moved.deliveries, moved.suspect, moved.last_error) == (0, 1, 0, None)
+
+    def test_a_routed_event_may_be_routed_again(self, store: Store) -> None:
+        (emitted,) = emit(store)
+        route(store, claim(store), "one", "two")
+        route(store, claim(store, queue="two"), "three", "four")
+        assert [ids(claim(store, queue=queue)) for queue in ("one", "three", "four")] == [[emitted]] * 3
+
+    def test_a_queue_named_twice_gets_it_once(self, store: Store) -> None:
+        emit(store)
+        route(store, claim(store), "one", "two", "one")
+        assert len(claim(store, queue="one")) == 1
+
+    def test_an_event_goes_nowhere_only_by_mistake(self, store: Store) -> None:
+        emit(store)
+        held = claim(store)
+        with pytest.raises(UsageError, match="at least one queue"):
+            route(store, held)
+        assert route(store, held, "there").released == set(seqs(held))
+
+    def test_some_of_a_claim_may_be_routed_and_others_settled(self, store: Store) -> None:
+        emit(store, 2)
+        held = claim(store)
+        first, second = seqs(held)
+        assert store.route(held.lease, {first: ["there"]}).released == {first}
+        assert store.settle(held.lease, {second: PUBLISHED}).published == {second}
+        assert not store.extend([held.lease])
+
+    def test_an_old_token_routes_nothing(self, store: Store) -> None:
+        emit(store, 2)
+        old = claim(store)
+        claim(store, lease_id=old.lease.lease_id, claimant="another")
+        assert route(store, old, "there", "elsewhere") == Settlement(lost=frozenset(seqs(old)))
+        assert not claim(store, queue="there")
+        assert len(records(store)) == 2
+
+    def test_a_repeat_routes_nothing_twice(self, store: Store) -> None:
+        emit(store, 2)
+        held = claim(store)
+        route(store, held, "one", "two")
+        assert route(store, held, "one", "two").lost == set(seqs(held))
+        assert len(records(store)) == 4
+
+    def test_what_is_not_ours_is_lost(self, store: Store) -> None:
+        emit(store, 2)
+        mine, other = claim(store, 1), claim(store, 1)
+        told = store.route(mine.lease, dict.fromkeys([*seqs(mine), *seqs(other)], ["there"]))
+        assert told == Settlement(released=frozenset(seqs(mine)), lost=frozenset(seqs(other)))
+
+    def test_a_line_stays_one_in_each_queue(self, store: Store) -> None:
+        emitted = store.append([event(ordering_key=f"k{number % 2}") for number in range(12)])
+        for _ in range(2):
+            route(store, claim(store, 6), "one", "two")
+        for queue in ("one", "two"):
+            found = ids(claim(store, queue=queue))
+            for key in (0, 1):
+                assert [one for one in found if one in emitted[key::2]] == emitted[key::2]
+
+    def test_a_key_is_free_again_and_held_where_it_went(self, store: Store) -> None:
+        first, second = emit(store, 2, ordering_key="k")
+        route(store, claim(store, 1), "there")
+        held = claim(store, queue="there")
+        assert ids(held) == [first]
+        route(store, claim(store), "there")
+        assert not claim(store, queue="there")
+        publish(store, held)
+        assert ids(claim(store, queue="there")) == [second]
+
+    def test_a_failure_holds_back_its_key_in_its_own_queue(self, store: Store, clock: ManualClock) -> None:
+        emitted = emit(store, 2, ordering_key="k")
+        route(store, claim(store), "one", "two")
+        failing = claim(store, 1, queue="one")
+        store.settle(failing.lease, all_to(Retry("no", 30), failing))
+        assert not claim(store, queue="one")
+        assert ids(claim(store, queue="two")) == emitted
+        clock.advance(31)
+        assert ids(claim(store, queue="one")) == emitted
+
+    def test_many_are_routed_at_once(self, store: Store) -> None:
+        emit(store, 2_000)
+        held = claim(store, 2_000)
+        assert len(route(store, held, "one", "two").released) == 2_000
+        assert [len(claim(store, 2_000, queue=queue)) for queue in ("one", "two")] == [2_000, 2_000]
