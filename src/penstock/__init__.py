@@ -20,6 +20,7 @@ from penstock.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from penstock.outbox import Outbox, connect
+    from penstock.routes import Routes, load_routes
     from penstock.store.base import Selection
 
 __version__ = "0.1.0"
@@ -36,13 +37,21 @@ __all__ = [
     "Released",
     "Retry",
     "RetryPolicy",
+    "Routes",
     "Selection",
     "State",
     "connect",
+    "load_routes",
 ]
 
 
-_LAZY = {"Outbox": "penstock.outbox", "connect": "penstock.outbox", "Selection": "penstock.store.base"}
+_LAZY = {
+    "Outbox": "penstock.outbox",
+    "Routes": "penstock.routes",
+    "Selection": "penstock.store.base",
+    "connect": "penstock.outbox",
+    "load_routes": "penstock.routes",
+}
 
 
 def __getattr__(name: str) -> Any:

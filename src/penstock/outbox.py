@@ -11,6 +11,7 @@ from sqlalchemy import Insert
 from penstock.config import store_url
 from penstock.errors import InvalidEvent
 from penstock.event import DEFAULT_QUEUE, Event, EventId, encode_payload
+from penstock.routes import Routes
 from penstock.store import SqlStore, StoreOptions, open_store
 from penstock.store.emit import new_event_id
 from penstock.store.schema import outbox as outbox_view
@@ -18,19 +19,21 @@ from penstock.store.schema import outbox as outbox_view
 EMIT_BATCH = 10_000
 
 
-def connect(url: str | None = None, options: StoreOptions | None = None) -> "Outbox":
+def connect(url: str | None = None, options: StoreOptions | None = None, *, routes: Routes | None = None) -> "Outbox":
     """The outbox in the database at `url` (else `PENSTOCK_STORE`, else `sqlite:///penstock.db`).
 
-    Nothing connects before the first emit.
+    Nothing connects before the first emit. With `routes` that say `unrouted = "refuse"` (see `penstock.load_routes`) an
+    event that no route matches is refused.
     """
-    return Outbox(open_store(store_url(url), options))
+    return Outbox(open_store(store_url(url), options), routes)
 
 
 class Outbox:
     """Emits events, by itself or inside the application's own transaction."""
 
-    def __init__(self, store: SqlStore) -> None:
+    def __init__(self, store: SqlStore, routes: Routes | None = None) -> None:
         self.store = store
+        self.routes = routes
 
     def emit(
         self,
@@ -68,11 +71,14 @@ class Outbox:
             dedupe_key=dedupe_key,
             dedupe_seconds=dedupe_seconds,
         )
-        return self.store.append([event], connection=connection)[0]
+        return self.emit_many([event], connection=connection)[0]
 
     def emit_many(self, events: Iterable[Event], *, connection: object | None = None) -> list[EventId]:
         """Write many events, all or none; on PostgreSQL by COPY."""
-        return self.store.append(list(events), connection=connection)
+        all_events = list(events)
+        if self.routes is not None:
+            self.routes.require({event.event_type for event in all_events})
+        return self.store.append(all_events, connection=connection)
 
     def event(
         self,
@@ -93,6 +99,8 @@ class Outbox:
 
     def insert(self, event: Event) -> Insert:
         """The statement that emits `event`, for async sessions: `await session.execute(outbox.insert(event))`."""
+        if self.routes is not None:
+            self.routes.require([event.event_type])
         named = event if event.event_id else replace(event, event_id=new_event_id())
         values = {name: getattr(named, name) for name in _INSERTED}
         return outbox_view.insert().values(**values, headers=dict(named.headers) or None)

@@ -42,7 +42,7 @@ def test_defaults_are_those_of_the_pipeline(penstock: Run, relayed: list[RelayOp
 
 
 def test_every_option_of_the_pipeline_can_be_typed() -> None:
-    typed = {"destination": "to", "retry": "retry_delay"}
+    typed = {"destination": "to", "routes": "route", "retry": "retry_delay"}
     missing = [field.name for field in fields(RelayOptions) if typed.get(field.name, field.name) not in _parameters()]
     assert missing == []
 
@@ -63,6 +63,42 @@ def test_options_reach_the_relay(penstock: Run, relayed: list[RelayOptions]) -> 
     assert (told.order_policy, told.max_deliveries, told.once) == ("skip", 6, False)
 
 
+ROUTES = """
+unrouted = "refuse"
+[destinations]
+archive = "file:///archive"
+[[routes]]
+types = "orders.*"
+to = "archive"
+"""
+
+
+@pytest.mark.usefixtures("store")
+def test_routes_come_from_the_words_or_the_file(penstock: Run, relayed: list[RelayOptions], tmp_path: Path) -> None:
+    assert penstock("relay", "--route", "orders.*=file:///x", "--route", "*=null:").code == 0
+    (tmp_path / "penstock.toml").write_text(ROUTES)
+    assert penstock("relay").code == 0
+    (tmp_path / "penstock.toml").rename(tmp_path / "other.toml")
+    assert penstock("relay", "--config", "other.toml").code == 0
+    assert penstock("relay", "--to", "null:").code == 0
+    routes = [told.routes for told in relayed]
+    assert [found and found.destinations_of("orders.paid") for found in routes] == [
+        ("file-x", "null"),
+        ("archive",),
+        ("archive",),
+        None,
+    ]
+
+
+@pytest.mark.usefixtures("store")
+def test_emitting_what_no_route_matches_is_refused_where_the_file_says_so(penstock: Run, tmp_path: Path) -> None:
+    (tmp_path / "penstock.toml").write_text(ROUTES)
+    assert penstock("emit", "orders.paid").code == 0
+    ran = penstock("emit", "users.created")
+    assert (ran.code, ran.out) == (2, "")
+    assert "no route matches events of type users.created: add one to penstock.toml" in ran.err
+
+
 @pytest.mark.usefixtures("store", "relayed")
 def test_once_ends_with_a_summary(penstock: Run) -> None:
     assert penstock("relay", "--to", "null:", "--once").out == "1,000 published, 2 retried, 1 dead in 2.2 s\n"
@@ -73,6 +109,7 @@ def test_once_ends_with_a_summary(penstock: Run) -> None:
         "dead": 1,
         "released": 0,
         "lost": 0,
+        "routed": 0,
         "seconds": 2.25,
     }
 
@@ -80,7 +117,11 @@ def test_once_ends_with_a_summary(penstock: Run) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ("", "--to"),
+        ("", "give --to URL, --route 'GLOB=URL', or write a penstock.toml"),
+        ("--to null: --route *=null:", "give one of --to, --route and --config"),
+        ("--route orders", "is no route; one looks like 'orders.*=kafka://localhost:9092'"),
+        ("--route *=pigeon://x", "no destination answers to pigeon:"),
+        ("--config none.toml", "none.toml can't be read"),
         ("--to events", "is not a URL"),
         ("--to carrier-pigeon://x", "no destination answers to carrier-pigeon:"),
         ("--to file:///x?colour=red", "has no option 'colour'"),

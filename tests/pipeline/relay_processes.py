@@ -38,12 +38,16 @@ from dataclasses import asdict
 from penstock import telemetry
 from penstock.errors import PenstockError
 from penstock.pipeline.relay import RelayOptions, run_relay
+from penstock.routes import parse_routes
 from penstock.testing import crashes
 
 telemetry.to_stderr()
 crashes.arm()
+given = json.loads(sys.argv[1])
+if "routes" in given:
+    given["routes"] = parse_routes(given["routes"])
 try:
-    report = run_relay(RelayOptions(**json.loads(sys.argv[1])))
+    report = run_relay(RelayOptions(**given))
 except PenstockError as error:
     sys.exit(f"{type(error).__name__}: {error}")
 print(json.dumps(asdict(report)))

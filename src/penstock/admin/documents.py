@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import fields
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
@@ -20,11 +21,21 @@ def event_document(record: Record) -> Document:
     return document
 
 
-def timeline(record: Record, history: Sequence[HistoryEntry]) -> list[Document]:
-    """The life of the event: what the history recorded, between its emit and where it stands now."""
-    lines = [_line(record.created_at, "emitted", detail=f"into queue {record.queue}")]
+def copy_document(record: Record) -> Document:
+    """What of a copy may differ from the event that it is a copy of."""
+    names = ("queue", "state", "attempts", "deliveries", "replays", "last_error", "claimed_by", "settled_at")
+    return {name: _plain(getattr(record, name)) for name in names}
+
+
+def timeline(records: Sequence[Record], history: Sequence[HistoryEntry]) -> list[Document]:
+    """The life of an event and its copies: what the history recorded, between its emit and where it stands now."""
+    first = records[-1]
+    lines = [_line(first.created_at, "emitted", detail=f"into queue {first.queue}")]
     lines += [_line(entry.at, entry.what, entry.attempts, entry.by, entry.detail) for entry in history]
-    return lines + _standing(record)
+    if len(records) == 1:
+        return lines + _standing(first)
+    standing = [{**line, "detail": f"in queue {record.queue}"} for record in records for line in _standing(record)]
+    return lines + sorted(standing, key=itemgetter("at"))
 
 
 def _standing(record: Record) -> list[Document]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.admin.documents import Document, event_document, timeline
+from penstock.admin.documents import Document, copy_document, event_document, timeline
 from penstock.admin.findings import Finding, alive, findings
 from penstock.errors import EventNotFound, UsageError
 from penstock.event import EventId
@@ -24,6 +24,7 @@ Progress = Callable[[int], None]
 
 PAGE = 500
 EXAMPLES = 3
+MAX_COPIES = 1_000
 SETTLED = frozenset({State.PUBLISHED, State.DEAD})
 
 
@@ -138,12 +139,13 @@ class Admin:
                 return
 
     def show(self, event_id: EventId) -> Document:
-        """One event with every field, and its timeline."""
-        page = self.store.find(Selection(ids=frozenset({event_id})), limit=1)
+        """One event with every field, and its timeline; with its copies, if it has several destinations."""
+        page = self.store.find(Selection(ids=frozenset({event_id})), limit=MAX_COPIES)
         if not page.records:
             raise EventNotFound(event_id)
-        record = page.records[0]
-        return {**event_document(record), "timeline": timeline(record, self.store.history(event_id))}
+        *copies, record = page.records
+        document = {**event_document(record), "timeline": timeline(page.records, self.store.history(event_id))}
+        return document | ({"copies": [copy_document(copy) for copy in reversed(copies)]} if copies else {})
 
     # -- operating --------------------------------------------------------------------------------------------
 
@@ -192,11 +194,21 @@ class Admin:
         for state in sorted((selection.states or frozenset()) - SETTLED):
             raise UsageError(f"{verb} is for published and dead events, not for {state.lower()} ones")
         if selection.ids:
-            asked = Selection(ids=selection.ids)
-            known = {record.event_id for record in self.store.find(asked, limit=len(selection.ids)).records}
+            known = self._known(selection.ids)
             for unknown in sorted(selection.ids - known):
                 raise EventNotFound(unknown)
         return selection
+
+    def _known(self, ids: frozenset[EventId]) -> set[EventId]:
+        """Which of these ids are those of events. One id may be that of several copies."""
+        known: set[EventId] = set()
+        after: int | None = None
+        while True:
+            page = self.store.find(Selection(ids=ids), after=after, limit=max(len(ids), PAGE))
+            known |= {record.event_id for record in page.records}
+            after = page.after
+            if after is None or known == ids:
+                return known
 
 
 def _relay_status(relay: RelayStats) -> RelayStatus:

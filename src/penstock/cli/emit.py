@@ -21,6 +21,7 @@ from penstock.cli.event_lines import read_events
 from penstock.cli.options import JsonOption, StoreOption, opened
 from penstock.errors import InvalidEvent, UsageError
 from penstock.event import CONTENT_TYPE, DEFAULT_QUEUE, Event
+from penstock.routes import find_routes
 
 if TYPE_CHECKING:
     from penstock.store import SqlStore
@@ -116,6 +117,9 @@ def _append(store: "SqlStore", events: list[Event], connection: Any) -> _Written
     """An event whose id is not the one it was given was there before. Only those with a dedupe key can have been."""
     from penstock.store.emit import new_event_id
 
+    routes = find_routes()
+    if routes is not None:
+        routes.require({event.event_type for event in events})
     named = [replace(e, event_id=e.event_id or new_event_id()) if e.dedupe_key else e for e in events]
     ids = store.append(named, connection=connection)
     duplicates = sum(event.event_id not in (None, event_id) for event, event_id in zip(named, ids, strict=True))

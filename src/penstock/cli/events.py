@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 STATE_STYLES = {"PENDING": "yellow", "CLAIMED": "cyan", "PUBLISHED": "green", "DEAD": "red"}
 ERROR_WIDTH = 60
 # The timeline and the payload have places of their own.
-APART = ("payload", "payload_encoding", "headers", "timeline")
+APART = ("payload", "payload_encoding", "headers", "timeline", "copies")
 
 
 def events(
@@ -129,6 +129,9 @@ def _fields(document: dict[str, Any]) -> "RenderableType":
             grid.add_row(name, output.clean_line(str(value)))
     for name, value in document["headers"].items():
         grid.add_row(f"header {output.clean_line(name)}", output.clean_line(value))
+    for copy in document.get("copies", ()):
+        told = f"{copy['state']}, {copy['attempts']} attempts  {_error(copy['last_error'])}"
+        grid.add_row(f"also in {output.clean_line(copy['queue'])}", told.rstrip())
     return grid
 
 

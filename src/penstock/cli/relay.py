@@ -14,41 +14,72 @@ from penstock.errors import MissingDriver, UsageError
 from penstock.event import DEFAULT_QUEUE
 from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, OrderPolicy
 from penstock.retry import RetryPolicy
+from penstock.routes import find_routes, parse_routes
 
 if TYPE_CHECKING:
     from penstock.pipeline.relay import RelayOptions, RelayReport
 
-COUNTS = ("claimed", "published", "retried", "dead", "released", "lost")
+COUNTS = ("claimed", "published", "retried", "dead", "released", "lost", "routed")
+
+
+ToOption = Annotated[
+    str | None, typer.Option(metavar="URL", help="One destination for all, such as file:///var/events.")
+]
+RouteOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="GLOB=URL", help="A destination for events of these types. Can be given again."),
+]
+ConfigOption = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Routes from a file; else from penstock.toml, if there is one.")
+]
+QueueOption = Annotated[str, typer.Option(help="The queue to carry from.")]
+OnceOption = Annotated[bool, typer.Option("--once", help="Carry what is pending now, then end.")]
+TopicOption = Annotated[str, typer.Option(metavar="TEMPLATE", help="The topic, made from the event.")]
+MasterOption = Annotated[str | None, typer.Option(metavar="URL", help="A Spark cluster; else this machine.")]
+ParallelismOption = Annotated[int | None, typer.Option(min=1, help="Tasks at a time; else one a core.")]
+BatchOption = Annotated[int, typer.Option(min=1, help="Events in a claim, at most.")]
+LeaseOption = Annotated[float, typer.Option(help="How long a claim holds without a heartbeat.")]
+SliceOption = Annotated[float, typer.Option(help="The length of a Spark micro-batch.")]
+AttemptsOption = Annotated[int, typer.Option(min=1, help="Failures after which an event is dead.")]
+DelayOption = Annotated[float, typer.Option(help="Seconds before the first retry; doubles each time.")]
+DeliveriesOption = Annotated[int | None, typer.Option(min=1, help="Hand-outs after which an event is dead.")]
+OrderOption = Annotated[
+    OrderPolicy, typer.Option(help="After a failure, whether later events of its ordering key wait.")
+]
+CheckpointOption = Annotated[str | None, typer.Option(metavar="FOLDER", help="Spark's own; may be lost.")]
 
 
 def relay(
     context: typer.Context,
-    to: Annotated[str, typer.Option(metavar="URL", help="The destination, such as file:///var/events.")],
-    queue: Annotated[str, typer.Option(help="The queue to carry from.")] = DEFAULT_QUEUE,
-    once: Annotated[bool, typer.Option("--once", help="Carry what is pending now, then end.")] = False,
-    topic: Annotated[str, typer.Option(metavar="TEMPLATE", help="The topic, made from the event.")] = "{event_type}",
-    master: Annotated[str | None, typer.Option(metavar="URL", help="A Spark cluster; else this machine.")] = None,
-    parallelism: Annotated[int | None, typer.Option(min=1, help="Tasks at a time; else one a core.")] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Events in a claim, at most.")] = 2_000,
-    lease_seconds: Annotated[float, typer.Option(help="How long a claim holds without a heartbeat.")] = 60.0,
-    slice_seconds: Annotated[float, typer.Option(help="The length of a Spark micro-batch.")] = 5.0,
-    max_attempts: Annotated[int, typer.Option(min=1, help="Failures after which an event is dead.")] = (
-        DEFAULT_MAX_ATTEMPTS
-    ),
-    retry_delay: Annotated[float, typer.Option(help="Seconds before the first retry; doubles each time.")] = 1.0,
-    max_deliveries: Annotated[int | None, typer.Option(min=1, help="Hand-outs after which an event is dead.")] = None,
-    order_policy: Annotated[
-        OrderPolicy, typer.Option(help="After a failure, whether later events of its ordering key wait.")
-    ] = OrderPolicy.BLOCK,
-    checkpoint: Annotated[str | None, typer.Option(metavar="FOLDER", help="Spark's own; may be lost.")] = None,
+    to: ToOption = None,
+    route: RouteOption = None,
+    config: ConfigOption = None,
+    queue: QueueOption = DEFAULT_QUEUE,
+    once: OnceOption = False,
+    topic: TopicOption = "{event_type}",
+    master: MasterOption = None,
+    parallelism: ParallelismOption = None,
+    batch: BatchOption = 2_000,
+    lease_seconds: LeaseOption = 60.0,
+    slice_seconds: SliceOption = 5.0,
+    max_attempts: AttemptsOption = DEFAULT_MAX_ATTEMPTS,
+    retry_delay: DelayOption = 1.0,
+    max_deliveries: DeliveriesOption = None,
+    order_policy: OrderOption = OrderPolicy.BLOCK,
+    checkpoint: CheckpointOption = None,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Carry events from a queue to a destination, until Ctrl-C; with --once until nothing is pending."""
+    """Carry events from a queue to its destinations, until Ctrl-C; with --once until nothing is pending.
+
+    Give one destination (--to), or routes by event type: --route, or a penstock.toml. With routes each destination has
+    a queue of its own, such as outbox@archive, with its own retries: one that fails never delays another.
+    """
     given = {"queue": queue, "once": once, "topic": topic, "master": master, "parallelism": parallelism, "batch": batch}
     given |= {"lease_seconds": lease_seconds, "slice_seconds": slice_seconds, "checkpoint": checkpoint}
     given |= {"max_deliveries": max_deliveries, "order_policy": order_policy}
-    options = _options(chosen_store(context, store), to, _retry(max_attempts, retry_delay), given)
+    given |= _where(to, route or [], config)
+    options = _options(chosen_store(context, store), _retry(max_attempts, retry_delay), given)
     _check(context, options)
     report = _run_once(options) if once else _run(options)
     if json:
@@ -64,14 +95,26 @@ def summary(report: "RelayReport") -> str:
     return f"{told} in {report.seconds:.1f} s" if told else "nothing was pending"
 
 
-def _options(store: str, to: str, retry: RetryPolicy, given: dict[str, Any]) -> "RelayOptions":
+def _where(to: str | None, route: list[str], config: str | None) -> dict[str, Any]:
+    """One destination, or routes: what was typed before what a file says."""
+    if sum(map(bool, (to, route, config))) > 1:
+        raise UsageError("give one of --to, --route and --config")
+    if to is not None:
+        return {"destination": to}
+    routes = parse_routes(route) if route else find_routes(config)
+    if routes is None:
+        raise UsageError("where to? give --to URL, --route 'GLOB=URL', or write a penstock.toml")
+    return {"routes": routes}
+
+
+def _options(store: str, retry: RetryPolicy, given: dict[str, Any]) -> "RelayOptions":
     """Everything that can be wrong with what was typed is told here, before Spark starts."""
     from penstock.pipeline.relay import RelayOptions
 
     for name in ("lease_seconds", "slice_seconds"):
         if not isfinite(given[name]):
             raise UsageError(f"{name.replace('_', ' ')} must be a number, not {given[name]}")
-    return RelayOptions(store=store, destination=to, retry=retry, **given)
+    return RelayOptions(store=store, retry=retry, **given)
 
 
 def _retry(max_attempts: int, retry_delay: float) -> RetryPolicy:

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -25,6 +25,7 @@ from penstock.publish.base import Publisher
 from penstock.publish.dispatch import dispatch
 from penstock.publish.routing import Routing
 from penstock.retry import RetryPolicy
+from penstock.routes import Routes
 from penstock.store import SqlStore, StoreOptions, open_store
 from penstock.store.base import Claim, Lease, Selection, Settlement
 
@@ -39,7 +40,7 @@ QUICK_SECONDS = 0.5
 SLOW_SECONDS = 2.0
 # How long a relay that is to stop goes on trying to settle what it published.
 LAST_SETTLE_SECONDS = 3.0
-MAX_ERRANDS = 4
+MAX_ERRANDS = 16
 MAX_TROUBLES = 5
 # Python's collector looks after every 700 new objects whether some refer to each other in circles. A claim makes
 # thousands that don't, and the looking was a third of a worker's time.
@@ -59,6 +60,8 @@ class Errand:
     routing: Routing
     order_policy: OrderPolicy = OrderPolicy.BLOCK
     max_deliveries: int | None = None
+    routes: Routes | None = None
+    """For a router, which publishes nothing: where its events go on to."""
     until: datetime | None = None
     """For a relay that drains: it ends with the events emitted before this moment."""
 
@@ -73,6 +76,7 @@ class Tally:
     dead: int = 0
     released: int = 0
     lost: int = 0
+    routed: int = 0
     drained: bool = False
     troubles: list[str] = field(default_factory=list)
     deaths: list[str] = field(default_factory=list)
@@ -180,8 +184,16 @@ class Hands:
 _hands: OrderedDict[str, Hands] = OrderedDict()
 
 
+Handle = Callable[[Hands, Errand, Claim, Slice, Tally], None]
+
+
 def carry(errand: Errand, turn: Slice) -> Tally:
-    """Carry events until the slice is over, or, for an errand with an end, until there are none left."""
+    """Publish events until the slice is over, or, for an errand with an end, until there are none left."""
+    return take_turn(errand, turn, _publish)
+
+
+def take_turn(errand: Errand, turn: Slice, handle: Handle) -> Tally:
+    """Claim, and hand over what was claimed, in a loop."""
     hands = _open(errand)
     tally = Tally()
     idle, backoff, probe = MIN_IDLE_SECONDS, MIN_IDLE_SECONDS, False
@@ -189,7 +201,7 @@ def carry(errand: Errand, turn: Slice) -> Tally:
         try:
             claim = _next_claim(hands, errand, probe)
             if claim:
-                _handle(hands, errand, claim, turn, tally)
+                handle(hands, errand, claim, turn, tally)
                 idle = MIN_IDLE_SECONDS
             elif errand.until is None:
                 turn.pause(idle)
@@ -260,11 +272,11 @@ def _claim(hands: Hands, errand: Errand) -> Claim:
     )
 
 
-def _handle(hands: Hands, errand: Errand, claim: Claim, turn: Slice, tally: Tally) -> None:
+def _publish(hands: Hands, errand: Errand, claim: Claim, turn: Slice, tally: Tally) -> None:
     tally.claimed += len(claim)
     with hands.heart.beating(claim.lease):
         outcomes = _dispatch(hands, errand, claim.events, turn)
-        settlement = _settle(hands.store, claim.lease, outcomes, errand.lease_seconds, turn, tally)
+        settlement = insist(lambda: hands.store.settle(claim.lease, outcomes), errand, turn, tally)
     tally.count(settlement)
     tally.explain(settlement, outcomes)
 
@@ -311,9 +323,7 @@ def _blocked(events: Sequence[Delivery], outcomes: dict[int, Outcome], policy: O
     }
 
 
-def _settle(
-    store: SqlStore, lease: Lease, outcomes: dict[int, Outcome], lease_seconds: float, turn: Slice, tally: Tally
-) -> Settlement:
+def insist(settle: Callable[[], Settlement], errand: Errand, turn: Slice, tally: Tally) -> Settlement:
     """Settle, through an outage if need be: what was published must not be published again for want of patience.
 
     A settle that may have been committed is safe to repeat: the store answers "already settled".
@@ -322,10 +332,10 @@ def _settle(
     backoff = 0.05
     while True:
         try:
-            return store.settle(lease, outcomes)
+            return settle()
         except (StoreUnavailable, StoreConflict) as error:
             tally.trouble(error)
-            patience = min(lease_seconds, LAST_SETTLE_SECONDS) if turn.stopped else lease_seconds
+            patience = min(errand.lease_seconds, LAST_SETTLE_SECONDS) if turn.stopped else errand.lease_seconds
             if time.monotonic() - began > patience:
                 return Settlement()
             time.sleep(backoff * (1 + random.random()))

@@ -9,11 +9,13 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from penstock import telemetry
@@ -22,11 +24,18 @@ from penstock.errors import PenstockError, UsageError
 from penstock.event import DEFAULT_QUEUE
 from penstock.lifecycle import OrderPolicy
 from penstock.pipeline.carry import Errand, Tally, carry
+from penstock.pipeline.together import run_lines
 from penstock.publish import open_publisher
 from penstock.publish.routing import Routing
 from penstock.retry import RetryPolicy
+from penstock.routes import Destination, Routes, queue_of
 from penstock.store import SqlStore, StoreOptions, open_store
 from penstock.store.base import DEFAULT_LEASE_SECONDS, Relay
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock.pipeline.slices import Slice
 
 REAP_SECONDS = 5.0
 TEND_SECONDS = 60.0
@@ -40,7 +49,9 @@ class RelayOptions:
     """What a relay is told: from where, to where, how."""
 
     store: str
-    destination: str
+    destination: str | None = None
+    """One destination for all; or else `routes`."""
+    routes: Routes | None = None
     queue: str = DEFAULT_QUEUE
     batch: int = 2_000
     parallelism: int | None = None
@@ -59,8 +70,12 @@ class RelayOptions:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UsageError(f"{name.replace('_', ' ')} must be greater than 0, not {value}")
-        open_publisher(self.destination).close()  # connects to nothing: a bad URL is told at once
-        Routing(self.topic)
+        if (self.destination is None) == (self.routes is None):
+            raise UsageError(
+                "a relay needs a destination (--to), or routes (--route, or a penstock.toml), and not both"
+            )
+        for line in _lines(self, None):  # connects to nothing: a bad URL or template is told at once
+            open_publisher(line.errand.destination).close()
 
 
 @dataclass(slots=True)
@@ -73,13 +88,23 @@ class RelayReport:
     dead: int = 0
     released: int = 0
     lost: int = 0
+    routed: int = 0
     reaped: int = 0
     slices: int = 0
     seconds: float = 0.0
 
     def add(self, tally: Tally) -> None:
-        for name in ("claimed", "published", "retried", "dead", "released", "lost"):
+        for name in ("claimed", "published", "retried", "dead", "released", "lost", "routed"):
             setattr(self, name, getattr(self, name) + getattr(tally, name))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One of the things that a relay does at the same time: publish to one destination, or route to several."""
+
+    function: Callable[[Errand, "Slice"], Tally]
+    errand: Errand
+    to: str
 
 
 def run_relay(
@@ -93,10 +118,10 @@ def run_relay(
     ending = stop or threading.Event()
     with closing(open_store(options.store, StoreOptions(order_policy=options.order_policy))) as store:
         store.ready(options.queue)  # an unreachable or uninitialised store is told before Spark starts
-        until = _until_now(store) if options.once else None
+        lines = _lines(options, _until_now(store) if options.once else None)
         one_writer = not store.capabilities.concurrent_writers
-        with _signals(ending), Housekeeping(store, options, report):
-            _turn(options, _errand(options, until), one_writer, ending, report, progress)
+        with _signals(ending), Housekeeping(store, lines, options.lease_seconds, report):
+            _turn(options, lines, one_writer, ending, _Ledger(report, options.once, progress))
     return report
 
 
@@ -108,64 +133,103 @@ def _until_now(store: SqlStore) -> datetime:
 
 
 def _turn(
-    options: RelayOptions,
-    errand: Errand,
-    one_writer: bool,
-    ending: threading.Event,
-    report: RelayReport,
-    progress: Callable[[RelayReport], None] | None,
+    options: RelayOptions, lines: Sequence[Line], one_writer: bool, ending: threading.Event, ledger: "_Ledger"
 ) -> None:
     from penstock.pipeline.session import open_session
-    from penstock.pipeline.slices import Patience, run_slices
 
-    telemetry.info(
-        "relay starts", queue=options.queue, to=mask_url(options.destination), master=options.master or "local"
-    )
-    ledger = _Ledger(report, options.once, progress)
-    spark = open_session(options.master, f"penstock relay {options.queue}")
+    told = {"queue": options.queue, "to": ", ".join(line.to for line in lines), "master": options.master or "local"}
+    telemetry.info("relay starts", **told)
+    spark = open_session(_master(options, len(lines), one_writer), f"penstock relay {options.queue}")
     if ending.is_set():
         return
+    tasks = _parallelism(options, spark.sparkContext.defaultParallelism, len(lines), one_writer)
+    # What is to be drained is first routed, all of it, and then published.
+    stages = [lines[:1], lines[1:]] if options.once and len(lines) > 1 else [lines]
+    for stage in stages:
+        if not ending.is_set():
+            run_lines([partial(_run_line, spark, options, line, tasks, ledger) for line in stage], ending)
+    report = ledger.report
+    telemetry.info("relay stops", published=report.published, retried=report.retried, dead=report.dead)
+
+
+def _run_line(
+    spark: "SparkSession", options: RelayOptions, line: Line, tasks: int, ledger: "_Ledger", stop: threading.Event
+) -> None:
+    from penstock.pipeline.slices import Patience, run_slices
+
+    checkpoint = options.checkpoint
+    if checkpoint is not None and options.routes is not None:
+        checkpoint = f"{checkpoint.rstrip('/')}/{line.errand.queue}"
     run_slices(
         spark,
-        carry,
-        errand,
-        parallelism=_parallelism(options, spark.sparkContext.defaultParallelism, one_writer),
+        line.function,
+        line.errand,
+        parallelism=tasks,
         slice_seconds=options.slice_seconds,
         on_slice=ledger.enter,
-        checkpoint=options.checkpoint,
-        name=f"penstock-relay-{options.queue}-{uuid4().hex[:8]}",  # two may run in one session
-        stop=ending,
+        checkpoint=checkpoint,
+        name=f"penstock-relay-{line.errand.queue}-{uuid4().hex[:8]}",  # two may run in one session
+        stop=stop,
         grace_seconds=GRACE_SECONDS,
         patience=Patience(failures=FAILED_SLICES, through_deaths=True),
         on_failure=_warn,
     )
-    telemetry.info("relay stops", published=report.published, retried=report.retried, dead=report.dead)
+
+
+def _lines(options: RelayOptions, until: datetime | None) -> list[Line]:
+    """One to a single destination; with routes a router, and one for each destination."""
+    from penstock.pipeline.router import route
+
+    errand = _errand(options, until)
+    if options.routes is None:
+        return [Line(carry, errand, mask_url(errand.destination))]
+    lines = [Line(route, replace(errand, destination="null:", routes=options.routes), "its destinations")]
+    for destination in options.routes.used:
+        published = replace(
+            errand,
+            queue=queue_of(options.queue, destination.name),
+            destination=_as_seen_from_workers(destination.url, options.master),
+            retry=_retry_to(destination, options.retry),
+            routing=Routing(destination.topic or options.topic, options.routes.topics_of(destination.name)),
+        )
+        lines.append(Line(carry, published, f"{destination.name} ({mask_url(destination.url)})"))
+    return lines
+
+
+def _retry_to(destination: Destination, policy: RetryPolicy) -> RetryPolicy:
+    return replace(
+        policy,
+        max_attempts=destination.max_attempts or policy.max_attempts,
+        initial_seconds=policy.initial_seconds if destination.retry_delay is None else destination.retry_delay,
+    )
 
 
 class _Ledger:
     """Adds up what the slices did, tells it, and says whether to go on."""
 
     def __init__(self, report: RelayReport, once: bool, progress: Callable[[RelayReport], None] | None) -> None:
-        self._report = report
+        self.report = report
         self._once = once
         self._progress = progress
         self._started = time.monotonic()
+        self._change = threading.Lock()
 
     def enter(self, _number: int, tallies: list[Tally]) -> bool:
-        self._report.slices += 1
-        self._report.seconds = time.monotonic() - self._started
-        for tally in tallies:
-            self._report.add(tally)
-        _log(tallies)
-        if self._progress is not None:
-            self._progress(self._report)
+        with self._change:
+            self.report.slices += 1
+            self.report.seconds = time.monotonic() - self._started
+            for tally in tallies:
+                self.report.add(tally)
+            _log(tallies)
+            if self._progress is not None:
+                self._progress(self.report)
         return not (self._once and all(tally.drained for tally in tallies))
 
 
 def _errand(options: RelayOptions, until: datetime | None) -> Errand:
     return Errand(
         store=options.store,
-        destination=_as_seen_from_workers(options),
+        destination=_as_seen_from_workers(options.destination or "null:", options.master),
         queue=options.queue,
         batch=options.batch,
         lease_seconds=options.lease_seconds,
@@ -177,20 +241,27 @@ def _errand(options: RelayOptions, until: datetime | None) -> Errand:
     )
 
 
-def _as_seen_from_workers(options: RelayOptions) -> str:
+def _as_seen_from_workers(destination: str, master: str | None) -> str:
     """Spark sends what its Python workers print to the log; in local mode they can reach this process's own output."""
-    if (
-        options.destination == "stdout:"
-        and (options.master or "local").startswith("local")
-        and Path("/proc/self/fd/1").exists()
-    ):
+    local = (master or "local").startswith("local")
+    if destination == "stdout:" and local and Path("/proc/self/fd/1").exists():
         return f"stdout:?path=/proc/{os.getpid()}/fd/1"
-    return options.destination
+    return destination
 
 
-def _parallelism(options: RelayOptions, cores: int, one_writer: bool) -> int:
-    """A task a core; one where the store takes one writer at a time and more would only queue up."""
-    return options.parallelism or (1 if one_writer else cores)
+def _master(options: RelayOptions, lines: int, one_writer: bool) -> str:
+    """On this machine a slot for a task is only a thread: as many as it takes that no line waits for another."""
+    cores = os.cpu_count() or 1
+    if options.master is not None or lines == 1:
+        return options.master or "local[*]"
+    return f"local[{lines * _parallelism(options, max(lines, lines * cores // 2), lines, one_writer)}]"
+
+
+def _parallelism(options: RelayOptions, slots: int, lines: int, one_writer: bool) -> int:
+    """Every line has its share of the slots; one where the store takes one writer at a time and more would queue up."""
+    if lines > slots:
+        telemetry.warn("a slow destination will hold up others: Spark has too few cores", cores=slots, needed=lines)
+    return options.parallelism or (1 if one_writer else max(1, slots // lines))
 
 
 def _log(tallies: list[Tally]) -> None:
@@ -232,12 +303,12 @@ def _signals(ending: threading.Event) -> Iterator[None]:
 class Housekeeping:
     """Beside the slices, on the driver: reaps expired leases, tends the tables, and announces the relay."""
 
-    def __init__(self, store: SqlStore, options: RelayOptions, report: RelayReport) -> None:
+    def __init__(self, store: SqlStore, lines: Sequence[Line], lease_seconds: float, report: RelayReport) -> None:
         host = f"{socket.gethostname()}:{os.getpid()}"
         self._store = store
-        self._relay = Relay(uuid4(), options.queue, mask_url(options.destination), host)
+        self._relays = [Relay(uuid4(), line.errand.queue, line.to, host) for line in lines]
         self._report = report
-        self._every_seconds = min(REAP_SECONDS, options.lease_seconds / 2)
+        self._every_seconds = min(REAP_SECONDS, lease_seconds / 2)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-housekeeping", daemon=True)
 
@@ -251,7 +322,8 @@ class Housekeeping:
         if self._thread.is_alive():
             return  # the store doesn't answer: others see by the missing heartbeat that this relay has gone
         try:
-            self._store.forget(self._relay.relay_id)
+            for relay in self._relays:
+                self._store.forget(relay.relay_id)
         except PenstockError as error:
             telemetry.debug("could not sign off", cause=error)
 
@@ -260,7 +332,8 @@ class Housekeeping:
         reachable = True
         while True:
             try:
-                self._store.beat(self._relay)
+                for relay in self._relays:
+                    self._store.beat(relay)
                 self._reap()
                 if time.monotonic() - tended > TEND_SECONDS:
                     self._store.tend()

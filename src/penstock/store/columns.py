@@ -8,9 +8,9 @@ CHANGED_BY = "(SELECT claimant FROM penstock_leases WHERE lease_id = :lease_id)"
 
 # In the order of `Delivery`, from a changing row and its event `e`.
 DELIVERY = (
-    "{row}.seq, coalesce(e.origin, e.event_id), e.event_type, {row}.queue, e.payload, e.headers, e.partition_key, {row}.ordering_key, "
-    "{row}.priority, e.created_at, {row}.available_at, {row}.attempts, {deliveries}, {row}.max_attempts, "
-    "{row}.replays, {row}.suspect, {row}.last_error"
+    "{row}.seq, coalesce(e.origin, e.event_id), e.event_type, {row}.queue, e.payload, e.headers, e.partition_key, "
+    "{row}.ordering_key, {row}.priority, e.created_at, {row}.available_at, {row}.attempts, {deliveries}, "
+    "{row}.max_attempts, {row}.replays, {row}.suspect, {row}.last_error"
 )
 
 

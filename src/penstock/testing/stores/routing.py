@@ -1,5 +1,7 @@
-"""The conformance suite's part on routing: an event moves on to the queue of its destination, or, by copies, to several,
+"""The conformance suite's part on routing: an event moves on to the queue of its destination, or by copies to several,
 and has a life of its own in each."""
+
+from typing import Any
 
 import pytest
 
@@ -34,7 +36,13 @@ class Routing(StoreScenario):
         assert ids(claim(store, queue="there")) == emitted
 
     def test_a_copy_is_the_same_event(self, store: Store) -> None:
-        fields = {"payload": b"\x00body", "headers": {"a": "b"}, "partition_key": "p", "priority": 7, "max_attempts": 4}
+        fields: dict[str, Any] = {
+            "payload": b"\x00body",
+            "headers": {"a": "b"},
+            "partition_key": "p",
+            "priority": 7,
+            "max_attempts": 4,
+        }
         (emitted,) = emit(store, **fields)
         route(store, claim(store), "one", "two", "three")
         for queue in ("one", "two", "three"):
@@ -130,7 +138,7 @@ class Routing(StoreScenario):
     def test_what_is_not_ours_is_lost(self, store: Store) -> None:
         emit(store, 2)
         mine, other = claim(store, 1), claim(store, 1)
-        told = store.route(mine.lease, dict.fromkeys([*seqs(mine), *seqs(other)], ["there"]))
+        told = store.route(mine.lease, dict.fromkeys([*seqs(mine), *seqs(other)], ("there",)))
         assert told == Settlement(released=frozenset(seqs(mine)), lost=frozenset(seqs(other)))
 
     def test_a_line_stays_one_in_each_queue(self, store: Store) -> None:

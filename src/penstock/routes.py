@@ -1,0 +1,237 @@
+"""Routes: which destinations an event goes to, by its type. Read from `penstock.toml`, or made from `--route`. Pure but
+for reading that file and the environment.
+
+Each destination of several has a queue of its own, `outbox@name`, so that each retries, dies and is replayed by itself.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from penstock.config import mask_url, url_scheme
+from penstock.errors import InvalidEvent, UsageError
+
+CONFIG_VARIABLE = "PENSTOCK_CONFIG"
+DEFAULT_CONFIG = Path("penstock.toml")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+
+
+class Unrouted(StrEnum):
+    """What becomes of an event that no route matches: never a silent drop."""
+
+    DEAD = "dead"
+    """The relay lays it out as a dead letter; with a route added, a replay delivers it."""
+    REFUSE = "refuse"
+    """Emitting it is an error; what is emitted past the routes dies at the relay."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """Where events go, and how its failures are retried where that differs from the relay's own way."""
+
+    name: str
+    url: str
+    topic: str | None = None
+    max_attempts: int | None = None
+    retry_delay: float | None = None
+
+    def __post_init__(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise UsageError(f"{self.name!r} can't name a destination; a name has letters, digits, '.', '_' and '-'")
+        url_scheme(self.url)
+        if self.max_attempts is not None and self.max_attempts < 1:
+            raise UsageError(f"destination {self.name}: max_attempts must be 1 or more, not {self.max_attempts}")
+        if self.retry_delay is not None and not 0 <= self.retry_delay < float("inf"):
+            raise UsageError(f"destination {self.name}: retry_delay must be 0 or more seconds, not {self.retry_delay}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """Events whose type matches any of the globs go to all of these destinations, there to this topic if one is set."""
+
+    types: Sequence[str]
+    to: Sequence[str]
+    topic: str | None = None
+
+    def matches(self, event_type: str) -> bool:
+        return any(fnmatchcase(event_type, glob) for glob in self.types)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routes:
+    """All routes that match an event apply; a destination that several of them name gets it once."""
+
+    destinations: Mapping[str, Destination]
+    routes: Sequence[Route]
+    unrouted: Unrouted = Unrouted.DEAD
+    _found: dict[str, tuple[str, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.routes:
+            raise UsageError("there are no routes; add one such as: [[routes]] types = 'orders.*' to = 'archive'")
+        for route in self.routes:
+            for name in route.to:
+                if name not in self.destinations:
+                    known = ", ".join(self.destinations) or "none"
+                    raise UsageError(f"a route goes to {name!r}, which is no destination; there are: {known}")
+
+    def destinations_of(self, event_type: str) -> tuple[str, ...]:
+        """The names of the destinations of a type, in the order of the routes; none if no route matches."""
+        found = self._found.get(event_type)
+        if found is None:
+            names = (name for route in self.routes if route.matches(event_type) for name in route.to)
+            found = self._found[event_type] = tuple(dict.fromkeys(names))
+        return found
+
+    def require(self, event_types: Iterable[str]) -> None:
+        """Refuse types that no route matches, where emitting them is to be an error."""
+        if self.unrouted is Unrouted.REFUSE:
+            for event_type in event_types:
+                if not self.destinations_of(event_type):
+                    raise InvalidEvent(f"no route matches events of type {event_type}: add one to penstock.toml")
+
+    def topics_of(self, name: str) -> dict[str, str]:
+        """Globs over types, with the topic that a route sets for them at this destination."""
+        return {
+            glob: route.topic
+            for route in self.routes
+            if route.topic is not None and name in route.to
+            for glob in route.types
+        }
+
+    @property
+    def used(self) -> list[Destination]:
+        """The destinations that a route leads to."""
+        names = {name for route in self.routes for name in route.to}
+        return [destination for name, destination in self.destinations.items() if name in names]
+
+
+def queue_of(queue: str, destination: str) -> str:
+    """The queue in which a destination's own deliveries wait."""
+    return f"{queue}@{destination}"
+
+
+def parse_routes(given: Sequence[str]) -> Routes:
+    """From `GLOB=URL`, as given to `--route`. One glob may be given several times, for several destinations."""
+    destinations: dict[str, Destination] = {}
+    routes = []
+    for text in given:
+        glob, equals, url = text.partition("=")
+        if not equals or not glob.strip() or not url.strip():
+            raise UsageError(f"{mask_url(text)!r} is no route; one looks like 'orders.*=kafka://localhost:9092'")
+        name = _name_of(url.strip())
+        destinations[name] = Destination(name=name, url=url.strip())
+        routes.append(Route(types=[glob.strip()], to=[name]))
+    return Routes(destinations=destinations, routes=routes)
+
+
+def find_routes(given: str | None = None, environment: Mapping[str, str] = os.environ) -> Routes | None:
+    """The routes in the file given, else in the one that PENSTOCK_CONFIG names, else in ./penstock.toml if there."""
+    named = given or environment.get(CONFIG_VARIABLE)
+    if named is None and not DEFAULT_CONFIG.is_file():
+        return None
+    return load_routes(Path(named) if named else DEFAULT_CONFIG, environment)
+
+
+def load_routes(path: Path, environment: Mapping[str, str] = os.environ) -> Routes:
+    """The routes in a file such as `penstock.toml`. `${NAME}` in a URL is taken from the environment."""
+    try:
+        told = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"{path} can't be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} is not TOML: {error}") from error
+    try:
+        return _routes(told, environment)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def _routes(told: Mapping[str, Any], environment: Mapping[str, str]) -> Routes:
+    _refuse_others(told, {"destinations", "routes", "unrouted"}, "the file")
+    given = _table(told.get("destinations", {}), "destinations")
+    destinations = {name: _destination(name, fields, environment) for name, fields in given.items()}
+    routes = told.get("routes", [])
+    if not isinstance(routes, list):
+        raise UsageError("routes are a list of tables: write [[routes]], with two brackets")
+    try:
+        unrouted = Unrouted(told.get("unrouted", Unrouted.DEAD))
+    except ValueError:
+        raise UsageError(f"unrouted is 'dead' or 'refuse', not {told['unrouted']!r}") from None
+    return Routes(destinations=destinations, routes=[_route(fields) for fields in routes], unrouted=unrouted)
+
+
+def _destination(name: str, told: Any, environment: Mapping[str, str]) -> Destination:
+    fields = {"url": told} if isinstance(told, str) else dict(_table(told, f"destination {name}"))
+    _refuse_others(fields, {"url", "topic", "max_attempts", "retry_delay"}, f"destination {name}")
+    url = _text(fields.pop("url", None), f"destination {name}: url")
+    return Destination(name=name, url=_filled(url, environment), **_checked(fields, f"destination {name}"))
+
+
+def _route(told: Any) -> Route:
+    fields = _table(told, "a route")
+    _refuse_others(fields, {"types", "to", "topic"}, "a route")
+    topic = fields.get("topic")
+    return Route(
+        types=_texts(fields.get("types"), "a route's types"),
+        to=_texts(fields.get("to"), "a route's to"),
+        topic=None if topic is None else _text(topic, "a route's topic"),
+    )
+
+
+def _filled(url: str, environment: Mapping[str, str]) -> str:
+    """With the environment's values, so that a password needn't stand in the file."""
+    for name in _VARIABLE.findall(url):
+        if name not in environment:
+            raise UsageError(f"{mask_url(url)} wants the variable {name}, which is not set")
+    return _VARIABLE.sub(lambda match: environment[match[1]], url)
+
+
+def _name_of(url: str) -> str:
+    """A name that stays the same from run to run, without anything secret in it."""
+    parts = urlsplit(url)
+    # The user may be a secret too: a token.
+    plain = f"{url_scheme(url)}-{parts.netloc.rpartition('@')[2]}{parts.path}"
+    return re.sub(r"[^A-Za-z0-9._]+", "-", plain).strip("-")[:100]
+
+
+def _checked(fields: Mapping[str, Any], what: str) -> dict[str, Any]:
+    kinds: dict[str, type | tuple[type, ...]] = {"topic": str, "max_attempts": int, "retry_delay": (int, float)}
+    for name, value in fields.items():
+        if not isinstance(value, kinds[name]) or isinstance(value, bool):
+            raise UsageError(f"{what}: {name} can't be {value!r}")
+    return dict(fields)
+
+
+def _table(told: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(told, dict):
+        raise UsageError(f"{what} must be a table, not {told!r}")
+    return told
+
+
+def _text(told: Any, what: str) -> str:
+    if not isinstance(told, str) or not told:
+        raise UsageError(f"{what} must be a text, not {told!r}")
+    return told
+
+
+def _texts(told: Any, what: str) -> list[str]:
+    texts = [told] if isinstance(told, str) else told
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
+        raise UsageError(f"{what} must be a text or a list of texts, not {told!r}")
+    return texts
+
+
+def _refuse_others(fields: Mapping[str, Any], known: set[str], what: str) -> None:
+    """A misspelt setting must not be silently without effect."""
+    for name in fields:
+        if name not in known:
+            raise UsageError(f"{what} has no setting {name!r}; there are {', '.join(sorted(known))}")

@@ -1,0 +1,135 @@
+"""Routes: read, checked, and asked where an event goes."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import InvalidEvent, UsageError
+from penstock.routes import Routes, Unrouted, find_routes, load_routes, parse_routes, queue_of
+
+GOOD = """
+unrouted = "refuse"
+
+[destinations]
+archive = "file:///var/archive"
+broker = { url = "kafka://app:${SECRET}@broker:9092", topic = "all", max_attempts = 20, retry_delay = 0.5 }
+
+[[routes]]
+types = "orders.*"
+to = ["broker", "archive"]
+topic = "orders"
+
+[[routes]]
+types = ["*.paid", "audit.*"]
+to = "archive"
+"""
+
+
+def load(tmp_path: Path, text: str) -> Routes:
+    path = tmp_path / "penstock.toml"
+    path.write_text(text)
+    return load_routes(path, {"SECRET": "s3cret"})
+
+
+@pytest.mark.parametrize(
+    ("event_type", "names"),
+    [
+        ("orders.created", ("broker", "archive")),
+        ("orders.paid", ("broker", "archive")),
+        ("invoices.paid", ("archive",)),
+        ("audit.login", ("archive",)),
+        ("users.created", ()),
+    ],
+)
+def test_all_routes_that_match_apply_and_a_destination_counts_once(
+    tmp_path: Path, event_type: str, names: tuple[str, ...]
+) -> None:
+    assert load(tmp_path, GOOD).destinations_of(event_type) == names
+
+
+def test_a_destination_keeps_its_own_settings(tmp_path: Path) -> None:
+    routes = load(tmp_path, GOOD)
+    broker = routes.destinations["broker"]
+    assert broker.url == "kafka://app:s3cret@broker:9092"
+    assert (broker.topic, broker.max_attempts, broker.retry_delay) == ("all", 20, 0.5)
+    assert routes.topics_of("broker") == {"orders.*": "orders"}
+    assert routes.topics_of("archive") == {"orders.*": "orders"}
+    assert routes.unrouted is Unrouted.REFUSE
+    assert queue_of("outbox", "broker") == "outbox@broker"
+
+
+def test_only_destinations_that_a_route_leads_to_are_used(tmp_path: Path) -> None:
+    routes = load(tmp_path, GOOD.replace('["broker", "archive"]', '"archive"'))
+    assert [destination.name for destination in routes.used] == ["archive"]
+
+
+def test_a_type_without_a_route_is_refused_only_where_that_is_wanted(tmp_path: Path) -> None:
+    refusing = load(tmp_path, GOOD)
+    refusing.require(["orders.created", "audit.x"])
+    with pytest.raises(InvalidEvent, match=r"no route matches events of type users\.created"):
+        refusing.require(["orders.created", "users.created"])
+    load(tmp_path, GOOD.replace('"refuse"', '"dead"')).require(["users.created"])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("nonsense", "is not TOML"),
+        ('[[routes]]\ntypes = "a"\nto = "b"', "'b', which is no destination; there are: none"),
+        ('[destinations]\na = "file:///a"', "there are no routes"),
+        ('[destinations]\na = "nowhere"\n[[routes]]\ntypes = "*"\nto = "a"', "is not a URL"),
+        ('[destinations]\n"a b" = "file:///a"\n[[routes]]\ntypes = "*"\nto = "a b"', "can't name a destination"),
+        ('[destinations]\na = { url = "file:///a", retries = 3 }', "destination a has no setting 'retries'"),
+        ('[destinations]\na = { url = "file:///a", max_attempts = 0 }', "max_attempts must be 1 or more"),
+        ('[destinations]\na = { url = "file:///a", max_attempts = "x" }', "max_attempts can't be 'x'"),
+        ('[destinations]\na = { url = "file:///a", retry_delay = -1 }', "retry_delay must be 0 or more"),
+        ("[destinations]\na = { topic = 'x' }", "url must be a text"),
+        ('[destinations]\na = "kafka://u:${UNSET}@h"', "wants the variable UNSET, which is not set"),
+        ('[destinations]\na = "file:///a"\n[routes]\ntypes = "*"\nto = "a"', "write [[routes]]"),
+        ('[destinations]\na = "file:///a"\n[[routes]]\nto = "a"', "a route's types must be"),
+        ('[destinations]\na = "file:///a"\n[[routes]]\ntypes = []\nto = "a"', "a route's types must be"),
+        ('[destinations]\na = "file:///a"\n[[routes]]\ntype = "*"\nto = "a"', "a route has no setting 'type'"),
+        ('unrouted = "drop"\n[destinations]\na = "file:///a"\n[[routes]]\ntypes = "*"\nto = "a"', "'dead' or 'refuse'"),
+        ("destinations = 3", "destinations must be a table"),
+    ],
+)
+def test_a_mistake_in_the_file_is_told(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(UsageError) as told:
+        load(tmp_path, text)
+    assert says in str(told.value)
+    assert "penstock.toml" in str(told.value)
+
+
+def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="can't be read: No such file"):
+        load_routes(tmp_path / "none.toml")
+
+
+def test_the_file_is_found_where_it_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert find_routes(environment={}) is None
+    simple = '[destinations]\na = "file:///a"\n[[routes]]\ntypes = "*"\nto = "a"'
+    (tmp_path / "other.toml").write_text(simple)
+    assert find_routes(environment={"PENSTOCK_CONFIG": "other.toml"}) is not None
+    assert find_routes("other.toml", {"PENSTOCK_CONFIG": "none.toml"}) is not None
+    (tmp_path / "penstock.toml").write_text(simple)
+    assert find_routes(environment={}) is not None
+
+
+def test_routes_are_given_in_words_too() -> None:
+    routes = parse_routes(["orders.*=kafka://app:s3cret@broker:9092", "*=file:///var/archive", "*=null:"])
+    assert routes.destinations_of("orders.paid") == ("kafka-broker-9092", "file-var-archive", "null")
+    assert routes.destinations_of("other") == ("file-var-archive", "null")
+    assert "s3cret" not in "".join(routes.destinations)
+
+
+@pytest.mark.parametrize("text", ["orders.*", "=file:///x", "orders.*=", "orders.*=nowhere"])
+def test_words_that_are_no_route_are_told(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_routes([text])
+
+
+def test_routes_travel(tmp_path: Path) -> None:
+    routes = load(tmp_path, GOOD)
+    assert pickle.loads(pickle.dumps(routes)) == routes
