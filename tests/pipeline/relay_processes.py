@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,15 @@ print(json.dumps(asdict(report)))
 class RelayProcess:
     """A running relay with short leases. As if started in a terminal, it leads a process group of its own."""
 
-    def __init__(self, folder: Path, *, crash: str = "", output: int | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        crash: str = "",
+        output: int | None = None,
+        environment: Mapping[str, str] | None = None,
+        **options: Any,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._log = folder / "relay.log"
         self._output = folder / "relay.out"
@@ -69,7 +77,7 @@ class RelayProcess:
                 [sys.executable, "-c", SCRIPT, json.dumps(given)],
                 stdout=report if output is None else output,
                 stderr=log,
-                env={**os.environ, crashes.VARIABLE: crash, **_temporary_files(self._scratch)},
+                env={**os.environ, crashes.VARIABLE: crash, **_temporary_files(self._scratch), **(environment or {})},
                 start_new_session=True,
             )
         self.pid = self._process.pid

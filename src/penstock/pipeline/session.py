@@ -13,6 +13,7 @@ from penstock.config import needs_extra
 from penstock.pipeline import archive
 from penstock.pipeline.gateway import JAVA_OPTIONS, Gateway, spark_home, start_gateway
 from penstock.pipeline.java import find_java
+from penstock.pipeline.shipping import ship
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -106,6 +107,8 @@ def open_session(
     if gateway is not None:
         # Where PySpark keeps its own: the process lives as long as the pipe to it is held.
         spark.sparkContext._gateway.proc = gateway.process  # type: ignore[union-attr]
+    if not local:
+        ship(spark)
     return spark
 
 

@@ -1,0 +1,34 @@
+"""Sends Penstock itself to a cluster's executors: the same code on both sides, and nothing of it to install there.
+
+What it needs beside itself, the client libraries of the store and the brokers, has compiled parts and must be
+on the nodes: in their Python, or in an environment that Spark unpacks there (docs/spark.md).
+"""
+
+import atexit
+import shutil
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PACKAGE = Path(__file__).parents[1]
+
+
+def ship(spark: "SparkSession") -> None:
+    """Make Penstock importable in the session's Python workers."""
+    folder = tempfile.mkdtemp(prefix="penstock-ship-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # executors fetch it whenever they start
+    spark.sparkContext.addPyFile(str(pack(Path(folder))))
+
+
+def pack(folder: Path) -> Path:
+    """The package as a zip file in this folder."""
+    path = folder / "penstock.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in sorted(PACKAGE.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                archive.write(file, Path("penstock") / file.relative_to(PACKAGE))
+    return path

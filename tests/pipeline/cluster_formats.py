@@ -1,0 +1,35 @@
+"""A Spark application that reads, claims and settles events on a cluster: run by `test_cluster.py`."""
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from penstock.pipeline import open_session, register, settle
+from penstock.testing.processes import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def main(master: str, store: str, folder: str) -> None:
+    spark = open_session(master, "formats")
+    register(spark)
+    events = spark.read.format("penstock").option("store", store)
+    read = events.load().count()
+    settled = 0
+
+    def take(batch: "DataFrame", _: int) -> None:
+        nonlocal settled
+        settled += len(settle(batch, store).published)
+
+    claims = spark.readStream.format("penstock").option("store", store).option("limit", 100).load()
+    query = claims.writeStream.foreachBatch(take).option("checkpointLocation", f"{folder}/checkpoint").start()
+    wait_until(lambda: settled >= read or not query.isActive, 100)
+    query.stop()
+    left = events.option("state", "PENDING,CLAIMED").load().count()
+    print(json.dumps({"read": read, "settled": settled, "left": left}))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

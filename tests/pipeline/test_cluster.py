@@ -1,0 +1,119 @@
+"""The relay and the formats on a standalone Spark cluster, with Penstock shipped to nodes that don't have it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from relay_processes import (
+    BATCH,
+    RelayProcess,
+    assert_delivered,
+    await_settled,
+    delivered,
+    emit,
+    emitting,
+)
+
+from penstock.outbox import Outbox, connect
+from penstock.testing.processes import wait_until
+from penstock.testing.servers import SparkMaster, SparkWorker
+
+pytestmark = [pytest.mark.crash, pytest.mark.spark, pytest.mark.slow]
+
+START_SECONDS = 120.0
+WAIT_SECONDS = 60.0
+FORMATS = Path(__file__).with_name("cluster_formats.py")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    master: SparkMaster
+    workers: tuple[SparkWorker, ...]
+    environment: dict[str, str]
+
+    def executors(self) -> list[int]:
+        return [pid for worker in self.workers for pid in worker.executors()]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A master and two workers, whose Python has the client libraries and no Penstock."""
+    nodes = tmp_path_factory.mktemp("nodes")
+    venv.create(nodes / "python", symlinks=True, with_pip=False)
+    python = nodes / "python" / "bin" / "python"
+    libraries = subprocess.run(
+        [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True, text=True
+    ).stdout.strip()
+    # A path in such a file is all that it adds: what other files beside the libraries add, as Penstock itself, is not.
+    Path(libraries, "libraries.pth").write_text(sysconfig.get_path("purelib"))
+    assert subprocess.run([python, "-c", "import psycopg, pyspark"], env={}).returncode == 0
+    assert subprocess.run([python, "-c", "import penstock"], env={}, capture_output=True).returncode == 1
+    with SparkMaster() as master, SparkWorker(master.url) as one, SparkWorker(master.url) as two:
+        assert wait_until(lambda: master.workers() == 2, START_SECONDS)
+        yield Cluster(master, (one, two), {"PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"})
+
+
+@pytest.fixture
+def outbox(postgres_url: str) -> Iterator[Outbox]:
+    with connect(postgres_url) as opened:
+        opened.store.initialise()
+        yield opened
+
+
+def relay(cluster: Cluster, outbox_url: str, folder: Path, name: str) -> RelayProcess:
+    return RelayProcess(
+        folder / name,
+        environment=cluster.environment,
+        store=outbox_url,
+        destination=f"file://{folder}/out",
+        master=cluster.master.url,
+    )
+
+
+def test_an_executor_and_then_the_driver_are_killed_and_nothing_is_lost(
+    cluster: Cluster, outbox: Outbox, postgres_url: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    first = emit(outbox, 1)
+    with emitting(postgres_url) as ids:
+        with relay(cluster, postgres_url, tmp_path, "first") as process:
+            assert wait_until(lambda: out.is_dir() and len(delivered(out)) > 500, START_SECONDS), process.log
+            os.kill(cluster.executors()[0], signal.SIGKILL)
+            process.await_log("Lost executor")
+            so_far = len(delivered(out))
+            assert wait_until(lambda: len(delivered(out)) > so_far + 500, WAIT_SECONDS), process.log
+            os.kill(process.pid, signal.SIGKILL)
+        so_far = len(delivered(out))
+        second = relay(cluster, postgres_url, tmp_path, "second")
+        with second:
+            assert wait_until(lambda: len(delivered(out)) > so_far + 500, START_SECONDS), second.log
+            emitted = len(ids)
+            assert wait_until(lambda: len(ids) > emitted + 500, WAIT_SECONDS)
+            second.terminate()
+            assert second.wait() == 0, second.log
+    with relay(cluster, postgres_url, tmp_path, "third") as third:
+        await_settled(outbox.store, third, START_SECONDS)
+    # In hand with the executor that was killed, and with the driver that was.
+    assert_delivered([*first, *ids], delivered(out), repeats=2 * 2 * BATCH)
+
+
+def test_the_formats_work_on_the_cluster(cluster: Cluster, outbox: Outbox, postgres_url: str, tmp_path: Path) -> None:
+    emit(outbox, 500)
+    ran = subprocess.run(
+        [sys.executable, str(FORMATS), cluster.master.url, postgres_url, str(tmp_path)],
+        env={**os.environ, **cluster.environment},
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout.splitlines()[-1]) == {"read": 500, "settled": 500, "left": 0}
+    assert outbox.store.stats().total("published") == 500
