@@ -56,12 +56,20 @@ class _Client(Client):
     async def _close(self, status: int, do_cbs: bool = True) -> None:
         if self._flush_queue is None:
             return  # it never began to connect
-        # The client itself would send what is left first, and wait for a server that hangs.
+        # The client itself would send what is left first, wait for a server that hangs, and after a failed TLS
+        # handshake wait for ever.
         self._pending, self._pending_data_size = [], 0
         writer = getattr(self._transport, "_io_writer", None)
         if writer is not None:
             writer.transport.abort()
+        self._transport = None
         await super()._close(status, do_cbs)
+
+    async def catch_up(self) -> None:
+        """Wait until the server has answered for all that was sent so far."""
+        # The ping of `flush` would overtake what still waits to be written.
+        await self._flush_pending(force_flush=True)
+        await self.flush()
 
     async def send(self, commands: bytes) -> None:
         """Many commands at once: half the cost of `publish` for each."""
@@ -172,10 +180,10 @@ class Connection:
         self._problem = None
 
     async def _listen(self) -> None:
-        """Get ready for answers. The flush brings the server's objection, if it has one."""
+        """Get ready for answers, before anything is published that they could be missing for."""
         self._inbox = self._client.new_inbox()
         await self._client.subscribe(f"{self._inbox}.*", cb=self._take)
-        await self._client.flush()
+        await self._client.catch_up()
         if self._problem is not None:
             raise PublishError(f"no acknowledgements can be received: {_named(self._problem)}")
 
