@@ -1,5 +1,8 @@
 """How `nats://` gets to its server, and in: URLs, options, credentials and TLS."""
 
+import base64
+import json
+import os
 import subprocess
 from importlib.util import find_spec
 
@@ -177,3 +180,67 @@ def test_no_password_goes_to_a_server_without_tls(nats_server):
     error = refusal(f"natss://user:secret@127.0.0.1:{nats_server.port}")
     assert "the server offers no TLS" in error
     assert "secret" not in error
+
+
+class Keys:
+    """A key pair of NATS, which can sign a claim about another."""
+
+    def __init__(self, prefix):
+        nkeys = pytest.importorskip("nkeys")
+        self.seed = nkeys.encode_seed(os.urandom(32), getattr(nkeys, f"PREFIX_BYTE_{prefix}"))
+        self._pair = nkeys.from_seed(self.seed)
+        self.name = self._pair.public_key.decode()
+
+    def sign(self, subject, **claims):
+        body = {"jti": subject, "iat": 0, "iss": self.name, "name": subject, "sub": subject}
+        head = {"typ": "JWT", "alg": "ed25519-nkey"}
+        text = ".".join(
+            base64url(json.dumps(part).encode()) for part in (head, body | {"nats": {**claims, "version": 2}})
+        )
+        return f"{text}.{base64url(self._pair.sign(text.encode()))}"
+
+
+def base64url(data):
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def credentials_file(file, jwt, seed):
+    lines = ["-----BEGIN NATS USER JWT-----", jwt, "------END NATS USER JWT------", ""]
+    lines += ["-----BEGIN USER NKEY SEED-----", seed.decode(), "------END USER NKEY SEED------", ""]
+    file.write_text("\n".join(lines))
+
+
+@pytest.fixture
+def ruled(nats_server, tmp_path):
+    """A server with an operator; and a function that writes a user's credentials, issued by its account or another."""
+    operator, account, system, stranger = map(Keys, ("OPERATOR", "ACCOUNT", "ACCOUNT", "ACCOUNT"))
+    limits = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1) | {"wildcards": True}
+    storage = dict.fromkeys(("mem_storage", "disk_storage", "streams", "consumer"), -1)
+    accounts = {
+        account.name: operator.sign(account.name, type="account", limits=limits | storage),
+        system.name: operator.sign(system.name, type="account", limits=limits),
+    }
+    rule = {"operator": operator.sign(operator.name, type="operator"), "system_account": system.name}
+
+    def issue(*, known):
+        user, issuer = Keys("USER"), account if known else stranger
+        jwt = issuer.sign(user.name, type="user", subs=-1, data=-1, payload=-1)
+        credentials_file(tmp_path / "user.creds", jwt, user.seed)
+        return tmp_path / "user.creds"
+
+    settings = {**rule, "resolver": "MEMORY", "resolver_preload": accounts}
+    with NatsServer(fsync=False, settings=settings) as server:
+        yield server, issue
+
+
+def test_credentials_in_a_file_are_read_at_each_connection(ruled):
+    server, issue = ruled
+    publisher, event = (
+        open_publisher(f"{server.url()}?creds={issue(known=False)}&stream=EVENTS&subjects=orders.>"),
+        delivery(),
+    )
+    refused = attempt(publisher, [event])[event.seq]
+    issue(known=True)
+    assert attempt(publisher, [event]) == published([event])
+    publisher.close()
+    assert "authorization violation" in refused.error.lower()

@@ -312,6 +312,23 @@ def test_a_server_that_stops_answering_leaves_retries_and_is_asked_once(open_at,
     assert len(server.ids) == len(set(server.ids)), "nothing is sent twice by itself"
 
 
+def test_what_was_not_sent_in_time_is_never_sent(nats_server, streams, open_at):
+    """More than the system's buffers hold: when the server goes on, the rest must not follow."""
+    publisher = open_at(f"{nats_server.url()}?timeout_seconds=1")
+    events = [delivery(payload=bytes(900_000)) for _ in range(30)]
+    assert attempt(publisher, [event := delivery()]) == published([event])
+    nats_server.freeze()
+    try:
+        outcomes = publisher.publish(messages(events))
+        publisher.close()
+    finally:
+        nats_server.thaw()
+    assert outcomes.keys() == {event.seq for event in events}
+    assert all(isinstance(outcome, Retry) for outcome in outcomes.values())
+    assert publisher.publish(messages([event := delivery()])) == published([event])
+    assert len(streams.raw(STREAM, "orders.created")) < len(events)
+
+
 def test_an_interrupted_batch_is_not_sent_later(open_at, monkeypatch):
     with HalfDeafServer(answers=0, hang_up=False) as server:
         publisher = open_at(f"nats://127.0.0.1:{server.port}")
