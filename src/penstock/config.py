@@ -14,6 +14,8 @@ STORE_VARIABLE = "PENSTOCK_STORE"
 _SECRETS = re.compile(r"(?i)([?&](?:password|passwd|secret|token|key|sslpassword)=)[^&#]*")
 # A password may hold what a URL should have encoded: then too much is masked rather than too little.
 _USERINFO = re.compile(r"(?<=://)([^/?#@:\s]*):([^/?#\s]*|[^@\s]*)@")
+# Elsewhere a name; for NATS, what stands alone there is a token.
+_TOKEN = re.compile(r"(?i)\b(natss?://)[^/?#@:\s]+@")
 
 
 def store_url(given: str | None = None, environment: Mapping[str, str] = os.environ) -> str:
@@ -23,7 +25,7 @@ def store_url(given: str | None = None, environment: Mapping[str, str] = os.envi
 
 def mask_url(url: str) -> str:
     """The URL as it may be shown: without its password and other secrets."""
-    return _SECRETS.sub(r"\1***", _USERINFO.sub(r"\1:***@", url))
+    return _SECRETS.sub(r"\1***", _TOKEN.sub(r"\1***@", _USERINFO.sub(r"\1:***@", url)))
 
 
 def url_scheme(url: str) -> str:

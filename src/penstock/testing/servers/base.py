@@ -92,6 +92,8 @@ class Server(ABC):
     def freeze(self) -> None:
         """Let it hang: its port takes connections, and nothing answers."""
         os.killpg(self.pid, signal.SIGSTOP)
+        # Its threads may go on for a moment after the signal was sent.
+        os.waitpid(self.pid, os.WUNTRACED)
 
     def thaw(self) -> None:
         """Let it go on from where it was frozen."""

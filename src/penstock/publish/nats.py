@@ -1,0 +1,155 @@
+"""`nats://` publishes events to JetStream, the subject being the topic; `natss://` with TLS.
+
+A batch is sent at once and its acknowledgements are awaited together. The stream drops an event that it already has.
+"""
+
+import os
+import re
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from urllib.parse import unquote, urlsplit
+
+from penstock.config import mask_url
+from penstock.errors import MissingDriver, PublishError, UsageError
+from penstock.lifecycle import Outcome, Retry
+from penstock.publish.background import Background
+from penstock.publish.base import Message
+from penstock.publish.failure import error_text
+from penstock.publish.nats_connection import Access, Connection, connect, read_credentials
+from penstock.publish.options import flag, known_options, seconds
+from penstock.publish.unpicklable import Unpicklable
+
+# Less than a relay that is to stop waits for its tasks.
+DEFAULT_TIMEOUT_SECONDS = 5.0
+DEFAULT_PORT = 4222
+# A stream refuses what comes when 10,000 messages or 128 MB wait for it, and others may send to it too.
+FLIGHT_MESSAGES = 4_000
+FLIGHT_BYTES = 32_000_000
+
+_TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "tls_first"})
+_OPTIONS = _TLS_OPTIONS | {"creds", "stream", "subjects", "timeout_seconds"}
+_HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[^\[\]:@/\s]+)(?::(?P<port>\d+))?")
+
+
+class NatsPublisher(Unpicklable):
+    """Not `in_order`: a stream may refuse one message, being full, and take the next."""
+
+    in_order = False
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._background = Background("penstock-nats")
+        self._connection: Connection | None = None
+
+    def publish(self, messages: Sequence[Message]) -> dict[int, Outcome]:
+        return self._background.run(self._publish(messages)) if messages else {}
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._background.run(self._drop())
+        self._background.close()
+
+    async def _publish(self, messages: Sequence[Message]) -> dict[int, Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        try:
+            connection = await self._connected()
+            for flight in _flights(messages):
+                await connection.carry(flight, outcomes)
+        except PublishError as error:
+            await self._drop()
+            unanswered = Retry(error_text(error))
+            return {message.event.seq: outcomes.get(message.event.seq, unanswered) for message in messages}
+        except BaseException:
+            await self._drop()
+            raise
+        return outcomes
+
+    async def _connected(self) -> Connection:
+        if self._connection is None or not self._connection.alive:
+            await self._drop()
+            self._connection = await connect(self._access)
+        return self._connection
+
+    async def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+
+def _flights(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+    """The batch, nearly always whole, in pieces that a stream takes in one go."""
+    start = size = 0
+    for end, message in enumerate(messages):
+        size += len(message.event.payload)
+        if end > start and (size > FLIGHT_BYTES or end - start >= FLIGHT_MESSAGES):
+            yield messages[start:end]
+            start, size = end, len(message.event.payload)
+    yield messages[start:]
+
+
+def from_url(url: str) -> NatsPublisher:
+    options = known_options(url, _OPTIONS)
+    parts = urlsplit(url)
+    if parts.path.strip("/") or parts.fragment:
+        raise UsageError(f"{mask_url(url)} can't be understood: after the hosts come only options")
+    userinfo, _, hosts = parts.netloc.rpartition("@")
+    subjects = tuple(filter(None, options.get("subjects", "").split(",")))
+    if ("stream" in options) != bool(subjects):
+        raise UsageError("stream and subjects go together: the stream to create, and what it takes, such as orders.>")
+    tls = _tls(parts.scheme, options)
+    access = Access(
+        hosts=tuple(_host(host) for host in hosts.split(",")),
+        timeout_seconds=seconds(options, "timeout_seconds", DEFAULT_TIMEOUT_SECONDS),
+        tls=tls,
+        tls_first=flag(options, "tls_first", False),
+        stream=options.get("stream"),
+        subjects=subjects,
+        **_credentials(userinfo, options, os.environ),
+    )
+    return NatsPublisher(access)
+
+
+def _host(text: str) -> str:
+    """A host with its port."""
+    match = _HOST.fullmatch(text)
+    if match is None or int(match["port"] or DEFAULT_PORT) not in range(1, 65_536):
+        raise UsageError("a URL of NATS names its servers as in nats://one:4222,two:4222; an @ in a password is %40")
+    return f"{match['host']}:{match['port'] or DEFAULT_PORT}"
+
+
+def _credentials(userinfo: str, options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
+    """The URL's, else a file's, else the environment's."""
+    if userinfo and "creds" in options:
+        raise UsageError("credentials come from the URL or from the file that creds names, not from both")
+    if userinfo:
+        username, colon, password = userinfo.partition(":")
+        return {"username": unquote(username), "password": unquote(password)} if colon else {"token": unquote(userinfo)}
+    if "creds" in options:
+        if find_spec("nkeys") is None:
+            raise MissingDriver("the option creds", "nats")
+        read_credentials(options["creds"])
+        return {"creds": options["creds"]}
+    names = {name: f"PENSTOCK_NATS_{name.upper()}" for name in ("username", "password", "token")}
+    given = {name: environment[variable] for name, variable in names.items() if environment.get(variable)}
+    if given.keys() not in ({"username", "password"}, {"token"}, set[str]()):
+        raise UsageError("set PENSTOCK_NATS_USERNAME and PENSTOCK_NATS_PASSWORD, or PENSTOCK_NATS_TOKEN")
+    return given
+
+
+def _tls(scheme: str, options: Mapping[str, str]) -> ssl.SSLContext | None:
+    given = sorted(_TLS_OPTIONS & options.keys())
+    if scheme != "natss":
+        if given:
+            raise UsageError(f"{given[0]} is for TLS, and that for URLs that begin with natss://")
+        return None
+    if "ssl_keyfile" in options and "ssl_certfile" not in options:
+        raise UsageError("ssl_keyfile needs the certificate that it is for: ssl_certfile")
+    try:
+        context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
+        if "ssl_certfile" in options:
+            context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"))
+    except OSError as error:
+        names = ", ".join(f"{name}={options[name]}" for name in given)
+        raise UsageError(f"a file for TLS can't be used ({names}): {error}") from error
+    return context

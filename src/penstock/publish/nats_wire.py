@@ -1,0 +1,107 @@
+"""An event as NATS sees it: its subject, its headers, and what a stream's answer means for it. No I/O.
+
+NATS cares for headers in ASCII only, and trims them. What it can't carry is encoded, never changed and never dropped.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+from urllib.parse import quote
+
+from penstock.event import Delivery
+from penstock.lifecycle import PUBLISHED, Dead, Outcome, Retry
+
+ENCODED_HEADERS = "Penstock-Headers"
+# A server reads at most 4,096 bytes of a line that also holds the reply's subject and two sizes.
+SUBJECT_BYTES = 3_900
+NO_RESPONDERS = "503"
+MESSAGE_TOO_LARGE = 10054
+
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+# `Status` and `Description` are what clients call the first line of a server's own messages.
+_RESERVED_NAME = re.compile(r"(?i)nats-|penstock-|status\Z|description\Z")
+_CARRIED = re.compile(r"(?:[!-~](?:[ -~]*[!-~])?)?")
+_UNESCAPED = re.compile(r"(?:[!-$&-~](?:[ -$&-~]*[!-$&-~])?)?")
+_SUBJECT = re.compile(r"[^ \t\r\n\f\0.]+(?:\.[^ \t\r\n\f\0.]+)*")
+
+
+@lru_cache(maxsize=10_000)
+def subject_fault(subject: str) -> str | None:
+    """Why no server would take this subject, if so: retrying can't help."""
+    if not _SUBJECT.fullmatch(subject):
+        return f"{subject!r} is no subject for NATS: words with a dot between them, and no spaces"
+    if not {"*", ">"}.isdisjoint(subject.split(".")):
+        return f"{subject!r} is no subject to publish to: * and > are wildcards"
+    if subject.startswith(("$JS.", "$SYS.")):
+        return f"{subject!r} is a command to the server, not a subject for events"
+    if len(subject.encode()) > SUBJECT_BYTES:
+        return f"a subject has at most {SUBJECT_BYTES:,} bytes; {subject[:40]!r}… is longer"
+    return None
+
+
+def header_block(event: Delivery) -> bytes:
+    """The headers as they go over the wire."""
+    event_id = str(event.event_id)
+    # A replay is asked for: the stream must not take it for a repeat.
+    message_id = f"{event_id}/{event.replays}" if event.replays else event_id
+    block = (
+        f"NATS/1.0\r\nNats-Msg-Id: {message_id}\r\nPenstock-Event-Id: {event_id}\r\n"
+        f"Penstock-Event-Type: {escaped(event.event_type)}\r\nPenstock-Queue: {escaped(event.queue)}\r\n"
+        f"Penstock-Created-At: {event.created_at.isoformat()}\r\n"
+    )
+    if event.partition_key is not None:
+        block += f"Penstock-Partition-Key: {escaped(event.partition_key)}\r\n"
+    if event.ordering_key is not None:
+        block += f"Penstock-Ordering-Key: {escaped(event.ordering_key)}\r\n"
+    if event.headers:
+        block += _own_headers(event.headers)
+    return (block + "\r\n").encode("ascii")
+
+
+def escaped(text: str) -> str:
+    """Percent-encoded as in a URL, where it has to be; `%` always."""
+    return text if _UNESCAPED.fullmatch(text) else quote(text, safe="")
+
+
+def _own_headers(headers: Mapping[str, str]) -> str:
+    """The event's own headers: as they are where NATS can carry them, the others together as JSON."""
+    encoded = {name: value for name, value in headers.items() if not _carried(name, value)}
+    lines = [f"{name}: {value}\r\n" for name, value in headers.items() if name not in encoded]
+    if encoded:
+        lines.append(f"{ENCODED_HEADERS}: {json.dumps(encoded)}\r\n")
+    return "".join(lines)
+
+
+def _carried(name: str, value: str) -> bool:
+    return bool(_HEADER_NAME.fullmatch(name) and not _RESERVED_NAME.match(name) and _CARRIED.fullmatch(value))
+
+
+def outcome(subject: str, answer: bytes, headers: Mapping[str, str] | None) -> Outcome:
+    """What the answer to a message says became of it."""
+    if headers and headers.get("Status") == NO_RESPONDERS:
+        return Retry(
+            f"no stream takes the subject {subject!r}: create one that does, or see to it that the server has"
+            " JetStream and the stream a leader"
+        )
+    said = _parsed(answer)
+    if "error" in said:
+        return _refusal(subject, said["error"])
+    if "stream" in said and "seq" in said:
+        return PUBLISHED
+    return Retry(f"what answered at {subject!r} is no stream; it said {answer[:100]!r}")
+
+
+def _parsed(answer: bytes) -> dict[str, Any]:
+    try:
+        said = json.loads(answer)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _refusal(subject: str, error: Any) -> Outcome:
+    details = error if isinstance(error, dict) else {}
+    cause = f"the stream refused {subject!r}: {details.get('description', error)}"
+    return Dead(cause) if details.get("err_code") == MESSAGE_TOO_LARGE else Retry(cause)

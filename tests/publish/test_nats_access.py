@@ -1,0 +1,246 @@
+"""How `nats://` gets to its server, and in: URLs, options, credentials and TLS."""
+
+import base64
+import json
+import os
+import subprocess
+from importlib.util import find_spec
+
+import pytest
+from nats_streams import Streams
+
+from penstock.config import mask_url
+from penstock.errors import MissingDriver, UsageError
+from penstock.lifecycle import Retry
+from penstock.publish import nats, open_publisher
+from penstock.testing.events import delivery
+from penstock.testing.publishers import attempt, published
+from penstock.testing.servers import NatsServer
+
+VARIABLES = ("PENSTOCK_NATS_USERNAME", "PENSTOCK_NATS_PASSWORD", "PENSTOCK_NATS_TOKEN")
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    for variable in VARIABLES:
+        monkeypatch.delenv(variable, raising=False)
+    return monkeypatch
+
+
+def access(url):
+    return nats.from_url(url)._access
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts"),
+    [
+        ("nats://localhost", ["localhost:4222"]),
+        ("nats://localhost:4333/", ["localhost:4333"]),
+        ("nats://one:4222,two,three:1", ["one:4222", "two:4222", "three:1"]),
+        ("natss://[::1],[fe80::1]:4223", ["[::1]:4222", "[fe80::1]:4223"]),
+        ("NATS://user:p%40ss@one,two?timeout_seconds=1", ["one:4222", "two:4222"]),
+    ],
+)
+def test_a_url_names_its_servers(url, hosts):
+    assert list(access(url).hosts) == hosts
+
+
+@pytest.mark.parametrize(
+    ("url", "complaint"),
+    [
+        ("nats://", "names its servers"),
+        ("nats://one,,two", "names its servers"),
+        ("nats://one:port", "names its servers"),
+        ("nats://one:0", "names its servers"),
+        ("nats://one:70000", "names its servers"),
+        ("nats://u:secret@p@one", None),
+        ("nats://secret@one/subject", "after the hosts come only options"),
+        ("nats://one#there", "after the hosts come only options"),
+        ("nats://secret@[::1", "can't be understood"),
+        ("nats://one?maxlen=1", "no option 'maxlen'"),
+        ("nats://one?timeout_seconds=0", "timeout_seconds"),
+        ("nats://one?stream=EVENTS", "stream and subjects go together"),
+        ("nats://one?subjects=orders.>", "stream and subjects go together"),
+        ("nats://one?ssl_ca_certs=ca.pem", "natss://"),
+        ("nats://one?tls_first=true", "natss://"),
+        ("natss://one?tls_first=perhaps", "true or false"),
+        ("natss://one?ssl_ca_certs=missing.pem", "missing.pem"),
+        ("natss://one?ssl_certfile=missing.pem", "missing.pem"),
+        ("natss://one?ssl_keyfile=missing.pem", "ssl_certfile"),
+        ("nats://u:secret@one?creds=file", "not from both"),
+    ],
+)
+def test_what_cannot_be_right_is_refused_when_opened(url, complaint):
+    if complaint is None:
+        assert access(url).password == "secret@p", "the last @ ends the credentials"
+        return
+    with pytest.raises(UsageError, match=complaint) as refusal:
+        open_publisher(url)
+    assert "secret" not in str(refusal.value)
+
+
+def test_credentials_come_from_the_url_or_the_environment(environment):
+    environment.setenv("PENSTOCK_NATS_TOKEN", "from outside")
+    assert access("nats://one").token == "from outside"
+    assert access("nats://t%3Ak@one").token == "t:k"
+    named = access("nats://u%40x:p%2Fw@one")
+    assert (named.username, named.password, named.token) == ("u@x", "p/w", None)
+    environment.delenv("PENSTOCK_NATS_TOKEN")
+    environment.setenv("PENSTOCK_NATS_USERNAME", "u")
+    with pytest.raises(UsageError, match="PENSTOCK_NATS_PASSWORD"):
+        access("nats://one")
+    environment.setenv("PENSTOCK_NATS_PASSWORD", "p")
+    assert (access("nats://one").username, access("nats://one").password) == ("u", "p")
+
+
+def test_secrets_are_not_shown():
+    assert "secret" not in repr(access("nats://user:secret@one"))
+    assert "secret" not in repr(access("nats://secret@one"))
+    assert mask_url("to nats://secret@one:4222,two") == "to nats://***@one:4222,two"
+    assert mask_url("natss://user:secret@one") == "natss://user:***@one"
+    assert mask_url("postgresql://user@one") == "postgresql://user@one"
+
+
+@pytest.mark.skipif(find_spec("nkeys") is not None, reason="nkeys is installed")
+def test_credentials_in_a_file_need_an_extra():
+    with pytest.raises(MissingDriver, match="nats"):
+        open_publisher("nats://one?creds=file")
+
+
+@pytest.mark.parametrize("content", [None, "no credentials", "-----BEGIN NATS USER JWT-----\nx\n"])
+def test_a_file_without_credentials_is_refused(tmp_path, monkeypatch, content):
+    monkeypatch.setattr(nats, "find_spec", lambda name: name)
+    file = tmp_path / "user.creds"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(UsageError, match=r"user\.creds"):
+        open_publisher(f"nats://one?creds={file}")
+
+
+def test_a_token_opens_the_door(nats_server, environment):
+    with NatsServer(fsync=False, settings={"authorization": {"token": "right-secret"}}) as server:
+        Streams(server.url("right-secret")).create("EVENTS", "orders.>")
+        environment.setenv("PENSTOCK_NATS_TOKEN", "right-secret")
+        assert refusal(server.url()) is None
+        for url in (server.url("wrong-secret"), server.url("user:wrong-secret")):
+            error = refusal(url)
+            assert "authorization violation" in error.lower()
+            assert "secret" not in error
+
+
+def refusal(url):
+    """The error of an attempt, or None."""
+    publisher, event = open_publisher(url), delivery()
+    outcomes = attempt(publisher, [event])
+    publisher.close()
+    if outcomes == published([event]):
+        return None
+    assert isinstance(outcomes[event.seq], Retry)
+    return outcomes[event.seq].error
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """A certificate of its own making, for 127.0.0.1, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    subprocess.run([*command, *names, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    return certificate, key
+
+
+def tls_server(certificate, **settings):
+    files = {"cert_file": str(certificate[0]), "key_file": str(certificate[1])}
+    return NatsServer(fsync=False, settings={"tls": files | settings.pop("tls", {}), **settings})
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"allow_non_tls": True}, {"tls": {"handshake_first": "300ms"}}],
+    ids=["required", "offered", "first, or else"],
+)
+def test_a_connection_with_tls(nats_server, certificate, settings):
+    first = "&tls_first=true" if "tls" in settings else ""
+    with tls_server(certificate, **settings) as server:
+        url = f"natss://127.0.0.1:{server.port}?stream=EVENTS&subjects=orders.>{first}"
+        assert refusal(f"{url}&ssl_ca_certs={certificate[0]}") is None
+        assert "certificate verify failed" in refusal(url)
+
+
+def test_a_client_shows_its_certificate(nats_server, certificate):
+    settings = {"tls": {"verify": True, "ca_file": str(certificate[0])}}
+    with tls_server(certificate, **settings) as server:
+        trusting = f"natss://127.0.0.1:{server.port}?stream=EVENTS&subjects=orders.>&ssl_ca_certs={certificate[0]}"
+        assert refusal(f"{trusting}&ssl_certfile={certificate[0]}&ssl_keyfile={certificate[1]}") is None
+        assert refusal(trusting) is not None
+
+
+def test_no_password_goes_to_a_server_without_tls(nats_server):
+    error = refusal(f"natss://user:secret@127.0.0.1:{nats_server.port}")
+    assert "the server offers no TLS" in error
+    assert "secret" not in error
+
+
+class Keys:
+    """A key pair of NATS, which can sign a claim about another."""
+
+    def __init__(self, prefix):
+        nkeys = pytest.importorskip("nkeys")
+        self.seed = nkeys.encode_seed(os.urandom(32), getattr(nkeys, f"PREFIX_BYTE_{prefix}"))
+        self._pair = nkeys.from_seed(self.seed)
+        self.name = self._pair.public_key.decode()
+
+    def sign(self, subject, **claims):
+        body = {"jti": subject, "iat": 0, "iss": self.name, "name": subject, "sub": subject}
+        head = {"typ": "JWT", "alg": "ed25519-nkey"}
+        text = ".".join(
+            base64url(json.dumps(part).encode()) for part in (head, body | {"nats": {**claims, "version": 2}})
+        )
+        return f"{text}.{base64url(self._pair.sign(text.encode()))}"
+
+
+def base64url(data):
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def credentials_file(file, jwt, seed):
+    lines = ["-----BEGIN NATS USER JWT-----", jwt, "------END NATS USER JWT------", ""]
+    lines += ["-----BEGIN USER NKEY SEED-----", seed.decode(), "------END USER NKEY SEED------", ""]
+    file.write_text("\n".join(lines))
+
+
+@pytest.fixture
+def ruled(nats_server, tmp_path):
+    """A server with an operator; and a function that writes a user's credentials, issued by its account or another."""
+    operator, account, system, stranger = map(Keys, ("OPERATOR", "ACCOUNT", "ACCOUNT", "ACCOUNT"))
+    limits = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1) | {"wildcards": True}
+    storage = dict.fromkeys(("mem_storage", "disk_storage", "streams", "consumer"), -1)
+    accounts = {
+        account.name: operator.sign(account.name, type="account", limits=limits | storage),
+        system.name: operator.sign(system.name, type="account", limits=limits),
+    }
+    rule = {"operator": operator.sign(operator.name, type="operator"), "system_account": system.name}
+
+    def issue(*, known):
+        user, issuer = Keys("USER"), account if known else stranger
+        jwt = issuer.sign(user.name, type="user", subs=-1, data=-1, payload=-1)
+        credentials_file(tmp_path / "user.creds", jwt, user.seed)
+        return tmp_path / "user.creds"
+
+    settings = {**rule, "resolver": "MEMORY", "resolver_preload": accounts}
+    with NatsServer(fsync=False, settings=settings) as server:
+        yield server, issue
+
+
+def test_credentials_in_a_file_are_read_at_each_connection(ruled):
+    server, issue = ruled
+    publisher, event = (
+        open_publisher(f"{server.url()}?creds={issue(known=False)}&stream=EVENTS&subjects=orders.>"),
+        delivery(),
+    )
+    refused = attempt(publisher, [event])[event.seq]
+    issue(known=True)
+    assert attempt(publisher, [event]) == published([event])
+    publisher.close()
+    assert "authorization violation" in refused.error.lower()

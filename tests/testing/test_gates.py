@@ -1,0 +1,47 @@
+"""The gate between a client and its server: what passes, what waits, and what is left afterwards."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.testing.gates import Gate
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+def port(listener: socket.socket) -> int:
+    number: int = listener.getsockname()[1]
+    return number
+
+
+def test_answers_wait_until_enough_was_sent(listener: socket.socket) -> None:
+    with Gate(port(listener)) as gate, socket.create_connection(("127.0.0.1", gate.port), timeout=10) as client:
+        server, _ = listener.accept()
+        with server:
+            gate.hold_answers(until=b"ask", count=2)
+            client.sendall(b"ask")
+            assert server.recv(3) == b"ask"
+            server.sendall(b"answer")
+            assert gate.holding
+            client.sendall(b"ask")
+            assert client.recv(6) == b"answer"
+            assert not gate.holding
+
+
+def test_after_the_end_nobody_is_let_in(listener: socket.socket) -> None:
+    with Gate(port(listener)) as gate:
+        pass
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", gate.port), timeout=10)
+
+
+def test_a_client_of_a_server_that_is_gone_is_hung_up_on(listener: socket.socket) -> None:
+    with Gate(port(listener)) as gate:
+        listener.close()
+        with socket.create_connection(("127.0.0.1", gate.port), timeout=10) as client:
+            assert client.recv(1) == b""
