@@ -43,6 +43,7 @@ class Answer(NamedTuple):
     reason: str | None = None
 
 
+Decision = Callable[[Request], Answer]
 TAKEN = Answer()
 HANG_UP = Answer(None)
 
@@ -50,7 +51,9 @@ HANG_UP = Answer(None)
 class Receiver:
     """Serves in threads of this process; `answer` says what each request gets."""
 
-    def __init__(self, answer: Callable[[Request], Answer], *, tls: ssl.SSLContext | None = None, port: int = 0) -> None:
+    def __init__(
+        self, answer: Callable[[Request], Answer], *, tls: ssl.SSLContext | None = None, port: int = 0
+    ) -> None:
         self.answer = answer
         self.connections = 0
         self.requests: list[Request] = []

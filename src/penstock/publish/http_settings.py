@@ -88,7 +88,7 @@ def read_settings(url: str, environment: Mapping[str, str] = os.environ) -> Http
 def _parts(url: str) -> SplitResult:
     parts = urlsplit(url)
     try:
-        complete = bool(parts.hostname) and parts.port != 0
+        complete = bool(parts.hostname) and parts.port != 0 and not re.search(r"\s", parts.netloc)
     except ValueError:
         complete = False
     if not complete:
