@@ -19,6 +19,9 @@ from typing import Any, NamedTuple, Self
 
 import pytest
 
+from penstock.event import Delivery
+from penstock.lifecycle import Outcome
+from penstock.publish import Publisher, Routing
 from penstock.testing.servers import Server
 
 TOO_LARGE = 200_000
@@ -196,6 +199,13 @@ def keep(request: Request, file: Path) -> Answer:
     os.write(descriptor, line.encode())  # in one piece, whoever else writes
     os.close(descriptor)
     return TAKEN
+
+
+def only_outcome(publisher: Publisher, event: Delivery) -> Outcome:
+    """What becomes of one event, in a batch of its own."""
+    [(seq, outcome)] = publisher.publish(Routing().route([event])).items()
+    assert seq == event.seq
+    return outcome
 
 
 class Certificate(NamedTuple):

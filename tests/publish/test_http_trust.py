@@ -1,11 +1,12 @@
 """Whom `https://` trusts, and how it is trusted: signatures, tokens, certificates, and secrets that stay secret."""
 
 import base64
+import pickle
 import ssl
 import subprocess
 
 import pytest
-from http_receiver import TAKEN, Answer, Receiver, make_certificate
+from http_receiver import TAKEN, Answer, Receiver, make_certificate, only_outcome
 
 from penstock.errors import InvalidSignature, UsageError
 from penstock.lifecycle import PUBLISHED, Dead, Retry
@@ -15,31 +16,6 @@ from penstock.testing.events import delivery
 from penstock.testing.publishers import messages, published
 
 SECRET = "whsec_" + base64.b64encode(b"a secret of the receiver").decode()
-
-
-@pytest.fixture
-def opened():
-    """Opens publishers, and closes them at the end."""
-    publishers = []
-
-    def open_one(url):
-        publishers.append(open_publisher(url))
-        return publishers[-1]
-
-    yield open_one
-    for publisher in publishers:
-        publisher.close()
-
-
-@pytest.fixture
-def receiver():
-    with Receiver(lambda _: TAKEN) as receiver:
-        yield receiver
-
-
-def only_outcome(publisher, event):
-    [(_, outcome)] = publisher.publish(messages([event])).items()
-    return outcome
 
 
 @pytest.mark.parametrize("mode", ["binary", "structured"])
@@ -236,7 +212,8 @@ def test_a_url_that_cannot_be_right_is_refused(monkeypatch, url, hint):
     assert "\n" not in str(refusal.value)
 
 
-def test_a_publisher_shows_no_secrets(monkeypatch):
-    monkeypatch.setenv("PENSTOCK_HTTP_SECRET", SECRET)
+def test_a_publisher_shows_no_secrets_and_stays_where_it_is():
     publisher = open_publisher("https://me:hunter2@host/hook")
     assert "hunter2" not in f"{publisher!r} {publisher._settings!r}"
+    with pytest.raises(TypeError, match="stays in its process"):
+        pickle.dumps(publisher)
