@@ -12,6 +12,7 @@ PenstockError
 │   ├── NotInitialised    its tables are missing or older than this code
 │   └── StoreConflict     concurrent work kept winning; trying again works
 ├── PublishError          a destination can't be used at all (one event's failure is an outcome instead)
+├── InvalidSignature      a webhook that its receiver must not trust
 └── PipelineError         Spark can't start or its query failed
 """
 
@@ -68,6 +69,10 @@ class StoreConflict(StoreError):
 
 class PublishError(PenstockError):
     """A destination can't be used at all."""
+
+
+class InvalidSignature(PenstockError):
+    """A webhook's signature is missing, wrong, or too old."""
 
 
 class PipelineError(PenstockError):

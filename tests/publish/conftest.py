@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from http_receiver import TAKEN, Receiver
 from valkey import Valkey
 
+from penstock.publish import Publisher, open_publisher
 from penstock.publish.wire import payload_bytes
 from penstock.testing.servers import ValkeyServer
 
@@ -43,3 +45,24 @@ def as_received() -> Callable[[dict[str, Any]], Any]:
         return Received(**{name: fields[name] for name in Received._fields} | {"payload": payload_bytes(fields)})
 
     return read
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """A receiver of webhooks in this process, which takes everything until it is told otherwise."""
+    with Receiver(lambda _: TAKEN) as receiver:
+        yield receiver
+
+
+@pytest.fixture
+def opened() -> Iterator[Callable[[str], Publisher]]:
+    """Opens publishers, and closes them at the end."""
+    publishers: list[Publisher] = []
+
+    def open_one(url: str) -> Publisher:
+        publishers.append(open_publisher(url))
+        return publishers[-1]
+
+    yield open_one
+    for publisher in publishers:
+        publisher.close()

@@ -1,0 +1,44 @@
+"""A receiver of webhooks that believes only what is signed, and does each thing once. FastAPI and SQLite.
+
+pip install 'penstock[spark,http]' fastapi uvicorn
+export WEBHOOK_SECRET=whsec_$(openssl rand -base64 32)
+uvicorn webhook_receiver:app               # in another terminal, with the same secret:
+penstock emit order.placed '{"order": 1}'
+penstock relay --to 'http://localhost:8000/events?secret_env=WEBHOOK_SECRET' --once
+"""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from typing import Annotated
+
+from fastapi import Depends, FastAPI, HTTPException, Request
+
+from penstock.errors import InvalidSignature
+from penstock.publish.signature import verify
+
+app = FastAPI()
+
+
+def database() -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.connect(os.environ.get("RECEIVER_DATABASE", "received.db"), check_same_thread=False)
+    connection.execute("CREATE TABLE IF NOT EXISTS received (event_id TEXT PRIMARY KEY, event_type TEXT, body BLOB)")
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+@app.post("/events", status_code=204)
+async def take(request: Request, connection: Annotated[sqlite3.Connection, Depends(database)]) -> None:
+    body = await request.body()
+    try:
+        # The same as the header Idempotency-Key, but nobody can have changed it.
+        event_id = verify(request.headers, body, os.environ["WEBHOOK_SECRET"])
+    except InvalidSignature as error:
+        raise HTTPException(401, str(error)) from error
+    with connection:
+        # What the event is to do belongs into this transaction. An event that comes again changes nothing.
+        connection.execute(
+            "INSERT INTO received VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (event_id, request.headers["ce-type"], body)
+        )

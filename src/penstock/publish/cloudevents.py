@@ -1,0 +1,146 @@
+"""An event as a CloudEvent 1.0 over HTTP: what goes into headers and what into the body. Pure.
+
+`binary` sends the payload as it is and everything else in headers; `structured` puts all of it into one JSON document.
+In both the extension attribute `headers`, a JSON object as a string, holds what can't travel otherwise.
+"""
+
+import base64
+import json
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+from urllib.parse import quote
+
+from penstock.event import CONTENT_TYPE, Delivery
+from penstock.publish.base import Message
+
+STRUCTURED_TYPE = "application/cloudevents+json; charset=utf-8"
+
+# Proxies and servers silently drop names with underscores or dots, though HTTP allows them.
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9-]+")
+# Around a value HTTP strips spaces, and within it knows no line breaks and nothing beyond ASCII.
+_PLAIN_VALUE = re.compile(r"(?:[!-~](?:[\t -~]*[!-~])?)?")
+# They belong to the connection, to this publisher, or would let an event stand in for its sender.
+_RESERVED_NAME = re.compile(
+    "(?:ce|webhook|proxy|sec|if)-.*|accept|accept-encoding|authorization|connection|content-length|cookie|date|expect"
+    "|host|idempotency-key|keep-alive|range|te|trailer|transfer-encoding|upgrade|user-agent|via"
+)
+
+_UNESCAPED = re.compile(r"[!#-$&-~]*")
+_SAFE = "!#$&'()*+,/:;<=>?@[\\]^`{|}"
+
+_compact = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+
+
+class Envelope(NamedTuple):
+    """What is sent: headers that HTTP can carry, and the body."""
+
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+def binary(message: Message, source: str | None = None) -> Envelope:
+    """The payload is the body; attributes are `ce-*` headers, and the event's headers are HTTP's where they can be."""
+    plain, others = _carried(message.event.headers)
+    attributes = _attributes(message, source)
+    if others:
+        attributes["headers"] = _compact(others)
+    headers = [(f"ce-{name}", escaped(value)) for name, value in attributes.items()]
+    return Envelope(headers + plain, message.event.payload)
+
+
+def structured(message: Message, source: str | None = None) -> Envelope:
+    """One JSON document with everything in it; the event's headers are all in its attribute `headers`."""
+    event = message.event
+    attributes = _attributes(message, source)
+    content_type = _content_type(event)
+    if content_type:
+        attributes["datacontenttype"] = content_type
+    if event.headers:
+        attributes["headers"] = _compact(dict(event.headers))
+    # CloudEvents' own extension for tracing has the names of the W3C's headers.
+    attributes |= {name: event.headers[name] for name in ("traceparent", "tracestate") if event.headers.get(name)}
+    document = f"{_compact(attributes)[:-1]},{_data(event.payload, content_type.lower())}}}"
+    return Envelope([("content-type", STRUCTURED_TYPE)], document.encode())
+
+
+def escaped(value: str) -> str:
+    """A value as a `ce-*` header holds it: spaces, quotes, percent signs and all beyond ASCII are percent-encoded."""
+    return value if _UNESCAPED.fullmatch(value) else quote(value, safe=_SAFE)
+
+
+def _attributes(message: Message, source: str | None) -> dict[str, str]:
+    event = message.event
+    attributes = {
+        "specversion": "1.0",
+        "id": str(event.event_id),
+        "source": source or f"/penstock/{quote(event.queue, safe='')}",
+        "type": event.event_type,
+        "subject": message.topic,
+        "time": event.created_at.isoformat(),
+        "queue": event.queue,
+    }
+    if event.partition_key is not None:
+        attributes["partitionkey"] = event.partition_key
+    if event.ordering_key is not None:
+        attributes["orderingkey"] = event.ordering_key
+    return attributes
+
+
+def _carried(headers: Mapping[str, str]) -> tuple[list[tuple[str, str]], dict[str, str]]:
+    """The headers that HTTP carries unchanged, and the others. Of two that differ only in case it carries one."""
+    plain: dict[str, tuple[str, str]] = {}
+    others: dict[str, str] = {}
+    for name, value in headers.items():
+        lower = name.lower()
+        if lower not in plain and _is_plain(lower, value):
+            plain[lower] = (name, value)
+        else:
+            others[name] = value
+    return list(plain.values()), others
+
+
+def _is_plain(name: str, value: str) -> bool:
+    return bool(_PLAIN_NAME.fullmatch(name) and not _RESERVED_NAME.fullmatch(name) and _PLAIN_VALUE.fullmatch(value))
+
+
+def _content_type(event: Delivery) -> str:
+    """The event's content type, or nothing where it has none that could be one."""
+    values = (value for name, value in event.headers.items() if name.lower() == CONTENT_TYPE)
+    value = next(values, "")
+    return value if _PLAIN_VALUE.fullmatch(value) else ""
+
+
+def _data(payload: bytes, content_type: str) -> str:
+    """The payload as a member of the document: JSON as JSON, text as a string, and in base64 what would not survive."""
+    media_type = content_type.partition(";")[0].strip()
+    if media_type == "application/json" or media_type.endswith("+json"):
+        text = _json_text(payload)
+        if text is not None:
+            return f'"data":{text}'
+    elif media_type.startswith("text/") and (payload.isascii() or "charset=utf-8" in content_type):
+        text = _utf8_text(payload)
+        if text is not None:
+            return f'"data":{_compact(text)}'
+    return f'"data_base64":"{base64.b64encode(payload).decode()}"'
+
+
+def _json_text(payload: bytes) -> str | None:
+    """The payload, if it is JSON to everyone: not re-encoded, or long numbers would change."""
+    text = _utf8_text(payload)
+    try:
+        json.loads(text or "", parse_constant=_no_json)
+    except (ValueError, RecursionError):
+        return None
+    return text
+
+
+def _no_json(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _utf8_text(payload: bytes) -> str | None:
+    try:
+        return payload.decode()
+    except UnicodeDecodeError:
+        return None

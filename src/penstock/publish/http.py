@@ -1,0 +1,152 @@
+"""`https://` and `http://` post each event to a webhook, as a CloudEvent, signed if there is a secret.
+
+Requests of a batch are under way together, `concurrency` of them at a time. What an event looks like is said in
+`cloudevents`, what an answer means in `http_answers`, and how the URL is read in `http_settings`.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import httpx
+
+from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Outcome, Retry
+from penstock.publish.background import Background
+from penstock.publish.base import Message
+from penstock.publish.failure import storable
+from penstock.publish.http_answers import outcome
+from penstock.publish.http_settings import HttpSettings, read_settings
+from penstock.publish.signature import sign
+from penstock.publish.unpicklable import Unpicklable
+
+BODY_BYTES = 4_096
+# One connection a lane: a pool would look through all of its connections at each request.
+_ONE_CONNECTION = httpx.Limits(max_connections=1, max_keepalive_connections=1)
+
+
+class HttpPublisher(Unpicklable):
+    """Not `in_order`: requests overtake each other.
+
+    A batch starts no request later than `timeout_seconds` after its own start, and gives back what is left. So a
+    receiver that hangs costs two timeouts, not one for every 32 events.
+    """
+
+    in_order = False
+
+    def __init__(self, settings: HttpSettings) -> None:
+        self._settings = settings
+        self._background = Background("penstock-http")
+        self._lanes: list[httpx.AsyncHTTPTransport] = []
+
+    def publish(self, messages: Sequence[Message]) -> dict[int, Outcome]:
+        return self._background.run(self._publish(messages)) if messages else {}
+
+    def close(self) -> None:
+        if self._lanes:
+            self._background.run(self._hang_up())
+        self._background.close()
+
+    async def _publish(self, messages: Sequence[Message]) -> dict[int, Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        waiting = iter(messages)
+        last_start = asyncio.get_running_loop().time() + self._settings.timeout_seconds
+        async with asyncio.TaskGroup() as under_way:
+            for lane in self._open_lanes(len(messages)):
+                under_way.create_task(self._drive(lane, waiting, last_start, outcomes))
+        return outcomes
+
+    def _open_lanes(self, events: int) -> list[httpx.AsyncHTTPTransport]:
+        wanted = min(events, self._settings.concurrency)
+        while len(self._lanes) < wanted:
+            lane = httpx.AsyncHTTPTransport(
+                verify=self._settings.tls, proxy=self._settings.proxy, limits=_ONE_CONNECTION
+            )
+            self._lanes.append(lane)
+        return self._lanes[:wanted]
+
+    async def _hang_up(self) -> None:
+        lanes, self._lanes = self._lanes, []
+        for lane in lanes:
+            await lane.aclose()
+
+    async def _drive(
+        self,
+        lane: httpx.AsyncHTTPTransport,
+        waiting: Iterator[Message],
+        last_start: float,
+        outcomes: dict[int, Outcome],
+    ) -> None:
+        """One request after the other, of those that no other lane has taken."""
+        clock = asyncio.get_running_loop().time
+        for message in waiting:
+            in_time = clock() < last_start
+            outcomes[message.event.seq] = await self._attempt(lane, message) if in_time else RELEASED
+
+    async def _attempt(self, lane: httpx.AsyncHTTPTransport, message: Message) -> Outcome:
+        if not self._settings.has_place_for(message.topic):
+            return Dead(f"the topic {message.topic!r} can't be part of a URL's path; route the event to another")
+        deadline = asyncio.get_running_loop().time() + self._settings.timeout_seconds
+        try:
+            async with asyncio.timeout_at(deadline):
+                response = await lane.handle_async_request(self._request(message))
+        except TimeoutError:
+            waited = f"{self._settings.timeout_seconds:g} s"
+            return Retry(f"{self._settings.origin} didn't answer within {waited}")
+        except Exception as error:  # whatever the client throws, it is this event's failure and no other's
+            return Retry(self._settings.mask(f"{self._settings.origin}: {_cause(error)}"))
+        return self._meaning(response, await _beginning(response, deadline))
+
+    def _request(self, message: Message) -> httpx.Request:
+        settings = self._settings
+        headers, body = settings.envelope(message, settings.source)
+        event_id = str(message.event.event_id)
+        headers += settings.headers
+        headers.append(("idempotency-key", event_id))
+        if settings.keys:
+            moment = int(time.time())
+            headers.append(("webhook-id", event_id))
+            headers.append(("webhook-timestamp", str(moment)))
+            headers.append(("webhook-signature", sign(settings.keys, event_id, moment, body)))
+        return httpx.Request("POST", settings.url(message.topic), headers=headers, content=body)
+
+    def _meaning(self, response: httpx.Response, body: bytes) -> Outcome:
+        if response.is_success:
+            return PUBLISHED
+        # Some receivers answer with the request that they didn't like, credentials and all.
+        mask = self._settings.mask
+        text = mask(body.decode(errors="replace"))
+        failure = outcome(response.status_code, response.reason_phrase, response.headers, text, datetime.now(UTC))
+        return replace(failure, error=storable(mask(failure.error))) if isinstance(failure, Dead | Retry) else failure
+
+
+async def _beginning(response: httpx.Response, deadline: float) -> bytes:
+    """As much of the answer as an error may show. Its status was said already: nothing that happens here changes it."""
+    taken = b""
+    try:
+        async with asyncio.timeout_at(deadline):
+            async for chunk in response.aiter_raw():
+                taken += chunk
+                if len(taken) >= BODY_BYTES:
+                    break
+    except (TimeoutError, httpx.HTTPError):
+        pass
+    finally:
+        await response.aclose()  # closes a connection that was not read to its end
+    return taken
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost reason: what wraps it says no more than that all connection attempts failed."""
+    while True:
+        inner = error.__cause__ or error.__context__
+        if isinstance(error, BaseExceptionGroup):
+            inner = error.exceptions[0]
+        if inner is None or isinstance(inner, asyncio.CancelledError):
+            return storable(f"{type(error).__name__}: {error}".removesuffix(": "))
+        error = inner
+
+
+def from_url(url: str) -> HttpPublisher:
+    return HttpPublisher(read_settings(url))

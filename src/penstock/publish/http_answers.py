@@ -1,0 +1,52 @@
+"""What a receiver's answer means for the event that it answers. Pure."""
+
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+from penstock.lifecycle import PUBLISHED, Dead, Outcome, Retry
+
+BODY_CHARACTERS = 200
+# However much longer a receiver asks for: an event that waits for years looks lost.
+LONGEST_DELAY_SECONDS = 86_400.0
+
+_PASSING = frozenset({408, 425, 429})
+
+
+def outcome(status: int, reason: str, headers: Mapping[str, str], body: str, now: datetime) -> Outcome:
+    """2xx is published; what passes by itself is retried when the receiver asks for it; anything else is final."""
+    if 200 <= status < 300:
+        return PUBLISHED
+    error = _error(status, reason, headers, body)
+    if status in _PASSING or status >= 500:
+        return Retry(error, retry_after(headers.get("retry-after", ""), now))
+    return Dead(error)
+
+
+def retry_after(value: str, now: datetime) -> float | None:
+    """The seconds that a `Retry-After` asks for, given as such or as a date; None where it asks for no wait."""
+    asked = _seconds(value.strip(), now)
+    return min(asked, LONGEST_DELAY_SECONDS) if asked > 0 else None
+
+
+def _seconds(value: str, now: datetime) -> float:
+    if value.isascii() and value.isdecimal():
+        return float(value) if len(value) < 10 else math.inf
+    try:
+        moment = parsedate_to_datetime(value)
+    except (ValueError, OverflowError):
+        return 0.0
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return (moment - now).total_seconds()
+
+
+def _error(status: int, reason: str, headers: Mapping[str, str], body: str) -> str:
+    said = " ".join(body.split())
+    parts = [f"the receiver answered {status} {reason}".rstrip()]
+    if 300 <= status < 400:
+        parts[0] += f" to {headers.get('location', 'nowhere')}; redirects are not followed: give the relay that address"
+    if said:
+        parts.append(said if len(said) <= BODY_CHARACTERS else said[: BODY_CHARACTERS - 1] + "…")
+    return ": ".join(parts)

@@ -1,0 +1,170 @@
+"""How the `https:` destination reads its URL and the environment. What can't be right is refused here, unconnected."""
+
+import base64
+import os
+import re
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from urllib.parse import SplitResult, quote, unquote, urlsplit, urlunsplit
+from urllib.request import getproxies, proxy_bypass
+
+import httpx
+
+from penstock.config import mask_url
+from penstock.errors import UsageError
+from penstock.publish.base import Message
+from penstock.publish.cloudevents import Envelope, binary, structured
+from penstock.publish.options import known_options, seconds, whole_number
+from penstock.publish.signature import parse_secrets
+
+# Less than a relay that is to stop waits for its tasks.
+DEFAULT_TIMEOUT_SECONDS = 5.0
+DEFAULT_CONCURRENCY = 32
+SECRET_VARIABLE = "PENSTOCK_HTTP_SECRET"  # noqa: S105
+TOKEN_VARIABLE = "PENSTOCK_HTTP_TOKEN"  # noqa: S105
+TOPIC = "{topic}"
+
+_TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"})
+_OPTIONS = frozenset({"concurrency", "mode", "secret_env", "source", "timeout_seconds", "token_env", *_TLS_OPTIONS})
+_MODES = {"binary": binary, "structured": structured}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class HttpSettings:
+    """Where and how to post. Has no `repr`: it holds secrets."""
+
+    origin: str
+    """Scheme, host and port: what errors name. A path may be a secret of its own."""
+    address: httpx.URL
+    template: str | None
+    """The whole URL, if it has a place for the topic."""
+    envelope: Callable[[Message, str | None], Envelope]
+    source: str | None
+    headers: tuple[tuple[str, str], ...]
+    keys: tuple[bytes, ...]
+    unmentionable: tuple[str, ...]
+    tls: ssl.SSLContext
+    proxy: str | None
+    timeout_seconds: float
+    concurrency: int
+
+    def url(self, topic: str) -> httpx.URL:
+        return self.address if self.template is None else httpx.URL(self.template.replace(TOPIC, quote(topic, safe="")))
+
+    def has_place_for(self, topic: str) -> bool:
+        """A dot or two would be taken for a folder, and lead elsewhere."""
+        return self.template is None or topic not in (".", "..")
+
+    def mask(self, text: str) -> str:
+        for secret in self.unmentionable:
+            text = text.replace(secret, "***")
+        return text
+
+
+def read_settings(url: str, environment: Mapping[str, str] = os.environ) -> HttpSettings:
+    options = known_options(url, _OPTIONS)
+    parts = _parts(url)
+    bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
+    secret = _from_environment(environment, options.get("secret_env"), SECRET_VARIABLE)
+    authorization, told = _authorization(parts, options, environment)
+    headers = (("user-agent", "penstock"), *authorization)
+    return HttpSettings(
+        origin=f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}",
+        address=_address(bare, url),
+        template=bare if TOPIC in parts.path else None,
+        envelope=_mode(options),
+        source=_source(options),
+        headers=headers,
+        keys=parse_secrets(secret) if secret else (),
+        unmentionable=tuple(word for word in (*told, *secret.split()) if word),
+        tls=_tls(parts, options),
+        proxy=None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme),
+        timeout_seconds=seconds(options, "timeout_seconds", DEFAULT_TIMEOUT_SECONDS),
+        concurrency=whole_number(options, "concurrency") or DEFAULT_CONCURRENCY,
+    )
+
+
+def _parts(url: str) -> SplitResult:
+    parts = urlsplit(url)
+    try:
+        complete = bool(parts.hostname) and parts.port != 0 and not re.search(r"\s", parts.netloc)
+    except ValueError:
+        complete = False
+    if not complete:
+        raise UsageError(f"{mask_url(url)} can't be understood; a webhook's URL looks like https://example.com/events")
+    if parts.fragment:
+        raise UsageError(f"{mask_url(url)} has a part after # that no server would see; leave it away")
+    if re.search("[{}]", parts.netloc + parts.path.replace(TOPIC, "")):
+        raise UsageError(f"{mask_url(url)} has braces; only {TOPIC} may stand in them, and only in the path")
+    return parts
+
+
+def _address(bare: str, url: str) -> httpx.URL:
+    try:
+        return httpx.URL(bare.replace(TOPIC, "topic"))
+    except httpx.InvalidURL as error:
+        raise UsageError(f"{mask_url(url)} can't be understood: {error}") from error
+
+
+def _mode(options: Mapping[str, str]) -> Callable[[Message, str | None], Envelope]:
+    mode = options.get("mode", "binary")
+    if mode not in _MODES:
+        raise UsageError(f"mode is {' or '.join(_MODES)}, not {mode!r}")
+    return _MODES[mode]
+
+
+def _source(options: Mapping[str, str]) -> str | None:
+    source = options.get("source")
+    if source is not None and not re.fullmatch(r"[!#-~]+", source):
+        raise UsageError(f"source is a URI, such as https://example.com/shop, not {source!r}")
+    return source
+
+
+def _from_environment(environment: Mapping[str, str], named: str | None, usual: str) -> str:
+    """What the named variable holds, which must be there; or the usual one, which may be missing."""
+    if named is None:
+        return environment.get(usual, "").strip()
+    value = environment.get(named, "").strip()
+    if not value:
+        raise UsageError(f"the environment variable {named!r} is empty or not set where the relay's tasks run")
+    return value
+
+
+def _authorization(
+    parts: SplitResult, options: Mapping[str, str], environment: Mapping[str, str]
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """The header that lets us in, if any, and what of it errors must not tell."""
+    token = _from_environment(environment, options.get("token_env"), TOKEN_VARIABLE)
+    if parts.username is not None:
+        if "token_env" in options:
+            raise UsageError("the URL has a user and token_env too; a request can show only one of them")
+        user, password = unquote(parts.username), unquote(parts.password or "")
+        basic = base64.b64encode(f"{user}:{password}".encode()).decode()
+        return [("authorization", f"Basic {basic}")], [basic, password, parts.password or ""]
+    if not token:
+        return [], []
+    if not re.fullmatch("[!-~]+", token):
+        raise UsageError("the token for the receiver has characters that no HTTP header can hold")
+    return [("authorization", f"Bearer {token}")], [token]
+
+
+def _tls(parts: SplitResult, options: Mapping[str, str]) -> ssl.SSLContext:
+    given = sorted(_TLS_OPTIONS & options.keys())
+    if given and parts.scheme != "https":
+        raise UsageError(f"{given[0]} is for https:// URLs; this one is {parts.scheme}://")
+    if "ssl_keyfile" in options and "ssl_certfile" not in options:
+        raise UsageError("ssl_keyfile needs ssl_certfile, the certificate that the key is for")
+    try:
+        return _tls_context(options)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{', '.join(given) or 'TLS'}: can't be loaded: {error}") from error
+
+
+def _tls_context(options: Mapping[str, str]) -> ssl.SSLContext:
+    authorities = options.get("ssl_ca_certs")
+    context = ssl.create_default_context(cafile=authorities) if authorities else httpx.create_ssl_context()
+    if "ssl_certfile" in options:
+        # Asked for a password, the terminal would wait for somebody to type it.
+        context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"), password=lambda: "-")
+    return context

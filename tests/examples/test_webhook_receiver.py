@@ -1,0 +1,64 @@
+"""The receiver of the example, fed by the real destination over HTTP."""
+
+import importlib
+import sqlite3
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.lifecycle import Dead
+from penstock.publish import open_publisher
+from penstock.testing.events import delivery
+from penstock.testing.publishers import messages, published
+
+TESTS = Path(__file__).parents[1]
+SECRET = "whsec_bWFkZSBmb3IgdGhpcyB0ZXN0IG9ubHk="
+
+
+@pytest.fixture
+def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Where the example takes webhooks: a server that hands every request on to the application."""
+    monkeypatch.setenv("RECEIVER_DATABASE", str(tmp_path / "received.db"))
+    monkeypatch.setenv("WEBHOOK_SECRET", SECRET)
+    monkeypatch.syspath_prepend(TESTS.parent / "examples")
+    monkeypatch.syspath_prepend(TESTS / "publish")
+    sys.modules.pop("webhook_receiver", None)
+    example = importlib.import_module("webhook_receiver")
+    http_receiver = importlib.import_module("http_receiver")
+    from fastapi.testclient import TestClient
+
+    with TestClient(example.app) as client:
+
+        def answer(request: Any) -> Any:
+            reply = client.post(request.path, content=request.body, headers=request.headers)
+            return http_receiver.Answer(reply.status_code, body=reply.content)
+
+        with http_receiver.Receiver(answer) as receiver:
+            yield f"http://{receiver.address}/events"
+
+
+def test_an_event_is_taken_once_however_often_it_comes(address: str, tmp_path: Path) -> None:
+    publisher, events = (
+        open_publisher(f"{address}?secret_env=WEBHOOK_SECRET&timeout_seconds=60"),
+        [delivery(), delivery()],
+    )
+    for _ in range(3):
+        assert publisher.publish(messages(events)) == published(events)
+    publisher.close()
+    connection = sqlite3.connect(tmp_path / "received.db")
+    rows = connection.execute("SELECT event_id, event_type, body FROM received").fetchall()
+    connection.close()
+    assert sorted(rows) == sorted((str(event.event_id), "orders.created", event.payload) for event in events)
+
+
+def test_what_is_not_signed_with_the_secret_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANOTHER", "guessed")
+    for options in ("", "?secret_env=ANOTHER"):
+        publisher, event = open_publisher(address + options), delivery()
+        outcome = publisher.publish(messages([event]))[event.seq]
+        publisher.close()
+        assert isinstance(outcome, Dead)
+        assert "401 Unauthorized" in outcome.error
