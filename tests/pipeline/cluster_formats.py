@@ -26,6 +26,8 @@ def main(master: str, store: str, folder: str) -> None:
     query = claims.writeStream.foreachBatch(take).option("checkpointLocation", f"{folder}/checkpoint").start()
     wait_until(lambda: settled >= read or not query.isActive, 100)
     query.stop()
+    if (failure := query.exception()) is not None:
+        raise failure
     left = events.option("state", "PENDING,CLAIMED").load().count()
     print(json.dumps({"read": read, "settled": settled, "left": left}))
     spark.stop()

@@ -13,7 +13,7 @@ from penstock.config import needs_extra
 from penstock.pipeline import archive
 from penstock.pipeline.gateway import JAVA_OPTIONS, Gateway, spark_home, start_gateway
 from penstock.pipeline.java import find_java
-from penstock.pipeline.shipping import ship
+from penstock.pipeline.shipping import parcel
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -108,7 +108,7 @@ def open_session(
         # Where PySpark keeps its own: the process lives as long as the pipe to it is held.
         spark.sparkContext._gateway.proc = gateway.process  # type: ignore[union-attr]
     if not local:
-        ship(spark)
+        spark.sparkContext.addPyFile(str(parcel()))
     return spark
 
 
@@ -142,7 +142,11 @@ def _starts_directly(settings: Mapping[str, str], environment: Mapping[str, str]
 
 def _spark_variables(gateway: Gateway | None, *, local: bool) -> dict[str, str]:
     """What PySpark reads from the environment while it opens a session."""
-    python = {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable)} if local else {}
+    if local:
+        python = {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable)}
+    else:
+        # For the Python that Java starts beside the driver to plan a stream: it is the nodes', without Penstock.
+        python = {"PYTHONPATH": os.pathsep.join(filter(None, [str(parcel()), os.environ.get("PYTHONPATH")]))}
     if gateway is not None:
         return python | gateway.connection()
     return python if _running() else python | {"JAVA_HOME": str(find_java())}

@@ -8,20 +8,18 @@ import atexit
 import shutil
 import tempfile
 import zipfile
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 PACKAGE = Path(__file__).parents[1]
 
 
-def ship(spark: "SparkSession") -> None:
-    """Make Penstock importable in the session's Python workers."""
+@cache
+def parcel() -> Path:
+    """The package as a zip file, which stays as long as this process: executors fetch it whenever they start."""
     folder = tempfile.mkdtemp(prefix="penstock-ship-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)  # executors fetch it whenever they start
-    spark.sparkContext.addPyFile(str(pack(Path(folder))))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return pack(Path(folder))
 
 
 def pack(folder: Path) -> Path:
