@@ -89,7 +89,8 @@ class RetryPolicy:
         attempt = attempts + 1
         if self.shape == "none" or attempt >= (event_max_attempts or self.max_attempts):
             return Dead(error)
-        wait = self.delay(attempt, roll) if asked_delay is None else asked_delay
+        # A destination that always asks for a second must not have used up all attempts in ten.
+        wait = max(self.delay(attempt, roll), asked_delay or 0.0)
         if self.max_age_seconds is not None and age_seconds + wait > self.max_age_seconds:
             return Dead(f"{error} (gave up: older than {self.max_age_seconds:g} s)")
         if self.max_total_delay_seconds is not None and self._waits_longer(attempt, self.max_total_delay_seconds):

@@ -73,8 +73,9 @@ def test_waited_long_enough_in_all() -> None:
     assert [isinstance(decide(limited, attempts), Dead) for attempts in range(5)] == [False, False, False, True, True]
 
 
-def test_a_delay_that_the_destination_asks_for_is_kept() -> None:
+def test_a_delay_that_the_destination_asks_for_is_kept_and_the_policys_too() -> None:
     assert decide(RetryPolicy(), asked_delay=77.0) == Retry("busy", 77.0)
+    assert decide(RetryPolicy(jitter=0), attempts=5, asked_delay=0.5) == Retry("busy", 32.0)
 
 
 @pytest.mark.parametrize("attempt", [2**31, 10**9, 10**400])

@@ -114,7 +114,7 @@ def start_gateway(java_home: Path, environment: Mapping[str, str], *, extra: tup
         **environment,
         "JAVA_HOME": str(java_home),
         "SPARK_HOME": str(home),
-        "SPARK_SCALA_VERSION": _scala_version(home),
+        "SPARK_SCALA_VERSION": scala_version(home),
         "_PYSPARK_DRIVER_CONN_INFO_PATH": str(folder / "connection"),
     }
     variables.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -129,7 +129,7 @@ def _spark_options(java_home: Path) -> tuple[str, ...]:
     return _SPARK_OPTIONS if gone else (*_SPARK_OPTIONS, "--add-opens=java.base/sun.security.action=ALL-UNNAMED")
 
 
-def _scala_version(home: Path) -> str:
+def scala_version(home: Path) -> str:
     """From the name of Spark's core jar; Spark wants it to build the command of an executor."""
     core = next((home / "jars").glob("spark-core_*.jar"), None)
     return core.name.removeprefix("spark-core_").partition("-")[0] if core else "2.13"

@@ -95,7 +95,8 @@ def open_session(
     """
     chosen = with_attempts(master or DEFAULT_MASTER)
     local = is_local(chosen)
-    gateway = _start_java(settings or {}, java_options) if local else None
+    # Other clusters want more than an address: there Spark's launcher knows what.
+    gateway = _start_java(settings or {}, java_options) if local or chosen.startswith("spark://") else None
     with needs_extra("the pipeline", "spark"):
         from pyspark.sql import SparkSession
     _keep_pandas_out()

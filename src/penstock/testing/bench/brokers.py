@@ -1,0 +1,96 @@
+"""What a broker's clients reach: the relay to it, beside a plain loop of the same client library on the same server.
+
+The plain loop sends the same messages, headers and keys included, keeps the acknowledgement of each, and reads them
+from memory: no database, no lease, nothing that survives a crash.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import NamedTuple
+
+from penstock.errors import MissingDriver
+from penstock.pipeline import open_session
+from penstock.pipeline.relay import RelayOptions, run_relay
+from penstock.testing.bench import producers
+from penstock.testing.bench.ground import Ground, rate
+from penstock.testing.bench.plan import Figure, Measured, Plan, at_least
+from penstock.testing.servers import KafkaServer, NatsServer, Server, ValkeyServer
+
+TOPIC = "bench"
+_SETTLED = "SELECT settled_at AS at FROM penstock_archive"
+
+
+class Contest(NamedTuple):
+    """A broker, how to make ready for a run, where the relay goes, and the loop to compare with."""
+
+    name: str
+    server: Callable[[], Server]
+    url: Callable[[Server], str]
+    prepare: Callable[[str], None]
+    loop: Callable[[str, int], float]
+
+
+CONTESTS = (
+    Contest("Kafka", KafkaServer, lambda server: server.url(), producers.make_topic, producers.kafka),  # type: ignore[attr-defined]
+    Contest("NATS", NatsServer, lambda server: server.url(), producers.make_stream, producers.nats),  # type: ignore[attr-defined]
+    Contest("Valkey", ValkeyServer, lambda server: server.url(), producers.flush_valkey, producers.valkey),  # type: ignore[attr-defined]
+)
+
+
+def measure(ground: Ground, plan: Plan) -> Measured:
+    open_session(f"local[{plan.tasks}]")
+    figures: list[Figure] = []
+    rounds: dict[str, dict[str, list[float]]] = {}
+    for contest in CONTESTS:
+        with _running(contest, ground) as url:
+            if url is not None:
+                relay, loop = _compare(contest, url, ground, plan)
+                rounds[contest.name] = {"relay": relay, "loop": loop}
+                ratio = median(one / other for one, other in zip(relay, loop, strict=True))
+                figures += [
+                    Figure(f"relay to {contest.name}", median(relay), "events/s"),
+                    Figure(f"plain loop to {contest.name}", median(loop), "events/s"),
+                    Figure(f"relay / loop, {contest.name}", ratio, "times", at_least(0.5)),
+                ]
+    return Measured(tuple(figures), {"rounds": rounds})
+
+
+@contextmanager
+def _running(contest: Contest, ground: Ground) -> Iterator[str | None]:
+    server = contest.server()
+    try:
+        server.start()
+    except MissingDriver as missing:
+        ground.note(f"{contest.name} is left out: {missing}")
+        yield None
+        return
+    with server:
+        yield contest.url(server)
+
+
+def _compare(contest: Contest, url: str, ground: Ground, plan: Plan) -> tuple[list[float], list[float]]:
+    relay, loop = [], []
+    for number in range(1, plan.rounds + 1):
+        ground.note(f"{contest.name}, round {number} of {plan.rounds}: relay, plain loop")
+        contest.prepare(url)
+        relay.append(_relay(url, ground, plan))
+        contest.prepare(url)
+        loop.append(contest.loop(url, plan.events))
+        ground.note(f"  {relay[-1]:,.0f} and {loop[-1]:,.0f} a second")
+    return relay, loop
+
+
+def _relay(url: str, ground: Ground, plan: Plan) -> float:
+    with ground.outbox(plan.warm_up + plan.events) as store:
+        options = RelayOptions(
+            store=store,
+            destination=url,
+            topic=TOPIC,
+            master=f"local[{plan.tasks}]",
+            parallelism=plan.tasks,
+            batch=plan.batch,
+            once=True,
+        )
+        run_relay(options)
+        return rate(store, _SETTLED, plan.warm_up)
