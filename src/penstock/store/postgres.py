@@ -192,7 +192,7 @@ class PostgresStore(SqlStore):
         # A statement of its own: its snapshot is newer than the locks that the last one took.
         statement = statements.TAKE_LINE if wanted.types is None else statements.TAKE_LINE_TYPED
         rows = tx.deliveries(statement, **given)
-        lines.learn(keys, len(rows))
+        lines.learn(rows)
         # Those of other types at the head of their lines would be in the way of the next claim.
         self._free_keys(tx, [wanted.lease.lease_id], served=wanted.types is not None)
         return rows

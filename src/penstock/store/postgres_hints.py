@@ -4,7 +4,7 @@ claim brings the same events, more slowly."""
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from penstock.event import Delivery, decode_moment
@@ -17,6 +17,7 @@ FLOOR_MARGIN = timedelta(seconds=5)
 
 _available_at = itemgetter(AVAILABLE_AT)
 _priority = itemgetter(PRIORITY)
+_ordering_key = attrgetter("ordering_key")
 
 
 class Floor:
@@ -64,5 +65,7 @@ class Lines:
     def wanted(self, limit: int) -> int:
         return max(1, min(limit, int(limit / self._length * 1.25) + 1))
 
-    def learn(self, keys: int, events: int) -> None:
-        self._length = max(1.0, events / keys)
+    def learn(self, rows: Sequence[Delivery]) -> None:
+        """From what a claim got out of its keys: those for which it had no room left say nothing."""
+        if rows:
+            self._length = len(rows) / len(set(map(_ordering_key, rows)))

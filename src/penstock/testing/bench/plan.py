@@ -18,6 +18,8 @@ class Part(StrEnum):
     THROUGHPUT = "throughput"
     LATENCY = "latency"
     COLD_START = "cold-start"
+    ORDER = "order"
+    BROKERS = "brokers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
