@@ -8,7 +8,8 @@ None outlives the process that started it, not even after a SIGKILL: a `Guard` s
 """
 
 from penstock.testing.servers.base import Server
+from penstock.testing.servers.kafka import KafkaServer
 from penstock.testing.servers.postgres import PostgresServer
 from penstock.testing.servers.valkey import ValkeyServer
 
-__all__ = ["PostgresServer", "Server", "ValkeyServer"]
+__all__ = ["KafkaServer", "PostgresServer", "Server", "ValkeyServer"]
