@@ -55,8 +55,13 @@ def read_back(cluster):
 
 
 class TestKafka(BrokerConformance):
-    publisher = publisher
-    read_back = read_back
+    @pytest.fixture
+    def publisher(self, publisher):
+        return publisher
+
+    @pytest.fixture
+    def read_back(self, read_back):
+        return read_back
 
     @pytest.fixture
     def server(self, cluster):
@@ -216,6 +221,7 @@ def test_a_producer_that_is_beyond_use_is_replaced(opened, cluster):
     for _ in range(2):
         outcome = publisher.publish(messages([event]))[event.seq]
         assert isinstance(outcome, Retry)
+        assert "for.the.clerk: Failed to acquire idempotence PID" in outcome.error
         assert "authorization failed" in outcome.error
     cluster.allow_clerk("for.the.clerk", AclOperation.WRITE)
     assert publisher.publish(messages([event])) == published([event])

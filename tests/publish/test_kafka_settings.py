@@ -1,8 +1,11 @@
 """What a `kafka://` URL says to the client library, and how mistakes in it are answered: nothing connects."""
 
+import pickle
+
 import pytest
 
 from penstock.errors import UsageError
+from penstock.publish import open_publisher
 from penstock.publish.kafka_settings import settings_of
 
 
@@ -39,7 +42,7 @@ def test_the_timeout_bounds_what_the_client_tries():
 
 
 def test_a_timeout_shorter_than_the_lingering_is_taken():
-    assert client_of("kafka://broker?timeout_seconds=0.001")["linger.ms"] == 1
+    assert client_of("kafka://broker?timeout_seconds=0.001")["linger.ms"] == 0.5
 
 
 def test_credentials_come_decoded_from_the_url():
@@ -87,7 +90,7 @@ def test_any_setting_of_the_client_can_be_passed():
         ("broker?config.no.such=1", "no.such"),
         ("broker?config.linger.ms=soon", "linger.ms"),
         ("broker?config.error_cb=print", "not yours to set"),
-        ("broker?config.logger=print", "can't be used"),
+        ("broker?config.stats_cb=print", "can't be used"),
         ("broker?config.acks=1", "config.acks is not yours to set"),
         ("broker?config.request.required.acks=1", "not yours to set"),
         ("broker?config.bootstrap.servers=other", "not yours to set"),
@@ -121,3 +124,8 @@ def test_no_mistake_tells_a_secret(url):
 
 def test_settings_are_shown_without_their_secrets():
     assert "secret" not in repr(settings_of("kafka://me:secret@broker", {}))
+
+
+def test_a_publisher_never_travels_in_a_pickle():
+    with pytest.raises(TypeError, match="stays in its process"):
+        pickle.dumps(open_publisher("kafkas://broker"))

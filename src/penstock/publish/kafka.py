@@ -85,7 +85,8 @@ class KafkaPublisher(Unpicklable):
     def close(self) -> None:
         producer, self._producer, self._spent = self._producer, None, False
         if producer is not None and len(producer):
-            _forget(producer)
+            with suppress(KafkaException, SystemError):
+                _forget(producer)
 
     def _attempt(self, messages: Sequence[Message], deadline: float) -> _Errors:
         """Send them all, then wait for their reports: the errors of those that were not published."""
@@ -105,9 +106,9 @@ class KafkaPublisher(Unpicklable):
                 errors[message.event.seq] = KafkaError(KafkaError._QUEUE_FULL)
             except KafkaException as refused:
                 errors[message.event.seq] = refused.args[0]
-        if producer.flush(_until(deadline)) and not _forget(producer):
-            unknown = KafkaError(KafkaError._PURGE_INFLIGHT)
-            errors |= {message.event.seq: unknown for message in messages if message.event.seq not in errors}
+        trouble = _hear_out(producer, deadline)
+        if trouble is not None:
+            errors |= {message.event.seq: trouble for message in messages if message.event.seq not in errors}
         # After silence a new producer: it meets a broker that is back without waiting, and owes nothing to the past.
         self._spent |= any(error.fatal() or error.code() in _USED_UP for error in errors.values())
         return errors
@@ -140,11 +141,10 @@ class KafkaPublisher(Unpicklable):
             self._cause = error.str()
         elif not self._cause:
             self._cause = f"{error.str()}{self._settings.when_nobody_answers}"
-        self._spent |= error.code() == KafkaError._FATAL
 
     def _outcome(self, topic: str, error: KafkaError) -> Outcome:
         code = error.code()
-        if code in _FINAL:
+        if code in _FINAL and not error.fatal():
             return Dead(storable(f"topic {topic}: {error.str()}"))
         if code in _NO_SUCH_TOPIC:
             return Retry(storable(f"Kafka has no topic {topic}: create it, or let the broker create topics"))
@@ -188,8 +188,19 @@ def _headers(event: Delivery) -> list[tuple[str, str]]:
     return headers
 
 
+def _hear_out(producer: Producer, deadline: float) -> KafkaError | None:
+    """Wait for the reports, and take back what has none in time. None once every event has its report."""
+    try:
+        reported = producer.flush(_until(deadline)) == 0 or _forget(producer)
+    except (KafkaException, SystemError) as thrown:
+        # The client throws a fatal error at whoever waits, and Python stumbles if a report comes in between.
+        fatal = thrown if isinstance(thrown, KafkaException) else thrown.__cause__
+        return fatal.args[0] if isinstance(fatal, KafkaException) else KafkaError(KafkaError._FATAL, str(thrown))
+    return None if reported else KafkaError(KafkaError._PURGE_INFLIGHT)
+
+
 def _forget(producer: Producer) -> bool:
-    """Take back what has not been answered, sent or not. Whether every event has its report now."""
+    """Take back what has not been answered, sent or not. Whether the client has reported on all of it."""
     producer.purge()
     return producer.flush(PURGE_SECONDS) == 0
 

@@ -37,6 +37,7 @@ _ALSO_OURS = frozenset(
         "sasl.password",
         "transactional.id",
         "error_cb",
+        "logger",
     }
 )
 
@@ -90,7 +91,7 @@ def _defaults(timeout_seconds: float) -> dict[str, Any]:
     """What a `config.…` may change."""
     return {
         "client.id": "penstock",
-        "linger.ms": min(5, _milliseconds(timeout_seconds)),
+        "linger.ms": min(5, _milliseconds(timeout_seconds) / 2),
         "reconnect.backoff.max.ms": 1_000,
         # A topic that the broker is about to create gets this long to appear.
         "topic.metadata.propagation.max.ms": _milliseconds(timeout_seconds / 2),
