@@ -21,7 +21,7 @@ from penstock.publish.kafka_settings import Settings, settings_of
 from penstock.publish.unpicklable import Unpicklable
 
 # How long the client may take to report on what it was told to forget.
-PURGE_SECONDS = 5.0
+PURGE_SECONDS = 1.0
 
 _Errors = dict[int, KafkaError]
 """Errors by the event's seq."""
@@ -108,7 +108,8 @@ class KafkaPublisher(Unpicklable):
                 errors[message.event.seq] = refused.args[0]
         trouble = _hear_out(producer, deadline)
         if trouble is not None:
-            errors |= {message.event.seq: trouble for message in messages if message.event.seq not in errors}
+            unanswered = (message.event.seq for message in messages if _unanswered(errors.get(message.event.seq)))
+            errors |= dict.fromkeys(unanswered, trouble)
         # After silence a new producer: it meets a broker that is back without waiting, and owes nothing to the past.
         self._spent |= any(error.fatal() or error.code() in _USED_UP for error in errors.values())
         return errors
@@ -197,6 +198,10 @@ def _hear_out(producer: Producer, deadline: float) -> KafkaError | None:
         fatal = thrown if isinstance(thrown, KafkaException) else thrown.__cause__
         return fatal.args[0] if isinstance(fatal, KafkaException) else KafkaError(KafkaError._FATAL, str(thrown))
     return None if reported else KafkaError(KafkaError._PURGE_INFLIGHT)
+
+
+def _unanswered(error: KafkaError | None) -> bool:
+    return error is None or error.code() in _UNANSWERED
 
 
 def _forget(producer: Producer) -> bool:
