@@ -6,6 +6,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka import Message as Record
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -14,6 +15,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from penstock.testing.processes import wait_until
 from penstock.testing.publishers import Received
 from penstock.testing.servers.kafka import CLERK, KafkaServer
 
@@ -37,10 +39,15 @@ class Cluster:
         missing = [NewTopic(topic, 1, 1, config=config) for topic in topics if topic not in self._topics()]
         for done in self._admin.create_topics(missing).values() if missing else ():
             done.result()
+        # The controller has answered; the broker hears of it a moment later.
+        assert wait_until(lambda: {*topics} <= {*self._topics()}, 30)
 
-    def allow_clerk(self, topic: str, *operations: AclOperation) -> None:
-        for done in self._admin.create_acls([self._acl(topic, operation) for operation in operations]).values():
+    def allow_clerk(self, topic: str, operation: AclOperation) -> None:
+        who, where, allowed = f"User:{CLERK}", ResourcePatternType.LITERAL, AclPermissionType.ALLOW
+        rule = (ResourceType.TOPIC, topic, where, who, "*", operation, allowed)
+        for done in self._admin.create_acls([AclBinding(*rule)]).values():
             done.result()
+        assert wait_until(lambda: bool(self._admin.describe_acls(AclBindingFilter(*rule)).result()), 30)
 
     def records(self, topic: str) -> list[Record]:
         """What the topic got since, oldest first."""
@@ -67,10 +74,6 @@ class Cluster:
 
     def _end(self, topic: str) -> int:
         return int(self._consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30)[1])
-
-    def _acl(self, topic: str, operation: AclOperation) -> AclBinding:
-        who, where, allowed = f"User:{CLERK}", ResourcePatternType.LITERAL, AclPermissionType.ALLOW
-        return AclBinding(ResourceType.TOPIC, topic, where, who, "*", operation, allowed)
 
 
 def headers(record: Record) -> list[tuple[str, str]]:
