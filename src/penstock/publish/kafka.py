@@ -1,0 +1,218 @@
+"""`kafka://` produces events to Kafka's topics; `kafkas://` with TLS.
+
+The producer is idempotent: what it sends again within one call, the broker takes once. A call ends with a report for
+each event, or without one in time, and then nothing of it is left to go out later.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from penstock.event import Delivery
+from penstock.lifecycle import PUBLISHED, Dead, Outcome, Retry
+from penstock.publish.base import Message
+from penstock.publish.failure import storable
+from penstock.publish.fields import created_at_text, event_id_text
+from penstock.publish.kafka_settings import Settings, settings_of
+from penstock.publish.unpicklable import Unpicklable
+
+# How long the client may take to report on what it was told to forget.
+PURGE_SECONDS = 1.0
+
+_Errors = dict[int, KafkaError]
+"""Errors by the event's seq."""
+
+_UNANSWERED = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
+_USED_UP = _UNANSWERED | {KafkaError._FATAL}
+_NO_SUCH_TOPIC = frozenset({KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART})
+_OF_THE_TOPIC = _NO_SUCH_TOPIC | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
+# Of the whole request: its other events may be fine.
+_OF_THE_REQUEST = frozenset(
+    {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError._INVALID_DIFFERENT_RECORD}
+)
+_FINAL = frozenset(
+    {
+        KafkaError.MSG_SIZE_TOO_LARGE,
+        KafkaError.RECORD_LIST_TOO_LARGE,
+        KafkaError.INVALID_RECORD,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError._INVALID_ARG,
+    }
+)
+
+
+class KafkaPublisher(Unpicklable):
+    """Not `in_order`: a partition keeps its order, but where the broker refuses one event, or it times out, the client
+    goes on with those behind it; and a partition key of its own takes an event to another partition than its
+    ordering key's. So the dispatcher hands over one event of a key at a time.
+    """
+
+    in_order = False
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._producer: Producer | None = None
+        self._spent = False
+        self._cause = ""
+        self._doubtful: set[str] = set()
+
+    def publish(self, messages: Sequence[Message]) -> dict[int, Outcome]:
+        if not messages:
+            return {}
+        self._cause = ""
+        deadline = monotonic() + self._settings.timeout_seconds
+        try:
+            errors = self._attempt(messages, deadline)
+            if errors:
+                self._tell_apart(messages, errors, deadline)
+        except BaseException:
+            # What is still queued must not go out unnoticed.
+            self.close()
+            raise
+        if self._spent:
+            self.close()
+        outcomes: dict[int, Outcome] = {message.event.seq: PUBLISHED for message in messages}
+        if errors:
+            topics = {message.event.seq: message.topic for message in messages}
+            self._doubtful = {topics[seq] for seq, error in errors.items() if error.code() in _OF_THE_TOPIC}
+            outcomes |= {seq: self._outcome(topics[seq], error) for seq, error in errors.items()}
+        return outcomes
+
+    def close(self) -> None:
+        producer, self._producer, self._spent = self._producer, None, False
+        if producer is not None and len(producer):
+            with suppress(KafkaException, SystemError):
+                _forget(producer)
+
+    def _attempt(self, messages: Sequence[Message], deadline: float) -> _Errors:
+        """Send them all, then wait for their reports: the errors of those that were not published."""
+        producer = self._producer = self._producer or self._open()
+        self._look_again(producer, deadline)
+        errors: _Errors = {}
+        report = partial(_report, errors)
+        send = partial(_send, producer.produce, report)
+        for message in messages:
+            try:
+                try:
+                    send(message)
+                except BufferError:
+                    producer.flush(_until(deadline))
+                    send(message)
+            except BufferError:
+                errors[message.event.seq] = KafkaError(KafkaError._QUEUE_FULL)
+            except KafkaException as refused:
+                errors[message.event.seq] = refused.args[0]
+        trouble = _hear_out(producer, deadline)
+        if trouble is not None:
+            unanswered = (message.event.seq for message in messages if _unanswered(errors.get(message.event.seq)))
+            errors |= dict.fromkeys(unanswered, trouble)
+        # After silence a new producer: it meets a broker that is back without waiting, and owes nothing to the past.
+        self._spent |= any(error.fatal() or error.code() in _USED_UP for error in errors.values())
+        return errors
+
+    def _tell_apart(self, messages: Sequence[Message], errors: _Errors, deadline: float) -> None:
+        """The broker refuses requests, not events: those of a refused request are sent again, each on its own."""
+        for message in messages:
+            seq = message.event.seq
+            if seq not in errors or errors[seq].code() not in _OF_THE_REQUEST:
+                continue
+            if self._spent or monotonic() > deadline:
+                errors[seq] = KafkaError(KafkaError._INVALID_DIFFERENT_RECORD)
+                continue
+            del errors[seq]
+            errors |= self._attempt([message], deadline)
+
+    def _look_again(self, producer: Producer, deadline: float) -> None:
+        """That a topic was missing or forbidden the client remembers for minutes; an operator may have acted by now."""
+        while self._doubtful:
+            with suppress(KafkaException):
+                producer.list_topics(self._doubtful.pop(), timeout=_until(deadline))
+
+    def _open(self) -> Producer:
+        return Producer({**self._settings.client, "error_cb": self._hear})
+
+    def _hear(self, error: KafkaError) -> None:
+        """Why nothing gets through is told here, and not in the reports."""
+        # That all brokers are down says less than what came before it.
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self._cause = error.str()
+        elif not self._cause:
+            self._cause = f"{error.str()}{self._settings.when_nobody_answers}"
+
+    def _outcome(self, topic: str, error: KafkaError) -> Outcome:
+        code = error.code()
+        if code in _FINAL and not error.fatal():
+            return Dead(storable(f"topic {topic}: {error.str()}"))
+        if code in _NO_SUCH_TOPIC:
+            return Retry(storable(f"Kafka has no topic {topic}: create it, or let the broker create topics"))
+        if code in _UNANSWERED:
+            cause = f": {self._cause}" if self._cause else ""
+            return Retry(storable(f"topic {topic}: no answer within {self._settings.timeout_seconds:g} s{cause}"))
+        cause = f" ({self._cause})" if self._cause and self._cause != error.str() else ""
+        return Retry(storable(f"topic {topic}: {error.str()}{cause}"))
+
+
+def _send(produce: Any, report: Any, message: Message) -> None:
+    event = message.event
+    produce(
+        message.topic,
+        event.payload,
+        event.partition_key or event.ordering_key,
+        on_delivery=partial(report, event.seq),
+        headers=_headers(event),
+    )
+
+
+def _report(errors: _Errors, seq: int, error: KafkaError | None, _: object) -> None:
+    """The client calls this for failures only: once nothing is under way, what was not reported is published."""
+    if error is not None:
+        errors[seq] = error
+
+
+def _headers(event: Delivery) -> list[tuple[str, str]]:
+    """The event's own, then Penstock's, from `event_id` on: Kafka allows a name twice, and clients find the last."""
+    headers = [*event.headers.items()] if event[5] else []
+    headers += (
+        ("event_id", event_id_text(event)),
+        ("penstock-event-type", event.event_type),
+        ("penstock-queue", event.queue),
+        ("penstock-created-at", created_at_text(event)),
+    )
+    if event.partition_key is not None:
+        headers.append(("penstock-partition-key", event.partition_key))
+    if event.ordering_key is not None:
+        headers.append(("penstock-ordering-key", event.ordering_key))
+    return headers
+
+
+def _hear_out(producer: Producer, deadline: float) -> KafkaError | None:
+    """Wait for the reports, and take back what has none in time. None once every event has its report."""
+    try:
+        reported = producer.flush(_until(deadline)) == 0 or _forget(producer)
+    except (KafkaException, SystemError) as thrown:
+        # The client throws a fatal error at whoever waits, and Python stumbles if a report comes in between.
+        fatal = thrown if isinstance(thrown, KafkaException) else thrown.__cause__
+        return fatal.args[0] if isinstance(fatal, KafkaException) else KafkaError(KafkaError._FATAL, str(thrown))
+    return None if reported else KafkaError(KafkaError._PURGE_INFLIGHT)
+
+
+def _unanswered(error: KafkaError | None) -> bool:
+    return error is None or error.code() in _UNANSWERED
+
+
+def _forget(producer: Producer) -> bool:
+    """Take back what has not been answered, sent or not. Whether the client has reported on all of it."""
+    producer.purge()
+    return producer.flush(PURGE_SECONDS) == 0
+
+
+def _until(deadline: float) -> float:
+    return max(deadline - monotonic(), 0.0)
+
+
+def from_url(url: str) -> KafkaPublisher:
+    return KafkaPublisher(settings_of(url))

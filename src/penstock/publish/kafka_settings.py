@@ -1,0 +1,152 @@
+"""What a `kafka:` URL and the environment say, as settings of the client library. Nothing connects here."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from confluent_kafka import KafkaException, Producer
+
+from penstock.config import mask_url
+from penstock.errors import UsageError
+from penstock.publish.options import known_options, seconds
+
+# Less than a relay that is to stop waits for its tasks.
+DEFAULT_TIMEOUT_SECONDS = 5.0
+DEFAULT_PORT = 9092
+USERNAME_VARIABLE = "PENSTOCK_KAFKA_USERNAME"
+PASSWORD_VARIABLE = "PENSTOCK_KAFKA_PASSWORD"  # noqa: S105 (its name)
+
+_PREFIX = "config."
+_TLS_OPTIONS = {
+    "ssl_ca_certs": "ssl.ca.location",
+    "ssl_certfile": "ssl.certificate.location",
+    "ssl_keyfile": "ssl.key.location",
+}
+# Other names for what is set here; a transaction would be one more thing to commit.
+_ALSO_OURS = frozenset(
+    {
+        "metadata.broker.list",
+        "request.required.acks",
+        "delivery.timeout.ms",
+        "sasl.mechanism",
+        "sasl.mechanisms",
+        "sasl.username",
+        "sasl.password",
+        "transactional.id",
+        "error_cb",
+        "logger",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The client's settings, with the password among them: never shown."""
+
+    client: Mapping[str, Any]
+    timeout_seconds: float
+
+    @property
+    def when_nobody_answers(self) -> str:
+        """A broker hangs up on who speaks no TLS, and the client has no word for that."""
+        return "" if "SSL" in self.client["security.protocol"] else ", or expect TLS (kafkas:)"
+
+    def __repr__(self) -> str:
+        return f"Settings({self.client.get('bootstrap.servers')})"
+
+
+def settings_of(url: str, environment: Mapping[str, str] = os.environ) -> Settings:
+    """The settings, tried out: a wrong one is an error here and not at the first batch."""
+    options = known_options(url, {"timeout_seconds", "sasl_mechanism", *_TLS_OPTIONS}, _PREFIX)
+    timeout_seconds = seconds(options, "timeout_seconds", DEFAULT_TIMEOUT_SECONDS)
+    parts = urlsplit(url)
+    ours = {
+        "bootstrap.servers": _servers(url, parts),
+        **_delivery(timeout_seconds),
+        **_security(url, parts, options, environment),
+    }
+    theirs = {name.removeprefix(_PREFIX): value for name, value in options.items() if name.startswith(_PREFIX)}
+    for name in theirs:
+        if name in ours or name in _ALSO_OURS:
+            raise UsageError(f"{_PREFIX}{name} is not yours to set: the URL and Penstock's guarantees decide it")
+    client = {**_defaults(timeout_seconds), **theirs, **ours}
+    _try_out(url, client)
+    return Settings(client, timeout_seconds)
+
+
+def _delivery(timeout_seconds: float) -> dict[str, Any]:
+    return {
+        "enable.idempotence": True,
+        "acks": "all",
+        "message.timeout.ms": _milliseconds(timeout_seconds),
+        # A call of Python for each success would cost more than sending it.
+        "delivery.report.only.error": True,
+    }
+
+
+def _defaults(timeout_seconds: float) -> dict[str, Any]:
+    """What a `config.…` may change."""
+    return {
+        "client.id": "penstock",
+        "linger.ms": min(5, _milliseconds(timeout_seconds) / 2),
+        "reconnect.backoff.max.ms": 1_000,
+        # A topic that the broker is about to create gets this long to appear.
+        "topic.metadata.propagation.max.ms": _milliseconds(timeout_seconds / 2),
+        # Causes are in the outcomes. A library has no business writing to stderr.
+        "log_level": 0,
+    }
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(int(seconds * 1_000), 1)
+
+
+def _servers(url: str, parts: SplitResult) -> str:
+    hosts = parts.netloc.rpartition("@")[2].split(",")
+    if parts.path not in ("", "/") or not all(
+        re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+)(:\d{1,5})?", h) for h in hosts
+    ):
+        raise UsageError(f"{mask_url(url)} can't be understood: one looks like kafka://host:9092,other:9092")
+    return ",".join(host if re.search(r":\d+$", host) else f"{host}:{DEFAULT_PORT}" for host in hosts)
+
+
+def _security(
+    url: str, parts: SplitResult, options: Mapping[str, str], environment: Mapping[str, str]
+) -> dict[str, str]:
+    tls = parts.scheme.lower() == "kafkas"
+    files = {_TLS_OPTIONS[name]: value for name, value in options.items() if name in _TLS_OPTIONS}
+    if files and not tls:
+        raise UsageError("kafka: speaks no TLS, and so takes no certificates: use kafkas:")
+    sasl = _credentials(url, parts, options, environment)
+    return {"security.protocol": f"{'SASL_' if sasl else ''}{'SSL' if tls else 'PLAINTEXT'}", **files, **sasl}
+
+
+def _credentials(
+    url: str, parts: SplitResult, options: Mapping[str, str], environment: Mapping[str, str]
+) -> dict[str, str]:
+    """From the URL, and what it lacks from the environment; with neither the broker takes anyone."""
+    name, _, password = parts.netloc.rpartition("@")[0].partition(":")
+    name = unquote(name) or environment.get(USERNAME_VARIABLE, "")
+    password = unquote(password) or environment.get(PASSWORD_VARIABLE, "")
+    mechanism = options.get("sasl_mechanism", "PLAIN").upper()
+    if not name and mechanism in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"):
+        if "sasl_mechanism" in options:
+            raise UsageError(f"sasl_mechanism={mechanism} needs a user: kafka://user@host, or {USERNAME_VARIABLE}")
+        return {}
+    if not name:
+        return {"sasl.mechanisms": mechanism}
+    if not password:
+        raise UsageError(f"{mask_url(url)} has a user and no password: set {PASSWORD_VARIABLE}")
+    return {"sasl.mechanisms": mechanism, "sasl.username": name, "sasl.password": password}
+
+
+def _try_out(url: str, client: Mapping[str, Any]) -> None:
+    """A producer that knows no broker checks its settings and stays at home."""
+    try:
+        Producer({name: value for name, value in client.items() if name != "bootstrap.servers"})
+    except (KafkaException, TypeError, ValueError) as error:
+        reason = error.args[0].str() if isinstance(error, KafkaException) else error
+        raise UsageError(f"{mask_url(url)} can't be used: {reason}") from None

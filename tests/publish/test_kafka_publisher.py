@@ -1,0 +1,240 @@
+"""`kafka://` against a real broker: what arrives, and what each way to fail becomes."""
+
+import pytest
+from confluent_kafka.admin import AclOperation
+from kafka_cluster import Cluster, headers
+
+from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Retry
+from penstock.publish import open_publisher
+from penstock.testing.brokers import BrokerConformance, Refusal
+from penstock.testing.events import delivery
+from penstock.testing.publishers import PublisherOutcomes, attempt, messages, published, received
+from penstock.testing.servers import KafkaServer
+
+TOPICS = ("orders.created", "orders.refused", "outbox.orders.created", "outbox.orders.paid")
+
+
+@pytest.fixture(scope="module")
+def strict_server(kafka_server):
+    """A broker that makes no topics by itself, and that a test may stop: the shared one shows that there are jars."""
+    with KafkaServer(fsync=False, settings={"auto.create.topics.enable": "false"}) as server:
+        yield server
+
+
+@pytest.fixture
+def cluster(strict_server):
+    strict_server.start()
+    cluster = Cluster(strict_server)
+    cluster.create(*TOPICS)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def opened():
+    """Opens publishers, and closes them at the end."""
+    publishers = []
+
+    def open_one(url):
+        publishers.append(open_publisher(url))
+        return publishers[-1]
+
+    yield open_one
+    for publisher in publishers:
+        publisher.close()
+
+
+@pytest.fixture
+def publisher(cluster, opened):
+    return opened(cluster.server.url())
+
+
+@pytest.fixture
+def read_back(cluster):
+    return cluster.read_back
+
+
+class TestKafka(BrokerConformance):
+    @pytest.fixture
+    def publisher(self, publisher):
+        return publisher
+
+    @pytest.fixture
+    def read_back(self, read_back):
+        return read_back
+
+    @pytest.fixture
+    def server(self, cluster):
+        return cluster.server
+
+    @pytest.fixture
+    def impatient(self, server, opened):
+        return opened(f"{server.url()}?timeout_seconds=2")
+
+    @pytest.fixture
+    def stranger(self, server, opened):
+        return opened(f"{server.sasl_url(password='wrong')}?timeout_seconds=2"), "Invalid username or password"
+
+    @pytest.fixture
+    def refusals(self, cluster):
+        cluster.create("small", max_message_bytes=10_000)
+        cluster.create("compacted", cleanup_policy="compact")
+        refused = {
+            "too large": (delivery(payload=bytes(1_000_001), event_type="orders.refused"), Dead, "too large"),
+            "too large for the broker": (
+                delivery(payload=bytes(20_000), event_type="small"),
+                Dead,
+                "small: .*too large",
+            ),
+            "unknown topic": (delivery(event_type="unheard.of"), Retry, "no topic unheard.of: create it"),
+            "no topic's name": (delivery(event_type="orders/created"), Dead, "orders/created: .*invalid topic"),
+            "no key": (delivery(event_type="compacted"), Dead, "compacted: .*validate"),
+        }
+        return {wrong: Refusal(*messages([event]), ends, cause) for wrong, (event, ends, cause) in refused.items()}
+
+
+class TestMockCluster(PublisherOutcomes):
+    """The client's own imitation of a cluster, of three brokers: for machines without the jars."""
+
+    @pytest.fixture
+    def publisher(self, opened):
+        return opened("kafka://127.0.0.1:1?config.test.mock.num.brokers=3")
+
+    def test_an_event_too_large_for_the_client_dies_alone(self, publisher):
+        events = [delivery(), delivery(payload=bytes(1_000_001)), delivery()]
+        outcomes = publisher.publish(messages(events))
+        assert isinstance(outcomes.pop(events[1].seq), Dead)
+        assert outcomes == published([events[0], events[2]])
+
+    def test_a_batch_larger_than_the_clients_queue_goes_out_whole(self, opened):
+        publisher = opened("kafka://127.0.0.1:1?config.test.mock.num.brokers=1&config.queue.buffering.max.messages=10")
+        events = [delivery() for _ in range(100)]
+        assert publisher.publish(messages(events)) == published(events)
+
+
+@pytest.mark.parametrize(
+    ("keys", "key"),
+    [
+        ({}, None),
+        ({"partition_key": "Füße"}, "Füße".encode()),
+        ({"ordering_key": "order-9"}, b"order-9"),
+        ({"partition_key": "customer-7", "ordering_key": "order-9"}, b"customer-7"),
+    ],
+)
+def test_the_records_key_is_the_partition_key_else_the_ordering_key(publisher, cluster, keys, key):
+    publisher.publish(messages([delivery(**keys)]))
+    [record] = cluster.records("orders.created")
+    assert record.key() == key
+
+
+def test_penstocks_headers_come_last_and_hide_none_of_the_events(publisher, cluster):
+    event = delivery(headers={"event_id": "mine", "penstock-queue": "mine too"}, queue="mail", ordering_key="a")
+    publisher.publish(messages([event]))
+    [record] = cluster.records("orders.created")
+    assert headers(record) == [
+        ("event_id", "mine"),
+        ("penstock-queue", "mine too"),
+        ("event_id", str(event.event_id)),
+        ("penstock-event-type", "orders.created"),
+        ("penstock-queue", "mail"),
+        ("penstock-created-at", event.created_at.isoformat()),
+        ("penstock-ordering-key", "a"),
+    ]
+    assert cluster.read_back("orders.created") == received([event])
+
+
+def test_an_empty_payload_is_no_tombstone(publisher, cluster):
+    publisher.publish(messages([delivery(payload=b"")]))
+    [record] = cluster.records("orders.created")
+    assert record.value() == b""
+
+
+def test_a_topic_may_be_made_by_the_broker(kafka_server, opened):
+    event = delivery(event_type="made.by.the.broker")
+    assert opened(kafka_server.url()).publish(messages([event])) == published([event])
+
+
+def test_a_topic_that_an_operator_made_is_found_at_the_next_attempt(publisher, cluster):
+    event = delivery(event_type="made.by.an.operator")
+    for _ in range(2):
+        assert isinstance(publisher.publish(messages([event]))[event.seq], Retry)
+    cluster.create("made.by.an.operator")
+    assert publisher.publish(messages([event])) == published([event])
+
+
+def test_events_that_only_together_are_too_large_for_a_topic_are_published(publisher, cluster):
+    cluster.create("small", max_message_bytes=10_000)
+    events = [delivery(event_type="small", payload=bytes(2_000)) for _ in range(100)]
+    assert publisher.publish(messages(events)) == published(events)
+    assert sorted(cluster.read_back("small")) == sorted(received(events))
+
+
+def test_a_request_too_large_whose_events_had_no_time_to_go_alone_is_a_retry(opened, cluster, monkeypatch):
+    cluster.create("small", max_message_bytes=10_000)
+    publisher = opened(cluster.server.url())
+    publisher.publish(messages([delivery()]))
+    # The clock of a call: it begins, waits for its reports, and then finds its time over.
+    moments = iter([0.0, 0.0])
+    monkeypatch.setattr("penstock.publish.kafka.monotonic", lambda: next(moments, 6.0))
+    events = [delivery(event_type="small", payload=bytes(2_000)) for _ in range(100)]
+    outcomes = publisher.publish(messages(events))
+    assert outcomes.keys() == {event.seq for event in events}
+    assert all(isinstance(outcome, Retry) for outcome in outcomes.values())
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_what_an_outage_held_back_never_goes_out_later(opened, cluster, interrupted):
+    class Interrupted(list):
+        def __iter__(self):
+            yield from super().__iter__()
+            raise KeyboardInterrupt
+
+    publisher = opened(f"{cluster.server.url()}?timeout_seconds=1")
+    held_back, later = [delivery(), delivery()], delivery()
+    cluster.server.stop()
+    if interrupted:
+        with pytest.raises(KeyboardInterrupt):
+            publisher.publish(Interrupted(messages(held_back)))
+    else:
+        assert all(isinstance(outcome, Retry) for outcome in publisher.publish(messages(held_back)).values())
+    cluster.server.start()
+    while attempt(publisher, [later]) != published([later]):
+        pass
+    publisher.close()
+    assert cluster.read_back("orders.created") == received([later])
+
+
+def test_a_failure_stops_what_stands_behind_it_in_its_ordering_key(publisher, cluster):
+    head, behind = delivery(event_type="unheard.of", ordering_key="a"), delivery(ordering_key="a")
+    other = delivery(ordering_key="b")
+    outcomes = attempt(publisher, [head, behind, other])
+    assert isinstance(outcomes[head.seq], Retry)
+    assert outcomes[behind.seq] == RELEASED
+    assert cluster.read_back("orders.created") == received([other])
+
+
+def test_a_producer_that_is_beyond_use_is_replaced(opened, cluster):
+    """Who may see a topic and write nowhere gets a fatal error: the producer takes nothing any more."""
+    cluster.create("for.the.clerk")
+    cluster.allow_clerk("for.the.clerk", AclOperation.DESCRIBE)
+    publisher, event = opened(cluster.server.sasl_url("clerk")), delivery(event_type="for.the.clerk")
+    for _ in range(2):
+        outcome = publisher.publish(messages([event]))[event.seq]
+        assert isinstance(outcome, Retry)
+        assert "for.the.clerk: Failed to acquire idempotence PID" in outcome.error
+        assert "authorization failed" in outcome.error
+    cluster.allow_clerk("for.the.clerk", AclOperation.WRITE)
+    assert publisher.publish(messages([event])) == published([event])
+
+
+def test_a_topic_without_the_right_to_it_is_a_retry_for_it_alone(opened, cluster):
+    cluster.create("open.to.clerk", "closed.to.clerk")
+    cluster.allow_clerk("open.to.clerk", AclOperation.WRITE)
+    publisher = opened(cluster.server.sasl_url("clerk"))
+    events = [delivery(event_type="open.to.clerk"), delivery(event_type="closed.to.clerk")]
+    outcomes = publisher.publish(messages(events))
+    assert outcomes[events[0].seq] == PUBLISHED
+    assert isinstance(outcomes[events[1].seq], Retry)
+    assert "closed.to.clerk: " in outcomes[events[1].seq].error
+    cluster.allow_clerk("closed.to.clerk", AclOperation.WRITE)
+    assert publisher.publish(messages(events)) == published(events)

@@ -1,0 +1,131 @@
+"""What a `kafka://` URL says to the client library, and how mistakes in it are answered: nothing connects."""
+
+import pickle
+
+import pytest
+
+from penstock.errors import UsageError
+from penstock.publish import open_publisher
+from penstock.publish.kafka_settings import settings_of
+
+
+def client_of(url, **environment):
+    return settings_of(url, environment).client
+
+
+def test_the_guarantees_rest_on_these():
+    client = client_of("kafka://broker")
+    assert client["enable.idempotence"] is True
+    assert client["acks"] == "all"
+    assert client["message.timeout.ms"] == 5_000
+    assert client["security.protocol"] == "PLAINTEXT"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "servers"),
+    [
+        ("broker", "broker:9092"),
+        ("one:9092,two:9093", "one:9092,two:9093"),
+        ("one,two:9093/", "one:9092,two:9093"),
+        ("[::1]:9094,[::2]", "[::1]:9094,[::2]:9092"),
+    ],
+)
+def test_every_host_is_a_server_to_start_from(hosts, servers):
+    assert client_of(f"kafka://{hosts}")["bootstrap.servers"] == servers
+    assert client_of(f"kafka://user:secret@{hosts}")["bootstrap.servers"] == servers
+
+
+def test_the_timeout_bounds_what_the_client_tries():
+    settings = settings_of("kafka://broker?timeout_seconds=0.5", {})
+    assert settings.timeout_seconds == 0.5
+    assert settings.client["message.timeout.ms"] == 500
+
+
+def test_a_timeout_shorter_than_the_lingering_is_taken():
+    assert client_of("kafka://broker?timeout_seconds=0.001")["linger.ms"] == 0.5
+
+
+def test_credentials_come_decoded_from_the_url():
+    client = client_of("kafka://m%40e:p%3Aw@broker")
+    assert (client["sasl.username"], client["sasl.password"]) == ("m@e", "p:w")
+    assert client["security.protocol"] == "SASL_PLAINTEXT"
+    assert client["sasl.mechanisms"] == "PLAIN"
+
+
+def test_a_password_may_come_from_the_environment_alone():
+    client = client_of("kafkas://me@broker?sasl_mechanism=SCRAM-SHA-512", PENSTOCK_KAFKA_PASSWORD="secret")
+    assert (client["sasl.username"], client["sasl.password"]) == ("me", "secret")
+    assert client["security.protocol"] == "SASL_SSL"
+    assert client["sasl.mechanisms"] == "SCRAM-SHA-512"
+
+
+def test_the_urls_credentials_come_before_the_environments():
+    environment = {"PENSTOCK_KAFKA_USERNAME": "you", "PENSTOCK_KAFKA_PASSWORD": "yours"}
+    client = client_of("kafka://me:mine@broker", **environment)
+    assert (client["sasl.username"], client["sasl.password"]) == ("me", "mine")
+
+
+def test_a_mechanism_without_users_needs_none():
+    client = client_of("kafkas://broker?sasl_mechanism=OAUTHBEARER")
+    assert client["security.protocol"] == "SASL_SSL"
+    assert "sasl.username" not in client
+
+
+def test_any_setting_of_the_client_can_be_passed():
+    client = client_of("kafka://broker?config.linger.ms=20&config.compression.type=lz4")
+    assert client["linger.ms"] == "20"
+    assert client["compression.type"] == "lz4"
+
+
+@pytest.mark.parametrize(
+    ("rest", "says"),
+    [
+        ("broker/topic", "looks like kafka://host:9092"),
+        ("", "looks like kafka://host:9092"),
+        ("one,,two", "looks like kafka://host:9092"),
+        ("broker:port", "looks like kafka://host:9092"),
+        ("[::1", "can't be understood"),
+        ("broker?retries=1", "no option 'retries'.*config\\.…"),
+        ("broker?timeout_seconds=0", "timeout_seconds is a number of seconds above 0"),
+        ("broker?config.no.such=1", "no.such"),
+        ("broker?config.linger.ms=soon", "linger.ms"),
+        ("broker?config.error_cb=print", "not yours to set"),
+        ("broker?config.stats_cb=print", "can't be used"),
+        ("broker?config.acks=1", "config.acks is not yours to set"),
+        ("broker?config.request.required.acks=1", "not yours to set"),
+        ("broker?config.bootstrap.servers=other", "not yours to set"),
+        ("broker?config.max.in.flight=6", "max.in.flight"),
+        ("broker?ssl_ca_certs=ca.pem", "use kafkas:"),
+        ("broker?sasl_mechanism=PLAIN", "needs a user"),
+        ("me@broker", "no password: set PENSTOCK_KAFKA_PASSWORD"),
+        ("me:secret@broker?sasl_mechanism=GUESS", "GUESS"),
+    ],
+)
+def test_a_mistake_is_answered_when_the_publisher_is_opened(rest, says):
+    with pytest.raises(UsageError, match=says):
+        client_of(f"kafka://{rest}")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "kafka://me:secret@broker/topic",
+        "kafka://me:secret@broker?sasl_mechanism=GUESS",
+        "kafka://me:secret@broker?config.sasl.password=secret",
+        "kafkas://broker?config.ssl.key.password=secret&config.no.such=1",
+        "kafkas://broker?ssl_ca_certs=nowhere.pem&config.ssl.key.pem=secret",
+    ],
+)
+def test_no_mistake_tells_a_secret(url):
+    with pytest.raises(UsageError) as refusal:
+        client_of(url)
+    assert "secret" not in str(refusal.value)
+
+
+def test_settings_are_shown_without_their_secrets():
+    assert "secret" not in repr(settings_of("kafka://me:secret@broker", {}))
+
+
+def test_a_publisher_never_travels_in_a_pickle():
+    with pytest.raises(TypeError, match="stays in its process"):
+        pickle.dumps(open_publisher("kafkas://broker"))
