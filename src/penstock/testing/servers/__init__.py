@@ -9,6 +9,7 @@ None outlives the process that started it, not even after a SIGKILL: a `Guard` s
 
 from penstock.testing.servers.base import Server
 from penstock.testing.servers.postgres import PostgresServer
+from penstock.testing.servers.rabbitmq import RabbitServer
 from penstock.testing.servers.valkey import ValkeyServer
 
-__all__ = ["PostgresServer", "Server", "ValkeyServer"]
+__all__ = ["PostgresServer", "RabbitServer", "Server", "ValkeyServer"]
