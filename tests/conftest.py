@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from penstock.errors import MissingDriver
-from penstock.testing.servers import PostgresServer, Server, ValkeyServer
+from penstock.testing.servers import PostgresServer, RabbitServer, Server, ValkeyServer
 
 AnyServer = TypeVar("AnyServer", bound=Server)
 
@@ -49,4 +49,10 @@ def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def valkey_server() -> Iterator[ValkeyServer]:
     with started(ValkeyServer(fsync=False)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rabbit_server() -> Iterator[RabbitServer]:
+    with started(RabbitServer()) as server:
         yield server

@@ -15,8 +15,8 @@ from penstock.testing.servers.base import STOP_SECONDS, Server
 USER = "guest"
 DEFAULT_VHOST = "/"
 
-# Erlang nodes find each other through a daemon, epmd, that nobody ends. This one lives as long as the server does, which
-# alone holds the pipe's other end, and no longer.
+# Erlang nodes find each other through a daemon, epmd, that nobody ends. This one ends with the server, which alone
+# holds the other end of the pipe.
 _SCRIPT = """
     (epmd -address 127.0.0.1 & cat < alive; kill $!) &
     exec 3> alive
@@ -48,15 +48,24 @@ class RabbitServer(Server):
             raise ServerFailed(f"rabbitmqctl {' '.join(arguments)} failed: {done.stdout}{done.stderr}")
         return done.stdout
 
+    def family(self) -> set[int]:
+        """The server's process and those that it started, directly or not."""
+        if not self.running:
+            return set()
+        family, parents = {self.pid}, living()
+        while more := {pid for pid, parent in parents.items() if parent in family} - family:
+            family |= more
+        return family
+
     def stop(self) -> None:
         """Stop it in good order; the data stay."""
-        family = self._descendants()
+        family = self.family()
         super().stop()
         _end_all(family)
 
     def kill(self) -> None:
         """End it as a crash would, and what it had started."""
-        family = self._descendants()
+        family = self.family()
         super().kill()
         _end_all(family)
 
@@ -112,14 +121,6 @@ class RabbitServer(Server):
     @property
     def _node(self) -> str:
         return f"penstock-{self.port}"
-
-    def _descendants(self) -> set[int]:
-        if not self.running:
-            return set()
-        family, parents = {self.pid}, living()
-        while more := {pid for pid, parent in parents.items() if parent in family} - family:
-            family |= more
-        return family
 
 
 def _end_all(pids: set[int]) -> None:
