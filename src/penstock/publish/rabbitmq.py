@@ -6,8 +6,9 @@ A batch is in flight together, and each event has its own answer. After a failur
 import os
 import re
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from pamqp import commands, frame
@@ -86,26 +87,25 @@ class RabbitPublisher(Unpicklable):
         try:
             return self._background.run(self._publish(messages))
         except BaseException:
-            # Work that was interrupted hangs up a moment later: the next batch must not be on its line.
-            self._link = None
+            # An interrupt may find the work anywhere, even not begun: the next batch must not be on its line.
+            self._leave(lambda link: link.hang_up("interrupted"))
             raise
 
     def close(self) -> None:
+        self._leave(Link.close)
+        self._background.close()
+
+    def _leave(self, how: Callable[[Link], Coroutine[Any, Any, None]]) -> None:
         link, self._link = self._link, None
         if link is not None:
-            self._background.run(link.close())
-        self._background.close()
+            self._background.run(how(link))
 
     async def _publish(self, messages: Sequence[Message]) -> dict[int, Outcome]:
         try:
             link = await self._connected()
         except (LinkFailed, OSError) as error:
             return dict.fromkeys((message.event.seq for message in messages), Retry(_failed_entry(error)))
-        try:
-            return await self._send(link, messages)
-        except BaseException:
-            await link.hang_up("interrupted")
-            raise
+        return await self._send(link, messages)
 
     async def _connected(self) -> Link:
         if self._link is not None and self._link.failure is None:
