@@ -9,7 +9,14 @@ from typing import TypeVar
 import pytest
 
 from penstock.errors import MissingDriver
-from penstock.testing.servers import KafkaServer, NatsServer, PostgresServer, Server, ValkeyServer
+from penstock.testing.servers import (
+    KafkaServer,
+    NatsServer,
+    PostgresServer,
+    RabbitServer,
+    Server,
+    ValkeyServer,
+)
 
 AnyServer = TypeVar("AnyServer", bound=Server)
 
@@ -61,4 +68,10 @@ def nats_server() -> Iterator[NatsServer]:
 @pytest.fixture(scope="session")
 def kafka_server() -> Iterator[KafkaServer]:
     with started(KafkaServer(fsync=False)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rabbit_server() -> Iterator[RabbitServer]:
+    with started(RabbitServer()) as server:
         yield server

@@ -63,6 +63,16 @@ def find_kafka(folder: Path | None = None) -> Path:
     return max(fetched, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)])
 
 
+def find_rabbitmq() -> Path:
+    """The folder with `rabbitmq-server` itself: Debian's on the PATH is a wrapper that only root may call."""
+    of_debian = Path("/usr/lib/rabbitmq/bin")
+    on_path = [Path(found).resolve().parent for found in [shutil.which("rabbitmq-server")] if found]
+    for folder in (of_debian, *on_path):
+        if (folder / "rabbitmq-server").exists() and shutil.which("epmd"):
+            return folder
+    raise MissingService("A RabbitMQ server for tests")
+
+
 def within_reach(binaries: Path, account: Account | None, folder: Path) -> Path:
     """These binaries where the account can execute them: a copy if they lie, say, below a private home."""
     if _both_run(binaries, account):

@@ -6,6 +6,7 @@ Each sends what the relay's publisher would for the same events, and counts what
 import asyncio
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
@@ -88,10 +89,8 @@ async def _make_stream(url: str) -> None:
 
     connection = await client.connect(url)
     stream = connection.jetstream()
-    try:
+    with suppress(NotFoundError):
         await stream.delete_stream(TOPIC)
-    except NotFoundError:
-        pass
     await stream.add_stream(name=TOPIC, subjects=[TOPIC])
     await connection.close()
 

@@ -11,7 +11,17 @@ from penstock.testing.servers.base import Server
 from penstock.testing.servers.kafka import KafkaServer
 from penstock.testing.servers.nats import NatsServer
 from penstock.testing.servers.postgres import PostgresServer
+from penstock.testing.servers.rabbitmq import RabbitServer
 from penstock.testing.servers.spark import SparkMaster, SparkWorker
 from penstock.testing.servers.valkey import ValkeyServer
 
-__all__ = ["KafkaServer", "NatsServer", "PostgresServer", "Server", "SparkMaster", "SparkWorker", "ValkeyServer"]
+__all__ = [
+    "KafkaServer",
+    "NatsServer",
+    "PostgresServer",
+    "RabbitServer",
+    "Server",
+    "SparkMaster",
+    "SparkWorker",
+    "ValkeyServer",
+]

@@ -1,0 +1,64 @@
+"""Queues of a RabbitMQ server as tests need them: made and read with a client that is not the one under test."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+import aiormq
+from aiormq.abc import AbstractChannel, DeliveredMessage
+
+from penstock.publish.rabbitmq import ORDERING_KEY_HEADER, OWN_HEADERS, PARTITION_KEY_HEADER
+
+
+def with_channel(url: str, work: Callable[[AbstractChannel], Coroutine[Any, Any, Any]]) -> Any:
+    """What the work returns, on a connection for it alone."""
+
+    async def run() -> Any:
+        connection = await aiormq.connect(url)
+        try:
+            return await work(await connection.channel())
+        finally:
+            await connection.close()
+
+    return asyncio.run(run())
+
+
+def make_fresh(url: str, queues: Mapping[str, Mapping[str, Any]]) -> None:
+    """Empty durable queues under these names, each with its arguments."""
+
+    async def work(channel: AbstractChannel) -> None:
+        for name, arguments in queues.items():
+            await channel.queue_delete(name)
+            await channel.queue_declare(name, durable=True, arguments=dict(arguments))
+
+    with_channel(url, work)
+
+
+def held(url: str, queue: str) -> list[DeliveredMessage]:
+    """What a queue holds, oldest first. Nothing is acknowledged, so all of it stays there."""
+
+    async def work(channel: AbstractChannel) -> list[DeliveredMessage]:
+        arrived: asyncio.Queue[DeliveredMessage] = asyncio.Queue()
+        count = (await channel.queue_declare(queue, passive=True)).message_count or 0
+        await channel.basic_consume(queue, arrived.put)
+        return [await arrived.get() for _ in range(count)]
+
+    messages: list[DeliveredMessage] = with_channel(url, work)
+    return messages
+
+
+def as_received(message: DeliveredMessage) -> Any:
+    """The message in the terms of the conformance suite."""
+    # Imported here, after its asserts were registered for rewriting.
+    from penstock.testing.publishers import Received
+
+    properties = message.header.properties
+    headers = dict(properties.headers or {})
+    return Received(
+        event_id=properties.message_id,
+        event_type=properties.message_type,
+        payload=message.body,
+        headers={name: value for name, value in headers.items() if name not in OWN_HEADERS},
+        partition_key=headers.get(PARTITION_KEY_HEADER),
+        ordering_key=headers.get(ORDERING_KEY_HEADER),
+    )
