@@ -173,7 +173,8 @@ class PostgresStore(SqlStore):
 
     def _stage(self, tx: Transaction, part: Part, events: Sequence[Event], start: int) -> None:
         now = encode_moment(tx.scalar(upkeep.CLOCK))
-        with tx.connection.connection.cursor() as cursor, cursor.copy(staging.COPY) as copy:
+        raw: Any = tx.connection.connection.dbapi_connection
+        with raw.cursor() as cursor, cursor.copy(staging.COPY) as copy:
             copy.set_types(staging.TYPES)
             for number, (event_id, event) in enumerate(zip(ids_for(events), events, strict=True), start):
                 headers = _jsonb(event.headers) if event.headers else None

@@ -53,8 +53,9 @@ class Staging(Moves):
         return self._transact(lambda tx: tx.run(self.staging.DROP_PARTS, write_id=write_id, parts=named))
 
     def _drop_old_staged(self) -> None:
-        given = {"seconds": STAGED_RETENTION_SECONDS, "limit": DROP_LIMIT}
-        work = partial(Transaction.run, statement=self.staging.DROP_OLD, **given)
+        work = partial(
+            Transaction.run, statement=self.staging.DROP_OLD, seconds=STAGED_RETENTION_SECONDS, limit=DROP_LIMIT
+        )
         try:
             while self._transact(work) == DROP_LIMIT:
                 pass

@@ -49,7 +49,7 @@ class Staging(StoreScenario):
         assert len(claim(store)) == 3
 
     def test_every_field_comes_out_as_it_was_staged(self, store: Store, clock: ManualClock) -> None:
-        fields = {
+        fields: dict[str, Any] = {
             "event_id": EventId(uuid4()),
             "event_type": "Bestellung.größer\n'",
             "queue": "queue \\ %s :now ${x}",
@@ -185,8 +185,7 @@ class CommittingOnce(StoreScenario):
 class StagedKeys(StoreScenario):
     def test_an_ordering_key_s_events_are_claimed_in_the_order_of_their_rows(self, store: Store) -> None:
         write = uuid4()
-        keyed = {"ordering_key": "c1"}
-        parts = {stage(store, write, 3, place=place, **keyed): 3 for place in (1, 0)}
+        parts = {stage(store, write, 3, place=place, ordering_key="c1"): 3 for place in (1, 0)}
         parts[stage(store, write, 2, place=2, ordering_key="c2", queue="mail")] = 2
         store.commit_staged(write, 0, parts, once=True)
         first = claim(store, 2)
