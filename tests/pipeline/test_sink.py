@@ -78,9 +78,7 @@ def test_events_are_never_overwritten() -> None:
 
 
 def test_an_option_for_reading_is_refused() -> None:
-    options = SourceOptions.parse(
-        {"store": "s", "limit": "7", "state": "dead", "checkpointLocation": "c", "queue": "q"}
-    )
+    given = {"store": "s", "limit": "7", "state": "dead", "checkpointLocation": "c", "queue": "q"}
     with pytest.raises(UsageError, match="limit, state is for reading; writing takes store, queue, event_type"):
         SourceOptions.parse(given).target()
 

@@ -85,17 +85,17 @@ class BulkWriter(DataSourceArrowWriter):
     """Emits a DataFrame: all of it, or nothing."""
 
     def __init__(self, target: Target) -> None:
-        self._target = target
+        self.target = target
         self._write_id = uuid4()
 
     def write(self, iterator: Iterator["RecordBatch"]) -> Staged:  # type: ignore[override]
-        return _stage(self._target, Part(uuid4(), self._write_id, place=_context().partitionId()), iterator)
+        return _stage(self.target, Part(uuid4(), self._write_id, place=_context().partitionId()), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        store_of(self._target.store).commit_staged(self._write_id, 0, _parts(messages), once=False)
+        store_of(self.target.store).commit_staged(self._write_id, 0, _parts(messages), once=False)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
-        store_of(self._target.store).drop_staged(self._write_id)
+        store_of(self.target.store).drop_staged(self._write_id)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -103,7 +103,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     tasks are told, and tell the driver's side, which is not."""
 
     def __init__(self, target: Target) -> None:
-        self._target = target
+        self.target = target
 
     def write(self, iterator: Iterator["RecordBatch"]) -> Staged:  # type: ignore[override]
         context = _context()
@@ -111,16 +111,16 @@ class StreamWriter(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty("streaming.sql.batchId")
         if query is None or batch is None:
             raise UsageError("a stream is written inside a streaming query only; write with df.write instead")
-        return _stage(self._target, Part(uuid4(), UUID(query), int(batch), context.partitionId()), iterator)
+        return _stage(self.target, Part(uuid4(), UUID(query), int(batch), context.partitionId()), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         for query in _writes(messages):
-            store_of(self._target.store).commit_staged(query, batchId, _parts(messages), once=True)
+            store_of(self.target.store).commit_staged(query, batchId, _parts(messages), once=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
         """What other attempts have staged goes with the query's next commit."""
         for query in _writes(messages):
-            store_of(self._target.store).drop_staged(query, parts=_parts(messages))
+            store_of(self.target.store).drop_staged(query, parts=_parts(messages))
 
 
 def _stage(target: Target, part: Part, batches: Iterable["RecordBatch"]) -> Staged:
