@@ -17,7 +17,7 @@ from penstock.store.schema import sinks, staged
 from penstock.testing import crashes
 from penstock.testing.processes import living, wait_until
 
-FILES = 3
+FILES = 2
 ROWS = 200
 RUN_SECONDS = 120.0
 
