@@ -1,6 +1,7 @@
 """Every example runs as it stands, and shows what it says."""
 
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,8 +14,9 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(name: str) -> str:
-    done = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, timeout=120, check=False)
+def run(name: str, *arguments: str) -> str:
+    command = [sys.executable, EXAMPLES / name, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -37,6 +39,16 @@ def test_spark_stream() -> None:
     output = run("spark_stream.py")
     assert output.splitlines()[:3] == ["c0 14850", "c1 14950", "c2 15050"]
     assert "|PUBLISHED|  300|" in output
+
+
+@pytest.mark.spark
+def test_analyse_events(tmp_path: Path) -> None:
+    output = run("analyse_events.py", str(tmp_path / "latency.png"))
+    for row in ("|invoice.sent|     DEAD|   20|", "|  order.paid|PUBLISHED|  100|", "|order.placed|PUBLISHED|  200|"):
+        assert row in output
+    assert re.search(r"\|invoice\.sent\|.*broken.*\|\s+20\|", output)
+    assert re.search(r"\|order\.placed\|(\s*[\d.]+\|){3}\s+200\|", output)
+    assert (tmp_path / "latency.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -15,7 +15,8 @@ from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Outcome, Retry, State
 from penstock.outbox import Outbox, connect
 from penstock.pipeline.settling import by_lease, settle, worst
 from penstock.pipeline.slices import root_cause
-from penstock.pipeline.source import SourceOptions, close_stores, lease_of, register
+from penstock.pipeline.source import SourceOptions, lease_of, register
+from penstock.pipeline.stores import close_stores
 from penstock.store.base import Record, Selection, Settlement
 
 if TYPE_CHECKING:

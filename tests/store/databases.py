@@ -8,6 +8,7 @@ from threading import Barrier
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
+from penstock.event import Event
 from penstock.store import SqlStore
 from penstock.store.migrate import VERSION_TABLE, Upgrade
 from penstock.store.schema import metadata
@@ -36,6 +37,17 @@ def initialise_at_once(opened: Callable[[], SqlStore]) -> list[Upgrade]:
 
     with ThreadPoolExecutor(STARTS) as threads:
         return list(threads.map(start, range(STARTS)))
+
+
+def tends_without_staging(store: SqlStore) -> None:
+    """Tables of the version before staging, as a rolling upgrade meets them: upkeep does the rest of its work."""
+    store.initialise()
+    with store.transaction() as connection:
+        connection.exec_driver_sql("DROP TABLE penstock_staged")
+        connection.exec_driver_sql("DROP TABLE penstock_sinks")
+    store.tend()
+    assert store.append([Event(event_type="order.placed")])
+    store.close()
 
 
 def told(error: BaseException) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MASTER = "local[*]"
 TASK_ATTEMPTS = 4
+FILTER_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 # What Spark's own launcher has to work out before Java starts: with one of these we leave the start to PySpark.
 _LAUNCHER_SETTINGS = ("spark.jars", "spark.submit", "spark.driver.extra", "spark.driver.memory", "spark.plugins")
@@ -47,6 +48,8 @@ def session_settings(master: str) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         # Queries without a checkpoint of their own leave nothing behind.
         "spark.sql.streaming.forceDeleteTempCheckpointLocation": "true",
+        # What a query filters by, the store is asked for.
+        FILTER_PUSHDOWN: "true",
         # A query that can't be stopped is an error to see, not a process that hangs.
         "spark.sql.streaming.stopTimeout": "60s",
     }

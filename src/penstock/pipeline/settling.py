@@ -11,7 +11,7 @@ from penstock.config import store_url
 from penstock.errors import UsageError
 from penstock.event import DEFAULT_QUEUE
 from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Outcome, Published, Released, Retry
-from penstock.pipeline.source import store_of
+from penstock.pipeline.stores import store_of
 from penstock.store.base import Lease, LeaseId, Settlement, Token
 
 if TYPE_CHECKING:

@@ -1,26 +1,27 @@
-"""`format("penstock")`: events as DataFrames. A stream claims them under leases; a batch reads them untouched.
+"""`format("penstock")`: events as DataFrames. A stream claims them under leases; a batch reads them untouched. What is
+written becomes events: see `penstock.pipeline.sink`.
 
 Partition i of micro-batch b claims under the lease uuid5(query, b, i). After a crash Spark runs batch b again, and its
 partitions repeat their claims: they get the unsettled remainder, never new events. The store is the truth, and Spark's
 offset only counts.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid5
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 
 from penstock.config import store_url
 from penstock.errors import UsageError
 from penstock.event import DEFAULT_QUEUE
 from penstock.lifecycle import State
-from penstock.store import SqlStore, open_store
+from penstock.pipeline import pushdown, sink
+from penstock.pipeline.session import FILTER_PUSHDOWN
+from penstock.pipeline.stores import store_of
 from penstock.store.base import LeaseId, Selection
 
 if TYPE_CHECKING:
@@ -56,13 +57,18 @@ COLUMNS = {
     "settled_at": "TIMESTAMP",
 }
 
+# What Spark passes on to a sink with its options.
+SPARKS_OWN = {"checkpointlocation", "queryname"}
+WRITE_OPTIONS = ("store", "queue", "event_type")
+
 DEFAULT_LEASE_SECONDS = 300.0
 READ_PAGE = 5_000
-MAX_STORES = 4
 
 
 def register(spark: "SparkSession") -> None:
     """Make `format("penstock")` known to a session."""
+    # Spark refuses a source that answers filters in a session that doesn't push them.
+    spark.conf.set(FILTER_PUSHDOWN, "true")
     spark.dataSource.register(PenstockDataSource)
 
 
@@ -86,6 +92,8 @@ class SourceOptions:
         known = {name.replace("_", ""): name for name in cls.__dataclass_fields__}
         given: dict[str, Any] = {}
         for name, value in options.items():
+            if name.lower() in SPARKS_OWN:
+                continue
             field = known.get(name.lower().replace("_", ""))
             if field is None:
                 raise UsageError(
@@ -93,6 +101,14 @@ class SourceOptions:
                 )
             given[field] = _convert(field, value)
         return cls(**{"store": store_url(), **given})
+
+    def target(self) -> sink.Target:
+        """The options of a write, which takes few of them."""
+        fields = self.__dataclass_fields__.values()
+        idle = [one.name for one in fields if one.name not in WRITE_OPTIONS and getattr(self, one.name) != one.default]
+        if idle:
+            raise UsageError(f"{', '.join(idle)} is for reading; writing takes {', '.join(WRITE_OPTIONS)}")
+        return sink.Target(self.store, self.queue or DEFAULT_QUEUE, self.event_type)
 
     def selection(self) -> Selection:
         return Selection(
@@ -106,7 +122,7 @@ class SourceOptions:
 
 class PenstockDataSource(DataSource):
     """Options: store, queue, and for a stream limit (events a claim), partitions, lease_seconds, max_attempts; for a
-    batch state, event_type, since, until, partitions."""
+    batch state, event_type, since, until, partitions; for a write queue and event_type, where a row has none."""
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
@@ -126,6 +142,16 @@ class PenstockDataSource(DataSource):
 
     def streamReader(self, schema: Any) -> "ClaimReader":  # noqa: ARG002, N802
         return ClaimReader(self._checked)
+
+    def writer(self, schema: Any, overwrite: bool) -> sink.BulkWriter:
+        target = self._checked.target()
+        sink.check(schema, target, overwrite=overwrite)
+        return sink.BulkWriter(target)
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> sink.StreamWriter:  # noqa: N802
+        target = self._checked.target()
+        sink.check(schema, target, overwrite=overwrite)
+        return sink.StreamWriter(target)
 
 
 class ClaimPartition(InputPartition):
@@ -185,11 +211,15 @@ class SeqRange(InputPartition):
 
 
 class EventReader(DataSourceReader):
-    """Reads events in any state, and changes nothing."""
+    """Reads events in any state, and changes nothing. What the query filters by, the store is asked for."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._selection = options.selection()
+        self.selection = options.selection()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        self.selection, left = pushdown.narrow(self.selection, filters)
+        return left
 
     def partitions(self) -> Sequence[SeqRange]:
         first, last = store_of(self._options.store).bounds()
@@ -202,7 +232,7 @@ class EventReader(DataSourceReader):
         store = store_of(self._options.store)
         after: int | None = partition.last + 1
         while after is not None and after > partition.first:
-            page = store.find(self._selection, after=after, limit=READ_PAGE)
+            page = store.find(self.selection, after=after, limit=READ_PAGE)
             rows = [_fields(record) for record in page.records if record.seq >= partition.first]
             if rows:
                 yield _record_batch(rows)
@@ -224,28 +254,6 @@ def _task() -> tuple[str, str]:
         raise UsageError("events are claimed inside a streaming query only; read them with spark.read instead")
     run = context.getLocalProperty("spark.jobGroup.id") or "run"
     return query, f"spark:{run}:{context.attemptNumber()}"
-
-
-_stores: OrderedDict[str, SqlStore] = OrderedDict()
-_stores_change = Lock()
-
-
-def store_of(url: str) -> SqlStore:
-    """The process's own store: connections open here, and never travel. Of stores long unused it lets go."""
-    with _stores_change:
-        if url not in _stores:
-            _stores[url] = open_store(url)
-        _stores.move_to_end(url)
-        while len(_stores) > MAX_STORES:
-            _stores.popitem(last=False)[1].close()
-        return _stores[url]
-
-
-def close_stores() -> None:
-    """Let go of the connections that settling and reading have left open in this process."""
-    with _stores_change:
-        while _stores:
-            _stores.popitem()[1].close()
 
 
 def _record_batch(rows: list[dict[str, Any]]) -> "RecordBatch":

@@ -1,6 +1,6 @@
 """The seam between Penstock and a database: ten verbs, and the values that they take and return."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NewType, Protocol
@@ -71,12 +71,15 @@ class Selection:
     since: datetime | None = None
     until: datetime | None = None
     error: str | None = None
+    queues: frozenset[str] | None = None
+    event_types: frozenset[str] | None = None
     everything: bool = False
 
     @property
     def empty(self) -> bool:
-        narrowing = (self.ids, self.states, self.queue, self.event_type, self.since, self.until, self.error)
-        return all(part is None for part in narrowing) and not self.everything
+        one = (self.ids, self.states, self.queue, self.event_type, self.since, self.until, self.error)
+        several = (self.queues, self.event_types)
+        return all(part is None for part in one + several) and not self.everything
 
     def require(self, verb: str) -> None:
         if self.empty:
@@ -196,6 +199,25 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """What one attempt of one task stages of a write. `part_id` is new for every attempt; `place` orders the parts."""
+
+    part_id: UUID
+    write_id: UUID
+    batch_id: int = 0
+    place: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a commit made of staged rows. `repeated` says that the batch was committed before, and nothing done now."""
+
+    events: int = 0
+    duplicates: int = 0
+    repeated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a backend can do beyond the verbs; what it can't is refused with a clear error."""
 
@@ -293,6 +315,21 @@ class Store(Protocol):
 
     def forget(self, relay_id: UUID) -> None:
         """That relay has ended."""
+        ...
+
+    def stage(self, part: Part, events: Sequence[Event], *, start: int = 0) -> int:
+        """Keep events aside that only a commit emits; `start` counts those that the part has staged before."""
+        ...
+
+    def commit_staged(self, write_id: UUID, batch_id: int, parts: Mapping[UUID, int], *, once: bool) -> Committed:
+        """Emit the named parts (with the number of rows in each) together, and drop the batch's others.
+
+        With `once`, a batch that is not later than the last one committed under `write_id` is only dropped.
+        """
+        ...
+
+    def drop_staged(self, write_id: UUID, *, parts: Collection[UUID] | None = None) -> int:
+        """Drop what a write has staged, or only these parts of it; returns how many rows."""
         ...
 
     def tend(self) -> None:

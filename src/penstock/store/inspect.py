@@ -234,6 +234,10 @@ def _conditions(selection: Selection, table: Any) -> list[ColumnElement[bool]]:
         conditions.append(table.c.queue == selection.queue)
     if selection.event_type is not None:
         conditions.append(events.c.event_type == selection.event_type)
+    if selection.queues is not None:
+        conditions.append(table.c.queue.in_(sorted(selection.queues)))
+    if selection.event_types is not None:
+        conditions.append(events.c.event_type.in_(sorted(selection.event_types)))
     if selection.since is not None:
         conditions.append(events.c.created_at >= selection.since)
     if selection.until is not None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.exc import DBAPIError
@@ -13,9 +14,10 @@ from sqlalchemy.exc import DBAPIError
 from penstock.config import needs_extra
 from penstock.errors import InvalidEvent, NotInitialised, PenstockError, StoreConflict, StoreError, StoreUnavailable
 from penstock.event import Delivery, Event, EventId, encode_moment
+from penstock.store import postgres_staging as staging
 from penstock.store import postgres_statements as statements
 from penstock.store import postgres_upkeep as upkeep
-from penstock.store.base import Capabilities, Lease, LeaseId, StoreOptions, Token
+from penstock.store.base import Capabilities, Committed, Lease, LeaseId, Part, StoreOptions, Token
 from penstock.store.emit import EMIT_COLUMNS, ids_for
 from penstock.store.moves import Clock, Wanted
 from penstock.store.outcomes import OutcomeRow, RouteRow
@@ -34,6 +36,7 @@ class PostgresStore(SqlStore):
     capabilities = Capabilities(transactional_emit=True, ordering=True, concurrent_writers=True)
     statements = statements
     upkeep = upkeep
+    staging = staging
 
     def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
         super().__init__(url, options, clock)
@@ -167,6 +170,21 @@ class PostgresStore(SqlStore):
             for seq, event in zip(numbers, events, strict=True):
                 copy.write_row(_pending_row(seq, event, now))
         return ids
+
+    def _stage(self, tx: Transaction, part: Part, events: Sequence[Event], start: int) -> None:
+        now = encode_moment(tx.scalar(upkeep.CLOCK))
+        raw: Any = tx.connection.connection.dbapi_connection
+        with raw.cursor() as cursor, cursor.copy(staging.COPY) as copy:
+            copy.set_types(staging.TYPES)
+            for number, (event_id, event) in enumerate(zip(ids_for(events), events, strict=True), start):
+                headers = _jsonb(event.headers) if event.headers else None
+                copy.write_row(staging.row(part, number, event_id, event, headers, now))
+
+    def _move_staged(self, tx: Transaction, write_id: UUID, batch_id: int, parts: list[UUID]) -> Committed:
+        given = {"write_id": write_id, "batch_id": batch_id, "parts": parts}
+        tx.rows(staging.HOLD_KEYS, **given)
+        duplicates = tx.run(staging.DROP_DUPLICATES, **given)
+        return Committed(tx.scalar(staging.MOVE, **given), duplicates)
 
     # -- claiming ---------------------------------------------------------------------------------------------
 

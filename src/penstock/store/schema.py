@@ -25,7 +25,7 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.types import Boolean, DateTime, Float, TypeDecorator, TypeEngine
+from sqlalchemy.types import Boolean, DateTime, Double, Float, TypeDecorator, TypeEngine
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -237,6 +237,40 @@ relays = Table(
     Column("started_at", Moment, nullable=False),
     Column("seen_at", Moment, nullable=False),
     Column("stopping", Boolean, nullable=False),
+)
+
+# What the tasks of a Spark write have brought, until its commit makes events of it.
+staged = Table(
+    "penstock_staged",
+    metadata,
+    Column("write_id", Id, primary_key=True),
+    Column("batch_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("place", Integer, primary_key=True, autoincrement=False),
+    Column("part_id", Id, primary_key=True),
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("event_id", Id, nullable=False),
+    Column("event_type", Text, nullable=False),
+    Column("queue", Text, nullable=False),
+    Column("payload", LargeBinary, nullable=False),
+    Column("headers", Headers),
+    Column("partition_key", Text),
+    Column("ordering_key", Text),
+    Column("priority", SmallInteger, nullable=False),
+    Column("max_attempts", Integer),
+    Column("available_at", Moment),
+    Column("delay_seconds", Double),
+    Column("dedupe_key", Text),
+    Column("dedupe_seconds", Double, nullable=False),
+    Column("staged_at", Moment, nullable=False),
+)
+
+# The last batch of each streaming query that became events.
+sinks = Table(
+    "penstock_sinks",
+    metadata,
+    Column("query_id", Id, primary_key=True),
+    Column("batch_id", BigInteger, nullable=False),
+    Column("committed_at", Moment, nullable=False),
 )
 
 # The view that shows an event as one row. Inserting into it emits: the way in for async sessions and plain SQL.

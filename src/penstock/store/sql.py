@@ -31,8 +31,9 @@ from penstock.store.base import (
     StoreOptions,
     Token,
 )
-from penstock.store.moves import AVAILABLE_AT, SEQ, Clock, Moves, Wanted
+from penstock.store.moves import AVAILABLE_AT, SEQ, Clock, Wanted
 from penstock.store.outcomes import OutcomeRow, RouteRow, route_rows, split
+from penstock.store.staging import Staging
 from penstock.store.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ LEASE_RETENTION_SECONDS = 86_400.0
 RELAY_RETENTION_SECONDS = 300.0
 
 
-class SqlStore(Moves):
+class SqlStore(Staging):
     """The shared half of a SQL store. See `penstock.store.base.Store` for what each verb promises."""
 
     def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
@@ -319,6 +320,7 @@ class SqlStore(Moves):
             work = partial(Transaction.run, statement=statement, **parameters)
             while self._transact(work) == UPKEEP_BATCH:
                 pass
+        self._drop_old_staged()
         self._compact()
 
     # -- relays -----------------------------------------------------------------------------------------------

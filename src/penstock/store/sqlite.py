@@ -25,9 +25,10 @@ from penstock.errors import (
 )
 from penstock.event import Delivery, Event, EventId
 from penstock.lifecycle import fitting
+from penstock.store import sqlite_staging as staging
 from penstock.store import sqlite_statements as statements
 from penstock.store import sqlite_upkeep as upkeep
-from penstock.store.base import Capabilities, Lease, LeaseId, Token
+from penstock.store.base import Capabilities, Committed, Lease, LeaseId, Part, Token
 from penstock.store.emit import EMIT_COLUMNS, ids_for
 from penstock.store.moves import Wanted
 from penstock.store.outcomes import OutcomeRow, RouteRow
@@ -48,6 +49,7 @@ class SqliteStore(SqlStore):
     capabilities = Capabilities(transactional_emit=True, ordering=True, concurrent_writers=False)
     statements = statements
     upkeep = upkeep
+    staging = staging
 
     # -- connections ------------------------------------------------------------------------------------------
 
@@ -138,6 +140,22 @@ class SqliteStore(SqlStore):
             event.dedupe_seconds,
             self._micros(),
         )
+
+    def _stage(self, tx: Transaction, part: Part, events: Sequence[Event], start: int) -> None:
+        now = self._micros()
+        rows = zip(ids_for(events), events, strict=True)
+        staged = [
+            staging.row(part, number, event_id, event, now) for number, (event_id, event) in enumerate(rows, start)
+        ]
+        tx.connection.connection.cursor().executemany(staging.INSERT, staged)
+
+    def _move_staged(self, tx: Transaction, write_id: UUID, batch_id: int, parts: list[UUID]) -> Committed:
+        given = {"write_id": write_id, "batch_id": batch_id, "parts": parts}
+        duplicates = tx.run(staging.DROP_DUPLICATES, **given)
+        tx.run(staging.OPEN_WINDOWS, **given)
+        tx.run(staging.HOLD_KEYS, **given)
+        tx.run(staging.WRITE, **given)
+        return Committed(tx.run(staging.WAIT, **given), duplicates)
 
     # -- claiming ---------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ first, so that nobody else does, and the test sees that it happened: `plan.txt.f
 
 The code under test knows nothing of this. `arm()` wraps its seams from outside, in the process that calls it; a
 relay's workers are reached because `arm()` makes the relay send them `penstock.testing.crashes.carry`, which arms
-them too.
+them too; those of a stream that writes, by `penstock.testing.crashing_sink`.
 """
 
 import os
@@ -47,6 +47,9 @@ POINTS = {
     "after-publish": "a batch is out, and its store doesn't know",
     "in-settle": "after a statement of a settle's transaction; each statement is a passage",
     "after-settle": "a batch is settled, and nobody was told",
+    "after-stage": "a task of a write has staged rows, and nobody was told",
+    "in-commit": "after a statement of the transaction that makes events of staged rows; each statement is a passage",
+    "after-commit": "staged rows are events, and Spark doesn't know",
 }
 POISON = "poison"
 VICTIMS = ("self", "driver", "family")
@@ -154,6 +157,8 @@ def arm(text: str | None = None) -> bool:
     os.environ.setdefault(DRIVER_VARIABLE, str(os.getpid()))
     SqlStore.claim = _around(SqlStore.claim, "claim")  # type: ignore[method-assign]
     SqlStore.settle = _around(SqlStore.settle, "settle")  # type: ignore[method-assign]
+    SqlStore.stage = _around(SqlStore.stage, "stage")  # type: ignore[method-assign]
+    SqlStore.commit_staged = _around(SqlStore.commit_staged, "commit")  # type: ignore[method-assign]
     Transaction._execute = _between(Transaction._execute)  # type: ignore[method-assign]
     carrying.open_publisher = _crashing(carrying.open_publisher)  # type: ignore[assignment, attr-defined]
     relay.carry = carry  # type: ignore[attr-defined]

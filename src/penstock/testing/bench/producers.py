@@ -32,7 +32,10 @@ def kafka(url: str, count: int) -> float:
 
     began = time.perf_counter()
     for fields in _fields(count):
-        headers = [("event_id", fields["id"]), ("type", EVENT_TYPE), ("queue", "outbox"), ("created_at", fields["at"])]
+        headers: list[tuple[str, str | bytes | None]] = [
+            *(("event_id", fields["id"]), ("penstock-event-type", EVENT_TYPE)),
+            *(("penstock-queue", "outbox"), ("penstock-created-at", fields["at"])),
+        ]
         while True:
             try:
                 producer.produce(TOPIC, PAYLOAD, None, on_delivery=report, headers=headers)
@@ -45,7 +48,7 @@ def kafka(url: str, count: int) -> float:
 
 
 def make_topic(url: str) -> None:
-    from confluent_kafka.admin import AdminClient, NewTopic
+    from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
     admin = AdminClient({"bootstrap.servers": _address(url)})
     if TOPIC in admin.list_topics(timeout=10).topics:

@@ -20,6 +20,7 @@ from penstock.testing.stores.routing import Routing
 from penstock.testing.stores.scenario import ManualClock, OpenStore
 from penstock.testing.stores.settling import Dying, Settling, SettlingAgain, Timelines
 from penstock.testing.stores.sql import CallersTransaction, DatabaseConnection, Housekeeping, OutboxView
+from penstock.testing.stores.staging import CommittingOnce, DroppingStaged, FindingSeveral, StagedKeys, Staging
 
 
 class StoreConformance(
@@ -46,6 +47,11 @@ class StoreConformance(
     Finding,
     Counting,
     Relays,
+    Staging,
+    CommittingOnce,
+    StagedKeys,
+    DroppingStaged,
+    FindingSeveral,
 ):
     """Every verb, every transition, and what must never happen."""
 

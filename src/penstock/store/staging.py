@@ -1,0 +1,78 @@
+"""Staging: what the tasks of a Spark write bring is kept aside, and becomes events in one transaction, or never.
+
+A task that dies, is run again or runs twice leaves parts that no commit names; they are dropped with the next commit
+of their stream, or by age.
+"""
+
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from types import ModuleType
+from uuid import UUID
+
+from penstock.errors import NotInitialised, StoreError
+from penstock.event import Event
+from penstock.store.base import Committed, Part
+from penstock.store.moves import Moves
+from penstock.store.transaction import Transaction
+
+# Longer than any write takes: its staged rows must not go while it still runs.
+STAGED_RETENTION_SECONDS = 7 * 86_400.0
+DROP_LIMIT = 10_000
+
+
+class Staging(Moves):
+    """The verbs that stage and commit. See `penstock.store.base.Store` for what each promises."""
+
+    staging: ModuleType
+
+    def stage(self, part: Part, events: Sequence[Event], *, start: int = 0) -> int:
+        if events:
+            self._transact(lambda tx: self._stage(tx, part, events, start))
+        return start + len(events)
+
+    def commit_staged(self, write_id: UUID, batch_id: int, parts: Mapping[UUID, int], *, once: bool) -> Committed:
+        self._came_back()
+        return self._transact(lambda tx: self._commit_staged(tx, write_id, batch_id, parts, once=once))
+
+    def _commit_staged(
+        self, tx: Transaction, write_id: UUID, batch_id: int, parts: Mapping[UUID, int], *, once: bool
+    ) -> Committed:
+        done = Committed(repeated=True)
+        if not once or tx.run(self.staging.REMEMBER, write_id=write_id, batch_id=batch_id):
+            named = [part_id for part_id, count in parts.items() if count]
+            done = self._move_staged(tx, write_id, batch_id, named) if named else Committed()
+            _require_all(done, sum(parts.values()))
+        tx.run(self.staging.DROP_BATCH, write_id=write_id, batch_id=batch_id)
+        return done
+
+    def drop_staged(self, write_id: UUID, *, parts: Collection[UUID] | None = None) -> int:
+        if parts is None:
+            return self._transact(lambda tx: tx.run(self.staging.DROP_WRITE, write_id=write_id))
+        named = list(parts)
+        return self._transact(lambda tx: tx.run(self.staging.DROP_PARTS, write_id=write_id, parts=named))
+
+    def _drop_old_staged(self) -> None:
+        work = partial(
+            Transaction.run, statement=self.staging.DROP_OLD, seconds=STAGED_RETENTION_SECONDS, limit=DROP_LIMIT
+        )
+        try:
+            while self._transact(work) == DROP_LIMIT:
+                pass
+        except NotInitialised:
+            return  # the tables are of a version without staging, which this code still runs on
+
+    @abstractmethod
+    def _stage(self, tx: Transaction, part: Part, events: Sequence[Event], start: int) -> None: ...
+    @abstractmethod
+    def _move_staged(self, tx: Transaction, write_id: UUID, batch_id: int, parts: list[UUID]) -> Committed: ...
+
+
+def _require_all(done: Committed, expected: int) -> None:
+    """Half a batch is worse than none."""
+    found = done.events + done.duplicates
+    if found != expected:
+        raise StoreError(
+            f"of {expected} staged rows {found} are left, so nothing was emitted: the database was restarted, or the "
+            "rows waited for more than a week; run the write again"
+        )

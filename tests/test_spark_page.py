@@ -1,0 +1,46 @@
+"""The blocks of docs/spark.md run as they stand, from top to bottom, as one script."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.event import Event
+from penstock.outbox import connect
+from penstock.pipeline.sink import COLUMNS as WRITTEN
+from penstock.pipeline.source import COLUMNS as READ
+from penstock.pipeline.source import SourceOptions
+from penstock.store.base import Selection
+
+PAGE = (Path(__file__).parents[1] / "docs" / "spark.md").read_text()
+
+
+def test_every_column_and_option_is_named() -> None:
+    named = set(re.findall(r"`(\w+)`", PAGE))
+    assert named >= {*READ, *WRITTEN, *SourceOptions.__dataclass_fields__}
+    assert {*WRITTEN} == {*Event.__dataclass_fields__}
+
+
+@pytest.mark.spark
+def test_the_blocks_run(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    environment = {**os.environ, "PENSTOCK_SPARK_ARCHIVE": "off"}
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(blocks)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    with connect(f"sqlite:///{tmp_path}/shop.db") as outbox:
+        queues = {stats.queue: stats for stats in outbox.store.stats().queues}
+        assert (queues["outbox"].published, queues["invoices"].pending) == (100, 100)
+        alarms = outbox.store.find(Selection(queue="alarms")).records
+    assert alarms
+    assert len({alarm.payload for alarm in alarms}) == len(alarms)
