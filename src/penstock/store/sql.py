@@ -19,6 +19,7 @@ from penstock.store.base import (
     PURGE_BATCH,
     REAP_BATCH,
     Claim,
+    Held,
     HistoryEntry,
     Lease,
     LeaseId,
@@ -144,6 +145,9 @@ class SqlStore(Moves):
             return []
         held = self._transact(lambda tx: self._extend(tx, leases, self.options.max_lease_age_seconds))
         return [lease for lease in leases if (lease.lease_id, lease.token) in held]
+
+    def held(self, lease_ids: Sequence[LeaseId]) -> Sequence[Held]:
+        return self._look(lambda tx: inspect.held(tx.connection, lease_ids)) if lease_ids else []
 
     # -- settle -----------------------------------------------------------------------------------------------
 
