@@ -13,20 +13,26 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from penstock import telemetry
 from penstock.config import mask_url
 from penstock.errors import PenstockError, UsageError
 from penstock.event import DEFAULT_QUEUE
-from penstock.lifecycle import OrderPolicy
+from penstock.lifecycle import Dropped, OrderPolicy
 from penstock.pipeline.carry import Errand, Tally, carry
+from penstock.pipeline.steps import load_step
 from penstock.publish import open_publisher
 from penstock.publish.routing import Routing
 from penstock.retry import RetryPolicy
 from penstock.store import SqlStore, StoreOptions, open_store
 from penstock.store.base import DEFAULT_LEASE_SECONDS, Relay
+
+if TYPE_CHECKING:
+    from penstock.pipeline.steps import Step
 
 REAP_SECONDS = 5.0
 TEND_SECONDS = 60.0
@@ -53,6 +59,9 @@ class RelayOptions:
     once: bool = False
     checkpoint: str | None = None
     slice_seconds: float = 5.0
+    step: "Step | str | None" = None
+    """A function from a DataFrame of claimed events to what is dispatched, or its name: `module:function`."""
+    dropped: Dropped = Dropped.DEAD
 
     def __post_init__(self) -> None:
         for name in ("batch", "lease_seconds", "slice_seconds", "parallelism", "max_deliveries"):
@@ -61,6 +70,8 @@ class RelayOptions:
                 raise UsageError(f"{name.replace('_', ' ')} must be greater than 0, not {value}")
         open_publisher(self.destination).close()  # connects to nothing: a bad URL is told at once
         Routing(self.topic)
+        if self.step is not None:
+            load_step(self.step)
 
 
 @dataclass(slots=True)
@@ -117,6 +128,7 @@ def _turn(
 ) -> None:
     from penstock.pipeline.session import open_session
     from penstock.pipeline.slices import Patience, run_slices
+    from penstock.pipeline.step_relay import run_steps
 
     telemetry.info(
         "relay starts", queue=options.queue, to=mask_url(options.destination), master=options.master or "local"
@@ -125,20 +137,21 @@ def _turn(
     spark = open_session(options.master, f"penstock relay {options.queue}")
     if ending.is_set():
         return
-    run_slices(
-        spark,
-        carry,
-        errand,
-        parallelism=_parallelism(options, spark.sparkContext.defaultParallelism, one_writer),
-        slice_seconds=options.slice_seconds,
-        on_slice=ledger.enter,
-        checkpoint=options.checkpoint,
-        name=f"penstock-relay-{options.queue}-{uuid4().hex[:8]}",  # two may run in one session
-        stop=ending,
-        grace_seconds=GRACE_SECONDS,
-        patience=Patience(failures=FAILED_SLICES, through_deaths=True),
-        on_failure=_warn,
-    )
+    common: dict[str, Any] = {
+        "parallelism": _parallelism(options, spark.sparkContext.defaultParallelism, one_writer),
+        "checkpoint": options.checkpoint,
+        "name": f"penstock-relay-{options.queue}-{uuid4().hex[:8]}",  # two may run in one session
+        "stop": ending,
+        "grace_seconds": GRACE_SECONDS,
+        "patience": Patience(failures=FAILED_SLICES, through_deaths=True),
+        "on_failure": _warn,
+    }
+    if options.step is None:
+        run_slices(spark, carry, errand, slice_seconds=options.slice_seconds, on_slice=ledger.enter, **common)
+    else:
+        step = load_step(options.step)
+        seen = partial(_as_seen_from_workers, options)
+        run_steps(spark, errand, step, options.dropped, on_batch=ledger.enter, destination_for_workers=seen, **common)
     telemetry.info("relay stops", published=report.published, retried=report.retried, dead=report.dead)
 
 
@@ -165,7 +178,7 @@ class _Ledger:
 def _errand(options: RelayOptions, until: datetime | None) -> Errand:
     return Errand(
         store=options.store,
-        destination=_as_seen_from_workers(options),
+        destination=options.destination if options.step else _as_seen_from_workers(options, options.destination),
         queue=options.queue,
         batch=options.batch,
         lease_seconds=options.lease_seconds,
@@ -177,15 +190,15 @@ def _errand(options: RelayOptions, until: datetime | None) -> Errand:
     )
 
 
-def _as_seen_from_workers(options: RelayOptions) -> str:
+def _as_seen_from_workers(options: RelayOptions, destination: str) -> str:
     """Spark sends what its Python workers print to the log; in local mode they can reach this process's own output."""
     if (
-        options.destination == "stdout:"
+        destination == "stdout:"
         and (options.master or "local").startswith("local")
         and Path("/proc/self/fd/1").exists()
     ):
         return f"stdout:?path=/proc/{os.getpid()}/fd/1"
-    return options.destination
+    return destination
 
 
 def _parallelism(options: RelayOptions, cores: int, one_writer: bool) -> int:
