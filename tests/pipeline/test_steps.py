@@ -2,21 +2,18 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from relay_processes import assert_delivered, delivered, emit, lines
+from relay_processes import assert_delivered, emit, lines
 from step_functions import even, unchanged
+from step_ground import Ground
 
 from penstock.errors import UsageError
 from penstock.lifecycle import Dropped, State
-from penstock.outbox import Outbox, connect
-from penstock.pipeline.relay import RelayOptions, RelayReport, run_relay
+from penstock.pipeline.relay import RelayOptions
 from penstock.retry import RetryPolicy
-from penstock.store.base import Record, Selection
 from penstock.testing.processes import wait_until
 
 if TYPE_CHECKING:
@@ -25,58 +22,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
 WAIT_SECONDS = 30.0
-
-
-@dataclass(frozen=True)
-class Ground:
-    """An outbox, and a folder with what came out of it."""
-
-    url: str
-    outbox: Outbox
-    folder: Path
-
-    @property
-    def files(self) -> Path:
-        return self.folder / "out"
-
-    def options(self, step: Any, **given: Any) -> RelayOptions:
-        usual = {"store": self.url, "destination": f"file://{self.files}", "once": True, "step": step}
-        return RelayOptions(**(usual | {"lease_seconds": 10.0, "batch": 500, "parallelism": 2} | given))
-
-    def relay(self, step: Any, **given: Any) -> RelayReport:
-        return run_relay(self.options(step, **given))
-
-    def published(self) -> Counter[str]:
-        return delivered(self.files)
-
-    def numbers(self, folder: str = "out") -> list[int]:
-        """The numbers in the payloads that came out, sorted."""
-        return sorted(json.loads(line["payload"])["number"] for line in lines(self.folder / folder))
-
-    def records(self) -> list[Record]:
-        return list(self.outbox.store.find(Selection(everything=True), limit=10_000).records)
-
-    def states(self) -> Counter[State]:
-        return Counter(record.state for record in self.records())
-
-    def assert_nothing_held(self) -> None:
-        stats = self.outbox.store.stats()
-        assert (stats.total("claimed"), stats.open_leases) == (0, 0)
-
-
-@pytest.fixture
-def ground(postgres_url: str, tmp_path: Path) -> Iterator[Ground]:
-    with connect(postgres_url) as outbox:
-        outbox.store.initialise()
-        yield Ground(postgres_url, outbox, tmp_path)
-
-
-@pytest.fixture
-def embedded(tmp_path: Path) -> Iterator[Ground]:
-    url = f"sqlite:///{tmp_path}/penstock.db"
-    with connect(url) as outbox:
-        outbox.store.initialise()
-        yield Ground(url, outbox, tmp_path)
 
 
 def number_of() -> Any:
