@@ -39,6 +39,16 @@ def test_spark_stream() -> None:
     assert "|PUBLISHED|  300|" in output
 
 
+@pytest.mark.spark
+def test_relay_with_step() -> None:
+    assert run("relay_with_step.py").splitlines() == [
+        "claimed 300, settled 300",
+        "all: 150 orders, 0 cards",
+        "large: 50 orders, 0 cards",
+        "{'PUBLISHED': 300}",
+    ]
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def shop(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     url = f"sqlite:///{tmp_path}/shop.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")

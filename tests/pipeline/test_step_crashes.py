@@ -49,6 +49,19 @@ def test_a_driver_that_is_killed_loses_nothing(ground: Ground, crash: str) -> No
     ground.assert_nothing_held()
 
 
+def test_an_event_that_kills_its_worker_dies_and_takes_nobody_along(ground: Ground) -> None:
+    outbox = ground.outbox
+    events = [outbox.event("food", {"number": number}) for number in range(30)]
+    ids = outbox.emit_many([*events, outbox.event("poison", {"dose": "arsenic"}, max_attempts=1)])
+    with process(ground, crash="poison:arsenic", lease_seconds=60.0, once=True) as relay:
+        assert relay.wait(120) == 0, relay.log
+    assert set(ground.published()) == {str(event_id) for event_id in ids[:-1]}
+    (dead,) = ground.in_state(State.DEAD)
+    assert (dead.event_type, ground.states()[State.PUBLISHED]) == ("poison", 30)
+    assert dead.last_error is not None
+    assert dead.last_error.startswith("step failed: ")
+
+
 def test_sigterm_in_the_midst_of_work_ends_in_good_order(ground: Ground) -> None:
     emit(ground.outbox, 20_000)
     with process(ground, lease_seconds=60.0, batch=1_000) as relay:
