@@ -54,7 +54,8 @@ def _parameters() -> set[str]:
 @pytest.mark.usefixtures("store")
 def test_options_reach_the_relay(penstock: Run, relayed: list[RelayOptions]) -> None:
     options = "--queue q --batch 5 --parallelism 3 --lease-seconds 9 --max-attempts 4 --retry-delay 0.2 --topic {queue}"
-    options += " --step operator:itemgetter --dropped release --master spark://h:7077 --checkpoint folder --slice-seconds 2 --order-policy skip --max-deliveries 6"
+    options += " --step operator:itemgetter --dropped release"
+    options += " --master spark://h:7077 --checkpoint folder --slice-seconds 2 --order-policy skip --max-deliveries 6"
     assert penstock("relay", "--to", "null:", *options.split()).code == 0
     (told,) = relayed
     assert (told.queue, told.batch, told.parallelism, told.lease_seconds, told.slice_seconds) == ("q", 5, 3, 9.0, 2.0)
