@@ -82,6 +82,29 @@ class OrderPolicy(StrEnum):
     """It leaves the line, and they go on without it."""
 
 
+class Dropped(StrEnum):
+    """What becomes of events that are claimed and that a step's result doesn't have."""
+
+    DEAD = "dead"
+    """They are dead: visible, and to be replayed."""
+    DISCARD = "discard"
+    """They are done with, as if published."""
+    RELEASE = "release"
+    """They go back, uncounted, and come again."""
+
+    @property
+    def outcome(self) -> Outcome:
+        match self:
+            case Dropped.DEAD:
+                return Dead("dropped by a step")
+            case Dropped.DISCARD:
+                return PUBLISHED
+            case Dropped.RELEASE:
+                return RELEASED
+            case _:
+                assert_never(self)
+
+
 @dataclass(frozen=True, slots=True)
 class Life:
     """The changing part of an event."""

@@ -54,6 +54,7 @@ def _parameters() -> set[str]:
 @pytest.mark.usefixtures("store")
 def test_options_reach_the_relay(penstock: Run, relayed: list[RelayOptions]) -> None:
     options = "--queue q --batch 5 --parallelism 3 --lease-seconds 9 --max-attempts 4 --retry-delay 0.2 --topic {queue}"
+    options += " --step operator:itemgetter --dropped release"
     options += " --master spark://h:7077 --checkpoint folder --slice-seconds 2 --order-policy skip --max-deliveries 6"
     assert penstock("relay", "--to", "null:", *options.split()).code == 0
     (told,) = relayed
@@ -61,6 +62,18 @@ def test_options_reach_the_relay(penstock: Run, relayed: list[RelayOptions]) -> 
     assert told.retry == RetryPolicy(max_attempts=4, initial_seconds=0.2)
     assert (told.topic, told.master, told.checkpoint) == ("{queue}", "spark://h:7077", "folder")
     assert (told.order_policy, told.max_deliveries, told.once) == ("skip", 6, False)
+    assert (told.step, told.dropped) == ("operator:itemgetter", "release")
+
+
+@pytest.mark.usefixtures("store")
+def test_a_step_is_found_in_the_folder_that_one_is_in(
+    penstock: Run, relayed: list[RelayOptions], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("steps_at_hand.py").write_text("def only_paid(events): ...\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert penstock("relay", "--to", "null:", "--step", "steps_at_hand:only_paid").code == 0
+    assert relayed[0].step == "steps_at_hand:only_paid"
+    del sys.modules["steps_at_hand"]
 
 
 ROUTES = """
@@ -134,6 +147,9 @@ def test_once_ends_with_a_summary(penstock: Run) -> None:
         ("--to null: --retry-delay -1", "retry delay must be"),
         ("--to null: --topic {colour}", "the topic template"),
         ("--to null: --order-policy maybe", "--order-policy"),
+        ("--to null: --step steps", "'steps' names no step; one is named like shop.steps:only_paid"),
+        ("--to null: --step no_such_module:f", "the step's module no_such_module can't be imported"),
+        ("--to null: --dropped maybe", "--dropped"),
     ],
 )
 def test_mistakes_are_told_before_anything_starts(

@@ -51,6 +51,16 @@ def test_analyse_events(tmp_path: Path) -> None:
     assert (tmp_path / "latency.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.spark
+def test_relay_with_step() -> None:
+    assert run("relay_with_step.py").splitlines() == [
+        "claimed 300, settled 300",
+        "all: 150 orders, 0 cards",
+        "large: 50 orders, 0 cards",
+        "{'PUBLISHED': 300}",
+    ]
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
 def shop(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     url = f"sqlite:///{tmp_path}/shop.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")

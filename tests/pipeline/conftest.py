@@ -2,10 +2,13 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from step_ground import Ground
 
+from penstock.outbox import connect
 from penstock.pipeline import archive
 from penstock.pipeline.java import find_java
 
@@ -23,3 +26,18 @@ def spark() -> Iterator["SparkSession"]:
     session = open_session("local[2]", "penstock-tests")
     yield session
     session.stop()
+
+
+@pytest.fixture
+def ground(postgres_url: str, tmp_path: Path) -> Iterator[Ground]:
+    with connect(postgres_url) as outbox:
+        outbox.store.initialise()
+        yield Ground(postgres_url, outbox, tmp_path)
+
+
+@pytest.fixture
+def embedded(tmp_path: Path) -> Iterator[Ground]:
+    url = f"sqlite:///{tmp_path}/penstock.db"
+    with connect(url) as outbox:
+        outbox.store.initialise()
+        yield Ground(url, outbox, tmp_path)

@@ -14,7 +14,7 @@ import pytest
 import slice_functions
 
 from penstock.errors import PipelineError, UsageError
-from penstock.pipeline.slices import Patience, Slice, StopLine, _line_to, root_cause, run_slices
+from penstock.pipeline.slices import Patience, Slice, StopLine, line_to, root_cause, run_slices
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,7 +67,7 @@ def test_the_root_cause_is_one_line(text: str, line: str) -> None:
 
 def test_a_slice_ends_at_its_deadline() -> None:
     with StopLine("127.0.0.1", "127.0.0.1") as line:
-        turn = Slice(0, 0, 0.05, _line_to(line.address))
+        turn = Slice(0, 0, 0.05, line_to(line.address))
         assert not turn.over
         assert turn.remaining_seconds > 0
         assert not turn.pause(10)
@@ -77,13 +77,13 @@ def test_a_slice_ends_at_its_deadline() -> None:
 
 def test_a_slice_ends_when_the_driver_hangs_up() -> None:
     with StopLine("127.0.0.1", "127.0.0.1") as line:
-        answered, waiting = (Slice(0, 0, 60, _line_to(line.address)) for _ in range(2))
+        answered, waiting = (Slice(0, 0, 60, line_to(line.address)) for _ in range(2))
         line.answer()
         threading.Timer(0.05, line.hang_up).start()
         assert not answered.pause(60)
         assert waiting.over
         line.answer()
-    assert Slice(1, 0, 60, _line_to((line.address[0], line.address[1]))).over
+    assert Slice(1, 0, 60, line_to((line.address[0], line.address[1]))).over
 
 
 @pytest.mark.parametrize("function", [lambda _, __: None, threading.Lock().acquire])

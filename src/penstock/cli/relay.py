@@ -1,6 +1,8 @@
 """`penstock relay`: carries events from a queue to a destination, on Spark."""
 
 import logging
+import os
+import sys
 from importlib.util import find_spec
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +14,7 @@ from penstock.cli import output
 from penstock.cli.options import JsonOption, StoreOption, chosen_store, opened
 from penstock.errors import MissingDriver, UsageError
 from penstock.event import DEFAULT_QUEUE
-from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, OrderPolicy
+from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, Dropped, OrderPolicy
 from penstock.retry import RetryPolicy
 from penstock.routes import find_routes, parse_routes
 
@@ -47,6 +49,8 @@ OrderOption = Annotated[
     OrderPolicy, typer.Option(help="After a failure, whether later events of its ordering key wait.")
 ]
 CheckpointOption = Annotated[str | None, typer.Option(metavar="FOLDER", help="Spark's own; may be lost.")]
+StepOption = Annotated[str | None, typer.Option(metavar="MODULE:FUNCTION", help="What events go through first.")]
+DroppedOption = Annotated[Dropped, typer.Option(help="What becomes of events that the step drops.")]
 
 
 def relay(
@@ -67,6 +71,8 @@ def relay(
     max_deliveries: DeliveriesOption = None,
     order_policy: OrderOption = OrderPolicy.BLOCK,
     checkpoint: CheckpointOption = None,
+    step: StepOption = None,
+    dropped: DroppedOption = Dropped.DEAD,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -77,7 +83,7 @@ def relay(
     """
     given = {"queue": queue, "once": once, "topic": topic, "master": master, "parallelism": parallelism, "batch": batch}
     given |= {"lease_seconds": lease_seconds, "slice_seconds": slice_seconds, "checkpoint": checkpoint}
-    given |= {"max_deliveries": max_deliveries, "order_policy": order_policy}
+    given |= {"max_deliveries": max_deliveries, "order_policy": order_policy, "step": step, "dropped": dropped}
     given |= _where(to, route or [], config)
     options = _options(chosen_store(context, store), _retry(max_attempts, retry_delay), given)
     _check(context, options)
@@ -111,6 +117,8 @@ def _options(store: str, retry: RetryPolicy, given: dict[str, Any]) -> "RelayOpt
     """Everything that can be wrong with what was typed is told here, before Spark starts."""
     from penstock.pipeline.relay import RelayOptions
 
+    if given["step"] is not None and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # where a step of one's own is at hand
     for name in ("lease_seconds", "slice_seconds"):
         if not isfinite(given[name]):
             raise UsageError(f"{name.replace('_', ' ')} must be a number, not {given[name]}")

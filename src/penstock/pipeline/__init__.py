@@ -4,14 +4,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock.lifecycle import Dropped
     from penstock.pipeline.relay import RelayOptions, RelayReport, run_relay
     from penstock.pipeline.session import configure, open_session
     from penstock.pipeline.settling import settle
     from penstock.pipeline.source import register
 
-__all__ = ["RelayOptions", "RelayReport", "configure", "open_session", "register", "run_relay", "settle"]
+__all__ = ["Dropped", "RelayOptions", "RelayReport", "configure", "open_session", "register", "run_relay", "settle"]
 
 _LAZY = {
+    "Dropped": "relay",
     "RelayOptions": "relay",
     "RelayReport": "relay",
     "configure": "session",

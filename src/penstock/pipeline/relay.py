@@ -15,15 +15,16 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from penstock import telemetry
 from penstock.config import mask_url
 from penstock.errors import PenstockError, UsageError
 from penstock.event import DEFAULT_QUEUE
-from penstock.lifecycle import OrderPolicy
+from penstock.lifecycle import Dropped, OrderPolicy
 from penstock.pipeline.carry import Errand, Tally, carry
+from penstock.pipeline.steps import load_step
 from penstock.pipeline.together import run_lines
 from penstock.publish import open_publisher
 from penstock.publish.routing import Routing
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.pipeline.slices import Slice
+    from penstock.pipeline.steps import Step
 
 REAP_SECONDS = 5.0
 TEND_SECONDS = 60.0
@@ -64,6 +66,9 @@ class RelayOptions:
     once: bool = False
     checkpoint: str | None = None
     slice_seconds: float = 5.0
+    step: "Step | str | None" = None
+    """A function from a DataFrame of claimed events to what is dispatched, or its name: `module:function`."""
+    dropped: Dropped = Dropped.DEAD
 
     def __post_init__(self) -> None:
         for name in ("batch", "lease_seconds", "slice_seconds", "parallelism", "max_deliveries"):
@@ -71,11 +76,13 @@ class RelayOptions:
             if value is not None and value <= 0:
                 raise UsageError(f"{name.replace('_', ' ')} must be greater than 0, not {value}")
         if (self.destination is None) == (self.routes is None):
-            raise UsageError(
-                "a relay needs a destination (--to), or routes (--route, or a penstock.toml), and not both"
-            )
+            raise UsageError("a relay needs a destination (--to) or routes (--route, or penstock.toml), and not both")
+        if self.step is not None and self.routes is not None:
+            raise UsageError("a step says itself where its events go: give it a destination (--to), and not routes")
         for line in _lines(self, None):  # connects to nothing: a bad URL or template is told at once
             open_publisher(line.errand.destination).close()
+        if self.step is not None:
+            load_step(self.step)
 
 
 @dataclass(slots=True)
@@ -156,24 +163,27 @@ def _run_line(
     spark: "SparkSession", options: RelayOptions, line: Line, tasks: int, ledger: "_Ledger", stop: threading.Event
 ) -> None:
     from penstock.pipeline.slices import Patience, run_slices
+    from penstock.pipeline.step_relay import run_steps
 
     checkpoint = options.checkpoint
     if checkpoint is not None and options.routes is not None:
         checkpoint = f"{checkpoint.rstrip('/')}/{line.errand.queue}"
-    run_slices(
-        spark,
-        line.function,
-        line.errand,
-        parallelism=tasks,
-        slice_seconds=options.slice_seconds,
-        on_slice=ledger.enter,
-        checkpoint=checkpoint,
-        name=f"penstock-relay-{line.errand.queue}-{uuid4().hex[:8]}",  # two may run in one session
-        stop=stop,
-        grace_seconds=GRACE_SECONDS,
-        patience=Patience(failures=FAILED_SLICES, through_deaths=True),
-        on_failure=_warn,
-    )
+    common: dict[str, Any] = {
+        "parallelism": tasks,
+        "checkpoint": checkpoint,
+        "name": f"penstock-relay-{line.errand.queue}-{uuid4().hex[:8]}",  # two may run in one session
+        "stop": stop,
+        "grace_seconds": GRACE_SECONDS,
+        "patience": Patience(failures=FAILED_SLICES, through_deaths=True),
+        "on_failure": _warn,
+    }
+    if options.step is None:
+        seconds = options.slice_seconds
+        run_slices(spark, line.function, line.errand, slice_seconds=seconds, on_slice=ledger.enter, **common)
+        return
+    step, seen = load_step(options.step), partial(_as_seen_from_workers, master=options.master)
+    given = (spark, line.errand, step, options.dropped)
+    run_steps(*given, on_batch=ledger.enter, destination_for_workers=seen, **common)
 
 
 def _lines(options: RelayOptions, until: datetime | None) -> list[Line]:

@@ -21,6 +21,7 @@ from penstock.errors import PipelineError, UsageError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
@@ -117,13 +118,40 @@ def run_slices(
     with StopLine(host, spark.sparkContext.getConf().get("spark.driver.bindAddress") or host) as line:
         task = functools.partial(_run_task, function, argument, slice_seconds, line.address)
         tasks = spark.sparkContext.parallelize(range(parallelism), parallelism).mapPartitionsWithIndex(task)
-        turns = _Turns(tasks.collect, on_slice, line, stop or threading.Event(), patience, on_failure)
-        query = _start(spark, turns, checkpoint, name)
-        try:
-            while not turns.wait(query):
-                query = _start(spark, turns, checkpoint, name)
-        finally:
-            turns.end(query, grace_seconds)
+        turns = _Turns(lambda *_: tasks.collect(), on_slice, line, stop or threading.Event(), patience, on_failure)
+        # A clock, not a source: one row a batch, which nobody reads, and a next batch as soon as the last one is done.
+        clock = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
+        _run_query(clock.writeStream, turns, checkpoint, name, grace_seconds)
+
+
+def run_batches(
+    writer: "DataStreamWriter",
+    handle: Callable[["DataFrame", int], list[Result]],
+    *,
+    line: "StopLine",
+    on_batch: Callable[[int, list[Result]], bool],
+    checkpoint: str | None,
+    name: str,
+    stop: threading.Event,
+    grace_seconds: float,
+    patience: Patience,
+    on_failure: OnFailure,
+) -> None:
+    """The same for micro-batches that have rows of their own: `handle` gets each as a DataFrame, on the driver."""
+    turns = _Turns(handle, on_batch, line, stop, patience, on_failure)
+    _run_query(writer, turns, checkpoint, name, grace_seconds)
+
+
+def _run_query(
+    writer: "DataStreamWriter", turns: "_Turns", checkpoint: str | None, name: str | None, grace_seconds: float
+) -> None:
+    """Run a query, and start it again when it failed by itself, for as long as that is to be borne."""
+    query = _start(writer, turns, checkpoint, name)
+    try:
+        while not turns.wait(query):
+            query = _start(writer, turns, checkpoint, name)
+    finally:
+        turns.end(query, grace_seconds)
     if turns.failure is not None:
         raise turns.failure
 
@@ -186,7 +214,7 @@ class _Turns:
 
     def __init__(
         self,
-        collect: Callable[[], list[Any]],
+        handle: Callable[["DataFrame", int], list[Any]],
         on_slice: Callable[[int, list[Any]], bool],
         line: StopLine,
         stop: threading.Event,
@@ -194,7 +222,7 @@ class _Turns:
         on_failure: OnFailure | None,
     ) -> None:
         self.failure: BaseException | None = None
-        self._collect = collect
+        self._handle = handle
         self._on_slice = on_slice
         self._line = line
         self._stop = stop
@@ -203,13 +231,13 @@ class _Turns:
         self._failures = 0
         self._busy = threading.Lock()
 
-    def run(self, _: "DataFrame", number: int) -> None:
+    def run(self, batch: "DataFrame", number: int) -> None:
         """One micro-batch. Errors are kept and not raised: Spark would only wrap them in a stack of its own."""
         with self._busy:
             if self._stop.is_set():
                 return
             try:
-                results = self._collect()
+                results = self._handle(batch, number)
             except BaseException as error:
                 self._failed(error)
                 return
@@ -235,13 +263,13 @@ class _Turns:
     def _failed(self, error: BaseException) -> None:
         """Bear it for now, and pause; or give up."""
         if _java_is_gone(error):
-            self._give_up(_gone(error))
+            self._give_up(gone(error))
             return
         cause = root_cause(str(error))
         came_so_far = self._line.answer() > 0
         self._failures += 1
         died = self._patience.through_deaths and came_so_far and _DEATHS.search(cause) is not None
-        bearable = _is_sparks(error) and (died or self._failures < self._patience.failures)
+        bearable = is_sparks(error) and (died or self._failures < self._patience.failures)
         if self._stop.is_set() or not bearable:
             self._give_up(error)
             return
@@ -267,10 +295,8 @@ class _Turns:
         self.failure = self.failure or stopping
 
 
-def _start(spark: "SparkSession", turns: _Turns, checkpoint: str | None, name: str | None) -> "StreamingQuery":
-    # A clock, not a source: one row a batch, which nobody reads, and a next batch as soon as the last one is done.
-    clock = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
-    writer = clock.writeStream.foreachBatch(turns.run)
+def _start(writer: "DataStreamWriter", turns: _Turns, checkpoint: str | None, name: str | None) -> "StreamingQuery":
+    writer = writer.foreachBatch(turns.run)
     if name is not None:
         writer = writer.queryName(name)
     if checkpoint is not None:
@@ -286,14 +312,14 @@ def _state_of(query: "StreamingQuery") -> tuple[bool, Exception | None]:
     try:
         return (True, None) if query.isActive else (False, query.exception())
     except Exception as error:
-        raise _gone(error) from None
+        raise gone(error) from None
 
 
 def _java_is_gone(error: BaseException) -> bool:
     return isinstance(error, OSError) or type(error).__name__ == "Py4JNetworkError"
 
 
-def _gone(error: BaseException) -> PipelineError:
+def gone(error: BaseException) -> PipelineError:
     return PipelineError(f"Spark's Java process is gone ({type(error).__name__}); start again")
 
 
@@ -304,17 +330,17 @@ def _stop_query(query: "StreamingQuery") -> BaseException | None:
         error = query.exception()
     except Exception as failure:
         if _java_is_gone(failure):
-            return _gone(failure)
+            return gone(failure)
         return PipelineError(f"Spark could not stop its query ({type(failure).__name__}): {root_cause(str(failure))}")
     return None if error is None else PipelineError(f"Spark's query failed: {root_cause(str(error))}")
 
 
 def _readable(error: BaseException) -> BaseException:
     """Errors of Java and Spark as one line; the caller's own stay what they are."""
-    return PipelineError(f"a slice failed for good: {root_cause(str(error))}") if _is_sparks(error) else error
+    return PipelineError(f"a slice failed for good: {root_cause(str(error))}") if is_sparks(error) else error
 
 
-def _is_sparks(error: BaseException) -> bool:
+def is_sparks(error: BaseException) -> bool:
     return type(error).__module__.startswith(("py4j.", "pyspark."))
 
 
@@ -344,13 +370,13 @@ def _run_task(
 
     context = TaskContext.get()
     number = context.getLocalProperty(_BATCH_PROPERTY) if context else None
-    yield function(argument, Slice(int(number or 0), partition, seconds, _line_to(address)))
+    yield function(argument, Slice(int(number or 0), partition, seconds, line_to(address)))
 
 
 _lines: dict[tuple[str, int], socket.socket] = {}
 
 
-def _line_to(address: tuple[str, int]) -> socket.socket | None:
+def line_to(address: tuple[str, int]) -> socket.socket | None:
     """This worker's connection to the driver, kept from slice to slice; None when the driver has hung up."""
     if address not in _lines:
         for stale in _lines.values():

@@ -16,12 +16,13 @@ from uuid import UUID, uuid5
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 
 from penstock.config import store_url
-from penstock.errors import UsageError
+from penstock.errors import StoreConflict, StoreUnavailable, UsageError
 from penstock.event import DEFAULT_QUEUE
 from penstock.lifecycle import State
 from penstock.pipeline import pushdown, sink
 from penstock.pipeline.session import FILTER_PUSHDOWN
 from penstock.pipeline.stores import store_of
+from penstock.publish.options import flag
 from penstock.store.base import LeaseId, Selection
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class SourceOptions:
     partitions: int = 2
     lease_seconds: float = DEFAULT_LEASE_SECONDS
     max_attempts: int = 10
+    patient: bool = False
     state: str | None = None
     event_type: str | None = None
     since: str | None = None
@@ -121,8 +123,9 @@ class SourceOptions:
 
 
 class PenstockDataSource(DataSource):
-    """Options: store, queue, and for a stream limit (events a claim), partitions, lease_seconds, max_attempts; for a
-    batch state, event_type, since, until, partitions; for a write queue and event_type, where a row has none."""
+    """Options: store, queue, and for a stream limit (events a claim), partitions, lease_seconds, max_attempts and
+    patient (a store that can't be reached is waited for, and doesn't end the stream); for a batch state, event_type,
+    since, until, partitions; for a write queue and event_type, where a row has none."""
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
@@ -175,9 +178,17 @@ class ClaimReader(DataSourceStreamReader):
 
     def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:  # noqa: ARG002, N802
         """The next batch if a probe finds anything. It carries its partition count: a changed one orphans no lease."""
-        if not store_of(self._options.store).ready(self._queue):
+        if not self._ready():
             return start
         return {"b": start["b"] + 1, "n": self._options.partitions}
+
+    def _ready(self) -> bool:
+        try:
+            return store_of(self._options.store).ready(self._queue)
+        except (StoreUnavailable, StoreConflict):
+            if self._options.patient:
+                return False  # the next probe may get through
+            raise
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[ClaimPartition]:
         if start == end:
@@ -287,6 +298,8 @@ def _arrow_schema() -> Any:
 
 def _convert(field: str, value: str) -> Any:
     kinds: dict[str, type] = {"limit": int, "partitions": int, "max_attempts": int, "lease_seconds": float}
+    if field == "patient":
+        return flag({field: value}, field, False)
     try:
         converted = kinds.get(field, str)(value)
     except ValueError:

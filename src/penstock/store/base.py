@@ -1,4 +1,4 @@
-"""The seam between Penstock and a database: ten verbs, and the values that they take and return."""
+"""The seam between Penstock and a database: a dozen verbs, and the values that they take and return."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +27,14 @@ class Lease:
     token: Token
     queue: str
     lease_seconds: float = DEFAULT_LEASE_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An open lease with the token that counts now, and who claimed under it last."""
+
+    lease: Lease
+    claimant: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +273,13 @@ class Store(Protocol):
 
     def extend(self, leases: Sequence[Lease]) -> list[Lease]:
         """Heartbeat many leases at once; the ones that come back are still held, the others are lost."""
+        ...
+
+    def held(self, lease_ids: Sequence[LeaseId]) -> Sequence[Held]:
+        """Which of these leases are open, and whose they are now. Closed and unknown ones are left out.
+
+        For whoever watches over claims that others make: only a lease whose claimant is its own is its to use.
+        """
         ...
 
     def settle(self, lease: Lease, outcomes: Mapping[int, Outcome]) -> Settlement:

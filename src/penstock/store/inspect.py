@@ -20,7 +20,20 @@ from sqlalchemy import (
 
 from penstock.event import EventId
 from penstock.lifecycle import State
-from penstock.store.base import HistoryEntry, Page, QueueStats, Record, RelayStats, Selection, SettledCount, Stats
+from penstock.store.base import (
+    Held,
+    HistoryEntry,
+    Lease,
+    LeaseId,
+    Page,
+    QueueStats,
+    Record,
+    RelayStats,
+    Selection,
+    SettledCount,
+    Stats,
+    Token,
+)
 from penstock.store.schema import Moment, archive, claimed, events, leases, pending, relays
 from penstock.store.schema import history as timeline
 
@@ -97,6 +110,16 @@ def history(connection: Connection, event_id: EventId) -> Sequence[HistoryEntry]
         .order_by(timeline.c.id)
     )
     return [HistoryEntry(row.at, row.what, row.attempts, row.by, row.detail) for row in connection.execute(statement)]
+
+
+def held(connection: Connection, lease_ids: Sequence[LeaseId]) -> list[Held]:
+    """The open leases among these, in the order given."""
+    wanted = select(leases.c.lease_id, leases.c.token, leases.c.queue, leases.c.claimant).where(
+        leases.c.lease_id.in_(lease_ids), leases.c.closed_at.is_(None)
+    )
+    found = {row.lease_id: row for row in connection.execute(wanted)}
+    rows = [found[lease_id] for lease_id in dict.fromkeys(lease_ids) if lease_id in found]
+    return [Held(Lease(LeaseId(row.lease_id), Token(row.token), row.queue), row.claimant) for row in rows]
 
 
 def stats(connection: Connection, now: datetime, oldest_snapshot_seconds: float | None) -> Stats:

@@ -6,7 +6,7 @@ from datetime import datetime
 from functools import partial
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import uuid_utils.compat as uuid7
 
@@ -14,16 +14,17 @@ from penstock.errors import UsageError
 from penstock.event import Delivery, Event, EventId
 from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, OrderPolicy, Outcome, weight
 from penstock.store import emit, inspect
+from penstock.store.announcing import Announcing
 from penstock.store.base import (
     DEFAULT_LEASE_SECONDS,
     PURGE_BATCH,
     REAP_BATCH,
     Claim,
+    Held,
     HistoryEntry,
     Lease,
     LeaseId,
     Page,
-    Relay,
     Selection,
     SettledCount,
     Settlement,
@@ -47,7 +48,7 @@ LEASE_RETENTION_SECONDS = 86_400.0
 RELAY_RETENTION_SECONDS = 300.0
 
 
-class SqlStore(Staging):
+class SqlStore(Staging, Announcing):
     """The shared half of a SQL store. See `penstock.store.base.Store` for what each verb promises."""
 
     def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
@@ -145,6 +146,9 @@ class SqlStore(Staging):
             return []
         held = self._transact(lambda tx: self._extend(tx, leases, self.options.max_lease_age_seconds))
         return [lease for lease in leases if (lease.lease_id, lease.token) in held]
+
+    def held(self, lease_ids: Sequence[LeaseId]) -> Sequence[Held]:
+        return self._look(lambda tx: inspect.held(tx.connection, lease_ids)) if lease_ids else []
 
     # -- settle -----------------------------------------------------------------------------------------------
 
@@ -322,19 +326,6 @@ class SqlStore(Staging):
                 pass
         self._drop_old_staged()
         self._compact()
-
-    # -- relays -----------------------------------------------------------------------------------------------
-
-    def beat(self, relay: Relay, *, stopping: bool = False) -> bool:
-        """A relay says that it is alive; the answer says whether it should stop."""
-        given = {"relay_id": relay.relay_id, "queue": relay.queue, "destination": relay.destination, "host": relay.host}
-        return bool(self._transact(lambda tx: tx.scalar(self.upkeep.BEAT_RELAY, stopping=stopping, **given)))
-
-    def stopping(self, relay_id: UUID) -> bool:
-        return bool(self._look(lambda tx: tx.scalar(self.upkeep.RELAY_STOPPING, relay_id=relay_id)))
-
-    def forget(self, relay_id: UUID) -> None:
-        self._transact(lambda tx: tx.run(self.upkeep.FORGET_RELAY, relay_id=relay_id))
 
     # -- looking ----------------------------------------------------------------------------------------------
 

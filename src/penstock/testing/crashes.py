@@ -11,8 +11,8 @@ Several, with commas between them, each count for themselves. The process that t
 first, so that nobody else does, and the test sees that it happened: `plan.txt.fired`.
 
 The code under test knows nothing of this. `arm()` wraps its seams from outside, in the process that calls it; a
-relay's workers are reached because `arm()` makes the relay send them `penstock.testing.crashes.carry`, which arms
-them too; those of a stream that writes, by `penstock.testing.crashing_sink`.
+relay's workers are reached because `arm()` makes the relay send them `penstock.testing.crashes.carry` or `hand_over`,
+which arm them too; those of a stream that writes, by `penstock.testing.crashing_sink`.
 """
 
 import os
@@ -26,17 +26,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from penstock.errors import UsageError
 from penstock.pipeline import carry as carrying
-from penstock.pipeline import relay
+from penstock.pipeline import handing, relay, step_batches
 from penstock.pipeline.carry import Errand, Tally
 from penstock.pipeline.slices import Slice
 from penstock.publish.base import Message, Outcomes, Publisher
 from penstock.store.sql import SqlStore
 from penstock.store.transaction import Transaction
 from penstock.testing.processes import living
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
 
 VARIABLE = "PENSTOCK_CRASH"
 DRIVER_VARIABLE = "PENSTOCK_CRASH_DRIVER"
@@ -162,6 +165,7 @@ def arm(text: str | None = None) -> bool:
     Transaction._execute = _between(Transaction._execute)  # type: ignore[method-assign]
     carrying.open_publisher = _crashing(carrying.open_publisher)  # type: ignore[assignment, attr-defined]
     relay.carry = carry  # type: ignore[attr-defined]
+    step_batches.hand_over = hand_over  # type: ignore[attr-defined]
     return True
 
 
@@ -169,6 +173,12 @@ def carry(errand: Errand, turn: Slice) -> Tally:
     """What the workers of an armed relay run: they arm themselves, then carry as ever."""
     arm()
     return carrying.carry(errand, turn)
+
+
+def hand_over(errand: Errand, address: tuple[str, int], batches: Iterator["RecordBatch"]) -> Iterator["RecordBatch"]:
+    """The same for the workers of an armed relay with a step."""
+    arm()
+    return handing.hand_over(errand, address, batches)
 
 
 def family(pid: int) -> list[int]:

@@ -12,7 +12,7 @@ a state machine for Hypothesis beside it.
 from penstock.testing.stores.claiming import Claiming
 from penstock.testing.stores.emitting import Deduplicating, Emitting
 from penstock.testing.stores.keeping import Purging, Replaying, Tending
-from penstock.testing.stores.leasing import Fencing, Heartbeats, Releasing, Repeating
+from penstock.testing.stores.leasing import Fencing, Heartbeats, Holding, Releasing, Repeating
 from penstock.testing.stores.looking import Counting, Finding, Relays
 from penstock.testing.stores.ordering import Blocking, Ordering, Skipping
 from penstock.testing.stores.reaping import Poison, Reaping
@@ -30,6 +30,7 @@ class StoreConformance(
     Fencing,
     Repeating,
     Heartbeats,
+    Holding,
     Releasing,
     Settling,
     SettlingAgain,

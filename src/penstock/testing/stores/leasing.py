@@ -9,7 +9,7 @@ import pytest
 
 from penstock import lifecycle
 from penstock.lifecycle import PUBLISHED, Outcome, Retry, State, expire
-from penstock.store.base import Claim, Lease, LeaseId, Settlement, Store, StoreOptions, Token
+from penstock.store.base import Claim, Held, Lease, LeaseId, Settlement, Store, StoreOptions, Token
 from penstock.testing.stores.scenario import (
     LEASE_SECONDS,
     STARTED_AT,
@@ -285,6 +285,53 @@ class Heartbeats(StoreScenario):
         assert store.extend([replace(held.lease, lease_seconds=1)])
         clock.advance(LEASE_SECONDS - 1)
         assert store.reap() == 0
+
+
+class Holding(StoreScenario):
+    """Looking at leases that others claimed under: what is open, whose it is, and with which token."""
+
+    def test_an_open_lease_is_shown_with_its_token_and_claimant(self, store: Store) -> None:
+        emit(store, 2)
+        mine, theirs = claim(store, 1, claimant="me"), claim(store, 1, claimant="they")
+        assert store.held([theirs.lease.lease_id, mine.lease.lease_id]) == [
+            Held(theirs.lease, "they"),
+            Held(mine.lease, "me"),
+        ]
+        assert store.held([mine.lease.lease_id] * 2) == [Held(mine.lease, "me")]
+
+    def test_a_repeat_shows_the_newest_token_and_claimant(self, store: Store) -> None:
+        emit(store, 2)
+        first = claim(store, claimant="older")
+        second = again(store, first, "newer")
+        assert store.held([first.lease.lease_id]) == [Held(second.lease, "newer")]
+
+    @pytest.mark.parametrize("ending", ENDINGS)
+    def test_a_closed_lease_is_left_out(self, store: Store, clock: ManualClock, ending: str) -> None:
+        emit(store, 2)
+        held = claim(store)
+        ENDINGS[ending](store, held, clock)
+        assert store.held([held.lease.lease_id]) == []
+
+    def test_what_never_was_or_found_nothing_is_left_out(self, store: Store) -> None:
+        nothing = claim(store)
+        assert store.held([nothing.lease.lease_id, LeaseId(uuid4())]) == []
+        assert store.held([]) == []
+
+    def test_an_expired_lease_is_held_until_it_is_reaped(self, store: Store, clock: ManualClock) -> None:
+        emit(store)
+        held = claim(store)
+        clock.expire_leases()
+        assert store.held([held.lease.lease_id]) == [Held(held.lease, "claimant")]
+        store.reap()
+        assert store.held([held.lease.lease_id]) == []
+
+    def test_looking_changes_nothing(self, store: Store) -> None:
+        emit(store, 3)
+        held = claim(store)
+        before = records(store)
+        (seen,) = store.held([held.lease.lease_id])
+        assert records(store) == before
+        assert store.settle(seen.lease, all_to(PUBLISHED, held)).published == set(seqs(held))
 
 
 class Releasing(StoreScenario):

@@ -1,0 +1,240 @@
+"""Relays with a step that fails, is slow, is told to stop, or has its leases taken away."""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pytest
+from relay_processes import assert_delivered, emit, lines
+from step_functions import unchanged
+from step_ground import Ground
+
+from penstock.lifecycle import Dropped, State
+from penstock.pipeline.relay import RelayOptions, RelayReport, run_relay
+from penstock.retry import RetryPolicy
+from penstock.store.base import LeaseId
+from penstock.testing.processes import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
+
+WAIT_SECONDS = 30.0
+STOP_SECONDS = 10.0
+
+
+@contextmanager
+def running(options: RelayOptions) -> Iterator[list[RelayReport]]:
+    """A relay in a thread of its own, told to stop at the end; from then on its report is there."""
+    stop, reports = threading.Event(), list[RelayReport]()
+    thread = threading.Thread(target=lambda: reports.append(run_relay(options, stop=stop)))
+    thread.start()
+    try:
+        yield reports
+    finally:
+        stop.set()
+        thread.join(WAIT_SECONDS)
+    assert not thread.is_alive()
+
+
+def with_number(number: int) -> str:
+    return f"get_json_object(CAST(payload AS STRING), '$.number') = {number}"
+
+
+# Failing steps
+
+
+def test_a_step_that_always_fails_leaves_retries_with_their_reason(
+    ground: Ground, caplog: pytest.LogCaptureFixture
+) -> None:
+    emit(ground.outbox, 200)
+
+    def fail(_: "DataFrame") -> "DataFrame":
+        raise OSError("the table of prices is gone")
+
+    with caplog.at_level(logging.WARNING, "penstock"):
+        report = ground.relay(fail, retry=RetryPolicy.constant(3_600))
+    assert (report.retried, report.published) == (200, 0)
+    told = "step failed: OSError: the table of prices is gone"
+    assert f"trouble, trying again cause={told}" in caplog.text
+    assert {(one.state, one.attempts, one.last_error) for one in ground.records()} == {(State.PENDING, 1, told)}
+    assert not ground.files.exists()
+    ground.assert_nothing_held()
+
+
+def test_a_step_that_spark_can_not_plan_is_told_in_one_line_and_dies_visible(ground: Ground) -> None:
+    emit(ground.outbox, 20)
+    report = ground.relay(lambda events: events.where("colour = 'red'"), retry=RetryPolicy.constant(0, max_attempts=2))
+    assert (report.retried, report.dead) == (20, 20)
+    (error,) = {one.last_error for one in ground.records()}
+    assert error is not None
+    assert error.startswith("step failed: ")
+    assert "colour" in error
+    assert "\n" not in error
+
+
+def test_an_event_that_the_step_can_not_take_fails_alone(ground: Ground) -> None:
+    """And nothing of the batch is published twice: the step fails before anything goes out."""
+    emit(ground.outbox, 300)
+
+    def divide(events: "DataFrame") -> "DataFrame":
+        return events.withColumn("partition_key", _expression(f"IF({with_number(123)}, raise_error('bad'), 'ok')"))
+
+    ground.relay(divide, retry=RetryPolicy.constant(3_600))
+    assert ground.numbers() == [number for number in range(300) if number != 123]
+    (left,) = [one for one in ground.records() if one.state is not State.PUBLISHED]
+    assert json.loads(left.payload)["number"] == 123
+    assert left.attempts == 1
+    assert left.last_error is not None
+    assert left.last_error.startswith("step failed: ")
+    assert "bad" in left.last_error
+    ground.assert_nothing_held()
+
+
+def test_what_stands_behind_a_failed_event_waits_for_it(ground: Ground) -> None:
+    outbox = ground.outbox
+    outbox.emit_many(outbox.event("x", {"number": number}, ordering_key=f"k{number % 10}") for number in range(100))
+
+    def fail_at_33(events: "DataFrame") -> "DataFrame":
+        return events.withColumn("partition_key", _expression(f"IF({with_number(33)}, raise_error('bad'), 'ok')"))
+
+    ground.relay(fail_at_33, retry=RetryPolicy.constant(3_600))
+    assert ground.numbers() == [number for number in range(100) if number % 10 != 3 or number < 33]
+    waiting = [one for one in ground.records() if one.state is State.PENDING]
+    assert {(one.attempts, one.ordering_key) for one in waiting} == {(0, "k3"), (1, "k3")}
+    ground.assert_nothing_held()
+
+
+def test_a_row_that_belongs_to_no_event_is_a_failure_of_the_step(ground: Ground) -> None:
+    emit(ground.outbox, 1)
+    ground.relay(lambda events: events.withColumn("seq", _expression("NULL")), retry=RetryPolicy.constant(3_600))
+    (record,) = ground.records()
+    assert record.last_error == "step failed: ValueError: a row of the step's result has no seq"
+
+
+def _expression(text: str) -> Any:
+    from pyspark.sql import functions as on
+
+    return on.expr(text)
+
+
+# Leases
+
+
+def test_heartbeats_keep_the_leases_of_a_slow_batch(ground: Ground) -> None:
+    """The relay's own housekeeping reaps all the while, and so does the test."""
+    ids = emit(ground.outbox, 100)
+    reaped: list[int] = []
+
+    def take_long(events: "DataFrame") -> "DataFrame":
+        until = time.monotonic() + 4
+        while time.monotonic() < until:
+            reaped.append(ground.outbox.store.reap())
+            time.sleep(0.05)
+        return events
+
+    report = ground.relay(take_long, lease_seconds=1.2)
+    assert sum(reaped) == report.reaped == 0
+    assert (report.claimed, report.published, report.lost) == (100, 100, 0)
+    assert_delivered(ids, ground.published(), repeats=0)
+
+
+@pytest.mark.parametrize("dropped", list(Dropped))
+def test_what_a_newer_driver_has_claimed_again_is_left_to_it(ground: Ground, dropped: Dropped) -> None:
+    emit(ground.outbox, 100)
+    taken: set[int] = set()
+
+    def lose(events: "DataFrame") -> "DataFrame":
+        for row in events.select("lease").distinct().collect() if not taken else ():
+            taken.update(take_over(ground, row.lease))
+        return events.where(with_number(7))
+
+    report = ground.relay(lose, dropped=dropped, lease_seconds=1.0)
+    assert report.lost == 100
+    held = {one.seq: one.claimed_by for one in ground.in_state(State.CLAIMED)}
+    assert held == dict.fromkeys(taken, "spark:newer:0")
+    # What the newer one had no room for was pending again, and anybody's.
+    assert len(held) < 100
+
+
+def take_over(ground: Ground, lease: str) -> set[int]:
+    """Claim again under a lease, as another driver would that runs the same batch."""
+    claim = ground.outbox.store.claim(
+        "outbox", limit=500, claimant="spark:newer:0", lease_seconds=60.0, lease_id=LeaseId(UUID(lease))
+    )
+    assert claim.repeated
+    return {event.seq for event in claim.events}
+
+
+def test_a_partition_that_is_read_again_is_settled_under_its_new_token(ground: Ground) -> None:
+    """As when an executor is lost with what it had cached: the same run claims again, and the old tokens are void."""
+    from penstock.pipeline.source import close_stores
+
+    ids = emit(ground.outbox, 50)
+
+    def read_again(events: "DataFrame") -> "DataFrame":
+        events.unpersist(blocking=True)
+        return events
+
+    report = ground.relay(read_again)
+    assert (report.published, report.dead, report.lost) == (50, 0, 0)
+    assert_delivered(ids, ground.published(), repeats=0)
+    close_stores()
+
+
+# Stopping
+
+
+def test_a_relay_told_to_stop_in_the_midst_of_a_step_gives_everything_back(ground: Ground) -> None:
+    emit(ground.outbox, 100)
+    started = threading.Event()
+
+    def never_end(events: "DataFrame") -> "DataFrame":
+        started.set()
+        return events.withColumn("x", _expression("reflect('java.lang.Thread', 'sleep', 60000L)"))
+
+    with running(ground.options(never_end, once=False)) as reports:
+        assert started.wait(WAIT_SECONDS)
+        asked = time.monotonic()
+    assert time.monotonic() - asked < STOP_SECONDS
+    assert reports[0].published == 0
+    assert {(one.state, one.attempts, one.deliveries) for one in ground.records()} == {(State.PENDING, 0, 0)}
+    ground.assert_nothing_held()
+
+
+def test_a_relay_told_to_stop_in_the_midst_of_dispatch_settles_what_went_out(ground: Ground) -> None:
+    emit(ground.outbox, 20_000)
+    with running(ground.options(unchanged, once=False, batch=10_000)) as reports:
+        assert wait_until(lambda: ground.files.is_dir() and bool(lines(ground.files)), WAIT_SECONDS)
+    published = {str(one.event_id) for one in ground.in_state(State.PUBLISHED)}
+    assert set(ground.published()) == published
+    assert reports[0].published == len(published)
+    assert {(one.attempts, one.deliveries) for one in ground.in_state(State.PENDING)} <= {(0, 0)}
+    ground.assert_nothing_held()
+
+
+def test_an_idle_relay_wakes_up_for_a_new_event(ground: Ground) -> None:
+    with running(ground.options(unchanged, once=False)) as reports:
+        for count in range(1, 4):
+            emit(ground.outbox, 1)
+            assert wait_until(lambda: ground.outbox.store.stats().total("published") == count, WAIT_SECONDS)  # noqa: B023
+    assert reports[0].published == 3
+
+
+def test_a_draining_relay_ends_while_events_keep_arriving(ground: Ground) -> None:
+    ids = emit(ground.outbox, 500)
+
+    def emit_more(events: "DataFrame") -> "DataFrame":
+        emit(ground.outbox, 500)
+        return events
+
+    ground.relay(emit_more, batch=100)
+    found = ground.published()
+    assert all(found[str(event_id)] == 1 for event_id in ids)
+    assert ground.outbox.store.stats().total("pending") > 0

@@ -1,0 +1,239 @@
+"""Relays with a user's step, in this process, on the shared Spark session."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from relay_processes import assert_delivered, emit, lines
+from step_functions import even, unchanged
+from step_ground import Ground
+
+from penstock.errors import UsageError
+from penstock.lifecycle import Dropped, State
+from penstock.pipeline.relay import RelayOptions
+from penstock.retry import RetryPolicy
+from penstock.testing.processes import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
+
+WAIT_SECONDS = 30.0
+
+
+def number_of() -> Any:
+    from pyspark.sql import functions as on
+
+    return on.get_json_object(on.col("payload").cast("string"), "$.number").cast("int")
+
+
+# What steps may do
+
+
+@pytest.mark.parametrize("step", ["step_functions:unchanged", unchanged])
+def test_a_step_that_changes_nothing_is_an_ordinary_relay(ground: Ground, step: Any) -> None:
+    ids = emit(ground.outbox, 2_500, headers={"origin": "shop"}, partition_key="eu", priority=3)
+    report = ground.relay(step)
+    assert_delivered(ids, ground.published(), repeats=0)
+    assert (report.claimed, report.published, report.dead, report.lost) == (2_500, 2_500, 0, 0)
+    assert ground.states() == {State.PUBLISHED: 2_500}
+    ground.assert_nothing_held()
+    record, line = ground.records()[0], lines(ground.files)
+    (found,) = [one for one in line if one["event_id"] == str(record.event_id)]
+    assert (found["seq"], found["headers"], found["priority"]) == (record.seq, dict(record.headers), 3)
+    assert (found["partition_key"], found["created_at"]) == ("eu", record.created_at.isoformat())
+
+
+def test_a_filter_on_an_embedded_store(embedded: Ground) -> None:
+    emit(embedded.outbox, 100)
+    report = embedded.relay(even, parallelism=None)
+    assert (report.published, report.dead) == (50, 50)
+    assert embedded.numbers() == list(range(0, 100, 2))
+    assert embedded.states() == {State.PUBLISHED: 50, State.DEAD: 50}
+    embedded.assert_nothing_held()
+
+
+@pytest.mark.parametrize("dropped", list(Dropped))
+def test_what_a_filter_drops_is_dead_discarded_or_released(ground: Ground, dropped: Dropped) -> None:
+    emit(ground.outbox, 100)
+    report = ground.relay(even, dropped=dropped)
+    assert ground.numbers() == list(range(0, 100, 2))
+    ground.assert_nothing_held()
+    odd = [record for record in ground.records() if json.loads(record.payload)["number"] % 2]
+    match dropped:
+        case Dropped.DEAD:
+            assert {(record.state, record.last_error) for record in odd} == {(State.DEAD, "dropped by a step")}
+            assert report.dead == 50
+        case Dropped.DISCARD:
+            assert {record.state for record in odd} == {State.PUBLISHED}
+            assert report.published == 100
+        case Dropped.RELEASE:
+            assert {(one.state, one.attempts, one.deliveries) for one in odd} == {(State.PENDING, 0, 0)}
+
+
+def test_a_limit_takes_events_in_portions(ground: Ground) -> None:
+    ids = emit(ground.outbox, 50)
+    ground.relay(lambda events: events.limit(20), dropped=Dropped.RELEASE)
+    assert_delivered(ids, ground.published(), repeats=0)
+    assert ground.states() == {State.PUBLISHED: 50}
+
+
+@pytest.mark.parametrize(
+    "reshape",
+    [lambda events: events.coalesce(1), lambda events: events.repartition(5)],
+    ids=["coalesce", "repartition"],
+)
+def test_rows_may_move(ground: Ground, reshape: Any) -> None:
+    ids = emit(ground.outbox, 1_000)
+    ground.relay(reshape)
+    assert_delivered(ids, ground.published(), repeats=0)
+    assert ground.states() == {State.PUBLISHED: 1_000}
+
+
+def test_exploded_copies_are_all_published_under_one_id(ground: Ground) -> None:
+    from pyspark.sql import functions as on
+
+    ids = emit(ground.outbox, 100)
+
+    def three_of_each(events: "DataFrame") -> "DataFrame":
+        copies = events.withColumn("copy", on.explode(on.array(on.lit("a"), on.lit("b"), on.lit("c"))))
+        return copies.withColumn("payload", on.col("copy")).repartition(3)
+
+    ground.relay(three_of_each)
+    assert ground.published() == dict.fromkeys(map(str, ids), 3)
+    assert Counter(line["payload"] for line in lines(ground.files)) == {"a": 100, "b": 100, "c": 100}
+    assert ground.states() == {State.PUBLISHED: 100}
+
+
+def test_a_join_with_a_static_table_changes_what_is_published_and_not_what_is_stored(ground: Ground) -> None:
+    from pyspark.sql import functions as on
+
+    emit(ground.outbox, 30)
+
+    def name_them(events: "DataFrame") -> "DataFrame":
+        names = events.sparkSession.createDataFrame([(0, "zero"), (1, "one")], "remainder INT, name STRING")
+        joined = events.withColumn("remainder", number_of() % 3).join(names, "remainder")
+        return joined.withColumn("event_type", on.concat(on.lit("numbered."), "name")).withColumn(
+            "payload", on.to_json(on.struct("name"))
+        )
+
+    report = ground.relay(name_them)
+    assert (report.published, report.dead) == (20, 10)
+    told = Counter((line["topic"], line["payload"]) for line in lines(ground.files))
+    assert told == {("numbered.zero", '{"name":"zero"}'): 10, ("numbered.one", '{"name":"one"}'): 10}
+    assert {record.event_type for record in ground.records()} == {"crash.tested"}
+    assert sorted(json.loads(record.payload)["number"] for record in ground.records()) == list(range(30))
+
+
+def test_order_survives_a_step_that_shuffles(ground: Ground) -> None:
+    from pyspark.sql import functions as on
+
+    keys = [f"customer-{number}" for number in range(10)]
+    ground.outbox.emit_many(
+        ground.outbox.event("order.changed", {"number": number}, ordering_key=key)
+        for number in range(20)
+        for key in keys
+    )
+
+    def shuffle(events: "DataFrame") -> "DataFrame":
+        copies = events.withColumn("copy", on.explode(on.array(on.lit(0), on.lit(1))))
+        return copies.orderBy(on.rand(7)).repartition(4)
+
+    ground.relay(shuffle)
+    for key in keys:
+        came = [json.loads(line["payload"])["number"] for line in lines(ground.files) if line["ordering_key"] == key]
+        assert came == sorted([*range(20), *range(20)])
+
+
+def test_a_step_may_leave_out_all_that_is_not_needed(ground: Ground) -> None:
+    emit(ground.outbox, 10, headers={"origin": "shop"}, priority=4)
+    ground.relay(lambda events: events.select("payload", "token", "lease", "seq", "event_type", "event_id"))
+    assert {(line["priority"], line["deliveries"], len(line["headers"])) for line in lines(ground.files)} == {(4, 1, 0)}
+    assert ground.numbers() == list(range(10))
+
+
+# Several destinations
+
+
+def by_parity(ground: Ground) -> Callable[["DataFrame"], "dict[str, DataFrame]"]:
+    """Even ones here, odd ones there, and those that can be divided by four to both."""
+    return lambda events: {
+        f"file://{ground.folder}/here": events.where(number_of() % 2 == 0),
+        f"file://{ground.folder}/there": events.where((number_of() % 2 == 1) | (number_of() % 4 == 0)),
+    }
+
+
+def test_a_batch_may_go_to_several_destinations(ground: Ground) -> None:
+    emit(ground.outbox, 100)
+    report = ground.relay(by_parity(ground))
+    assert ground.numbers("here") == list(range(0, 100, 2))
+    assert ground.numbers("there") == sorted([*range(1, 100, 2), *range(0, 100, 4)])
+    assert (report.published, report.dead) == (100, 0)
+
+
+def test_one_failing_destination_makes_its_events_come_again_at_all_of_theirs(ground: Ground) -> None:
+    emit(ground.outbox, 100)
+    (ground.folder / "there").write_text("in the way")
+    report = ground.relay(by_parity(ground), retry=RetryPolicy.constant(0.5))
+    assert (report.published, report.retried) == (25, 75)
+    assert ground.states() == {State.PUBLISHED: 25, State.PENDING: 75}
+    (ground.folder / "there").unlink()
+    assert wait_until(lambda: ground.outbox.store.stats().total("ready") == 75, WAIT_SECONDS)
+    assert ground.relay(by_parity(ground)).published == 75
+    assert ground.numbers("there") == sorted([*range(1, 100, 2), *range(0, 100, 4)])
+    assert ground.numbers("here") == sorted([*range(0, 100, 2), *range(0, 100, 4)])
+
+
+# What steps may not do
+
+
+def told_by(ground: Ground, step: Any) -> str:
+    """The one line that a relay ends with; nothing was published, and nothing is held."""
+    emit(ground.outbox, 10)
+    with pytest.raises(UsageError) as refused:
+        ground.relay(step)
+    assert not ground.files.exists()
+    assert {(one.state, one.attempts, one.deliveries) for one in ground.records()} == {(State.PENDING, 0, 0)}
+    ground.assert_nothing_held()
+    return str(refused.value)
+
+
+def test_columns_that_are_missing_are_named_before_anything_is_published(ground: Ground) -> None:
+    told = told_by(ground, lambda events: events.drop("token", "payload"))
+    assert told == (
+        f"the step's result for file://{ground.files} lacks token, payload; "
+        "the columns seq, lease, token, event_id, event_type, payload must survive a step"
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        (
+            lambda _: None,
+            "a step returns a DataFrame, or a mapping from URLs to DataFrames; this one returned NoneType",
+        ),
+        (lambda _: {"null:": 7}, "or a mapping from URLs to DataFrames; this one returned int for null:"),
+        (lambda events: {"pigeon://x": events}, "no destination answers to pigeon: URLs"),
+    ],
+)
+def test_a_result_that_can_not_be_is_told(ground: Ground, step: Any, told: str) -> None:
+    assert told in told_by(ground, step)
+
+
+@pytest.mark.parametrize(
+    ("step", "told"),
+    [
+        ("steps", "'steps' names no step; one is named like shop.steps:only_paid"),
+        ("no_such_module:f", "the step's module no_such_module can't be imported: ModuleNotFoundError"),
+        ("step_functions:nothing", "the module step_functions has no nothing"),
+        ("step_functions:NO_FUNCTION", "a step is a function, and step_functions:NO_FUNCTION is of type int"),
+    ],
+)
+def test_a_step_that_is_not_there_is_told_at_once(step: str, told: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        RelayOptions(store="sqlite:///x.db", destination="null:", step=step)
+    assert told in str(refused.value)
