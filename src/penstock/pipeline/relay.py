@@ -22,6 +22,7 @@ from penstock.errors import PenstockError, UsageError
 from penstock.event import DEFAULT_QUEUE
 from penstock.lifecycle import OrderPolicy
 from penstock.pipeline.carry import Errand, Tally, carry
+from penstock.pipeline.lake import Lake, is_lake
 from penstock.publish import open_publisher
 from penstock.publish.routing import Routing
 from penstock.retry import RetryPolicy
@@ -59,7 +60,10 @@ class RelayOptions:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise UsageError(f"{name.replace('_', ' ')} must be greater than 0, not {value}")
-        open_publisher(self.destination).close()  # connects to nothing: a bad URL is told at once
+        if is_lake(self.destination):
+            Lake.parse(self.destination)
+        else:
+            open_publisher(self.destination).close()  # connects to nothing: a bad URL is told at once
         Routing(self.topic)
 
 
@@ -115,6 +119,7 @@ def _turn(
     report: RelayReport,
     progress: Callable[[RelayReport], None] | None,
 ) -> None:
+    from penstock.pipeline.lake_relay import run_lake
     from penstock.pipeline.session import open_session
     from penstock.pipeline.slices import Patience, run_slices
 
@@ -124,6 +129,10 @@ def _turn(
     ledger = _Ledger(report, options.once, progress)
     spark = open_session(options.master, f"penstock relay {options.queue}")
     if ending.is_set():
+        return
+    if is_lake(options.destination):
+        tasks = _parallelism(options, spark.sparkContext.defaultParallelism, one_writer)
+        run_lake(spark, options, errand.until, tasks, ending, ledger.enter)
         return
     run_slices(
         spark,

@@ -224,7 +224,7 @@ class _Turns:
     def wait(self, query: "StreamingQuery") -> bool:
         """Until all is over: True; or until the query has failed by itself, and is to be started again: False."""
         while not self._stop.wait(_LOOK_SECONDS):
-            active, error = _state_of(query)
+            active, error = state_of(query)
             if error is not None:
                 self._failed(error)
                 return self._stop.is_set()
@@ -234,14 +234,14 @@ class _Turns:
 
     def _failed(self, error: BaseException) -> None:
         """Bear it for now, and pause; or give up."""
-        if _java_is_gone(error):
-            self._give_up(_gone(error))
+        if java_is_gone(error):
+            self._give_up(gone(error))
             return
         cause = root_cause(str(error))
         came_so_far = self._line.answer() > 0
         self._failures += 1
         died = self._patience.through_deaths and came_so_far and _DEATHS.search(cause) is not None
-        bearable = _is_sparks(error) and (died or self._failures < self._patience.failures)
+        bearable = is_sparks(error) and (died or self._failures < self._patience.failures)
         if self._stop.is_set() or not bearable:
             self._give_up(error)
             return
@@ -263,7 +263,7 @@ class _Turns:
             self.failure = PipelineError(
                 f"a slice went on for {grace_seconds:g} s after it was to end, and was cut short"
             )
-        stopping = _stop_query(query)
+        stopping = stop_query(query)
         self.failure = self.failure or stopping
 
 
@@ -281,40 +281,40 @@ def _start(spark: "SparkSession", turns: _Turns, checkpoint: str | None, name: s
         raise _readable(error) from None
 
 
-def _state_of(query: "StreamingQuery") -> tuple[bool, Exception | None]:
+def state_of(query: "StreamingQuery") -> tuple[bool, Exception | None]:
     """Whether the query is running, and what it failed of if it isn't."""
     try:
         return (True, None) if query.isActive else (False, query.exception())
     except Exception as error:
-        raise _gone(error) from None
+        raise gone(error) from None
 
 
-def _java_is_gone(error: BaseException) -> bool:
+def java_is_gone(error: BaseException) -> bool:
     return isinstance(error, OSError) or type(error).__name__ == "Py4JNetworkError"
 
 
-def _gone(error: BaseException) -> PipelineError:
+def gone(error: BaseException) -> PipelineError:
     return PipelineError(f"Spark's Java process is gone ({type(error).__name__}); start again")
 
 
-def _stop_query(query: "StreamingQuery") -> BaseException | None:
+def stop_query(query: "StreamingQuery") -> BaseException | None:
     """Stop the query, and say what it had failed of."""
     try:
         query.stop()
         error = query.exception()
     except Exception as failure:
-        if _java_is_gone(failure):
-            return _gone(failure)
+        if java_is_gone(failure):
+            return gone(failure)
         return PipelineError(f"Spark could not stop its query ({type(failure).__name__}): {root_cause(str(failure))}")
     return None if error is None else PipelineError(f"Spark's query failed: {root_cause(str(error))}")
 
 
 def _readable(error: BaseException) -> BaseException:
     """Errors of Java and Spark as one line; the caller's own stay what they are."""
-    return PipelineError(f"a slice failed for good: {root_cause(str(error))}") if _is_sparks(error) else error
+    return PipelineError(f"a slice failed for good: {root_cause(str(error))}") if is_sparks(error) else error
 
 
-def _is_sparks(error: BaseException) -> bool:
+def is_sparks(error: BaseException) -> bool:
     return type(error).__module__.startswith(("py4j.", "pyspark."))
 
 
