@@ -1,4 +1,4 @@
-"""The relay to a lake, in this process on the shared Spark session: what is in the files, and what becomes of failures."""
+"""The relay to a lake, in this process on the shared Spark session: what is in the files, and what fails."""
 
 import logging
 import re
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow.dataset as arrow
 import pytest

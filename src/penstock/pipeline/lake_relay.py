@@ -1,8 +1,8 @@
 """The relay to a lake: a streaming query claims events, Spark writes them, and only then are they settled.
 
-The order decides. Files are in place before their events are settled, so nothing is lost. A note says which files belong
-to which lease: after a crash `penstock.pipeline.lake_sweep` asks the store what became of it, settles what is complete,
-and takes away what others will write again.
+The order decides. Files are in place before their events are settled, so nothing is lost. A note says which files
+belong to which lease: after a crash `penstock.pipeline.lake_sweep` asks the store what became of it, settles what is
+complete, and takes away what others will write again.
 """
 
 import random
