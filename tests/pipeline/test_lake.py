@@ -2,6 +2,7 @@
 
 import logging
 import re
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -233,6 +234,10 @@ def test_a_replayed_event_is_read_once_in_its_latest_delivery(
     rows = read(session, str(lake)).collect()
     assert Counter(row.replays for row in rows) == {1: 20}
     assert set(plain(lake).values()) == {2}
+    for file in list(lake.rglob("*.parquet")):
+        shutil.copy(file, file.with_name(f"again-{file.name}"))
+    assert set(plain(lake).values()) == {4}
+    assert Counter(row.event_id for row in read(session, str(lake)).collect()) == Counter(plain(lake).keys())
 
 
 @pytest.mark.spark

@@ -81,8 +81,12 @@ class LakeFolder:
     def stage(self, events: "DataFrame") -> tuple[str, list[Staged]]:
         """Have the executors write claimed events where no reader looks: the folder, and what is in it."""
         folder = f"{HIDDEN}/staging/{int(time.time())}-{uuid4().hex}"
-        writer = shaped(events).write.partitionBy("lease", "token", "day", "event_type")
-        writer.option("maxRecordsPerFile", MAX_RECORDS_A_FILE).parquet(self._path(folder).toString())
+        # The query's own session: nobody else's files change. The default is a form that Parquet has given up.
+        events.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        folders = ("lease", "token", "day", "event_type")
+        writer = shaped(events).sortWithinPartitions(*folders, "seq").write.partitionBy(*folders)
+        writer = writer.option("maxRecordsPerFile", MAX_RECORDS_A_FILE).option("compression", "zstd")
+        writer.parquet(self._path(folder).toString())
         return folder, list(self._staged(folder))
 
     def _staged(self, folder: str) -> Iterator[Staged]:

@@ -32,6 +32,7 @@ from penstock.errors import UsageError
 from penstock.pipeline import carry as carrying
 from penstock.pipeline import relay
 from penstock.pipeline.carry import Errand, Tally
+from penstock.pipeline.lake_folder import LakeFolder
 from penstock.pipeline.slices import Slice
 from penstock.publish.base import Message, Outcomes, Publisher
 from penstock.store.sql import SqlStore
@@ -47,6 +48,7 @@ POINTS = {
     "after-publish": "a batch is out, and its store doesn't know",
     "in-settle": "after a statement of a settle's transaction; each statement is a passage",
     "after-settle": "a batch is settled, and nobody was told",
+    "in-lake": "a file of a batch is moved into the lake; each file is a passage",
 }
 POISON = "poison"
 VICTIMS = ("self", "driver", "family")
@@ -157,6 +159,7 @@ def arm(text: str | None = None) -> bool:
     Transaction._execute = _between(Transaction._execute)  # type: ignore[method-assign]
     carrying.open_publisher = _crashing(carrying.open_publisher)  # type: ignore[assignment, attr-defined]
     relay.carry = carry  # type: ignore[attr-defined]
+    LakeFolder.move = _after(LakeFolder.move, "in-lake")  # type: ignore[method-assign]
     return True
 
 
@@ -184,6 +187,16 @@ def _around(verb: Callable[Parameters, Result], name: str) -> Callable[Parameter
             result = verb(*args, **kwargs)
         if name != "claim" or result:
             _pass(f"after-{name}")
+        return result
+
+    return wrapped
+
+
+def _after(step: Callable[Parameters, Result], point: str) -> Callable[Parameters, Result]:
+    @wraps(step)
+    def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        result = step(*args, **kwargs)
+        _pass(point)
         return result
 
     return wrapped
