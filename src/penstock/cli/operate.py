@@ -1,6 +1,5 @@
 """`penstock init`, `reap`, `replay` and `purge`: what changes a store, each shown before it is done."""
 
-import getpass
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from penstock.admin.wording import count
 from penstock.cli import output
 from penstock.cli.events import table
 from penstock.cli.failure import FAILURE
+from penstock.cli.from_lake import FromLakeOption, replay_from_lake
 from penstock.cli.options import (
     AllOption,
     DryRunOption,
@@ -25,7 +25,9 @@ from penstock.cli.options import (
     TypeOption,
     UntilOption,
     YesOption,
+    chosen_store,
     opened,
+    operator,
     select,
 )
 from penstock.errors import UsageError
@@ -75,6 +77,7 @@ def replay(
     everything: AllOption = False,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
+    from_lake: FromLakeOption = None,
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -93,8 +96,11 @@ def replay(
         everything=everything,
     )
     _require(chosen.empty, "replay")
+    if from_lake is not None:
+        replay_from_lake(chosen_store(context, store), from_lake, chosen, dry_run, yes, json)
+        return
     with opened(context, store) as admin:
-        work = lambda update: admin.replay(chosen, by=_operator(), progress=update)  # noqa: E731
+        work = lambda update: admin.replay(chosen, by=operator(), progress=update)  # noqa: E731
         _Operation("replay", "replayed", dry_run, yes, json).carry_out(admin.preview_replay(chosen), work)
 
 
@@ -190,11 +196,3 @@ def _require(empty: bool, verb: str) -> None:
         raise UsageError(
             f"{verb} needs to know which: --id, --state, --queue, --type, --since, --until, --error or --all"
         )
-
-
-def _operator() -> str:
-    """Who goes into the audit trail."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container may run under a number without a name
-        return "operator"

@@ -1,5 +1,6 @@
 """The options that commands share, and what becomes of them: a store that is open, a selection of events."""
 
+import getpass
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -68,6 +69,14 @@ def opened(context: typer.Context, store: str | None) -> Iterator["Admin"]:
 
 def chosen_store(context: typer.Context, store: str | None) -> str:
     return store_url(store or context.find_root().obj)
+
+
+def operator() -> str:
+    """Who goes into the audit trail."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run under a number without a name
+        return "operator"
 
 
 def event_id(text: str) -> EventId:

@@ -231,10 +231,10 @@ def _any_left(store: SqlStore, errand: Errand, until: datetime, claim: Claim | N
         return False
     if any(event.created_at <= until for event in claim.events):
         return True
-    return len(claim) >= errand.batch and _any_starving(store, errand.queue, until)
+    return len(claim) >= errand.batch and any_starving(store, errand.queue, until)
 
 
-def _any_starving(store: SqlStore, queue: str, until: datetime) -> bool:
+def any_starving(store: SqlStore, queue: str, until: datetime) -> bool:
     """Whether older events wait behind a flood of newer ones with a higher priority."""
     waiting = Selection(states=frozenset({State.PENDING}), queue=queue, until=until)
     now, after = store.now(), None

@@ -24,6 +24,7 @@ from penstock.errors import PenstockError, UsageError
 from penstock.event import DEFAULT_QUEUE
 from penstock.lifecycle import Dropped, OrderPolicy
 from penstock.pipeline.carry import Errand, Tally, carry
+from penstock.pipeline.lake import Lake, is_lake
 from penstock.pipeline.steps import load_step
 from penstock.pipeline.together import run_lines
 from penstock.publish import open_publisher
@@ -80,7 +81,7 @@ class RelayOptions:
         if self.step is not None and self.routes is not None:
             raise UsageError("a step says itself where its events go: give it a destination (--to), and not routes")
         for line in _lines(self, None):  # connects to nothing: a bad URL or template is told at once
-            open_publisher(line.errand.destination).close()
+            _require_destination(line.errand.destination)
         if self.step is not None:
             load_step(self.step)
 
@@ -162,12 +163,18 @@ def _turn(
 def _run_line(
     spark: "SparkSession", options: RelayOptions, line: Line, tasks: int, ledger: "_Ledger", stop: threading.Event
 ) -> None:
+    from penstock.pipeline.lake_relay import run_lake
     from penstock.pipeline.slices import Patience, run_slices
     from penstock.pipeline.step_relay import run_steps
 
     checkpoint = options.checkpoint
     if checkpoint is not None and options.routes is not None:
         checkpoint = f"{checkpoint.rstrip('/')}/{line.errand.queue}"
+    if is_lake(line.errand.destination):
+        own = {"destination": line.errand.destination, "queue": line.errand.queue, "checkpoint": checkpoint}
+        to_lake = replace(options, routes=None, retry=line.errand.retry, **own)  # type: ignore[arg-type]
+        run_lake(spark, to_lake, line.errand.until, tasks, stop, ledger.enter)
+        return
     common: dict[str, Any] = {
         "parallelism": tasks,
         "checkpoint": checkpoint,
@@ -204,6 +211,13 @@ def _lines(options: RelayOptions, until: datetime | None) -> list[Line]:
         )
         lines.append(Line(carry, published, f"{destination.name} ({mask_url(destination.url)})"))
     return lines
+
+
+def _require_destination(url: str) -> None:
+    if is_lake(url):
+        Lake.parse(url)
+    else:
+        open_publisher(url).close()
 
 
 def _retry_to(destination: Destination, policy: RetryPolicy) -> RetryPolicy:

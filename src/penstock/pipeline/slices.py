@@ -252,7 +252,7 @@ class _Turns:
     def wait(self, query: "StreamingQuery") -> bool:
         """Until all is over: True; or until the query has failed by itself, and is to be started again: False."""
         while not self._stop.wait(_LOOK_SECONDS):
-            active, error = _state_of(query)
+            active, error = state_of(query)
             if error is not None:
                 self._failed(error)
                 return self._stop.is_set()
@@ -262,7 +262,7 @@ class _Turns:
 
     def _failed(self, error: BaseException) -> None:
         """Bear it for now, and pause; or give up."""
-        if _java_is_gone(error):
+        if java_is_gone(error):
             self._give_up(gone(error))
             return
         cause = root_cause(str(error))
@@ -291,7 +291,7 @@ class _Turns:
             self.failure = PipelineError(
                 f"a slice went on for {grace_seconds:g} s after it was to end, and was cut short"
             )
-        stopping = _stop_query(query)
+        stopping = stop_query(query)
         self.failure = self.failure or stopping
 
 
@@ -307,7 +307,7 @@ def _start(writer: "DataStreamWriter", turns: _Turns, checkpoint: str | None, na
         raise _readable(error) from None
 
 
-def _state_of(query: "StreamingQuery") -> tuple[bool, Exception | None]:
+def state_of(query: "StreamingQuery") -> tuple[bool, Exception | None]:
     """Whether the query is running, and what it failed of if it isn't."""
     try:
         return (True, None) if query.isActive else (False, query.exception())
@@ -315,7 +315,7 @@ def _state_of(query: "StreamingQuery") -> tuple[bool, Exception | None]:
         raise gone(error) from None
 
 
-def _java_is_gone(error: BaseException) -> bool:
+def java_is_gone(error: BaseException) -> bool:
     return isinstance(error, OSError) or type(error).__name__ == "Py4JNetworkError"
 
 
@@ -323,13 +323,13 @@ def gone(error: BaseException) -> PipelineError:
     return PipelineError(f"Spark's Java process is gone ({type(error).__name__}); start again")
 
 
-def _stop_query(query: "StreamingQuery") -> BaseException | None:
+def stop_query(query: "StreamingQuery") -> BaseException | None:
     """Stop the query, and say what it had failed of."""
     try:
         query.stop()
         error = query.exception()
     except Exception as failure:
-        if _java_is_gone(failure):
+        if java_is_gone(failure):
             return gone(failure)
         return PipelineError(f"Spark could not stop its query ({type(failure).__name__}): {root_cause(str(failure))}")
     return None if error is None else PipelineError(f"Spark's query failed: {root_cause(str(error))}")

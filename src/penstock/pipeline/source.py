@@ -64,6 +64,8 @@ WRITE_OPTIONS = ("store", "queue", "event_type")
 
 DEFAULT_LEASE_SECONDS = 300.0
 READ_PAGE = 5_000
+# A claim may hold gigabytes, and Arrow takes two of them in a batch.
+CLAIM_PAGE = 1_000
 
 
 def register(spark: "SparkSession") -> None:
@@ -208,8 +210,8 @@ class ClaimReader(DataSourceStreamReader):
         )
         lease, token = str(claim.lease.lease_id), str(claim.lease.token)
         rows = [{**event._asdict(), "lease": lease, "token": token, "state": "CLAIMED"} for event in claim.events]
-        if rows:
-            yield _record_batch(rows)
+        for start in range(0, len(rows), CLAIM_PAGE):
+            yield _record_batch(rows[start : start + CLAIM_PAGE])
 
 
 class SeqRange(InputPartition):

@@ -153,7 +153,7 @@ class _Watch:
         if any(one.created_at.astimezone(UTC) <= errand.until for one in batch.claimed):
             return True
         full = len(batch.claimed) >= errand.batch * self._work.parallelism
-        return full and carry._any_starving(self._store, errand.queue, errand.until)
+        return full and carry.any_starving(self._store, errand.queue, errand.until)
 
     def _run(self) -> None:
         beaten = time.monotonic()

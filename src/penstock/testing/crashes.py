@@ -32,6 +32,7 @@ from penstock.errors import UsageError
 from penstock.pipeline import carry as carrying
 from penstock.pipeline import handing, relay, step_batches
 from penstock.pipeline.carry import Errand, Tally
+from penstock.pipeline.lake_folder import LakeFolder
 from penstock.pipeline.slices import Slice
 from penstock.publish.base import Message, Outcomes, Publisher
 from penstock.store.sql import SqlStore
@@ -53,6 +54,7 @@ POINTS = {
     "after-stage": "a task of a write has staged rows, and nobody was told",
     "in-commit": "after a statement of the transaction that makes events of staged rows; each statement is a passage",
     "after-commit": "staged rows are events, and Spark doesn't know",
+    "in-lake": "a file of a batch is moved into the lake; each file is a passage",
 }
 POISON = "poison"
 VICTIMS = ("self", "driver", "family")
@@ -166,6 +168,7 @@ def arm(text: str | None = None) -> bool:
     carrying.open_publisher = _crashing(carrying.open_publisher)  # type: ignore[assignment, attr-defined]
     relay.carry = carry  # type: ignore[attr-defined]
     step_batches.hand_over = hand_over  # type: ignore[attr-defined]
+    LakeFolder.move = _after(LakeFolder.move, "in-lake")  # type: ignore[method-assign]
     return True
 
 
@@ -199,6 +202,16 @@ def _around(verb: Callable[Parameters, Result], name: str) -> Callable[Parameter
             result = verb(*args, **kwargs)
         if name != "claim" or result:
             _pass(f"after-{name}")
+        return result
+
+    return wrapped
+
+
+def _after(step: Callable[Parameters, Result], point: str) -> Callable[Parameters, Result]:
+    @wraps(step)
+    def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        result = step(*args, **kwargs)
+        _pass(point)
         return result
 
     return wrapped

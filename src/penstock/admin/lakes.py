@@ -1,0 +1,25 @@
+"""Operations on lakes: what needs a store and Spark at once."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from importlib.util import find_spec
+
+from penstock.errors import MissingDriver
+from penstock.pipeline.lake import Lake
+from penstock.pipeline.lake_replay import LakeReplay, check_selection
+from penstock.store import open_store
+from penstock.store.base import Selection
+
+
+@contextmanager
+def lake_replay(store: str, lake: str, selection: Selection, *, master: str | None = None) -> Iterator[LakeReplay]:
+    """A selection of a lake's events, ready to be brought back. What can't work is told before Spark starts."""
+    check_selection(selection)
+    Lake.parse(lake)
+    if find_spec("pyspark") is None:
+        raise MissingDriver("the lake", "spark")
+    with closing(open_store(store)) as opened:
+        opened.stats()
+        from penstock.pipeline.session import open_session
+
+        yield LakeReplay(open_session(master, "penstock replay"), lake, selection, opened)

@@ -1,0 +1,85 @@
+"""`penstock replay --from-lake`: events back from a lake, also those that the store has long purged."""
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.admin.wording import count
+from penstock.cli import output
+from penstock.cli.failure import FAILURE
+from penstock.cli.options import operator
+
+if TYPE_CHECKING:
+    from penstock.pipeline.lake_replay import BroughtBack, LakeCount, LakeReplay
+    from penstock.store.base import Selection
+
+SHOWN_KINDS = 20
+
+FromLakeOption = Annotated[
+    str | None,
+    typer.Option("--from-lake", metavar="URL", help="From this lake, also what the store has purged."),
+]
+
+
+def replay_from_lake(store: str, lake: str, chosen: "Selection", dry_run: bool, yes: bool, json: bool) -> None:
+    """Show what there is, ask if somebody is there to ask, and bring it back."""
+    from penstock.admin.lakes import lake_replay
+
+    with ExitStack() as opened:
+        with output.waiting("starting Spark") as say:
+            replay = opened.enter_context(lake_replay(store, lake, chosen))
+            say("looking into the lake")
+            kinds = replay.counts()
+            judged = replay.judge() if dry_run else None
+        if judged is not None:
+            _show(kinds, judged, json)
+            return
+        done = _bring_back(replay, kinds, ask=sys.stdin.isatty() and not yes)
+    if json:
+        output.write_json(asdict(done))
+    else:
+        output.write(_told(done))
+
+
+def _told(done: "BroughtBack") -> str:
+    """What was done, in one line, without what there was none of."""
+    parts = [f"{count(done.replayed, 'event')} replayed"] if done.replayed else []
+    parts += [f"{count(done.emitted, 'event')} emitted anew"] if done.emitted else []
+    parts += [f"{count(done.waiting, 'event')} left alone: already pending"] if done.waiting else []
+    return "; ".join(parts) or "0 events replayed"
+
+
+def _bring_back(replay: "LakeReplay", kinds: "Sequence[LakeCount]", *, ask: bool) -> "BroughtBack":
+    total = sum(kind.count for kind in kinds)
+    if total and ask:
+        for line in _lines(kinds):
+            output.note(line)
+        if not output.confirmed(f"replay {count(total, 'event')} from the lake?"):
+            output.note("nothing was done")
+            raise typer.Exit(FAILURE)
+    with output.progress(f"replay: {total:,} events", total) as update:
+        return replay.bring_back(by=operator(), progress=update)
+
+
+def _show(kinds: "Sequence[LakeCount]", judged: "BroughtBack", json: bool) -> None:
+    if json:
+        groups = [{**asdict(kind), "day": kind.day.isoformat()} for kind in kinds]
+        output.write_json({"dry_run": True, "total": judged.total, "groups": groups, **asdict(judged)})
+        return
+    output.write("\n".join([f"would replay {count(judged.total, 'event')} from the lake", *_lines(kinds)]))
+    if judged.total:
+        output.write(f"that is: {_told(judged)}")
+
+
+def _lines(kinds: "Sequence[LakeCount]") -> list[str]:
+    """How many of which kind, a line each."""
+    lines = [
+        output.clean_line(f"  {kind.count:>9,}  {kind.day}  {kind.event_type}, queue {kind.queue}")
+        for kind in kinds[:SHOWN_KINDS]
+    ]
+    left = len(kinds) - len(lines)
+    return [*lines, f"  and {count(left, 'more kind')}"] if left > 0 else lines

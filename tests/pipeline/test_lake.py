@@ -1,0 +1,318 @@
+"""The relay to a lake, in this process on the shared Spark session: what is in the files, and what fails."""
+
+import logging
+import re
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.dataset as arrow
+import pytest
+
+from penstock.errors import UsageError
+from penstock.event import Event
+from penstock.lifecycle import State
+from penstock.outbox import Outbox, connect
+from penstock.pipeline.lake import Lake, folder_name, read
+from penstock.pipeline.relay import RelayOptions, RelayReport, run_relay
+from penstock.pipeline.source import close_stores
+from penstock.retry import RetryPolicy
+from penstock.store import open_store
+from penstock.store.base import Record, Selection
+from penstock.testing.processes import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+WAIT_SECONDS = 30.0
+Options = Callable[..., RelayOptions]
+ODD_TYPES = [
+    *("order.placed", "a/b/../c", "with space", "größe/日本", "1", "01", "1.0", "true", "null", "2026-01-31"),
+    *("a=b%2Fc", "q?x#y", '"quoted"', "*", "..", "__HIVE_DEFAULT_PARTITION__", "_hidden", ".hidden", "line\nfeed"),
+    *("x" * 255, "/" * 255, "ü" * 255, "x" * 199, " leading and trailing "),
+]
+
+
+# Without Spark
+
+
+@pytest.mark.parametrize(
+    ("url", "lake"),
+    [
+        ("lake:/var/lake", Lake("/var/lake")),
+        ("lake:/var/lake/", Lake("/var/lake")),
+        ("lake:file:///var/lake", Lake("file:///var/lake")),
+        ("lake:s3a://bucket/prefix?every_seconds=60&batch_events=5", Lake("s3a://bucket/prefix", 5, 60.0)),
+        ("lake:hdfs://name:8020/lake?every_seconds=0.5", Lake("hdfs://name:8020/lake", every_seconds=0.5)),
+    ],
+)
+def test_a_lake_is_any_path_that_spark_can_write(url: str, lake: Lake) -> None:
+    assert Lake.parse(url) == lake
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("lake:", "'lake:' is no lake; one looks like lake:/var/lake or lake:s3a://bucket/prefix: "),
+        ("lake:some/folder", "'lake:some/folder' is no lake"),
+        ("lake:/", "'lake:/' is no lake"),
+        ("file:/var/lake", "'file:/var/lake' is no lake"),
+        ("lake:/x?evry_seconds=5", "lake: has no option 'evry_seconds'; it takes batch_events, every_seconds"),
+        ("lake:/x?every_seconds=0", "every_seconds is a number of seconds above 0, not '0'"),
+        ("lake:/x?batch_events=many", "batch_events is a whole number of 1 or more, not 'many'"),
+    ],
+)
+def test_a_url_that_is_no_lake_is_told_at_once(url: str, told: str) -> None:
+    with pytest.raises(UsageError, match=f"^{re.escape(told)}"):
+        Lake.parse(url)
+
+
+def test_a_relay_takes_only_a_good_lake() -> None:
+    assert RelayOptions(store="sqlite:///x.db", destination="lake:/var/lake").destination == "lake:/var/lake"
+    with pytest.raises(UsageError, match="is no lake"):
+        RelayOptions(store="sqlite:///x.db", destination="lake:var")
+
+
+@pytest.mark.parametrize("event_type", ODD_TYPES)
+def test_a_type_becomes_a_folder_that_any_file_system_can_hold(event_type: str) -> None:
+    name = folder_name(event_type)
+    assert name.isascii()
+    assert name != "__HIVE_DEFAULT_PARTITION__"
+    escaped = re.sub(r"[^A-Za-z0-9._-]", "%XX", name)
+    assert len(f"event_type={escaped}") <= 255
+    assert len({folder_name(other) for other in ODD_TYPES}) == len(ODD_TYPES)
+
+
+# With Spark
+
+
+@pytest.fixture(scope="module")
+def session(spark: "SparkSession") -> Iterator["SparkSession"]:
+    yield spark
+    close_stores()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/penstock.db"
+    found: str = request.getfixturevalue("postgres_url")
+    return found
+
+
+@pytest.fixture
+def outbox(url: str) -> Iterator[Outbox]:
+    with connect(url) as opened:
+        opened.store.initialise()
+        yield opened
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    return tmp_path / "lake"
+
+
+@pytest.fixture
+def options(url: str, lake: Path, session: "SparkSession") -> Options:
+    """What a relay of these tests is told: drain the queue into the lake, unless the test says otherwise."""
+    usual = {"store": url, "destination": f"lake:{lake}?every_seconds=0.2&batch_events=500", "once": True}
+    return lambda **given: RelayOptions(**(usual | {"lease_seconds": 20.0} | given))
+
+
+def records(outbox: Outbox, *states: State) -> list[Record]:
+    chosen = Selection(states=frozenset(states) if states else None)
+    return list(outbox.store.find(chosen, limit=10_000).records)
+
+
+def plain(lake: Path) -> Counter[str]:
+    """How often each event stands in the files, as any reader of Parquet sees them."""
+    if not any(lake.glob("day=*")):
+        return Counter()
+    return Counter(arrow.dataset(str(lake), partitioning="hive").to_table(columns=["event_id"])["event_id"].to_pylist())
+
+
+def left_over(lake: Path) -> list[Path]:
+    return [path for path in (lake / "_penstock").rglob("*") if path.is_file()]
+
+
+@contextmanager
+def running(options: RelayOptions) -> Iterator[list[RelayReport]]:
+    stop, reports = threading.Event(), list[RelayReport]()
+    thread = threading.Thread(target=lambda: reports.append(run_relay(options, stop=stop)))
+    thread.start()
+    try:
+        yield reports
+    finally:
+        stop.set()
+        thread.join(WAIT_SECONDS)
+    assert not thread.is_alive()
+
+
+@pytest.mark.spark
+def test_everything_is_in_the_lake_as_it_was_emitted(
+    outbox: Outbox, options: Options, lake: Path, session: "SparkSession"
+) -> None:
+    events = [
+        Event(
+            event_type="order.placed",
+            payload=bytes([number % 256]) * number,
+            headers={"origin": "shöp", "n": str(number)} if number % 2 else {},
+            partition_key="eu" if number % 3 else None,
+            ordering_key=f"customer-{number % 7}" if number % 5 else None,
+            priority=number % 11 - 5,
+            max_attempts=3 if number % 2 else None,
+        )
+        for number in range(1_200)
+    ]
+    outbox.emit_many(events)
+    report = run_relay(options())
+    assert (report.claimed, report.published, report.retried, report.lost) == (1_200, 1_200, 0, 0)
+    assert len(records(outbox, State.PUBLISHED)) == 1_200
+    assert outbox.store.stats().open_leases == 0
+    emitted = {str(record.event_id): record for record in records(outbox)}
+    rows = read(session, str(lake)).collect()
+    assert len(rows) == 1_200
+    names = ["seq", "event_type", "queue", "headers", "partition_key", "ordering_key", "priority", "max_attempts"]
+    for row in rows:
+        record = emitted[row.event_id]
+        assert [row[name] for name in (*names, "replays")] == [getattr(record, name) for name in (*names, "replays")]
+        assert bytes(row.payload) == record.payload
+        assert (row.created_at.astimezone(UTC), row.day) == (record.created_at, record.created_at.date())
+    assert plain(lake) == Counter(emitted.keys())
+    day = {record.created_at.date().isoformat() for record in emitted.values()}
+    assert {path.name for path in lake.iterdir() if path.name != "_penstock"} == {f"day={one}" for one in day}
+    assert {path.name for path in lake.glob("day=*/*")} == {"event_type=order.placed"}
+    assert left_over(lake) == []
+    assert run_relay(options()).claimed == 0
+
+
+@pytest.mark.spark
+def test_a_type_may_be_anything(outbox: Outbox, options: Options, lake: Path, session: "SparkSession") -> None:
+    outbox.emit_many([Event(event_type=name, payload=name.encode()) for name in ODD_TYPES])
+    assert run_relay(options()).published == len(ODD_TYPES)
+    rows = read(session, f"lake:{lake}").collect()
+    assert sorted(row.event_type for row in rows) == sorted(ODD_TYPES)
+    assert all(bytes(row.payload).decode() == row.event_type for row in rows)
+    assert plain(lake).total() == len(ODD_TYPES)
+    for name in ODD_TYPES:
+        assert [row.event_type for row in read(session, str(lake), event_type=name).collect()] == [name]
+
+
+@pytest.mark.spark
+def test_the_day_is_that_of_the_emission_in_utc(
+    outbox: Outbox, options: Options, lake: Path, session: "SparkSession"
+) -> None:
+    midnight = datetime(2026, 1, 31, tzinfo=UTC)
+    moments = [midnight - timedelta(microseconds=1), midnight, midnight + timedelta(hours=23, minutes=59)]
+    for moment in moments:
+        then = open_store(options().store, clock=lambda: moment)  # noqa: B023
+        then.append([Event(event_type="t", payload=moment.isoformat().encode())])
+        then.close()
+    run_relay(options())
+    assert sorted(path.name for path in lake.glob("day=*")) == ["day=2026-01-30", "day=2026-01-31"]
+    found = read(session, str(lake), since=midnight, until=moments[2]).collect()
+    assert [bytes(row.payload).decode() for row in found] == [midnight.isoformat()]
+    plan = read(session, str(lake), since=midnight, event_type="t")._jdf.queryExecution().toString()  # type: ignore[operator]
+    (pruned,) = set(re.findall(r"PartitionFilters: \[(.*?)\]", plan))
+    assert "2026-01-31" in pruned
+    assert "event_type" in pruned
+
+
+@pytest.mark.spark
+def test_a_replayed_event_is_read_once_in_its_latest_delivery(
+    outbox: Outbox, options: Options, lake: Path, session: "SparkSession"
+) -> None:
+    outbox.emit_many([Event(event_type="t") for _ in range(20)])
+    run_relay(options())
+    assert outbox.store.replay(Selection(everything=True)) == 20
+    run_relay(options())
+    rows = read(session, str(lake)).collect()
+    assert Counter(row.replays for row in rows) == {1: 20}
+    assert set(plain(lake).values()) == {2}
+    for file in list(lake.rglob("*.parquet")):
+        shutil.copy(file, file.with_name(f"again-{file.name}"))
+    assert set(plain(lake).values()) == {4}
+    assert Counter(row.event_id for row in read(session, str(lake)).collect()) == Counter(plain(lake).keys())
+
+
+@pytest.mark.spark
+def test_a_path_that_can_not_be_written_leaves_retries_that_name_the_cause(
+    outbox: Outbox, options: Options, lake: Path, session: "SparkSession", caplog: pytest.LogCaptureFixture
+) -> None:
+    outbox.emit_many([Event(event_type="t") for _ in range(30)])
+    (lake / "_penstock").mkdir(parents=True)
+    (lake / "_penstock" / "staging").write_text("in the way")
+    with caplog.at_level(logging.WARNING, "penstock"):
+        report = run_relay(options(retry=RetryPolicy.constant(0.5)))
+    assert (report.published, report.retried, report.dead) == (0, 30, 0)
+    waiting = records(outbox, State.PENDING)
+    assert {record.attempts for record in waiting} == {1}
+    (error,) = {record.last_error for record in waiting}
+    assert error is not None
+    assert error.startswith("the lake can't be written: ")
+    assert str(lake) in error
+    assert "publishing failed: the lake can't be written" in caplog.text
+
+    (lake / "_penstock" / "staging").unlink()
+    assert wait_until(lambda: outbox.store.stats().total("ready") == 30, WAIT_SECONDS)
+    assert run_relay(options()).published == 30
+    assert plain(lake) == Counter(str(record.event_id) for record in waiting)
+
+
+@pytest.mark.spark
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that nobody can write to")
+def test_tasks_that_can_not_write_count_as_one_attempt(
+    outbox: Outbox, options: Options, session: "SparkSession"
+) -> None:
+    outbox.emit_many([Event(event_type="t") for _ in range(30)])
+    report = run_relay(options(destination="lake:/proc/lake", retry=RetryPolicy.constant(60.0)))
+    assert (report.claimed, report.retried) == (30, 30)
+    assert {(record.attempts, record.suspect) for record in records(outbox)} == {(1, 0)}
+    (error,) = {record.last_error for record in records(outbox)}
+    assert error is not None
+    assert "/proc/lake" in error
+
+
+@pytest.mark.spark
+def test_a_folder_that_only_the_move_stumbles_over_is_a_retry_too(
+    outbox: Outbox, options: Options, lake: Path, session: "SparkSession"
+) -> None:
+    outbox.emit_many([Event(event_type=name) for name in ("a", "b", "c") for _ in range(5)])
+    day = records(outbox)[0].created_at.date()
+    (lake / f"day={day}").mkdir(parents=True)
+    (lake / f"day={day}" / "event_type=b").write_text("in the way")
+    report = run_relay(options(retry=RetryPolicy.constant(0.5)))
+    assert (report.published, report.retried) == (0, 15)
+    assert [path.name for path in lake.rglob("*.parquet")] == []
+    assert left_over(lake) == []
+    (lake / f"day={day}" / "event_type=b").unlink()
+    assert wait_until(lambda: outbox.store.stats().total("ready") == 15, WAIT_SECONDS)
+    assert run_relay(options()).published == 15
+    assert set(plain(lake).values()) == {1}
+
+
+@pytest.mark.spark
+def test_a_running_relay_gathers_events_and_ends_when_told(
+    outbox: Outbox, options: Options, lake: Path, session: "SparkSession"
+) -> None:
+    ids = outbox.emit_many([Event(event_type="t") for _ in range(10)])
+    destination = f"lake:{lake}?every_seconds=3600"
+    with running(options(once=False, destination=destination)) as reports:
+        assert wait_until(lambda: outbox.store.stats().total("published") == 10, WAIT_SECONDS)
+        assert [relay.destination for relay in outbox.store.stats().relays] == [destination]
+        outbox.emit_many([Event(event_type="t") for _ in range(10)])
+    assert (reports[0].published, outbox.store.stats().total("pending")) == (10, 10)
+    assert outbox.store.stats().total("claimed") == 0
+    assert plain(lake) == Counter(map(str, ids))
+    assert not session.streams.active
+
+
+@pytest.mark.spark
+def test_a_lake_that_is_not_there_is_told(session: "SparkSession", tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"^there is no lake at {tmp_path}/none: nothing was relayed there yet$"):
+        read(session, f"lake:{tmp_path}/none")

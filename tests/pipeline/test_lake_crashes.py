@@ -1,0 +1,186 @@
+"""Relays to a lake that die between writing and settling, and what the next one makes of what they left."""
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pyarrow.dataset as arrow
+import pytest
+from relay_processes import RelayProcess, emit
+
+from penstock.event import EventId
+from penstock.lifecycle import PUBLISHED
+from penstock.outbox import Outbox, connect
+from penstock.pipeline.lake import read
+from penstock.pipeline.lake_folder import LakeFolder, Note
+from penstock.pipeline.lake_sweep import Sweep
+from penstock.pipeline.relay import RelayOptions, RelayReport, run_relay
+from penstock.pipeline.source import close_stores
+from penstock.store.base import Claim, Lease, LeaseId, Token
+from penstock.testing.processes import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark]
+WAIT_SECONDS = 60.0
+LEASE_SECONDS = 6.0
+
+
+@dataclass(frozen=True)
+class Ground:
+    """An outbox, and a folder with a lake in it."""
+
+    spark: "SparkSession"
+    url: str
+    outbox: Outbox
+    folder: Path
+
+    @property
+    def lake(self) -> Path:
+        return self.folder / "lake"
+
+    @property
+    def given(self) -> dict[str, object]:
+        return {
+            "store": self.url,
+            "destination": f"lake:{self.lake}?batch_events=100",
+            "checkpoint": str(self.folder / "checkpoint"),
+            "lease_seconds": LEASE_SECONDS,
+            "parallelism": 2,
+        }
+
+    def drain(self) -> RelayReport:
+        return run_relay(RelayOptions(once=True, **self.given))  # type: ignore[arg-type]
+
+    def plain(self) -> Counter[str]:
+        """How often each event stands in the files, as any reader of Parquet sees them."""
+        table = arrow.dataset(str(self.lake), partitioning="hive").to_table(columns=["event_id"])
+        return Counter(table["event_id"].to_pylist())
+
+    def read(self) -> Counter[str]:
+        return Counter(row.event_id for row in read(self.spark, str(self.lake)).collect())
+
+    def files(self) -> list[str]:
+        return sorted(str(path.relative_to(self.lake)) for path in self.lake.glob("day=*/*/*.parquet"))
+
+    def notes(self) -> list[Path]:
+        return list((self.lake / "_penstock" / "notes").glob("*.json"))
+
+    def leases_are_over(self) -> bool:
+        stats = self.outbox.store.stats()
+        return stats.open_leases == stats.expired_leases
+
+
+@pytest.fixture
+def ground(spark: "SparkSession", postgres_url: str, tmp_path: Path) -> Iterator[Ground]:
+    with connect(postgres_url) as outbox:
+        outbox.store.initialise()
+        yield Ground(spark, postgres_url, outbox, tmp_path)
+    close_stores()
+
+
+@pytest.mark.crash
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpoint", ["kept", "lost"])
+@pytest.mark.parametrize("crash", ["in-settle:1", "in-lake:2"])
+def test_a_relay_killed_between_writing_and_settling_leaves_each_event_once(
+    ground: Ground, crash: str, checkpoint: str
+) -> None:
+    ids: list[EventId] = [one for number in range(3) for one in emit(ground.outbox, 100, event_type=f"t{number}")]
+    with RelayProcess(ground.folder, crash=crash, **ground.given) as relay:
+        assert relay.wait(WAIT_SECONDS) == -9, relay.log
+    # What it was at is in place, all or in part, and its store knows nothing of it.
+    assert ground.files()
+    assert ground.notes()
+    assert ground.outbox.store.stats().total("published") == 0
+    if checkpoint == "lost":
+        shutil.rmtree(ground.folder / "checkpoint")
+    if (crash, checkpoint) == ("in-lake:2", "lost"):
+        assert wait_until(ground.leases_are_over, WAIT_SECONDS)  # nobody else knows how to go on
+    ground.drain()
+    assert wait_until(ground.leases_are_over, WAIT_SECONDS)  # of what was claimed and not written, if anything
+    ground.drain()
+    assert ground.outbox.store.stats().total("published") == len(ids)
+    assert ground.read() == Counter(map(str, ids))
+    assert ground.plain() == Counter(map(str, ids))
+    assert ground.notes() == []
+
+
+# What a sweep makes of a note
+
+
+@dataclass(frozen=True)
+class Wreck:
+    """A lake in which a relay has died in the midst of its work."""
+
+    ground: Ground
+    sweep: Sweep
+    folder: LakeFolder
+    claim: Claim
+
+    def leave(self, *files: str, lease: Lease | None = None, witness: object = None, missing: int = 0) -> Note:
+        events = self.claim.events
+        note = Note(
+            lease or self.claim.lease, [event.seq for event in events], str(witness or events[0].event_id), [*files]
+        )
+        self.folder.put(note)
+        for file in files[missing:]:
+            path = self.ground.lake / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"")
+        return note
+
+    def after_sweep(self) -> tuple[list[str], int, int]:
+        """The files and the notes that are left, and how many events were settled."""
+        self.sweep.now()
+        return self.ground.files(), len(self.ground.notes()), self.ground.outbox.store.stats().total("published")
+
+
+@pytest.fixture
+def wreck(ground: Ground) -> Wreck:
+    emit(ground.outbox, 3)
+    folder = LakeFolder(ground.spark, str(ground.lake))
+    store = ground.outbox.store
+    claim = store.claim("outbox", limit=3, claimant="dead", lease_seconds=600)
+    return Wreck(ground, Sweep(store, folder), folder, claim)
+
+
+ONE, TWO = "day=2026-01-31/event_type=a/1.parquet", "day=2026-01-31/event_type=b/2.parquet"
+
+
+def test_what_is_complete_is_settled(wreck: Wreck) -> None:
+    wreck.leave(ONE, TWO)
+    assert wreck.after_sweep() == ([ONE, TWO], 0, 3)
+
+
+def test_what_is_incomplete_is_left_to_whoever_holds_the_lease(wreck: Wreck) -> None:
+    wreck.leave(ONE, TWO, missing=1)
+    assert wreck.after_sweep() == ([TWO], 1, 0)
+    wreck.ground.outbox.store.release(wreck.claim.lease)
+    assert wreck.after_sweep() == ([], 0, 0)
+
+
+def test_what_was_settled_stays(wreck: Wreck) -> None:
+    wreck.leave(ONE)
+    store = wreck.ground.outbox.store
+    store.settle(wreck.claim.lease, {event.seq: PUBLISHED for event in wreck.claim.events})
+    assert wreck.after_sweep() == ([ONE], 0, 3)
+
+
+def test_what_others_have_claimed_in_the_meantime_goes(wreck: Wreck) -> None:
+    wreck.leave(ONE)
+    lease = wreck.claim.lease
+    again = wreck.ground.outbox.store.claim("outbox", limit=3, claimant="other", lease_id=lease.lease_id)
+    assert again
+    assert wreck.after_sweep() == ([], 0, 0)
+
+
+def test_what_another_store_fills_the_lake_with_is_not_judged(wreck: Wreck) -> None:
+    stranger = Lease(LeaseId(uuid4()), Token(uuid4()), "outbox", 60.0)
+    wreck.leave(ONE, TWO, lease=stranger, witness=uuid4(), missing=1)
+    assert wreck.after_sweep() == ([TWO], 1, 0)
