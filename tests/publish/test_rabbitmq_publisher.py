@@ -161,8 +161,8 @@ def test_more_than_the_sockets_hold_goes_out_piece_by_piece(publisher, broker):
     assert [message.body for message in held(broker.url(), "orders.created")] == [event.payload for event in events]
 
 
-def test_answers_before_a_failure_count(broker, open_at):
-    """The broker closes the channel at the message that is too large for it; what it confirmed before stays so."""
+def test_a_limit_that_only_the_broker_knows_is_learnt(broker, open_at):
+    """The broker closes the channel at a message that is too large for it, under those behind it as well."""
     with RabbitServer(settings={"max_message_size": 200_000}) as strict:
         make_fresh(strict.url(), QUEUES)
         publisher = open_at(strict.url())
