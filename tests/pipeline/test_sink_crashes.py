@@ -35,7 +35,7 @@ def test_killed_between_staging_and_commit(stream: NumberStream) -> None:
 @only_on_postgres
 def test_killed_inside_the_commit(stream: NumberStream) -> None:
     """After the statement that made events of the rows, and before they were committed."""
-    assert stream.run(2, 2, crash="in-commit:4:family") == -signal.SIGKILL, stream.log
+    assert stream.run(2, 2, crash="in-commit:6:family") == -signal.SIGKILL, stream.log
     assert (stream.emitted(), stream.committed(), stream.staged()) == ({}, [], ROWS)
     assert stream.run(3, 5) == 0, stream.log
     stream.assert_each_once()

@@ -183,7 +183,9 @@ class PostgresStore(SqlStore):
     def _move_staged(self, tx: Transaction, write_id: UUID, batch_id: int, parts: list[UUID]) -> Committed:
         given = {"write_id": write_id, "batch_id": batch_id, "parts": parts}
         tx.rows(staging.HOLD_KEYS, **given)
-        duplicates = tx.run(staging.DROP_DUPLICATES, **given)
+        duplicates = tx.run(staging.DROP_KNOWN, **given)
+        tx.run(staging.OPEN_WINDOWS, **given)
+        duplicates += tx.run(staging.DROP_OTHERS, **given)
         return Committed(tx.scalar(staging.MOVE, **given), duplicates)
 
     # -- claiming ---------------------------------------------------------------------------------------------

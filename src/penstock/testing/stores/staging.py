@@ -225,6 +225,13 @@ class StagedKeys(StoreScenario):
         second = emit(store, dedupe_key="x")
         assert [one.event_id for one in records(store)] == first + second
 
+    def test_the_same_event_again_is_a_duplicate_like_any_other(self, store: Store) -> None:
+        (first,) = emit(store, dedupe_key="x")
+        write = uuid4()
+        part = stage(store, write, dedupe_key="x", event_id=first)
+        assert store.commit_staged(write, 0, {part: 1}, once=True) == Committed(0, duplicates=1)
+        assert [one.event_id for one in records(store)] == [first]
+
 
 class DroppingStaged(StoreScenario):
     def test_a_write_that_failed_leaves_nothing(self, store: Store) -> None:

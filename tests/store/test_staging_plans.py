@@ -1,0 +1,43 @@
+"""What a commit of staged rows costs on PostgreSQL: in step with their number, though nobody has statistics on them."""
+
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+from plans import Plan, explaining
+
+from penstock.store import SqlStore, open_store
+from penstock.store.base import Part
+from penstock.testing.stores.scenario import event
+
+ROWS = 3_000
+# A handful of statements, each reading a row a few times; a loop over both sides of a join would read millions.
+READS_A_ROW = 40
+
+
+@pytest.fixture
+def store(postgres_url: str) -> Iterator[SqlStore]:
+    store = open_store(postgres_url)
+    store.initialise()
+    yield store
+    store.close()
+
+
+def read(plan: Plan) -> float:
+    """How many rows all of a plan's nodes handled, those thrown away included."""
+    removed = ("Rows Removed by Filter", "Rows Removed by Join Filter")
+    return sum(
+        (node["Actual Rows"] + sum(node.get(kind, 0) for kind in removed)) * node["Actual Loops"] for node in plan.nodes
+    )
+
+
+def test_a_commit_reads_each_staged_row_a_few_times(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = uuid4()
+    for batch in range(2):  # the second meets the windows and keys of the first
+        part = Part(uuid4(), write, batch)
+        rows = [event(dedupe_key=f"d{batch}/{n}", ordering_key=f"k{n}") for n in range(ROWS)]
+        store.stage(part, [*rows, *rows[:10]])
+        with explaining(monkeypatch) as plans:
+            done = store.commit_staged(write, batch, {part.part_id: ROWS + 10}, once=True)
+        assert (done.events, done.duplicates) == (ROWS, 10)
+        assert 0 < sum(map(read, plans)) < READS_A_ROW * ROWS
