@@ -20,7 +20,7 @@ from penstock.lifecycle import State
 from penstock.outbox import Outbox, connect
 from penstock.pipeline.lake import Lake, folder_name, read
 from penstock.pipeline.relay import RelayOptions, RelayReport, run_relay
-from penstock.pipeline.source import close_stores
+from penstock.pipeline.stores import close_stores
 from penstock.retry import RetryPolicy
 from penstock.store import open_store
 from penstock.store.base import Record, Selection

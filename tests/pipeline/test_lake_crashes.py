@@ -19,7 +19,7 @@ from penstock.pipeline.lake import read
 from penstock.pipeline.lake_folder import LakeFolder, Note
 from penstock.pipeline.lake_sweep import Sweep
 from penstock.pipeline.relay import RelayOptions, RelayReport, run_relay
-from penstock.pipeline.source import close_stores
+from penstock.pipeline.stores import close_stores
 from penstock.store.base import Claim, Lease, LeaseId, Token
 from penstock.testing.processes import wait_until
 

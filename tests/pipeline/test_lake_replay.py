@@ -18,7 +18,7 @@ from penstock.pipeline import lake_replay
 from penstock.pipeline.lake import read
 from penstock.pipeline.lake_replay import BroughtBack, LakeReplay
 from penstock.pipeline.relay import RelayOptions, run_relay
-from penstock.pipeline.source import close_stores
+from penstock.pipeline.stores import close_stores
 from penstock.store.base import Record, Selection
 
 if TYPE_CHECKING:
