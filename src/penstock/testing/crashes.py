@@ -4,6 +4,7 @@
     PENSTOCK_CRASH="after-publish:3"         the third time
     PENSTOCK_CRASH="after-publish:1%"        each time with a chance of 1 in 100
     PENSTOCK_CRASH="after-claim:1:driver"    not itself but the relay's driver dies; `family`: all of the relay at once
+    PENSTOCK_CRASH="refuse:2%"               nobody dies: each event is refused, and not sent, with a chance of 2 in 100
     PENSTOCK_CRASH="poison:bad"              whoever is to publish an event whose payload contains `bad`
     PENSTOCK_CRASH="@plan.txt"               what that file says, once it is there; one file is one crash
 
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from penstock.errors import UsageError
+from penstock.lifecycle import Retry
 from penstock.pipeline import carry as carrying
 from penstock.pipeline import handing, relay, step_batches
 from penstock.pipeline.carry import Errand, Tally
@@ -57,6 +59,7 @@ POINTS = {
     "in-lake": "a file of a batch is moved into the lake; each file is a passage",
 }
 POISON = "poison"
+REFUSE = "refuse"
 VICTIMS = ("self", "driver", "family")
 
 Parameters = ParamSpec("Parameters")
@@ -80,7 +83,7 @@ class Crash:
         if point == POISON and rest:
             return cls(point, payload=rest.encode())
         found = re.fullmatch(r"(?:(\d+)|([\d.]+)%)?(?::(\w+))?", rest)
-        if point not in POINTS or found is None or (found[3] or "self") not in VICTIMS:
+        if point not in (*POINTS, REFUSE) or found is None or (found[3] or "self") not in VICTIMS:
             raise UsageError(
                 f"{text!r} is not a crash; one looks like after-publish:3 or after-claim:5%:driver, at one of "
                 f"{', '.join(POINTS)}, and its victim is {', '.join(VICTIMS)}"
@@ -111,6 +114,11 @@ class Plan:
                     if crash.strikes(self._passages[crash]):
                         return crash
             return next(filter(None, (file.due(point) for file in self._files)), None)
+
+    def refused(self, messages: Sequence[Message]) -> set[int]:
+        """The seqs of those that chance has the destination refuse."""
+        chance = max((crash.chance or 0.0 for crash in self._crashes if crash.point == REFUSE), default=0.0)
+        return {message.event.seq for message in messages if random.random() < chance} if chance else set()
 
     def poisoned(self, messages: Sequence[Message]) -> bool:
         poisons = [crash.payload for crash in self._crashes if crash.point == POISON]
@@ -255,9 +263,10 @@ class CrashingPublisher:
         if crash := _plan.due("in-publish"):
             self._publisher.publish(messages[: len(messages) // 2])
             _kill(crash.victim)
-        outcomes = self._publisher.publish(messages)
+        refused = _plan.refused(messages)
+        outcomes = self._publisher.publish([message for message in messages if message.event.seq not in refused])
         _pass("after-publish")
-        return outcomes
+        return {**outcomes, **dict.fromkeys(refused, Retry("refused by chance"))}
 
     def close(self) -> None:
         self._publisher.close()

@@ -1,0 +1,177 @@
+"""Order, read back from the broker: four relays, a thousand keys, refusals and kills; each key's log is in order."""
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from relay_processes import RelayProcess
+
+from penstock.event import Event
+from penstock.lifecycle import State
+from penstock.outbox import Outbox, connect
+from penstock.store.base import Selection
+from penstock.testing.processes import wait_until
+from penstock.testing.servers import KafkaServer, NatsServer
+
+pytestmark = [pytest.mark.crash, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+
+RELAYS = 4
+KEYS = 1_000
+EVENTS_A_KEY = 8
+KILLS = 3
+WAIT_SECONDS = 300.0
+TOPIC = "ordered"
+# Nobody dies at every step; workers do now and then, and two events in a hundred are refused.
+CHANCES = "refuse:2%,after-claim:0.5%,in-publish:0.5%,after-publish:0.5%,after-settle:0.5%"
+
+Log = dict[str, list[int]]
+"""The numbers that a broker holds of each key, in its order."""
+
+
+@pytest.fixture
+def outbox(postgres_url: str) -> Iterator[Outbox]:
+    with connect(postgres_url) as opened:
+        opened.store.initialise()
+        yield opened
+
+
+def emit_all(outbox: Outbox) -> None:
+    """Number by number, for all keys in a new order each time."""
+    keys = [f"key-{number}" for number in range(KEYS)]
+    for number in range(EVENTS_A_KEY):
+        random.shuffle(keys)
+        outbox.emit_many([Event(event_type="e", payload=f"{key}:{number}".encode(), ordering_key=key) for key in keys])
+
+
+def relay_under_fire(outbox: Outbox, url: str, destination: str, folder: Path) -> None:
+    """Four relays until all is settled; three times one of them is killed, and another takes its place."""
+    given = {"store": url, "destination": destination, "topic": TOPIC, "master": "local[1]", "crash": CHANCES}
+    relays = [RelayProcess(folder / f"relay-{number}", **given) for number in range(RELAYS)]
+    try:
+        emit_all(outbox)
+        for kill in range(1, KILLS + 1):
+            enough = KEYS * EVENTS_A_KEY * kill // (KILLS + 2)
+            assert wait_until(lambda e=enough: count(outbox, "published") >= e, WAIT_SECONDS), relays[0].log
+            relays.pop(0).__exit__()
+            relays.append(RelayProcess(folder / f"relay-{RELAYS + kill}", **given))
+        assert wait_until(lambda: not (count(outbox, "pending") or count(outbox, "claimed")), WAIT_SECONDS), (
+            outbox.store.stats(),
+            relays[0].log,
+        )
+    finally:
+        for relay in relays:
+            relay.__exit__()
+    assert outbox.store.find(Selection(states=frozenset({State.DEAD}))).records == []
+
+
+def count(outbox: Outbox, state: str) -> int:
+    return int(outbox.store.stats().total(state))
+
+
+def assert_in_order(log: Log) -> int:
+    """Every number came, none before the one in front of it; how many came again.
+
+    After a kill, what was sent and not settled is sent again from its beginning: a repeated piece, itself in order.
+    """
+    assert log.keys() == {f"key-{number}" for number in range(KEYS)}
+    repeated = 0
+    for key, numbers in log.items():
+        assert list(dict.fromkeys(numbers)) == list(range(EVENTS_A_KEY)), (key, numbers)
+        for last, following in pairwise(numbers):
+            assert following <= last + 1, (key, numbers)
+        repeated += len(numbers) - EVENTS_A_KEY
+    return repeated
+
+
+def logged(payloads: list[bytes]) -> Log:
+    log: Log = {}
+    for payload in payloads:
+        key, _, number = payload.decode().rpartition(":")
+        log.setdefault(key, []).append(int(number))
+    return log
+
+
+def test_kafka(
+    outbox: Outbox,
+    postgres_url: str,
+    kafka_server: KafkaServer,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    _make_topic(kafka_server)
+    relay_under_fire(outbox, postgres_url, kafka_server.url(), tmp_path)
+    repeated = assert_in_order(logged(_read_topic(kafka_server)))
+    record_property("repeated", repeated)
+
+
+def test_nats(
+    outbox: Outbox,
+    postgres_url: str,
+    nats_server: NatsServer,
+    tmp_path: Path,
+    record_property: Callable[[str, object], None],
+) -> None:
+    """Without its window for duplicates, or the server would take the repeats away before they can be looked at."""
+    asyncio.run(_make_stream(nats_server.url()))
+    relay_under_fire(outbox, postgres_url, nats_server.url(), tmp_path)
+    repeated = assert_in_order(logged(asyncio.run(_read_stream(nats_server.url()))))
+    record_property("repeated", repeated)
+
+
+def _bootstrap(server: KafkaServer) -> dict[str, Any]:
+    return {"bootstrap.servers": server.url().partition("://")[2].rstrip("/")}
+
+
+def _make_topic(server: KafkaServer) -> None:
+    from confluent_kafka.admin import AdminClient, NewTopic
+
+    admin = AdminClient(_bootstrap(server))
+    admin.create_topics([NewTopic(TOPIC, num_partitions=4)])[TOPIC].result()
+
+
+def _read_topic(server: KafkaServer) -> list[bytes]:
+    """All of it; a key is in one partition, so the order of the partitions among each other doesn't matter."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer({**_bootstrap(server), "group.id": "test", "enable.auto.commit": False})
+    try:
+        payloads: list[bytes] = []
+        for partition in range(4):
+            _, end = consumer.get_watermark_offsets(TopicPartition(TOPIC, partition), timeout=30)
+            consumer.assign([TopicPartition(TOPIC, partition, 0)])
+            while True:
+                message = consumer.poll(0.5)
+                if message is not None:
+                    assert message.error() is None, message.error()
+                    payloads.append(message.value())
+                position = consumer.position([TopicPartition(TOPIC, partition)])[0].offset
+                if position >= end or end == 0:
+                    break
+        return payloads
+    finally:
+        consumer.close()
+
+
+async def _make_stream(url: str) -> None:
+    import nats
+    from nats.js.api import StreamConfig
+
+    connection = await nats.connect(url)
+    # The shortest window that the server accepts.
+    await connection.jetstream().add_stream(StreamConfig(name="ORDERED", subjects=[TOPIC], duplicate_window=0.1))
+    await connection.close()
+
+
+async def _read_stream(url: str) -> list[bytes]:
+    import nats
+
+    connection = await nats.connect(url)
+    stream = connection.jetstream()
+    state = (await stream.stream_info("ORDERED")).state
+    found = [await stream.get_msg("ORDERED", number) for number in range(state.first_seq, state.last_seq + 1)]
+    await connection.close()
+    return [message.data or b"" for message in found]
