@@ -6,8 +6,10 @@ from math import isclose
 
 import pytest
 
+from penstock.errors import MissingDriver
 from penstock.testing.bench.plan import Figure, Part, Plan, at_least, at_most
 from penstock.testing.bench.report import Report
+from penstock.testing.installations import find_kafka
 from penstock.testing.servers import PostgresServer
 
 SMALL = Plan(
@@ -39,6 +41,13 @@ def values(report: Report) -> dict[str, float]:
     return {figure.name: figure.value for figure in report.figures}
 
 
+def kafka_is_here() -> bool:
+    try:
+        return bool(find_kafka())
+    except MissingDriver:
+        return False
+
+
 @pytest.mark.slow
 @pytest.mark.spark
 def test_every_part_gives_its_figures(report: Report) -> None:
@@ -66,6 +75,15 @@ def test_every_part_gives_its_figures(report: Report) -> None:
         "latency, p50",
         "latency, p95",
         "latency, p99",
+        "relay, 20 events a key",
+        "relay, no keys",
+        "with keys / without",
+        *(
+            figure.format(name)
+            for name in ("Kafka", "NATS", "Valkey")
+            for figure in ("relay to {}", "plain loop to {}", "relay / loop, {}")
+            if name != "Kafka" or kafka_is_here()
+        ),
     ]
     assert all(value > 0 for value in values(report).values())
 
