@@ -101,7 +101,7 @@ def run(ring: Ring, store: SqlStore, *, events: int, claimers_wanted: int, secon
     with fight(ring, claimers_wanted) as crew:
         crew.emit(events - early)
         began, replayed = time.monotonic(), 0
-        while time.monotonic() < began + seconds or (crew.kills < KILLS and time.monotonic() < began + 5 * seconds):
+        while time.monotonic() < began + seconds or (crew.kills < KILLS and time.monotonic() < began + 15 * seconds):
             time.sleep(0.3)
             crew.kill_one()
             replayed += replay_some(store, dice)
