@@ -5,7 +5,8 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -14,11 +15,14 @@ from relay_processes import assert_delivered, emit, lines
 from step_functions import unchanged
 from step_ground import Ground
 
+from penstock.errors import StoreUnavailable
 from penstock.lifecycle import Dropped, State
+from penstock.outbox import connect
 from penstock.pipeline.relay import RelayOptions, RelayReport, run_relay
 from penstock.retry import RetryPolicy
 from penstock.store.base import LeaseId
 from penstock.testing.processes import wait_until
+from penstock.testing.servers import PostgresServer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -225,6 +229,43 @@ def test_an_idle_relay_wakes_up_for_a_new_event(ground: Ground) -> None:
             emit(ground.outbox, 1)
             assert wait_until(lambda: ground.outbox.store.stats().total("published") == count, WAIT_SECONDS)  # noqa: B023
     assert reports[0].published == 3
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("postgres_server")
+def test_a_store_that_goes_away_between_batches_and_within_one_is_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with PostgresServer(fsync=False) as server, connect(url := server.create_database()) as outbox:
+        outbox.store.initialise()
+        ground = Ground(url, outbox, tmp_path)
+        outages: list[float] = []
+
+        def lose_the_store(events: "DataFrame") -> "DataFrame":
+            if not outages:
+                server.kill()
+                threading.Timer(2.0, server.start).start()
+                outages.append(time.monotonic())
+            return events
+
+        with running(ground.options(lose_the_store, once=False, lease_seconds=30.0)) as reports:
+            ids = emit(outbox, 100)
+            assert wait_until(lambda: published(ground) == 100, WAIT_SECONDS)
+            server.kill()
+            said = len(caplog.records)
+            assert wait_until(lambda: len(caplog.records) > said, WAIT_SECONDS)  # and many a probe has failed by then
+            server.start()
+            assert wait_until(lambda: published(ground) == 100, WAIT_SECONDS)
+            ids += emit(outbox, 100)
+            assert wait_until(lambda: published(ground) == 200, WAIT_SECONDS)
+        assert_delivered(ids, ground.published(), repeats=0)
+        assert (reports[0].published, reports[0].lost) == (200, 0)
+
+
+def published(ground: Ground) -> int:
+    with suppress(StoreUnavailable):
+        return ground.outbox.store.stats().total("published")
+    return -1
 
 
 def test_a_draining_relay_ends_while_events_keep_arriving(ground: Ground) -> None:
