@@ -3,7 +3,7 @@
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -104,8 +104,9 @@ def test_a_relay_killed_between_writing_and_settling_leaves_each_event_once(
     if (crash, checkpoint) == ("in-lake:2", "lost"):
         assert wait_until(ground.leases_are_over, WAIT_SECONDS)  # nobody else knows how to go on
     ground.drain()
-    assert wait_until(ground.leases_are_over, WAIT_SECONDS)  # of what was claimed and not written, if anything
-    ground.drain()
+    if ground.outbox.store.stats().total("published") < len(ids):
+        assert wait_until(ground.leases_are_over, WAIT_SECONDS)  # of what was claimed and not written
+        ground.drain()
     assert ground.outbox.store.stats().total("published") == len(ids)
     assert ground.read() == Counter(map(str, ids))
     assert ground.plain() == Counter(map(str, ids))
@@ -182,8 +183,9 @@ def test_what_others_have_claimed_in_the_meantime_goes(wreck: Wreck, missing: in
 
 def test_what_was_reaped_goes(wreck: Wreck) -> None:
     store = wreck.ground.outbox.store
-    wreck.leave(ONE, TWO, missing=1)
-    store.extend([replace(wreck.claim.lease, lease_seconds=0.1)])
+    store.release(wreck.claim.lease)
+    claim = store.claim("outbox", limit=3, claimant="dead", lease_seconds=0.1)
+    wreck.leave(ONE, TWO, lease=claim.lease, missing=1)
     assert wait_until(lambda: store.reap() == 3, WAIT_SECONDS)
     assert wreck.after_sweep() == ([], 0, 0)
 
