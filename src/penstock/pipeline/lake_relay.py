@@ -20,7 +20,7 @@ from uuid import UUID, uuid4
 
 from penstock import telemetry
 from penstock.errors import PipelineError, StoreConflict, StoreUnavailable
-from penstock.lifecycle import PUBLISHED, Dead, Outcome, overdelivered
+from penstock.lifecycle import PUBLISHED, Dead, Outcome, overdelivered, weight
 from penstock.pipeline.carry import Heart, Tally, any_starving
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.lake_folder import HIDDEN, LakeFolder, Note, Staged
@@ -71,6 +71,11 @@ class Claimed:
 
     lease: Lease
     rows: "list[Row]"
+
+    def full(self, limit: int) -> bool:
+        """Whether more might have come if more could: suspects come in small company."""
+        weights = [weight(row.suspect, limit) for row in self.rows]
+        return sum(weights) + max(weights) > limit
 
     def outcomes(self, outcome: Callable[["Row"], Outcome]) -> dict[int, Outcome]:
         return {row.seq: outcome(row) for row in self.rows}
@@ -193,7 +198,7 @@ class LakeRelay:
             began = time.monotonic()
             tally, full = self._deliver(events)
             self._failures = 0
-            self._not_before = 0.0 if full else began + self.lake.every_seconds
+            self._not_before = 0.0 if full or self._until is not None else began + self.lake.every_seconds
             self._sweep.if_due()
             if not self._on_batch(number, [tally]):
                 self._ending.set()
@@ -213,7 +218,7 @@ class LakeRelay:
                     self._carry(events, claims, tally)
         finally:
             events.unpersist()
-        full = any(len(claim.rows) >= self.lake.batch_events for claim in claims)
+        full = any(claim.full(self.lake.batch_events) for claim in claims)
         tally.drained = self._until is not None and bool(claims) and not self._any_left(claims, full, self._until)
         return tally, full
 
@@ -311,7 +316,7 @@ def _claims(events: "DataFrame", queue: str, lease_seconds: float) -> list[Claim
     from pyspark.sql import functions as on
 
     seen = events.select(
-        *("seq", "event_id", "lease", "token", "attempts", "deliveries", "max_attempts"),
+        *("seq", "event_id", "lease", "token", "attempts", "deliveries", "max_attempts", "suspect"),
         on.unix_micros("created_at").alias("created"),
     )
     rows: dict[tuple[str, str], list[Any]] = {}
