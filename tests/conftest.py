@@ -18,6 +18,9 @@ from penstock.testing.servers import (
     ValkeyServer,
 )
 
+# Readable failures from the shipped suites. Here, before any test module imports them.
+pytest.register_assert_rewrite("penstock.testing.publishers", "penstock.testing.brokers")
+
 AnyServer = TypeVar("AnyServer", bound=Server)
 
 

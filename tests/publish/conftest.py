@@ -11,8 +11,6 @@ from penstock.publish import Publisher, open_publisher
 from penstock.publish.wire import payload_bytes
 from penstock.testing.servers import ValkeyServer
 
-pytest.register_assert_rewrite("penstock.testing.publishers")
-
 
 @pytest.fixture
 def client(valkey_server: ValkeyServer) -> Iterator[Any]:
