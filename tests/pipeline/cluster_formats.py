@@ -8,7 +8,7 @@ from penstock.pipeline import open_session, register, settle
 from penstock.testing.processes import wait_until
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def main(master: str, store: str, folder: str) -> None:
@@ -28,9 +28,23 @@ def main(master: str, store: str, folder: str) -> None:
     query.stop()
     if (failure := query.exception()) is not None:
         raise failure
+    written = write(spark, store, folder)
     left = events.option("state", "PENDING,CLAIMED").load().count()
-    print(json.dumps({"read": read, "settled": settled, "left": left}))
+    print(json.dumps({"read": read, "settled": settled, "written": written, "left": left}))
     spark.stop()
+
+
+def write(spark: "SparkSession", store: str, folder: str) -> int:
+    """A DataFrame and a stream as events; how many."""
+    rows = spark.range(60).selectExpr("'made' AS event_type", "CAST(id AS STRING) AS payload")
+    rows.write.format("penstock").option("store", store).mode("append").save()
+    rows.write.json(f"{folder}/rows")
+    stream = spark.readStream.schema(rows.schema).json(f"{folder}/rows")
+    sink = stream.writeStream.format("penstock").option("store", store).trigger(availableNow=True)
+    query = sink.option("checkpointLocation", f"{folder}/sink").start()
+    query.awaitTermination()
+    made = spark.read.format("penstock").option("store", store).option("event_type", "made").load()
+    return made.count()
 
 
 if __name__ == "__main__":

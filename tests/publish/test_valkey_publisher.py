@@ -9,8 +9,9 @@ from valkey.client import Pipeline
 
 from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Retry
 from penstock.publish import open_publisher
+from penstock.testing.brokers import BrokerConformance, Refusal
 from penstock.testing.events import delivery
-from penstock.testing.publishers import PublisherConformance, Received, attempt, messages, published
+from penstock.testing.publishers import Received, attempt, messages, published
 
 
 @pytest.fixture
@@ -27,16 +28,31 @@ def open_at(broker):
         publisher.close()
 
 
-class TestValkey(PublisherConformance):
+class TestValkey(BrokerConformance):
     @pytest.fixture
-    def publisher(self, broker):
-        publisher = open_publisher(broker.url())
-        yield publisher
-        publisher.close()
+    def server(self, broker):
+        return broker
 
     @pytest.fixture
-    def outage(self, broker):
-        return broker
+    def publisher(self, open_at):
+        return open_at("?max_bytes=200000")
+
+    @pytest.fixture
+    def impatient(self, open_at):
+        return open_at("?timeout_seconds=1")
+
+    @pytest.fixture
+    def stranger(self, open_at, client):
+        client.config_set("requirepass", "right-secret")
+        yield open_at(credentials=":wrong-secret@"), "authentication"
+        client.config_set("requirepass", "")
+
+    @pytest.fixture
+    def refusals(self, client):
+        """A topic that isn't there comes into being; a key that is no stream is another matter."""
+        client.set("taken", "a string")
+        large, taken = messages([delivery(payload=bytes(200_001)), delivery(event_type="taken")])
+        return {"too large": Refusal(large, Dead, "too large"), "no stream": Refusal(taken, Dead, "WRONGTYPE")}
 
     @pytest.fixture
     def read_back(self, client):

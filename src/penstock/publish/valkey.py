@@ -26,6 +26,8 @@ from penstock.publish.unpicklable import Unpicklable
 # Less than a relay that is to stop waits for its tasks.
 DEFAULT_TIMEOUT_SECONDS = 5.0
 PIPELINE_LENGTH = 1_000
+# The server's own limit, unless it is set to another. It hangs up on more, and would take the whole batch along.
+DEFAULT_MAX_BYTES = 512 * 1024 * 1024
 
 _TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"})
 
@@ -35,19 +37,29 @@ class ValkeyPublisher(Unpicklable):
 
     in_order = False
 
-    def __init__(self, client: Valkey, *, maxlen: int | None = None) -> None:
+    def __init__(self, client: Valkey, *, maxlen: int | None = None, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
         self._client = client
+        self._max_bytes = max_bytes
         self._trimming = () if maxlen is None else ("MAXLEN", "~", maxlen)
 
     def publish(self, messages: Sequence[Message]) -> dict[int, Outcome]:
-        outcomes: dict[int, Outcome] = {}
+        outcomes: dict[int, Outcome] = {m.event.seq: self._too_large(m) for m in messages if self._is_too_large(m)}
+        if outcomes:
+            messages = [message for message in messages if message.event.seq not in outcomes]
         try:
             for start in range(0, len(messages), PIPELINE_LENGTH):
                 outcomes.update(self._append(messages[start : start + PIPELINE_LENGTH]))
         except (ValkeyError, OSError) as error:
             unanswered = Retry(error_text(error))
-            return {message.event.seq: outcomes.get(message.event.seq, unanswered) for message in messages}
+            return {message.event.seq: unanswered for message in messages} | outcomes
         return outcomes
+
+    def _is_too_large(self, message: Message) -> bool:
+        return len(message.event.payload) > self._max_bytes
+
+    def _too_large(self, message: Message) -> Outcome:
+        size = len(message.event.payload)
+        return Dead(f"the payload is too large for the server: {size:,} bytes, of {self._max_bytes:,} at most")
 
     def close(self) -> None:
         self._client.connection_pool.disconnect()
@@ -104,7 +116,7 @@ def _outcome(reply: object) -> Outcome:
 
 
 def from_url(url: str) -> ValkeyPublisher:
-    options = known_options(url, {"maxlen", "timeout_seconds", *_TLS_OPTIONS})
+    options = known_options(url, {"max_bytes", "maxlen", "timeout_seconds", *_TLS_OPTIONS})
     timeout_seconds = seconds(options, "timeout_seconds", DEFAULT_TIMEOUT_SECONDS)
     tls = {name: value for name, value in options.items() if name in _TLS_OPTIONS}
     parts = urlsplit(url)
@@ -121,4 +133,5 @@ def from_url(url: str) -> ValkeyPublisher:
         )
     except ValueError as error:
         raise UsageError(f"{mask_url(url)} can't be understood: {error}") from error
-    return ValkeyPublisher(client, maxlen=whole_number(options, "maxlen"))
+    max_bytes = whole_number(options, "max_bytes") or DEFAULT_MAX_BYTES
+    return ValkeyPublisher(client, maxlen=whole_number(options, "maxlen"), max_bytes=max_bytes)
