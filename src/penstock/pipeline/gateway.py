@@ -19,7 +19,7 @@ from penstock.config import needs_extra
 from penstock.errors import PipelineError
 from penstock.pipeline.java import java_version
 
-LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
+LOG_SETTINGS = Path(__file__).resolve().with_name("log4j2.properties")
 START_SECONDS = 60.0
 
 # What Spark asks of Java for its own sake: the list of its launcher's JavaModuleOptions, but for the vector module.
