@@ -121,7 +121,9 @@ def _start_java(settings: Mapping[str, str], java_options: tuple[str, ...]) -> G
     if _running() or not _starts_directly(settings, os.environ):
         return None
     java_home = find_java()
-    environment = {**os.environ, "PYTHONPATH": _python_path()}
+    # What Java runs beside the driver, to look for data sources, is this Python, and not whichever `python3` is.
+    own = {"PYTHONPATH": _python_path(), "PYSPARK_DRIVER_PYTHON": sys.executable}
+    environment = {**os.environ, **own}
     if java_options or not archive.enabled():
         return start_gateway(java_home, environment, extra=java_options)
     path = archive.archive_path(java_home)
