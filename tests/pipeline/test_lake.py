@@ -217,10 +217,9 @@ def test_the_day_is_that_of_the_emission_in_utc(
     assert sorted(path.name for path in lake.glob("day=*")) == ["day=2026-01-30", "day=2026-01-31"]
     found = read(session, str(lake), since=midnight, until=moments[2]).collect()
     assert [bytes(row.payload).decode() for row in found] == [midnight.isoformat()]
-    plan = read(session, str(lake), since=midnight, event_type="t")._jdf.queryExecution().toString()  # type: ignore[operator]
-    (pruned,) = set(re.findall(r"PartitionFilters: \[(.*?)\]", plan))
-    assert "2026-01-31" in pruned
-    assert "event_type" in pruned
+    for file in lake.glob("day=2026-01-30/*/*.parquet"):
+        file.write_bytes(b"spoilt: whoever opens it fails")
+    assert read(session, str(lake), since=midnight, event_type="t").count() == 2
 
 
 @pytest.mark.spark

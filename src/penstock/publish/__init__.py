@@ -44,7 +44,7 @@ def open_publisher(url: str) -> Publisher:
     scheme = url_scheme(url)
     destination = _DESTINATIONS.get(scheme)
     if destination is None:
-        known = ", ".join(f"{name}:" for name in _DESTINATIONS)
+        known = ", ".join(f"{name}:" for name in sorted([*_DESTINATIONS, "lake"]))
         raise UnknownScheme(f"no destination answers to {scheme}: URLs; there are {known}")
     if destination.extra is None:
         module = import_module(destination.module)
