@@ -1,0 +1,91 @@
+"""`valkeys://` all the way: a real server, behind an end of TLS that a proxy in front of it is."""
+
+import socket
+import ssl
+import threading
+
+import pytest
+from http_receiver import make_certificate
+
+from penstock.lifecycle import PUBLISHED, Retry
+from penstock.publish import open_publisher
+from penstock.testing.events import delivery
+from penstock.testing.publishers import attempt, messages
+
+
+class TlsFront:
+    """Ends TLS, and passes on what it held to the server behind it."""
+
+    def __init__(self, certificate, port):
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._context.load_cert_chain(certificate.certificate, certificate.key)
+        self._target = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._serve)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join()
+
+    def _serve(self):
+        """One connection after the other: a publisher holds one."""
+        while True:
+            try:
+                raw, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                with self._context.wrap_socket(raw, server_side=True) as client:
+                    self._talk(client)
+            except OSError:
+                raw.close()  # who doesn't trust the certificate hangs up
+
+    def _talk(self, client):
+        with socket.create_connection(("127.0.0.1", self._target)) as server:
+            back = threading.Thread(target=_pass, args=[server, client])
+            back.start()
+            _pass(client, server)
+            server.shutdown(socket.SHUT_WR)
+            back.join()
+
+
+def _pass(source, target):
+    try:
+        while data := source.recv(65_536):
+            target.sendall(data)
+    except OSError:
+        return
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    return make_certificate(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def front(certificate, broker):
+    with TlsFront(certificate, broker.port) as front:
+        yield front
+
+
+def test_events_arrive_over_tls(front, certificate, client):
+    publisher = open_publisher(f"valkeys://127.0.0.1:{front.port}/0?ssl_ca_certs={certificate.certificate}")
+    events = [delivery() for _ in range(100)]
+    assert publisher.publish(messages(events)) == {event.seq: PUBLISHED for event in events}
+    publisher.close()
+    assert client.xlen("orders.created") == 100
+
+
+def test_a_certificate_that_nobody_vouches_for_is_a_retry_that_says_so(front, client):
+    publisher, event = open_publisher(f"valkeys://127.0.0.1:{front.port}/0"), delivery()
+    outcome = attempt(publisher, [event])[event.seq]
+    publisher.close()
+    assert isinstance(outcome, Retry)
+    assert "CERTIFICATE_VERIFY_FAILED" in outcome.error
+    assert client.xlen("orders.created") == 0
