@@ -4,7 +4,7 @@ import pytest
 
 from penstock.errors import NotInitialised, UnknownScheme, UsageError
 from penstock.lifecycle import RELEASED, Dead, OrderPolicy, Retry
-from penstock.pipeline.carry import FIRST_PIECE, MAX_TROUBLES, PIECE, SLOW_SECONDS, Pace, Tally, _blocked
+from penstock.pipeline.carry import FIRST_PIECE, MAX_TROUBLES, PIECE, SLOW_SECONDS, Pace, Tally, blocked_keys
 from penstock.pipeline.relay import RelayOptions, run_relay
 from penstock.testing.events import delivery
 
@@ -66,8 +66,8 @@ def test_a_destination_that_takes_long_for_any_call_is_not_handed_ever_fewer() -
 def test_what_was_released_holds_up_its_key_under_either_policy() -> None:
     failed, behind, dead = delivery(ordering_key="a"), delivery(ordering_key="b"), delivery(ordering_key="c")
     outcomes = {failed.seq: Retry("down"), behind.seq: RELEASED, dead.seq: Dead("bad")}
-    assert _blocked([failed, behind, dead], outcomes, OrderPolicy.BLOCK) == {"a", "b"}
-    assert _blocked([failed, behind, dead], outcomes, OrderPolicy.SKIP) == {"b"}
+    assert blocked_keys([failed, behind, dead], outcomes, OrderPolicy.BLOCK) == {"a", "b"}
+    assert blocked_keys([failed, behind, dead], outcomes, OrderPolicy.SKIP) == {"b"}
 
 
 def test_a_tally_tells_each_trouble_once_and_not_all_of_a_thousand() -> None:

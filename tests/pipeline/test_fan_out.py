@@ -3,21 +3,26 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from relay_processes import RelayProcess, assert_delivered, delivered, emit, lines
+from relay_processes import IN_HAND, RelayProcess, assert_delivered, delivered, emit, lines
 from valkey import Valkey
 
 from penstock.errors import UsageError
 from penstock.event import EventId
 from penstock.lifecycle import State
 from penstock.outbox import Outbox, connect
+from penstock.pipeline import lake
 from penstock.pipeline.relay import RelayOptions, run_relay
 from penstock.retry import RetryPolicy
 from penstock.routes import Destination, Route, Routes, parse_routes
 from penstock.store.base import Selection
 from penstock.testing.processes import wait_until
 from penstock.testing.servers import ValkeyServer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
@@ -154,10 +159,44 @@ def test_a_destination_has_its_own_patience(outbox: Outbox, options: Options, tm
 def test_a_relay_has_one_destination_or_routes(url: str) -> None:
     with pytest.raises(UsageError, match="a destination"):
         RelayOptions(store=url)
+    with pytest.raises(UsageError, match="can't go to a lake"):
+        RelayOptions(store=url, destination="lake:/x", step="step_functions:everything")
     with pytest.raises(UsageError, match="not both"):
         RelayOptions(store=url, destination="null:", routes=parse_routes(["*=null:"]))
     with pytest.raises(UsageError, match="no destination answers to nowhere"):
         RelayOptions(store=url, routes=parse_routes(["*=nowhere://x"]))
+
+
+def test_a_lake_may_be_one_of_them(outbox: Outbox, options: Options, tmp_path: Path, spark: "SparkSession") -> None:
+    ids = emit(outbox, 50)
+    routes = Routes(
+        destinations={
+            "lake": Destination(name="lake", url=f"lake:{tmp_path}/lake"),
+            "files": Destination(name="files", url=f"file://{tmp_path}/files"),
+        },
+        routes=[Route(types=["*"], to=["lake", "files"])],
+    )
+    assert run_relay(options(routes=routes)).published == 100
+    assert_delivered(ids, delivered(tmp_path / "files"), repeats=0)
+    assert {row.event_id for row in lake.read(spark, f"{tmp_path}/lake").collect()} == set(map(str, ids))
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_a_relay_that_is_killed_routes_nothing_twice_and_loses_nothing(postgres_url: str, tmp_path: Path) -> None:
+    with connect(postgres_url) as outbox:
+        outbox.store.initialise()
+        routes = [f"*=file://{tmp_path}/one", f"*=file://{tmp_path}/two"]
+        ids = emit(outbox, 10_000)
+        with RelayProcess(tmp_path / "relay", store=postgres_url, routes=routes, master=None) as relay:
+            assert wait_until(lambda: len(delivered(tmp_path / "one")) > 200, WAIT_SECONDS), relay.log
+        assert outbox.store.stats().total("published") < 2 * len(ids), "it was killed in the middle"
+        with RelayProcess(tmp_path / "again", store=postgres_url, routes=routes, master=None) as relay:
+            assert wait_until(lambda: _settled(outbox), WAIT_SECONDS), relay.log
+        stats = {queue.queue: queue.published for queue in outbox.store.stats().queues}
+        assert sorted(stats.values()) == [len(ids), len(ids)], stats
+        for name in ("one", "two"):
+            assert_delivered(ids, delivered(tmp_path / name), repeats=IN_HAND)
 
 
 @pytest.mark.slow

@@ -194,7 +194,7 @@ def carry(errand: Errand, turn: Slice) -> Tally:
 
 def take_turn(errand: Errand, turn: Slice, handle: Handle) -> Tally:
     """Claim, and hand over what was claimed, in a loop."""
-    hands = _open(errand)
+    hands = open_hands(errand)
     tally = Tally()
     idle, backoff, probe = MIN_IDLE_SECONDS, MIN_IDLE_SECONDS, False
     while not turn.over and not tally.drained:
@@ -247,7 +247,7 @@ def any_starving(store: SqlStore, queue: str, until: datetime) -> bool:
         after = page.after
 
 
-def _open(errand: Errand) -> Hands:
+def open_hands(errand: Errand) -> Hands:
     """What this process keeps open for the errand; of errands long past it lets go."""
     name = repr(errand)
     if name not in _hands:
@@ -275,13 +275,13 @@ def _claim(hands: Hands, errand: Errand) -> Claim:
 def _publish(hands: Hands, errand: Errand, claim: Claim, turn: Slice, tally: Tally) -> None:
     tally.claimed += len(claim)
     with hands.heart.beating(claim.lease):
-        outcomes = _dispatch(hands, errand, claim.events, turn)
+        outcomes = dispatch_pieces(hands, errand, claim.events, turn)
         settlement = insist(lambda: hands.store.settle(claim.lease, outcomes), errand, turn, tally)
     tally.count(settlement)
     tally.explain(settlement, outcomes)
 
 
-def _dispatch(hands: Hands, errand: Errand, events: Sequence[Delivery], turn: Slice) -> dict[int, Outcome]:
+def dispatch_pieces(hands: Hands, errand: Errand, events: Sequence[Delivery], turn: Slice) -> dict[int, Outcome]:
     """Publish piece by piece; what is not begun when the relay stops is given back."""
     outcomes: dict[int, Outcome] = {}
     blocked: set[str] = set()
@@ -305,7 +305,7 @@ def _dispatch(hands: Hands, errand: Errand, events: Sequence[Delivery], turn: Sl
         outcomes |= sent
         start += size
         if start < len(events):
-            blocked |= _blocked(piece, sent, errand.order_policy)
+            blocked |= blocked_keys(piece, sent, errand.order_policy)
             if turn.stopped:
                 break
     return (
@@ -313,7 +313,7 @@ def _dispatch(hands: Hands, errand: Errand, events: Sequence[Delivery], turn: Sl
     )
 
 
-def _blocked(events: Sequence[Delivery], outcomes: dict[int, Outcome], policy: OrderPolicy) -> set[str]:
+def blocked_keys(events: Sequence[Delivery], outcomes: dict[int, Outcome], policy: OrderPolicy) -> set[str]:
     """Keys whose later events have to wait: for what was released, and, unless it leaves the line, for what failed."""
     kinds = Released if policy is OrderPolicy.SKIP else Retry | Released
     return {

@@ -37,13 +37,13 @@ def send(errand: Errand, rows: Sequence[Row], turn: Slice) -> Sent:
     events = [_delivery(row) for row in rows]  # all of them before any goes out: a bad one fails its whole partition
     if turn.stopped:
         return [(row, RELEASED) for row in rows]
-    hands = carry._open(errand)
+    hands = carry.open_hands(errand)
     sent: Sent = []
     blocked: set[str] = set()
     for wave in _waves(events):
         going = [events[place] for place in wave if events[place].ordering_key not in blocked]
-        outcomes = {} if sent and turn.stopped else carry._dispatch(hands, errand, going, turn)
-        blocked |= carry._blocked(going, outcomes, errand.order_policy)
+        outcomes = {} if sent and turn.stopped else carry.dispatch_pieces(hands, errand, going, turn)
+        blocked |= carry.blocked_keys(going, outcomes, errand.order_policy)
         sent += [(rows[place], outcomes.get(events[place].seq, RELEASED)) for place in wave]
     return sent
 

@@ -62,7 +62,6 @@ def run_lake(
         relay = LakeRelay(spark, options, store, until, parallelism, ending, on_batch)
         with closing(relay), _checkpoint(options, relay.lake) as checkpoint:
             relay.run(checkpoint)
-    telemetry.info("relay stops")
 
 
 @dataclass(frozen=True, slots=True)

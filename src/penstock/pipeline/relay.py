@@ -80,6 +80,8 @@ class RelayOptions:
             raise UsageError("a relay needs a destination (--to) or routes (--route, or penstock.toml), and not both")
         if self.step is not None and self.routes is not None:
             raise UsageError("a step says itself where its events go: give it a destination (--to), and not routes")
+        if self.step is not None and is_lake(self.destination or "null:"):
+            raise UsageError("a step's events can't go to a lake: write its result there yourself, with Spark")
         for line in _lines(self, None):  # connects to nothing: a bad URL or template is told at once
             _require_destination(line.errand.destination)
         if self.step is not None:
@@ -171,9 +173,9 @@ def _run_line(
     if checkpoint is not None and options.routes is not None:
         checkpoint = f"{checkpoint.rstrip('/')}/{line.errand.queue}"
     if is_lake(line.errand.destination):
-        own = {"destination": line.errand.destination, "queue": line.errand.queue, "checkpoint": checkpoint}
-        to_lake = replace(options, routes=None, retry=line.errand.retry, **own)  # type: ignore[arg-type]
-        run_lake(spark, to_lake, line.errand.until, tasks, stop, ledger.enter)
+        errand = line.errand
+        own = replace(options, routes=None, destination=errand.destination, queue=errand.queue, retry=errand.retry)
+        run_lake(spark, replace(own, checkpoint=checkpoint), errand.until, tasks, stop, ledger.enter)
         return
     common: dict[str, Any] = {
         "parallelism": tasks,

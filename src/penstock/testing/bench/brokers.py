@@ -16,34 +16,31 @@ from penstock.pipeline.relay import RelayOptions, run_relay
 from penstock.testing.bench import producers
 from penstock.testing.bench.ground import Ground, rate
 from penstock.testing.bench.plan import Figure, Measured, Plan, at_least
-from penstock.testing.servers import KafkaServer, NatsServer, Server, ValkeyServer
+from penstock.testing.servers import KafkaServer, NatsServer, ValkeyServer
 
 TOPIC = "bench"
 _SETTLED = "SELECT settled_at AS at FROM penstock_archive"
 
 
+Broker = KafkaServer | NatsServer | ValkeyServer
+
+
 class Contest(NamedTuple):
-    """A broker, how to make ready for a run, where the relay goes, and the loop to compare with."""
+    """A broker, how to make ready for a run on it, and the loop to compare the relay with."""
 
     name: str
-    server: Callable[[], Server]
-    url: Callable[[Server], str]
+    server: Callable[[], Broker]
     prepare: Callable[[str], None]
     loop: Callable[[str, int], float]
 
 
-def _url(server: Server) -> str:
-    return str(server.url())  # type: ignore[attr-defined]
-
-
 # Each broker flushes to disk as it does out of the box.
 CONTESTS = (
-    Contest("Kafka", partial(KafkaServer, fsync=False), _url, producers.make_topic, producers.kafka),
-    Contest("NATS", partial(NatsServer, fsync=False), _url, producers.make_stream, producers.nats),
+    Contest("Kafka", partial(KafkaServer, fsync=False), producers.make_topic, producers.kafka),
+    Contest("NATS", partial(NatsServer, fsync=False), producers.make_stream, producers.nats),
     Contest(
         "Valkey",
         partial(ValkeyServer, settings={"appendfsync": "everysec"}),
-        _url,
         producers.flush_valkey,
         producers.valkey,
     ),
@@ -78,7 +75,7 @@ def _running(contest: Contest, ground: Ground) -> Iterator[str | None]:
         yield None
         return
     with server:
-        yield contest.url(server)
+        yield server.url()
 
 
 def _compare(contest: Contest, url: str, ground: Ground, plan: Plan) -> tuple[list[float], list[float]]:
