@@ -9,7 +9,7 @@ import pytest
 from penstock.errors import MissingDriver
 from penstock.testing.bench.plan import Figure, Part, Plan, at_least, at_most
 from penstock.testing.bench.report import Report
-from penstock.testing.installations import find_kafka
+from penstock.testing.installations import find_kafka, find_rabbitmq
 from penstock.testing.servers import PostgresServer
 
 SMALL = Plan(
@@ -41,9 +41,11 @@ def values(report: Report) -> dict[str, float]:
     return {figure.name: figure.value for figure in report.figures}
 
 
-def kafka_is_here() -> bool:
+def is_here(broker: str) -> bool:
+    """Some are fetched by `make services` only."""
+    find = {"Kafka": find_kafka, "RabbitMQ": find_rabbitmq}.get(broker)
     try:
-        return bool(find_kafka())
+        return find is None or bool(find())
     except MissingDriver:
         return False
 
@@ -80,9 +82,9 @@ def test_every_part_gives_its_figures(report: Report) -> None:
         "with keys / without",
         *(
             figure.format(name)
-            for name in ("Kafka", "NATS", "Valkey")
+            for name in ("Kafka", "NATS", "Valkey", "RabbitMQ")
             for figure in ("relay to {}", "plain loop to {}", "relay / loop, {}")
-            if name != "Kafka" or kafka_is_here()
+            if is_here(name)
         ),
     ]
     assert all(value > 0 for value in values(report).values())

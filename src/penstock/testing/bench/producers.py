@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
 
+from penstock.config import needs_extra
 from penstock.testing.bench.plan import EVENT_TYPE, PAYLOAD
 
 TOPIC = "bench"
@@ -119,6 +120,45 @@ def flush_valkey(url: str) -> None:
 
     with Valkey.from_url(url) as client:
         client.flushall()
+
+
+def rabbitmq(url: str, count: int) -> float:
+    """Events a second through aio-pika, a batch's confirms awaited together."""
+    return asyncio.run(_rabbitmq(url, count))
+
+
+async def _rabbitmq(url: str, count: int) -> float:
+    from aio_pika import DeliveryMode, Message, connect
+
+    async with await connect(url) as connection:
+        exchange = (await connection.channel(publisher_confirms=True)).default_exchange
+        began = time.perf_counter()
+        waiting: list[Any] = []
+        for number, fields in enumerate(_fields(count), 1):
+            given = {"penstock-queue": "outbox", "penstock-created-at": fields["at"]}
+            message = Message(
+                PAYLOAD,
+                headers=given,
+                message_id=fields["id"],
+                type=EVENT_TYPE,
+                delivery_mode=DeliveryMode.PERSISTENT,
+            )
+            waiting.append(exchange.publish(message, TOPIC))
+            if len(waiting) == BATCH or number == count:
+                await asyncio.gather(*waiting)
+                waiting.clear()
+        return count / (time.perf_counter() - began)
+
+
+def make_queue(url: str) -> None:
+    asyncio.run(_make_queue(url))
+
+
+async def _make_queue(url: str) -> None:
+    with needs_extra("the benchmark of RabbitMQ", "bench"):
+        from aio_pika import connect
+    async with await connect(url) as connection:
+        await (await (await connection.channel()).declare_queue(TOPIC, durable=True)).purge()
 
 
 def _fields(count: int) -> Iterator[dict[str, str]]:
