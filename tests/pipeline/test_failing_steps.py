@@ -4,21 +4,20 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
 from relay_processes import assert_delivered, emit, lines
+from relay_threads import running
 from step_functions import unchanged
 from step_ground import Ground
 
 from penstock.errors import StoreUnavailable
 from penstock.lifecycle import Dropped, State
 from penstock.outbox import connect
-from penstock.pipeline.relay import RelayOptions, RelayReport, run_relay
 from penstock.retry import RetryPolicy
 from penstock.store.base import LeaseId
 from penstock.testing.processes import wait_until
@@ -31,20 +30,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
 WAIT_SECONDS = 30.0
 STOP_SECONDS = 10.0
-
-
-@contextmanager
-def running(options: RelayOptions) -> Iterator[list[RelayReport]]:
-    """A relay in a thread of its own, told to stop at the end; from then on its report is there."""
-    stop, reports = threading.Event(), list[RelayReport]()
-    thread = threading.Thread(target=lambda: reports.append(run_relay(options, stop=stop)))
-    thread.start()
-    try:
-        yield reports
-    finally:
-        stop.set()
-        thread.join(WAIT_SECONDS)
-    assert not thread.is_alive()
 
 
 def with_number(number: int) -> str:

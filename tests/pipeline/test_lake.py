@@ -3,23 +3,22 @@
 import logging
 import re
 import shutil
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow.dataset as arrow
 import pytest
+from relay_threads import running
 
 from penstock.errors import UsageError
 from penstock.event import Event
 from penstock.lifecycle import State
 from penstock.outbox import Outbox, connect
 from penstock.pipeline.lake import Lake, folder_name, read
-from penstock.pipeline.relay import RelayOptions, RelayReport, run_relay
+from penstock.pipeline.relay import RelayOptions, run_relay
 from penstock.pipeline.stores import close_stores
 from penstock.retry import RetryPolicy
 from penstock.store import open_store
@@ -138,19 +137,6 @@ def plain(lake: Path) -> Counter[str]:
 
 def left_over(lake: Path) -> list[Path]:
     return [path for path in (lake / "_penstock").rglob("*") if path.is_file()]
-
-
-@contextmanager
-def running(options: RelayOptions) -> Iterator[list[RelayReport]]:
-    stop, reports = threading.Event(), list[RelayReport]()
-    thread = threading.Thread(target=lambda: reports.append(run_relay(options, stop=stop)))
-    thread.start()
-    try:
-        yield reports
-    finally:
-        stop.set()
-        thread.join(WAIT_SECONDS)
-    assert not thread.is_alive()
 
 
 @pytest.mark.spark

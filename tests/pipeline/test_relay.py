@@ -9,12 +9,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from relay_processes import assert_delivered, delivered, emit, lines
+from relay_threads import running
 from valkey import Valkey
 
 from penstock.errors import PipelineError
@@ -22,7 +22,7 @@ from penstock.event import EventId
 from penstock.lifecycle import State
 from penstock.outbox import Outbox, connect
 from penstock.pipeline import relay as relaying
-from penstock.pipeline.relay import RelayOptions, RelayReport, run_relay
+from penstock.pipeline.relay import RelayOptions, run_relay
 from penstock.retry import RetryPolicy
 from penstock.store.base import Record, Selection
 from penstock.testing.processes import wait_until
@@ -54,20 +54,6 @@ def options(postgres_url: str, tmp_path: Path) -> Options:
 
 def in_state(outbox: Outbox, state: State) -> list[Record]:
     return list(outbox.store.find(Selection(states=frozenset({state})), limit=10_000).records)
-
-
-@contextmanager
-def running(options: RelayOptions) -> Iterator[list[RelayReport]]:
-    """A relay in a thread of its own, told to stop at the end; from then on its report is there."""
-    stop, reports = threading.Event(), list[RelayReport]()
-    thread = threading.Thread(target=lambda: reports.append(run_relay(options, stop=stop)))
-    thread.start()
-    try:
-        yield reports
-    finally:
-        stop.set()
-        thread.join(WAIT_SECONDS)
-    assert not thread.is_alive()
 
 
 def test_everything_pending_is_delivered_once_and_counted(outbox: Outbox, options: Options, tmp_path: Path) -> None:

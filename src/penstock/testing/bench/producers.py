@@ -135,7 +135,7 @@ async def _rabbitmq(url: str, count: int) -> float:
         began = time.perf_counter()
         waiting: list[Any] = []
         for number, fields in enumerate(_fields(count), 1):
-            given = {"penstock-queue": "outbox", "penstock-created-at": fields["at"]}
+            given: dict[str, Any] = {"penstock-queue": "outbox", "penstock-created-at": fields["at"]}
             message = Message(
                 PAYLOAD,
                 headers=given,

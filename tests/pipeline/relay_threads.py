@@ -1,0 +1,23 @@
+"""A relay in a thread of the test's own process, on the shared Spark session."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock.pipeline.relay import RelayOptions, RelayReport, run_relay
+
+END_SECONDS = 30.0
+
+
+@contextmanager
+def running(options: RelayOptions) -> Iterator[list[RelayReport]]:
+    """A relay in a thread of its own, told to stop at the end; from then on its report is there."""
+    stop, reports = threading.Event(), list[RelayReport]()
+    thread = threading.Thread(target=lambda: reports.append(run_relay(options, stop=stop)))
+    thread.start()
+    try:
+        yield reports
+    finally:
+        stop.set()
+        thread.join(END_SECONDS)
+    assert not thread.is_alive()
