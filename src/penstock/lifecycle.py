@@ -44,7 +44,10 @@ class IllegalTransition(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The destination has it."""
+    """The destination has it, or the handler is done with it. A `result` is kept with the event."""
+
+    result: bytes | None = None
+    keep: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class Dead:
     """It failed and won't work later."""
 
     error: str
+    keep: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +157,13 @@ def replay(life: Life) -> Life:
     _require(life, "replayed", State.PUBLISHED, State.DEAD)
     started = _move(life, State.PENDING)
     return replace(started, attempts=0, deliveries=0, suspect=0, last_error=None, replays=life.replays + 1)
+
+
+def cancel(life: Life, reason: str) -> Life:
+    """An unsettled event is called off: as if claimed and found dead, but nobody tried it, so nothing is counted."""
+    _require(life, "cancelled", State.PENDING, State.CLAIMED)
+    held = _move(life, State.CLAIMED) if life.state is State.PENDING else life
+    return replace(_move(held, State.DEAD), last_error=reason)
 
 
 def exhausted(life: Life, max_attempts: int) -> bool:

@@ -9,6 +9,7 @@ from uuid import UUID
 from penstock.errors import UsageError
 from penstock.event import Delivery, Event, EventId
 from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, OrderPolicy, Outcome, State
+from penstock.store.control import Steering
 
 LeaseId = NewType("LeaseId", UUID)
 Token = NewType("Token", UUID)
@@ -244,8 +245,8 @@ class StoreOptions:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Store(Protocol):
-    """Domain verbs, set-based: a batch takes as many statements as one event."""
+class Store(Steering, Protocol):
+    """Domain verbs, set-based: a batch takes as many statements as one event. `Steering` has those beside the flow."""
 
     url: str
     capabilities: Capabilities
@@ -283,7 +284,10 @@ class Store(Protocol):
         ...
 
     def settle(self, lease: Lease, outcomes: Mapping[int, Outcome]) -> Settlement:
-        """Apply outcomes (by seq) to the events still under `lease`; report the ones that no longer are."""
+        """Apply outcomes (by seq) to the events still under `lease`; report the ones that no longer are.
+
+        One with `keep=False` leaves nothing behind: the event is deleted, and a repeat of the settle calls it lost.
+        """
         ...
 
     def route(self, lease: Lease, queues: Mapping[int, Sequence[str]]) -> Settlement:
