@@ -21,6 +21,7 @@ from penstock.cli.operate import init, purge, reap, replay
 from penstock.cli.options import StoreOption
 from penstock.cli.relay import relay
 from penstock.cli.status import status
+from penstock.cli.worker import worker
 
 
 class _Group(TyperGroup):
@@ -69,7 +70,7 @@ def _global_options(
 
 
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    "The flow": (init, emit, relay),
+    "The flow": (init, emit, relay, worker),
     "Looking": (status, events, show, doctor),
     "Operating": (replay, reap, purge),
 }
