@@ -4,7 +4,8 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from penstock.lifecycle import OrderPolicy
 from penstock.outbox import Outbox
 from penstock.store import StoreOptions, open_store
 from penstock.store.base import DEFAULT_MAX_LEASE_AGE_SECONDS
+from penstock.store.moves import Clock
 from penstock.worker.handling import Function, Handling, Middleware
 from penstock.worker.options import HandlerOptions
 from penstock.worker.periodic import Periodic
@@ -152,8 +154,10 @@ class Worker:
             self._running = None
             raise
 
-    def prepare(self, queues: Sequence[str] | None = None) -> Running:
-        """All that runs, made but not started."""
+    def prepare(
+        self, queues: Sequence[str] | None = None, *, url: str | None = None, clock: Clock | None = None
+    ) -> Running:
+        """All that runs, made but not started; on another store or by another clock than its own, if they are given."""
         chosen = [one for one in self.registered if queues is None or one.queue in queues]
         missing = sorted(set(queues or ()) - {one.queue for one in chosen})
         if missing:
@@ -166,7 +170,7 @@ class Worker:
             max_lease_age_seconds=self.max_lease_age_seconds,
             pool_size=min(8 + hands, 30),
         )
-        store = open_store(self.url, options)
+        store = open_store(url or self.url, options, clock)
         handlings = [(one.queue, Handling(one.function, one.options, self.middlewares)) for one in chosen]
         return Running(
             store,
@@ -191,6 +195,17 @@ class Worker:
     def runtime(self) -> Running | None:
         """What runs now, to look at."""
         return self._running
+
+    @contextmanager
+    def lent_to(self, running: Running) -> Iterator[None]:
+        """While somebody else drives `running`, such as a test in its own thread, this worker counts as running."""
+        if self._running is not None:
+            raise UsageError("this worker runs already")
+        self._running = running
+        try:
+            yield
+        finally:
+            self._running = None
 
     @property
     def outbox(self) -> Outbox:
