@@ -206,7 +206,7 @@ def test_ack_policies(worker: Worker, policy: AckPolicy) -> None:
 
 def test_a_decision_may_come_after_the_handler(worker: Worker) -> None:
     held: list[Received] = []
-    worker.handler("orders", ack_policy="manual")(held.append)
+    worker.handler("orders", ack_policy=AckPolicy.MANUAL)(held.append)
     worker.handler("reminders")(lambda event: None)
     with working(worker) as it:
         it.outbox.emit("order.paid", "7", queue="orders")

@@ -192,11 +192,8 @@ class _Lane:
         """Claim once, and handle what the claim brings."""
         subscription = self.subscription
         claim = subscription.claim(min(most, subscription.options.fetch_batch_size))
-        suspect = next((event.seq for event in claim.events if event.suspect), None)
-        if suspect is not None:
-            subscription.keep_only(claim, [suspect])
         if claim:
-            subscription.feed(claim, suspect)
+            subscription.feed(claim)
         called: dict[Received, BaseException | None] = {}
         try:
             while taken := self._holdings.take(self._hands.most):
