@@ -41,7 +41,7 @@ def test_it_handles_and_stops_gracefully(ground: Ground, db: Outbox) -> None:
     emit(db, "gate", *"abc")
     command = ground.run("workers:worker", "--queue", "work", "--health", "127.0.0.1:0")
     command.await_running()
-    wait_until(lambda: command.health()[1]["queues"]["work"]["running"] == 1, PATIENCE)
+    assert wait_until(lambda: command.health()[1]["queues"]["work"]["running"] == 1, PATIENCE)
     code, told = command.health()
     assert (code, told["status"], told["reasons"]) == (200, "ok", [])
     assert told["queues"]["work"] == {
@@ -79,8 +79,7 @@ def test_a_killed_process_is_replaced_and_its_events_are_handled(ground: Ground,
     command = ground.run("workers:worker", "--processes", "2", "--health", "127.0.0.1:0")
     command.await_running(2)
     emit(db, "gate")
-    wait_until(lambda: any(one["queues"]["work"]["running"] for one in command.health()[1]["processes"]), PATIENCE)
-    victim = next(one for one in command.health()[1]["processes"] if one["queues"]["work"]["running"])
+    victim = command.await_call()
     os.kill(victim["pid"], signal.SIGKILL)
     command.await_log(rf"ended and is restarted process={victim['process']} pid={victim['pid']} how=signal SIGKILL")
     ground.open_gate()
@@ -92,6 +91,18 @@ def test_a_killed_process_is_replaced_and_its_events_are_handled(ground: Ground,
     command.send(signal.SIGTERM)
     assert command.wait() == 0
     assert command.group() == set()
+
+
+def test_pauses_between_restarts_grow(ground: Ground, tmp_path: Path) -> None:
+    later = f"sqlite:///{tmp_path / 'later.db'}"
+    command = ground.run("workers:worker", "--processes", "2", "--store", later)
+    pauses = command.await_log(r"restarted process=1 .* error=.*run: penstock init.* after=(\S+ s)", times=2)
+    assert pauses[:2] == ["0.1 s", "0.2 s"]
+    with connect(later) as outbox:
+        outbox.store.initialise()
+        command.await_running(2)
+    command.send(signal.SIGTERM)
+    assert command.wait() == 0
 
 
 @pytest.mark.crash
@@ -113,7 +124,7 @@ def test_a_ctrl_c_that_reaches_everybody_is_graceful(ground: Ground, db: Outbox)
     emit(db, "gate")
     command = ground.run("workers:worker", "--processes", "2", "--health", "127.0.0.1:0")
     command.await_running(2)
-    wait_until(lambda: any(one["queues"]["work"]["running"] for one in command.health()[1]["processes"]), PATIENCE)
+    command.await_call()
     command.send_to_all(signal.SIGINT)
     command.await_log("stopping: waiting for the processes")
     code, told = command.health()
@@ -128,7 +139,13 @@ def test_a_second_signal_ends_it_at_once(ground: Ground, db: Outbox) -> None:
     emit(db, "gate")
     command = ground.run("workers:worker", "--processes", "2", "--health", "127.0.0.1:0")
     command.await_running(2)
-    wait_until(lambda: any(one["queues"]["work"]["running"] for one in command.health()[1]["processes"]), PATIENCE)
+    command.await_call()
+    stuck = max(command.children())
+    os.kill(stuck, signal.SIGSTOP)
+    assert wait_until(lambda: command.health()[0] == 503, PATIENCE)  # its threads may go on for a moment
+    code, told = command.health()
+    (process,) = [one for one in told["processes"] if one["status"] == "down"]
+    assert (code, process["pid"], process["reasons"]) == (503, stuck, ["down: it gave no answer within 2 s"])
     command.send(signal.SIGTERM)
     command.await_log("stopping: waiting for the processes")
     command.send(signal.SIGTERM)

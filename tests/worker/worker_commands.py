@@ -133,6 +133,16 @@ class Command:
         (url,) = self.await_log(r"health is served url=(\S+)")
         return get(url)
 
+    def await_call(self) -> dict[str, Any]:
+        """Wait until one of several processes is in a handler's call; returns how it is."""
+
+        def busy() -> list[dict[str, Any]]:
+            told = self.health()[1]["processes"]
+            return [one for one in told if any(queue["running"] for queue in one["queues"].values())]
+
+        assert wait_until(lambda: bool(busy()), PATIENCE), self.log
+        return busy()[0]
+
     def close(self) -> None:
         for pid in self.group():
             with suppress(ProcessLookupError):

@@ -92,9 +92,9 @@ def run(line: Line, order: Order) -> None:
     worker = order.load()
     if not line.over.empty():
         return
+    line.worker = worker
     worker.start(queues=order.queues)
     try:
-        line.worker = worker
         line.say(runs=True)
         line.await_end(worker)
     finally:

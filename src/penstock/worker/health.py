@@ -35,7 +35,12 @@ def report(running: Running | None) -> dict[str, Any]:
             "queues": {},
             "loops": {},
         }
-    reasons = ["it is stopping"] if running.over else [why for loop in running.loops if (why := _fault(loop))]
+    if running.over:
+        reasons = ["it is stopping"]
+    elif not running.loops:
+        reasons = ["it is starting"]
+    else:
+        reasons = [why for loop in running.loops if (why := _fault(loop))]
     return {
         "status": FAILING if reasons else OK,
         "reasons": reasons,

@@ -177,8 +177,16 @@ class Supervisor:
     def _start_due(self) -> None:
         for place in self._places:
             if not self._stopping and place.start_at is not None and place.start_at <= monotonic():
-                place.start_at = None
-                place.child = Child(self._order, self._news.put)
+                self._start(place)
+
+    def _start(self, place: _Place) -> None:
+        place.start_at = None
+        try:
+            place.child = Child(self._order, self._news.put)
+        except OSError as error:  # too many processes, or files, or too little memory: that may pass
+            place.last = f"it can't be started: {error}"
+            telemetry.warn("a worker process can't be started", process=place.number, error=error)
+            self._pause(place)
 
     def _hear_next(self) -> None:
         due = [place.start_at for place in self._places if place.start_at is not None]
@@ -219,7 +227,7 @@ class Supervisor:
         self._has_run = self._has_run or child.runs
         place.last = child.failure or f"it ended with {child.how_it_ended}"
         if self._stopping:
-            if not child.ended_well and self._mistake is None:
+            if child.runs and not child.ended_well:
                 self._broken = f"process {place.number}: {place.last}"
         elif child.stopping:
             place.start_at = 0.0
@@ -237,6 +245,9 @@ class Supervisor:
         told = {"process": place.number, "pid": child.pid, "how": child.how_it_ended}
         told |= {"error": child.failure} if child.failure else {}
         telemetry.warn("a worker process ended and is restarted", **told, after=f"{place.pause:g} s")
+        self._pause(place)
+
+    def _pause(self, place: _Place) -> None:
         place.start_at = monotonic() + place.pause
         place.pause = min(place.pause * 2, LONGEST_PAUSE_SECONDS)
 

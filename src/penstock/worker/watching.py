@@ -6,8 +6,9 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
+from penstock import telemetry
 from penstock.config import needs_extra
-from penstock.errors import UsageError
+from penstock.errors import PenstockError, UsageError
 from penstock.worker.loading import module_of, search_working_folder
 
 # How often the watch comes back by itself: it has to do so once to be known to have begun.
@@ -22,15 +23,26 @@ class Watcher:
         with needs_extra("--reload", "worker"):
             import watchfiles  # noqa: F401
         self.folders = watched_folders(worker)
+        self._begun = threading.Event()
+        self._failure: str | None = None
 
     def start(self, tell: Callable[[frozenset[str]], None]) -> None:
         """Returns once changes are seen. They are told from a thread."""
-        watching = threading.Event()
-        threading.Thread(target=self._watch, args=[tell, watching], name="penstock-watch", daemon=True).start()
-        if not watching.wait(START_SECONDS):
-            raise UsageError(f"the folders {', '.join(map(str, self.folders))} can't be watched; start it elsewhere")
+        threading.Thread(target=self._run, args=[tell], name="penstock-watch", daemon=True).start()
+        begun = self._begun.wait(START_SECONDS)
+        if self._failure is not None or not begun:
+            folders = ", ".join(map(str, self.folders))
+            raise PenstockError(f"{folders} can't be watched: {self._failure or 'it takes too long'}")
 
-    def _watch(self, tell: Callable[[frozenset[str]], None], watching: threading.Event) -> None:
+    def _run(self, tell: Callable[[frozenset[str]], None]) -> None:
+        try:
+            self._watch(tell)
+        except Exception as error:  # such as a system's limit on what can be watched
+            self._failure = str(error)
+            telemetry.warn("changes are not seen any more", error=error)
+            self._begun.set()
+
+    def _watch(self, tell: Callable[[frozenset[str]], None]) -> None:
         from watchfiles import PythonFilter, watch
 
         looks = watch(
@@ -42,7 +54,7 @@ class Watcher:
             ignore_permission_denied=True,
         )
         for changes in looks:
-            watching.set()
+            self._begun.set()
             if changes:
                 tell(frozenset(_short(path) for _, path in changes))
 
