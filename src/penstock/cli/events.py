@@ -32,13 +32,10 @@ ERROR_WIDTH = 60
 NOTES = ("progress", "result")
 # The payload, what was said and the timeline have places of their own.
 APART = (
-    "payload",
-    "payload_encoding",
     "headers",
     "timeline",
     "copies",
-    *NOTES,
-    *(f"{name}_encoding" for name in NOTES),
+    *(f"{name}{end}" for name in ("payload", *NOTES) for end in ("", "_encoding")),
 )
 
 

@@ -74,7 +74,8 @@ def limit(
     max_claimed = _limit(most)
     with opened(context, store) as admin:
         control = admin.limit(queue, max_claimed)
-        _remark_on_idle(admin, queue)
+        if max_claimed is not None:
+            _remark_on_idle(admin, queue)
     if json:
         output.write_json(control)
     elif max_claimed is None:
