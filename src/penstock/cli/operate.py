@@ -47,7 +47,7 @@ def init(context: typer.Context, store: StoreOption = None, json: JsonOption = F
 
 
 def reap(context: typer.Context, store: StoreOption = None, json: JsonOption = False) -> None:
-    """Take back the events of expired leases. A running relay does this by itself."""
+    """Take back the events of expired leases. A running relay or worker does this by itself."""
     with opened(context, store) as admin, output.progress("reaping") as update:
         taken = admin.reap(progress=update)
     if json:
