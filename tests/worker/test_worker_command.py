@@ -108,8 +108,9 @@ def test_pauses_between_restarts_grow(ground: Ground, tmp_path: Path) -> None:
 @pytest.mark.crash
 def test_processes_do_not_outlive_their_supervisor(ground: Ground, db: Outbox) -> None:
     emit(db, "gate", *"abc")
-    command = ground.run("workers:worker", "--processes", "2")
+    command = ground.run("workers:worker", "--processes", "2", "--health", "127.0.0.1:0")
     command.await_running(2)
+    command.await_call()
     assert len(command.children()) == 2
     command.send(signal.SIGKILL)
     command.wait()

@@ -30,6 +30,7 @@ FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 10.0
 STEADY_SECONDS = 30.0
 ANSWER_SECONDS = 2.0
+MOST_UNANSWERED = 100
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -44,12 +45,16 @@ class Child:
         """Why it can't run, in its own words."""
         self.mistaken = False
         """Whether that is a mistake in what it was given, which trying again can't help."""
-        self._asked = 0
+        self._asked = self._heard = 0
         self._answers: SimpleQueue[dict[str, Any]] = SimpleQueue()
         self._line, theirs = socket.socketpair()
-        with theirs, _deaf():
-            command = [sys.executable, "-P", "-m", "penstock.worker.child", str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        command = [sys.executable, "-P", "-m", "penstock.worker.child", str(theirs.fileno())]
+        try:
+            with theirs, _deaf():
+                self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        except OSError:
+            self._line.close()
+            raise
         self.pid = self._process.pid
         self._say(asdict(order))
         listening = threading.Thread(target=self._listen, name="penstock-line", daemon=True)
@@ -80,9 +85,10 @@ class Child:
         return self._process.returncode == 0
 
     def ask(self) -> None:
-        """Ask it how it is; `answer` has what it says."""
-        self._asked += 1
-        self._say({"asked": self._asked})
+        """Ask it how it is; `answer` has what it says. One that hangs is not asked for ever: the line would fill up."""
+        if self._asked - self._heard < MOST_UNANSWERED:
+            self._asked += 1
+            self._say({"asked": self._asked})
 
     def answer(self, until: float) -> dict[str, Any]:
         """How it says it is. One that doesn't answer in time is down."""
@@ -104,6 +110,7 @@ class Child:
 
     def _hear(self, message: dict[str, Any]) -> None:
         if "asked" in message:
+            self._heard = message["asked"]
             self._answers.put(message)
         elif "failure" in message:
             self.failure, self.mistaken = message["failure"], message["mistaken"]
@@ -224,7 +231,8 @@ class Supervisor:
 
     def _ended(self, place: _Place, child: Child) -> None:
         place.child = None
-        self._has_run = self._has_run or child.runs
+        living = [one.child for one in self._places if one.child is not None]
+        self._has_run = self._has_run or any(one.runs for one in (child, *living))
         place.last = child.failure or f"it ended with {child.how_it_ended}"
         if self._stopping:
             if child.runs and not child.ended_well:
