@@ -6,11 +6,17 @@ PenstockError
 │   ├── UnknownScheme     a URL that no store or publisher answers to
 │   ├── MissingDriver     an optional dependency is not installed
 │   ├── NotSupported      the backend declares that it can't do this
-│   └── EventNotFound     no event has this id
+│   ├── EventNotFound     no event has this id
+│   └── JobNotFound       no job has this id
 ├── StoreError            the store refused or failed: the command line exits with 1
 │   ├── StoreUnavailable  it can't be reached now; trying again may work
 │   ├── NotInitialised    its tables are missing or older than this code
 │   └── StoreConflict     concurrent work kept winning; trying again works
+├── JobError              a job is not where its caller thinks it is
+│   ├── JobLost           its worker no longer holds it: it expired, was cancelled, or was settled
+│   ├── JobSettled        it is settled, and can't be cancelled any more
+│   ├── JobFailed         it was waited for, and is DEAD
+│   └── JobUnfinished     it was waited for, and is not settled yet
 ├── PublishError          a destination can't be used at all (one event's failure is an outcome instead)
 ├── InvalidSignature      a webhook that its receiver must not trust
 └── PipelineError         Spark can't start or its query failed
@@ -51,6 +57,13 @@ class EventNotFound(UsageError):
         super().__init__(f"no event has the id {event_id}; list the ids with: penstock events")
 
 
+class JobNotFound(UsageError):
+    """No job has this id."""
+
+    def __init__(self, job_id: object, name: str = "jobs") -> None:
+        super().__init__(f"no job of {name!r} has the id {job_id}; list the ids with: penstock jobs list")
+
+
 class StoreError(PenstockError):
     """The store refused or failed."""
 
@@ -65,6 +78,26 @@ class NotInitialised(StoreError):
 
 class StoreConflict(StoreError):
     """Concurrent work kept winning; trying again works."""
+
+
+class JobError(PenstockError):
+    """A job is not where its caller thinks it is."""
+
+
+class JobLost(JobError):
+    """The worker no longer holds the job: what it does now counts for nothing, and it should stop."""
+
+
+class JobSettled(JobError):
+    """The job is settled, and can't be cancelled any more."""
+
+
+class JobFailed(JobError):
+    """The job that was waited for is DEAD; the message says of what."""
+
+
+class JobUnfinished(JobError):
+    """The job that was waited for is not settled yet."""
 
 
 class PublishError(PenstockError):
