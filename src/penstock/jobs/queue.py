@@ -7,36 +7,32 @@ Everything else is the store's: there is no second life cycle here.
 import random
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
 from penstock.config import store_url
-from penstock.errors import InvalidEvent, JobFailed, JobLost, JobNotFound, JobSettled, JobUnfinished, UsageError
+from penstock.errors import InvalidEvent, JobLost, JobNotFound, JobSettled, UsageError
 from penstock.event import NAME_LIMIT, Event
 from penstock.jobs.bell import Bell, pauses
 from penstock.jobs.job import (
-    NOTHING_SAID,
     ClaimedJob,
     Holding,
-    Job,
     JobId,
-    JobPage,
-    JobStats,
-    TypeStats,
     as_job_id,
     claimed_job,
     holding,
-    job,
 )
+from penstock.jobs.looking import Looking
 from penstock.jobs.payloads import Unfit, encode, fitted
 from penstock.jobs.work import Handler, run
 from penstock.lifecycle import Dead, Outcome, Published, Released, Retry, State
 from penstock.retry import RetryPolicy
 from penstock.store import Store, open_store
 from penstock.store.base import Claim, Record, Selection, Settlement
+from penstock.store.outcomes import storable
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -52,7 +48,7 @@ EXPIRE_BATCH = 1_000
 LOOKS = 3
 
 
-class Jobs:
+class Jobs(Looking):
     """A job queue in a store. Any thread may call any verb; processes share a queue by sharing the store and its name.
 
     A worker sends a heartbeat every `heartbeat_seconds`; a job without one for `timeout_seconds` is taken back.
@@ -68,27 +64,23 @@ class Jobs:
         models: "Mapping[str, type[BaseModel]] | None" = None,
         retry: RetryPolicy | None = None,
     ) -> None:
-        if not name or "/" in name:
-            raise UsageError(f"a job queue's name has no '/', which goes before the type: {name!r}")
         if not 0 < heartbeat_seconds < timeout_seconds:
             raise UsageError("heartbeat_seconds must be greater than 0 and less than timeout_seconds")
         self._owned = store is None or isinstance(store, str)
-        self.store: Store = open_store(store_url(store)) if store is None or isinstance(store, str) else store
-        self.name = name
+        opened = open_store(store_url(store)) if store is None or isinstance(store, str) else store
+        super().__init__(opened, name)
         self.heartbeat_seconds = heartbeat_seconds
         self.timeout_seconds = timeout_seconds
         self.models = dict(models or {})
         self.retry = retry or RetryPolicy()
         self.bell = Bell()
-        self._prefix = f"{name}/"
         self._expired_at = -EXPIRE_EVERY_SECONDS
-        self._closed = threading.Event()
 
     # -- submit -----------------------------------------------------------------------------------------------
 
     def submit(
         self,
-        type: str,  # noqa: A002
+        type: str,
         payload: Any = None,
         *,
         max_attempts: int = MAX_ATTEMPTS,
@@ -105,7 +97,7 @@ class Jobs:
         """
         event = Event(
             event_type=type,
-            queue=self._queue(type),
+            queue=self.queue(type),
             payload=self._fitting(type, payload),
             headers={"content-type": "application/json", **(headers or {})},
             max_attempts=max_attempts,
@@ -132,7 +124,7 @@ class Jobs:
         except InvalidEvent:
             if event.event_id is None or connection is not None:
                 raise
-            if not self._same(event, self._find(event.event_id)):
+            if not self._same(event, self.find(event.event_id)):
                 raise InvalidEvent(f"{event.event_id} is the id of something else; give a new one") from None
             return event.event_id
 
@@ -155,9 +147,9 @@ class Jobs:
         First in, first out, but higher priorities first. With `wait_seconds` it waits that long for one to come;
         `stop` and `close` end the waiting.
         """
-        if not worker_id or len(worker_id) > NAME_LIMIT or "\x00" in worker_id:
-            raise UsageError(f"a worker's id has 1 to {NAME_LIMIT} characters, and no NUL among them")
-        queues = None if types is None else [self._queue(one) for one in types]
+        if not 0 < len(worker_id) <= NAME_LIMIT or storable(worker_id) != worker_id:
+            raise UsageError(f"a worker's id has 1 to {NAME_LIMIT} characters of Unicode, and no NUL among them")
+        queues = None if types is None else [self.queue(one) for one in types]
         rung, until = threading.Event(), time.monotonic() + wait_seconds
         with self.bell.heard_by(rung.set):
             for pause in pauses():
@@ -171,22 +163,21 @@ class Jobs:
 
     def _next(self, worker_id: str, queues: Sequence[str] | None) -> ClaimedJob | None:
         self._expire_now_and_then()
-        looks = 0
-        while looks < LOOKS:
-            claim = next(filter(None, (self._take(queue, worker_id) for queue in self._turns(queues))), None)
-            found = self._accepted(claim) if claim else None
-            if found is not None:
+        looks = LOOKS
+        while looks and (turns := self._turns(queues)):
+            claim = next(filter(None, (self._take(queue, worker_id) for queue in turns)), None)
+            if claim is None:  # others were faster, or as many are claimed as may be
+                looks -= 1
+            elif found := self._accepted(claim):
                 return found
-            if claim is None:
-                looks = looks + 1 if self._turns(queues) else LOOKS  # others were faster, or nothing is there
         return None
 
-    def _turns(self, queues: Sequence[str] | None) -> Iterator[str] | Sequence[str]:
+    def _turns(self, queues: Sequence[str] | None) -> Sequence[str]:
         """The queues that have something ready, in the order of whose turn it is."""
         if queues is not None and len(queues) == 1:
             return queues if self.store.ready(queues[0]) else ()
-        heads = self.store.heads(self._prefix, queues=queues)
-        return [head.queue for head in heads if head.queue.startswith(self._prefix)]
+        heads = self.store.heads(self.prefix, queues=queues)
+        return [head.queue for head in heads if head.queue.startswith(self.prefix)]
 
     def _take(self, queue: str, worker_id: str) -> Claim:
         return self.store.claim(queue, limit=1, claimant=worker_id, lease_seconds=self.timeout_seconds)
@@ -217,18 +208,18 @@ class Jobs:
         said = None if result is None else encode("the result", result)
         holds = self._holding(held)
         settlement = self._settle(holds, Published(said))
-        if settlement.already_settled and self._record(holds.job_id).state is not State.PUBLISHED:
+        if settlement.already_settled and self.record(holds.job_id).state is not State.PUBLISHED:
             raise self._lost(holds)
 
     def fail(self, held: Held, reason: str, *, delay: float | None = None) -> State:
-        """The job failed: PENDING again after `delay` seconds, or as the retry policy says; DEAD at its last attempt."""
+        """The job failed: PENDING again, after `delay` seconds or as the retry policy says, or DEAD at the last attempt."""
         holds = self._holding(held)
-        record = self._record(holds.job_id)
+        record = self.record(holds.job_id)
         outcome = self._after_failure(record, reason, delay)
         settlement = self._settle(holds, outcome)
         if not settlement.already_settled:
             return State.DEAD if settlement.dead else State.PENDING
-        if record.state is State.DEAD and record.last_error != outcome.error:
+        if record.state is State.DEAD and record.last_error != storable(outcome.error):
             raise self._lost(holds)
         return record.state
 
@@ -236,7 +227,7 @@ class Jobs:
         """The worker gives the job back untouched; the attempt doesn't count."""
         holds = self._holding(held)
         settlement = self._settle(holds, Released())
-        if settlement.already_settled and self._record(holds.job_id).state in (State.PUBLISHED, State.DEAD):
+        if settlement.already_settled and self.record(holds.job_id).state in (State.PUBLISHED, State.DEAD):
             raise self._lost(holds)
         self.bell.ring()
 
@@ -260,11 +251,11 @@ class Jobs:
 
     def _holding(self, held: Held) -> Holding:
         job_id, lease = (held.job_id, held.lease) if isinstance(held, ClaimedJob) else held
-        return holding(job_id, lease, self._prefix, self.timeout_seconds)
+        return holding(job_id, lease, self.prefix, self.timeout_seconds)
 
     def _lost(self, holds: Holding) -> Exception:
         """What to tell a worker who no longer holds its job: where the job is now."""
-        record = self._find(holds.job_id)
+        record = self.find(holds.job_id)
         if record is None:
             return JobNotFound(holds.job_id, self.name)
         match record.state:
@@ -282,11 +273,11 @@ class Jobs:
 
     def cancel(self, job_id: UUID | str, reason: str = "cancelled", *, by: str = "operator") -> None:
         """Make a job that is not settled DEAD. A worker that has it is told so at its next heartbeat."""
-        wanted = self._record(as_job_id(job_id)).event_id
+        wanted = self.record(as_job_id(job_id)).event_id
         if self.store.cancel(Selection(ids=frozenset({wanted})), reason=reason, by=by):
             return
-        record = self._record(wanted)
-        if record.state is not State.DEAD or record.last_error != reason:
+        record = self.record(wanted)
+        if record.state is not State.DEAD or record.last_error != storable(reason):
             raise JobSettled(f"job {wanted} can't be cancelled: it is {record.state} already")
 
     def expire(self) -> int:
@@ -298,76 +289,6 @@ class Jobs:
         if now - self._expired_at >= EXPIRE_EVERY_SECONDS:
             self._expired_at = now
             self.expire()
-
-    # -- looking ----------------------------------------------------------------------------------------------
-
-    def get(self, job_id: UUID | str) -> Job:
-        return self._seen([self._record(as_job_id(job_id))])[0]
-
-    def list(
-        self,
-        state: State | None = None,
-        type: str | None = None,  # noqa: A002
-        *,
-        limit: int = 100,
-        after: int | None = None,
-    ) -> JobPage:
-        """Jobs, newest first, a page at a time."""
-        if limit < 1:
-            raise UsageError(f"the limit must be 1 or more, not {limit}")
-        queues = frozenset(self._queues()) if type is None else frozenset({self._queue(type)})
-        if not queues:
-            return JobPage((), None)
-        states = None if state is None else frozenset({state})
-        page = self.store.find(Selection(queues=queues, states=states), after=after, limit=limit)
-        return JobPage(self._seen(page.records), page.after)
-
-    def stats(self) -> JobStats:
-        counted = {one.queue: one for one in self.store.stats().queues}
-        return JobStats(
-            [
-                TypeStats(queue.removeprefix(self._prefix), one.pending, one.claimed, one.published, one.dead)
-                for queue, one in counted.items()
-                if queue.startswith(self._prefix)
-            ]
-        )
-
-    def wait(self, job_id: UUID | str, timeout_seconds: float | None = None) -> Job:
-        """The job, once it is PUBLISHED. `JobFailed` if it is DEAD, `JobUnfinished` if time is up before."""
-        wanted, started = as_job_id(job_id), time.monotonic()
-        for pause in pauses():
-            found = self.get(wanted)
-            if found.state is State.DEAD:
-                raise JobFailed(f"job {wanted} is dead: {found.error}")
-            if found.settled:
-                return found
-            left = pause if timeout_seconds is None else started + timeout_seconds - time.monotonic()
-            if left <= 0 or self._closed.wait(min(pause, left)):
-                raise JobUnfinished(f"job {wanted} is still {found.state} after {time.monotonic() - started:.1f} s")
-        raise AssertionError("unreachable")
-
-    def _queues(self) -> Iterator[str]:
-        return (one.queue for one in self.store.stats().queues if one.queue.startswith(self._prefix))
-
-    def _queue(self, kind: str) -> str:
-        longest = NAME_LIMIT - len(self._prefix)
-        if not isinstance(kind, str) or not 0 < len(kind) <= longest:
-            raise InvalidEvent(f"a job's type has 1 to {longest} characters")
-        return self._prefix + kind
-
-    def _find(self, job_id: JobId) -> Record | None:
-        records = self.store.find(Selection(ids=frozenset({job_id})), limit=1).records
-        return next((one for one in records if one.queue.startswith(self._prefix)), None)
-
-    def _record(self, job_id: JobId) -> Record:
-        record = self._find(job_id)
-        if record is None:
-            raise JobNotFound(job_id, self.name)
-        return record
-
-    def _seen(self, records: Sequence[Record]) -> "list[Job]":
-        notes = self.store.notes([one.event_id for one in records])
-        return [job(one, notes.get(one.event_id, NOTHING_SAID)) for one in records]
 
     # -- working ----------------------------------------------------------------------------------------------
 
