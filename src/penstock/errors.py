@@ -60,8 +60,9 @@ class EventNotFound(UsageError):
 class JobNotFound(UsageError):
     """No job has this id."""
 
-    def __init__(self, job_id: object, name: str = "jobs") -> None:
-        super().__init__(f"no job of {name!r} has the id {job_id}; list the ids with: penstock jobs list")
+    @classmethod
+    def of(cls, job_id: object, name: str) -> "JobNotFound":
+        return cls(f"no job of {name!r} has the id {job_id}; list the ids with: penstock jobs list")
 
 
 class StoreError(PenstockError):

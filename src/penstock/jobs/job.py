@@ -31,6 +31,8 @@ class ClaimedJob:
     type: str
     payload: Any
     """JSON; an instance of the type's model, where one is registered."""
+    json: Any
+    """The payload as it was submitted, whatever its model makes of it."""
     lease: str
     attempts: int
     max_attempts: int | None
@@ -118,6 +120,7 @@ def claimed_job(delivery: Delivery, lease: Lease, payload: Any) -> ClaimedJob:
         job_id=delivery.event_id,
         type=delivery.event_type,
         payload=payload,
+        json=shown(delivery.payload),
         lease=lease_text(lease, delivery.event_id, delivery.seq),
         attempts=delivery.deliveries,
         max_attempts=delivery.max_attempts,

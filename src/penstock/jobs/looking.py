@@ -13,13 +13,15 @@ from penstock.lifecycle import State
 from penstock.store import Store
 from penstock.store.base import Record, Selection
 
+LONGEST_NAME = 50
+
 
 class Looking:
     """The half of a job queue that changes nothing."""
 
     def __init__(self, store: Store, name: str) -> None:
-        if not name or "/" in name:
-            raise UsageError(f"a job queue's name has no '/', which goes before the type: {name!r}")
+        if not 0 < len(name) <= LONGEST_NAME or "/" in name:
+            raise UsageError(f"a job queue's name has 1 to {LONGEST_NAME} characters, and no '/' among them: {name!r}")
         self.store = store
         self.name = name
         self.prefix = f"{name}/"
@@ -68,7 +70,7 @@ class Looking:
     def record(self, job_id: JobId) -> Record:
         record = self.find(job_id)
         if record is None:
-            raise JobNotFound(job_id, self.name)
+            raise JobNotFound.of(job_id, self.name)
         return record
 
     def _seen(self, records: Sequence[Record]) -> list[Job]:

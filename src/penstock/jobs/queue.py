@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
 from penstock.config import store_url
-from penstock.errors import InvalidEvent, JobLost, JobNotFound, JobSettled, UsageError
+from penstock.errors import InvalidEvent, JobError, JobLost, JobNotFound, JobSettled, UsageError
 from penstock.event import NAME_LIMIT, Event
 from penstock.jobs.bell import Bell, pauses
 from penstock.jobs.job import (
@@ -125,7 +125,7 @@ class Jobs(Looking):
             if event.event_id is None or connection is not None:
                 raise
             if not self._same(event, self.find(event.event_id)):
-                raise InvalidEvent(f"{event.event_id} is the id of something else; give a new one") from None
+                raise JobError(f"{event.event_id} is the id of something else already; give a new one") from None
             return event.event_id
 
     def _same(self, event: Event, record: Record | None) -> bool:
@@ -212,7 +212,7 @@ class Jobs(Looking):
             raise self._lost(holds)
 
     def fail(self, held: Held, reason: str, *, delay: float | None = None) -> State:
-        """The job failed: PENDING again, after `delay` seconds or as the retry policy says, or DEAD at the last attempt."""
+        """The job failed: PENDING again, after `delay` seconds or as the retry policy says, or DEAD at its last try."""
         holds = self._holding(held)
         record = self.record(holds.job_id)
         outcome = self._after_failure(record, reason, delay)
@@ -257,7 +257,7 @@ class Jobs(Looking):
         """What to tell a worker who no longer holds its job: where the job is now."""
         record = self.find(holds.job_id)
         if record is None:
-            return JobNotFound(holds.job_id, self.name)
+            return JobNotFound.of(holds.job_id, self.name)
         match record.state:
             case State.PENDING:
                 now = f"it was given back, or had no heartbeat for {self.timeout_seconds:g} s, and waits to be claimed"
