@@ -229,8 +229,10 @@ class TestHolding:
         for lease in ("", "x", one.lease[:-1], one.lease[:-1] + "!", "ü" * 75):
             with pytest.raises(UsageError, match="not a lease"):
                 jobs.complete((one.job_id, lease))
-        with pytest.raises(UsageError, match="not one for job"):
+        with pytest.raises(JobLost, match="not one for job"):
             jobs.complete((one.job_id, other.lease))
+        with pytest.raises(JobNotFound):
+            jobs.complete((uuid4(), other.lease))
         forged = "A" * 21 + one.lease[21:]
         with pytest.raises(JobLost):
             jobs.complete((one.job_id, forged))

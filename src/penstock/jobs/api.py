@@ -13,6 +13,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPBearer
 
 import penstock
+from penstock.errors import UsageError
 from penstock.event import EventId
 from penstock.jobs import problems
 from penstock.jobs.bell import pauses
@@ -26,7 +27,8 @@ from penstock.jobs.documents import (
     Health,
     Heartbeat,
     JobDocument,
-    JobType,
+    Listing,
+    Looking,
     PageDocument,
     Problem,
     Release,
@@ -34,7 +36,6 @@ from penstock.jobs.documents import (
     StatsDocument,
     Submission,
     Submitted,
-    Wait,
 )
 from penstock.jobs.door import Door
 from penstock.jobs.job import ClaimedJob
@@ -43,8 +44,6 @@ from penstock.lifecycle import State
 from penstock.store.base import Selection
 
 MAX_BODY_BYTES = 1_048_576
-MOST_LISTED = 1_000
-GREATEST_SEQ = 2**63 - 1
 SAID = ("job_id", "type", "lease", "attempts", "max_attempts", "priority", "headers", "submitted_at")
 NOBODY = EventId(UUID(int=0))
 
@@ -90,7 +89,7 @@ def create_app(
     app.include_router(router, dependencies=[Security(bearer)] if tokens else [])
     app.include_router(open_router)
     app.add_middleware(Door, tokens=tuple(tokens), max_body_bytes=max_body_bytes)
-    problems.install(app)
+    problems.install(app, router, open_router)
     return app
 
 
@@ -104,10 +103,17 @@ def _jobs(request: Request) -> Jobs:
     return cast(JobsApp, request.app).jobs
 
 
+def _once_each(request: Request) -> None:
+    """A parameter that is given twice would count once, and nobody could say which."""
+    for name in request.query_params:
+        if len(request.query_params.getlist(name)) > 1:
+            raise UsageError(f"the parameter {name!r} is given more than once")
+
+
 Queue = Annotated[Jobs, Depends(_jobs)]
 
 open_router = APIRouter()
-router = APIRouter(prefix="/v1")
+router = APIRouter(prefix="/v1", dependencies=[Depends(_once_each)])
 
 
 @open_router.get("/health", responses={503: problems.answers()[503]})
@@ -150,44 +156,44 @@ async def claim(asked: ClaimRequest, request: Request, jobs: Queue) -> ClaimedDo
     return ClaimedDocument(**said, heartbeat_seconds=jobs.heartbeat_seconds, timeout_seconds=jobs.timeout_seconds)
 
 
-@router.post("/jobs/{job_id}/heartbeat", responses=problems.answers(404, 409))
+@router.post("/jobs/{job_id:uuid}/heartbeat", responses=problems.answers(404, 409))
 def heartbeat(job_id: UUID, asked: Heartbeat, jobs: Queue) -> Standing:
     """The worker is still at it. 409 says that it has lost the job, and should stop."""
     jobs.heartbeat((job_id, asked.lease), asked.progress)
     return Standing(job_id=job_id, state=State.CLAIMED)
 
 
-@router.post("/jobs/{job_id}/complete", responses=problems.answers(404, 409))
+@router.post("/jobs/{job_id:uuid}/complete", responses=problems.answers(404, 409))
 def complete(job_id: UUID, asked: Completion, jobs: Queue) -> Standing:
     """The job is done. A repeat by the worker that completed it is fine."""
     jobs.complete((job_id, asked.lease), asked.result)
     return Standing(job_id=job_id, state=State.PUBLISHED)
 
 
-@router.post("/jobs/{job_id}/fail", responses=problems.answers(404, 409))
+@router.post("/jobs/{job_id:uuid}/fail", responses=problems.answers(404, 409))
 def fail(job_id: UUID, asked: Failure, jobs: Queue) -> Standing:
     """The job failed: it is PENDING again, or DEAD at its last attempt."""
     return Standing(job_id=job_id, state=jobs.fail((job_id, asked.lease), asked.reason, delay=asked.delay_seconds))
 
 
-@router.post("/jobs/{job_id}/release", responses=problems.answers(404, 409))
+@router.post("/jobs/{job_id:uuid}/release", responses=problems.answers(404, 409))
 def release(job_id: UUID, asked: Release, jobs: Queue) -> Standing:
     """The worker gives the job back; the attempt doesn't count."""
     jobs.release((job_id, asked.lease))
     return Standing(job_id=job_id, state=State.PENDING)
 
 
-@router.post("/jobs/{job_id}/cancel", responses=problems.answers(404, 409))
+@router.post("/jobs/{job_id:uuid}/cancel", responses=problems.answers(404, 409))
 def cancel(job_id: UUID, asked: Cancellation, jobs: Queue) -> Standing:
     """Make a job that is not settled DEAD."""
     jobs.cancel(job_id, asked.reason, by="http")
     return Standing(job_id=job_id, state=State.DEAD)
 
 
-@router.get("/jobs/{job_id}", responses=problems.answers(404))
-async def get(job_id: UUID, request: Request, jobs: Queue, wait_seconds: Annotated[Wait, Query()] = 0.0) -> JobDocument:
+@router.get("/jobs/{job_id:uuid}", responses=problems.answers(404))
+async def get(job_id: UUID, asked: Annotated[Looking, Query()], request: Request, jobs: Queue) -> JobDocument:
     """A job as it stands; with `wait_seconds`, once it is settled or time is up."""
-    until = _now() + min(wait_seconds, _app(request).max_wait_seconds)
+    until = _now() + min(asked.wait_seconds, _app(request).max_wait_seconds)
     for pause in pauses():
         job = await run_in_threadpool(jobs.get, job_id)
         left = until - _now()
@@ -198,15 +204,9 @@ async def get(job_id: UUID, request: Request, jobs: Queue, wait_seconds: Annotat
 
 
 @router.get("/jobs", responses=problems.answers())
-def list_jobs(
-    jobs: Queue,
-    state: State | None = None,
-    type: JobType | None = None,
-    limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100,
-    after: Annotated[int | None, Query(ge=1, le=GREATEST_SEQ)] = None,
-) -> PageDocument:
+def list_jobs(asked: Annotated[Listing, Query()], jobs: Queue) -> PageDocument:
     """Jobs, newest first, a page at a time."""
-    return PageDocument.model_validate(jobs.list(state, type, limit=limit, after=after))
+    return PageDocument.model_validate(jobs.list(asked.state, asked.type, limit=asked.limit, after=asked.after))
 
 
 @router.get("/stats", responses=problems.answers())

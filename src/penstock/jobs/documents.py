@@ -4,7 +4,7 @@ from datetime import datetime
 from typing import Annotated, Any
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from penstock.event import LONGEST_SECONDS, MAX_ATTEMPTS_LIMIT, NAME_LIMIT, PRIORITIES
 from penstock.jobs.job import LEASE_LENGTH, LEASE_PATTERN
@@ -18,6 +18,8 @@ MOST_HEADERS = 100
 LONGEST_TYPE = NAME_LIMIT - LONGEST_NAME - 1
 LONGEST_TEXT = 10_000
 LONGEST_HEADER = 4_000
+MOST_LISTED = 1_000
+GREATEST_SEQ = 2**63 - 1
 
 _NO_NUL = r"^[^\x00]*$"
 
@@ -26,6 +28,15 @@ JobType = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_TYPE
 HeaderText = Annotated[str, StringConstraints(max_length=LONGEST_HEADER, pattern=_NO_NUL)]
 Reason = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_TEXT)]
 LeaseText = Annotated[str, StringConstraints(min_length=LEASE_LENGTH, max_length=LEASE_LENGTH, pattern=LEASE_PATTERN)]
+
+
+def _whole(given: Any) -> Any:
+    """JSON has one kind of number: 3.0 is an integer there."""
+    return int(given) if isinstance(given, float) and given.is_integer() else given
+
+
+Attempts = Annotated[int, Field(ge=1, le=MAX_ATTEMPTS_LIMIT), BeforeValidator(_whole)]
+Priority = Annotated[int, Field(ge=PRIORITIES[0], le=PRIORITIES[-1]), BeforeValidator(_whole)]
 Delay = Annotated[float, Field(ge=0, le=LONGEST_SECONDS, allow_inf_nan=False)]
 Wait = Annotated[float, Field(ge=0, le=LONGEST_WAIT_SECONDS, allow_inf_nan=False)]
 
@@ -41,9 +52,9 @@ class Submission(_Request):
 
     type: JobType
     payload: Any = None
-    max_attempts: Annotated[int, Field(ge=1, le=MAX_ATTEMPTS_LIMIT)] = MAX_ATTEMPTS
+    max_attempts: Attempts = MAX_ATTEMPTS
     job_id: Annotated[UUID | None, Field(strict=False)] = None
-    priority: Annotated[int, Field(ge=PRIORITIES[0], le=PRIORITIES[-1])] = 0
+    priority: Priority = 0
     delay_seconds: Delay | None = None
     dedupe_key: Name | None = None
     headers: Annotated[dict[HeaderText, HeaderText], Field(max_length=MOST_HEADERS)] = {}
@@ -89,6 +100,27 @@ class Cancellation(_Request):
     """The job is to be done no more."""
 
     reason: Reason = "cancelled"
+
+
+class _Parameters(BaseModel):
+    """No parameter but those there are: a state misspelt is not all states."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Listing(_Parameters):
+    """Which jobs to list."""
+
+    state: State | None = None
+    type: JobType | None = None
+    limit: Annotated[int, Field(ge=1, le=MOST_LISTED)] = 100
+    after: Annotated[int | None, Field(ge=1, le=GREATEST_SEQ)] = None
+
+
+class Looking(_Parameters):
+    """How long to wait for a job to be settled."""
+
+    wait_seconds: Wait = 0.0
 
 
 class Submitted(BaseModel):

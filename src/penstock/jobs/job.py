@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from penstock.errors import UsageError
+from penstock.errors import JobLost, UsageError
 from penstock.event import Delivery, EventId
 from penstock.jobs.payloads import shown
 from penstock.lifecycle import State
@@ -168,7 +168,7 @@ def holding(job_id: UUID | str, text: str, queue: str, lease_seconds: float) -> 
         raise UsageError("this is not a lease; pass on the one that came with the claimed job as it is") from None
     wanted = as_job_id(job_id)
     if UUID(bytes=held) != wanted:
-        raise UsageError(f"this lease is not one for job {wanted}; pass on the one that came with it")
+        raise JobLost(f"this lease is not one for job {wanted}; pass on the one that came with it")
     lease = Lease(LeaseId(UUID(bytes=lease_id)), Token(UUID(bytes=token)), queue, lease_seconds)
     return Holding(wanted, seq, lease)
 

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 
 from penstock import telemetry
 from penstock.errors import JobError, JobNotFound, PenstockError, StoreError, UsageError
@@ -50,8 +51,9 @@ class ProblemResponse(Response):
         super().__init__(json.dumps(problem.model_dump()), status, headers)
 
 
-def install(app: FastAPI) -> None:
-    """Turn every failure in `app` into a problem."""
+def install(app: FastAPI, *routers: APIRouter) -> None:
+    """Turn every failure in `app`, which has these routers, into a problem."""
+    app.state.known_routes = [one for router in routers for one in router.routes if isinstance(one, Route)]
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(PenstockError, _told)
@@ -68,9 +70,23 @@ def _invalid(_: Request, error: Exception) -> Response:
     return ProblemResponse(422, f"the request is not as it has to be: {said}", errors)
 
 
-def _refused(_: Request, error: Exception) -> Response:
+def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return ProblemResponse(error.status_code, str(error.detail), headers=error.headers)
+    match error.status_code:
+        case 404:
+            return ProblemResponse(404, f"there is no {request.url.path}; /openapi.json says what there is")
+        case 405:
+            methods = ", ".join(_methods(request))
+            return ProblemResponse(405, f"{request.url.path} takes {methods}", headers={"Allow": methods})
+        case status:
+            return ProblemResponse(status, str(error.detail), headers=error.headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """What this path takes, in all of its routes: Starlette only tells of the first."""
+    known: list[Route] = request.app.state.known_routes
+    matching = [route for route in known if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in matching for method in route.methods or ()})
 
 
 def _told(_: Request, error: Exception) -> Response:

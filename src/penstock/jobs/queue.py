@@ -251,7 +251,11 @@ class Jobs(Looking):
 
     def _holding(self, held: Held) -> Holding:
         job_id, lease = (held.job_id, held.lease) if isinstance(held, ClaimedJob) else held
-        return holding(job_id, lease, self.prefix, self.timeout_seconds)
+        try:
+            return holding(job_id, lease, self.prefix, self.timeout_seconds)
+        except JobLost:
+            self.record(as_job_id(job_id))  # that there is no such job says more
+            raise
 
     def _lost(self, holds: Holding) -> Exception:
         """What to tell a worker who no longer holds its job: where the job is now."""
