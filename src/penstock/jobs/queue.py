@@ -284,6 +284,12 @@ class Jobs(Looking):
         if record.state is not State.DEAD or record.last_error != storable(reason):
             raise JobSettled(f"job {wanted} can't be cancelled: it is {record.state} already")
 
+    def cancel_pending(
+        self, type: str, reason: str = "cancelled", *, by: str = "operator", dry_run: bool = False
+    ) -> int:
+        """Make all jobs of a type that wait DEAD; returns how many. Those that a worker has are left to it."""
+        return self.store.cancel(Selection(queue=self.queue(type)), reason=reason, by=by, dry_run=dry_run)
+
     def expire(self) -> int:
         """Take back the jobs without heartbeats; DEAD at their last attempt. Claims see to it by themselves."""
         return self.store.reap(limit=EXPIRE_BATCH)
