@@ -12,8 +12,10 @@ PenstockError
 │   ├── StoreUnavailable  it can't be reached now; trying again may work
 │   ├── NotInitialised    its tables are missing or older than this code
 │   └── StoreConflict     concurrent work kept winning; trying again works
+├── LeaseLost             another claimant may have the event by now: what was done under the lease is void
+├── InvalidPayload        a payload that its handler's type refuses: the event is dead, not retried
 ├── JobError              a job is not where its caller thinks it is
-│   ├── JobLost           its worker no longer holds it: it expired, was cancelled, or was settled
+│   ├── JobLost           its worker no longer holds it: it expired, was cancelled or settled; also a LeaseLost
 │   ├── JobSettled        it is settled, and can't be cancelled any more
 │   ├── JobFailed         it was waited for, and is DEAD
 │   └── JobUnfinished     it was waited for, and is not settled yet
@@ -81,11 +83,19 @@ class StoreConflict(StoreError):
     """Concurrent work kept winning; trying again works."""
 
 
+class LeaseLost(PenstockError):
+    """The lease ran out, or was taken over: what was done under it is void."""
+
+
+class InvalidPayload(PenstockError):
+    """A payload that the type of its handler refuses."""
+
+
 class JobError(PenstockError):
     """A job is not where its caller thinks it is."""
 
 
-class JobLost(JobError):
+class JobLost(JobError, LeaseLost):
     """The worker no longer holds the job: what it does now counts for nothing, and it should stop."""
 
 

@@ -106,7 +106,7 @@ class TestModels:
         return Jobs(still, models={"email:send": Email})
 
     def test_a_payload_that_does_not_fit_is_refused_at_submit(self, jobs: Jobs) -> None:
-        with pytest.raises(InvalidEvent, match=r"doesn't fit Email: to: Field required; copies: Input should be"):
+        with pytest.raises(InvalidEvent, match=r"invalid payload: to: Field required; copies: Input should be"):
             jobs.submit("email:send", {"copies": "many"})
         assert jobs.list().jobs == ()
 
@@ -132,7 +132,7 @@ class TestModels:
         dead = jobs.get(bad)
         assert (dead.state, dead.attempts, dead.payload) == (State.DEAD, 1, {"copies": []})
         assert dead.error is not None
-        assert dead.error.startswith("the payload doesn't fit Email: to: Field required; copies: ")
+        assert dead.error.startswith("invalid payload: to: Field required; copies: ")
         assert jobs.get(worse).state is State.DEAD
 
     @pytest.mark.parametrize("payload", [b"\xff", b"{", b"NaN", b'"\\ud800"', b"[" * 100_000, b"1" * 5_000])
@@ -141,7 +141,7 @@ class TestModels:
         assert jobs.claim("worker") is None
         dead = jobs.get(job_id)
         assert dead.state is State.DEAD
-        assert "the payload is not JSON" in str(dead.error)
+        assert "invalid payload: not JSON" in str(dead.error)
         assert isinstance(dead.payload, str)
 
 

@@ -2,20 +2,14 @@
 fit is told field by field, so that whoever submitted it can mend it."""
 
 import json
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import InvalidEvent
+from penstock.errors import InvalidEvent, InvalidPayload
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
 DEEPEST = 100
-MOST_ERRORS = 20
-
-
-class Unfit(ValueError):
-    """A payload that is not JSON, or that its type's model refuses; the message says where and why."""
 
 
 def encode(what: str, value: Any) -> bytes:
@@ -31,12 +25,12 @@ def encode(what: str, value: Any) -> bytes:
 
 
 def decode(raw: bytes) -> Any:
-    """The JSON in these bytes, or `Unfit`: numbers and characters that can't be written again are refused as well."""
+    """The JSON in these bytes, or `InvalidPayload`: numbers and characters that can't be written again are refused as well."""
     try:
         value = json.loads(raw)
         encode("it", value)
     except (ValueError, RecursionError, InvalidEvent) as error:
-        raise Unfit(f"the payload is not JSON: {error}") from error
+        raise InvalidPayload(f"invalid payload: not JSON: {error}") from error
     return value
 
 
@@ -46,7 +40,7 @@ def shown(raw: bytes | None) -> Any:
         return None
     try:
         return decode(raw)
-    except Unfit:
+    except InvalidPayload:
         return raw.decode(errors="replace")
 
 
@@ -57,20 +51,14 @@ def fitted(raw: bytes, model: "type[BaseModel] | None") -> Any:
         return value
     from pydantic import ValidationError
 
+    from penstock.worker.arguments import describe
+
     try:
         return model.model_validate_json(raw)
     except ValidationError as error:
-        raise Unfit(f"the payload doesn't fit {model.__name__}: {'; '.join(_told(error))}") from error
-
-
-def _told(error: Any) -> Iterator[str]:
-    """One `field: message` each, without the value, which may be a secret."""
-    errors = error.errors(include_url=False, include_input=False, include_context=False)
-    for one in errors[:MOST_ERRORS]:
-        field = ".".join(map(str, one["loc"])) or "payload"
-        yield f"{field}: {one['msg']}"
-    if len(errors) > MOST_ERRORS:
-        yield f"and {len(errors) - MOST_ERRORS} more"
+        # Without the values, which may be secrets.
+        errors = error.errors(include_url=False, include_input=False, include_context=False)
+        raise InvalidPayload(describe(errors)) from error
 
 
 def _too_deep(value: Any) -> bool:

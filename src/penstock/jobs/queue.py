@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
 from penstock.config import store_url
-from penstock.errors import InvalidEvent, JobError, JobLost, JobNotFound, JobSettled, UsageError
+from penstock.errors import InvalidEvent, InvalidPayload, JobError, JobLost, JobNotFound, JobSettled, UsageError
 from penstock.event import NAME_LIMIT, Event
 from penstock.jobs.bell import Bell, pauses
 from penstock.jobs.job import (
@@ -26,7 +26,7 @@ from penstock.jobs.job import (
     holding,
 )
 from penstock.jobs.looking import Looking
-from penstock.jobs.payloads import Unfit, encode, fitted
+from penstock.jobs.payloads import encode, fitted
 from penstock.jobs.work import Handler, run
 from penstock.lifecycle import Dead, Outcome, Published, Released, Retry, State
 from penstock.retry import RetryPolicy
@@ -114,7 +114,7 @@ class Jobs(Looking):
         body = encode("the payload", payload)
         try:
             fitted(body, self.models.get(kind))
-        except Unfit as error:
+        except InvalidPayload as error:
             raise InvalidEvent(str(error)) from error
         return body
 
@@ -187,7 +187,7 @@ class Jobs(Looking):
         (delivery,) = claim.events
         try:
             payload = fitted(delivery.payload, self.models.get(delivery.event_type))
-        except Unfit as error:
+        except InvalidPayload as error:
             self.store.settle(claim.lease, {delivery.seq: Dead(str(error))})
             return None
         return claimed_job(delivery, claim.lease, payload)
