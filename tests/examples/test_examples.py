@@ -34,6 +34,16 @@ def test_claim_and_settle() -> None:
     ]
 
 
+def test_jobs_over_http() -> None:
+    assert run("jobs_over_http.py").splitlines() == [
+        "completed: {'sent_to': 'ada', 'attempts': 1}",
+        "completed: {'sent_to': 'bob', 'attempts': 2}",
+        "dead: invalid payload: to: Field required",
+        "dead: the order was cancelled",
+        "[{'type': 'email:send', 'pending': 0, 'claimed': 0, 'completed': 2, 'dead': 2}]",
+    ]
+
+
 @pytest.mark.spark
 def test_spark_stream() -> None:
     output = run("spark_stream.py")

@@ -25,7 +25,7 @@ def encode(what: str, value: Any) -> bytes:
 
 
 def decode(raw: bytes) -> Any:
-    """The JSON in these bytes, or `InvalidPayload`: numbers and characters that can't be written again are refused as well."""
+    """The JSON in these bytes, if it is any. Numbers and characters that can't be written again are refused as well."""
     try:
         value = json.loads(raw)
         encode("it", value)
