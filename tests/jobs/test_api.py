@@ -357,6 +357,13 @@ class TestProblems:
             assert http.get(f"/v1/jobs/{job_id}").json()["payload"] == payload
             assert http.post("/v1/jobs/claim", json={"worker_id": "w"}).json()["payload"] == payload
 
+    @pytest.mark.parametrize(
+        "query", ["stat=DEAD", "type=a&type=b", "limit=0", "state=dead", "after=99999999999999999999"]
+    )
+    def test_parameters_that_can_not_be_right(self, http: httpx.Client, query: str) -> None:
+        answer = http.get(f"/v1/jobs?{query}")
+        assert (answer.status_code, query.partition("=")[0] in answer.json()["detail"]) == (422, True)
+
     def test_unknown_jobs_and_paths(self, http: httpx.Client) -> None:
         answer = http.get(f"/v1/jobs/{uuid4()}")
         assert (answer.status_code, answer.json()["title"]) == (404, "Not Found")

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any, cast
 from uuid import UUID
 
+from anyio import to_thread
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response, Security
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPBearer
@@ -44,6 +45,7 @@ from penstock.lifecycle import State
 from penstock.store.base import Selection
 
 MAX_BODY_BYTES = 1_048_576
+THREADS = 15
 SAID = ("job_id", "type", "lease", "attempts", "max_attempts", "priority", "headers", "submitted_at")
 NOBODY = EventId(UUID(int=0))
 
@@ -95,6 +97,8 @@ def create_app(
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    # Any more threads than the store has connections would only wait for one.
+    to_thread.current_default_thread_limiter().total_tokens = THREADS
     yield
     cast(JobsApp, app).end_waiting()
 

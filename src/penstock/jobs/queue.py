@@ -219,8 +219,8 @@ class Jobs(Looking):
         settlement = self._settle(holds, outcome)
         if not settlement.already_settled:
             return State.DEAD if settlement.dead else State.PENDING
-        if record.state is State.DEAD and record.last_error != storable(outcome.error):
-            raise self._lost(holds)
+        if record.state is State.DEAD and not (record.last_error or "").startswith(storable(reason)):
+            raise self._lost(holds)  # dead of something else
         return record.state
 
     def release(self, held: Held) -> None:
