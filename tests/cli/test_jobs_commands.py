@@ -4,16 +4,17 @@ import json
 import signal
 import subprocess
 from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
 
-from conftest import Run
 from penstock.jobs import Jobs, JobsClient
 from penstock.store import SqlStore
 
 SOON = 30.0
 
+Run = Callable[..., Any]
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
 

@@ -90,3 +90,39 @@ def test_effects_in_one_database_are_exactly_once(
         done = Counter(connection.execute(text("SELECT number FROM effects")).scalars())
     assert done == dict.fromkeys(range(600), 1)
     assert kills > 2
+
+
+KILLED_AT = [
+    *(
+        ("plain", point)
+        for point in ("in-claim:2", "after-claim:2", "after-handler:5", "in-settle:2", "after-settle:2")
+    ),
+    *(("effects", point) for point in ("after-claim:2", "in-transaction:5", "after-transaction:5", "after-handler:5")),
+]
+
+
+@pytest.mark.parametrize("url", ["sqlite", "postgresql"], indirect=True)
+@pytest.mark.parametrize(("kind", "point"), KILLED_AT)
+def test_killed_at_a_point(
+    outbox: Outbox, watch: Watch, store: SqlStore, tmp_path: Path, kind: str, point: str
+) -> None:
+    """Nothing is lost wherever a worker dies; in the event's own transaction nothing is doubled either."""
+    with store.transaction() as connection:
+        connection.execute(text("CREATE TABLE effects (number integer)"))
+    outbox.emit_many([outbox.event("x", str(number)) for number in range(60)])
+    url, plan = store.engine.url.render_as_string(hide_password=False), tmp_path / "plan.txt"
+    plan.write_text(point)
+    doomed = start(kind, url, f"@{plan}")
+    assert doomed.wait(60) == -9
+    assert plan.with_name("plan.txt.fired").exists()
+    assert not settled(watch)
+    survivor = start(kind, url)
+    try:
+        watch.until(published=60)
+    finally:
+        survivor.terminate()
+        assert survivor.wait(60) == 0
+    with store.transaction() as connection:
+        done = Counter(connection.execute(text("SELECT number FROM effects")).scalars())
+    assert done.keys() == set(range(60))
+    assert kind == "plain" or set(done.values()) == {1}

@@ -19,8 +19,9 @@ LEASE = {"release_stuck_timeout": 1.0, "release_stuck_interval": 0.1, "max_fetch
 FOLDER = Path(__file__).parent
 
 
-def start(kind: str, url: str) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen([sys.executable, str(FOLDER / "worker_processes.py"), kind, url])
+def start(kind: str, url: str, crash: str = "") -> "subprocess.Popen[bytes]":
+    environment = {**os.environ, "PENSTOCK_CRASH": crash}
+    return subprocess.Popen([sys.executable, str(FOLDER / "worker_processes.py"), kind, url], env=environment)
 
 
 def poison(url: str) -> Worker:
@@ -53,5 +54,20 @@ def effects(url: str) -> Worker:
     return worker
 
 
+def plain(url: str) -> Worker:
+    worker = Worker(url)
+
+    @worker.handler(max_workers=4, fetch_batch_size=20, **LEASE)
+    def handle(event: Received) -> None:
+        with worker.outbox.store.transaction() as connection:
+            connection.execute(text("INSERT INTO effects (number) VALUES (:number)"), {"number": int(event.text())})
+
+    return worker
+
+
 if __name__ == "__main__":
-    {"poison": poison, "effects": effects}[sys.argv[1]](sys.argv[2]).run()
+    if os.environ.get("PENSTOCK_CRASH"):
+        from penstock.testing import crashes
+
+        crashes.arm()
+    {"poison": poison, "effects": effects, "plain": plain}[sys.argv[1]](sys.argv[2]).run()
