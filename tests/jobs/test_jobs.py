@@ -181,6 +181,16 @@ class TestHolding:
             assert jobs.expire() == 0
             jobs.heartbeat(job)
 
+    def test_nobody_holds_a_job_for_ever(self, jobs: Jobs, clock: ManualClock) -> None:
+        jobs.submit("a")
+        job = claimed(jobs)
+        for _ in range(119):
+            clock.advance(TIMEOUT)
+            jobs.heartbeat(job)
+        clock.advance(TIMEOUT)
+        with pytest.raises(JobLost, match="max_lease_age_seconds"):
+            jobs.heartbeat(job)
+
     def test_a_claim_takes_back_what_expired(self, still: SqlStore, clock: ManualClock) -> None:
         jobs = Jobs(still)
         jobs.submit("a")

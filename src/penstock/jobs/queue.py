@@ -265,6 +265,8 @@ class Jobs(Looking):
         match record.state:
             case State.PENDING:
                 now = f"it was given back, or had no heartbeat for {self.timeout_seconds:g} s, and waits to be claimed"
+            case State.CLAIMED if self._still_named(holds):
+                now = "it was held for longer than the store lets anyone hold a lease (max_lease_age_seconds)"
             case State.CLAIMED:
                 now = f"it was taken back, and {record.claimed_by} has claimed it since"
             case State.PUBLISHED:
@@ -272,6 +274,9 @@ class Jobs(Looking):
             case State.DEAD:
                 now = f"it is dead: {record.last_error}"
         return JobLost(f"job {holds.job_id} is no longer yours: {now}")
+
+    def _still_named(self, holds: Holding) -> bool:
+        return any(held.lease.token == holds.lease.token for held in self.store.held([holds.lease.lease_id]))
 
     # -- beside the flow --------------------------------------------------------------------------------------
 
