@@ -17,6 +17,7 @@ from penstock.cli.doctor import doctor
 from penstock.cli.emit import emit
 from penstock.cli.events import events, show
 from penstock.cli.failure import USAGE, tell
+from penstock.cli.jobs import jobs
 from penstock.cli.operate import init, purge, reap, replay
 from penstock.cli.options import StoreOption
 from penstock.cli.relay import relay
@@ -79,6 +80,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
 for _panel, _functions in _COMMANDS.items():
     for _function in _functions:
         app.command(rich_help_panel=_panel)(_function)
+app.add_typer(jobs, rich_help_panel="The flow")
 app.command(rich_help_panel="Trying out")(demo)
 app.add_typer(bench, rich_help_panel="Trying out")
 
