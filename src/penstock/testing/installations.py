@@ -73,6 +73,15 @@ def find_rabbitmq() -> Path:
     raise MissingService("A RabbitMQ server for tests")
 
 
+def find_mariadb() -> tuple[Path, Path]:
+    """The server `mariadbd`, and the program that makes its data folder."""
+    server = shutil.which("mariadbd") or shutil.which("mariadbd", path="/usr/sbin:/usr/libexec:/usr/local/sbin")
+    installer = shutil.which("mariadb-install-db")
+    if server is None or installer is None:
+        raise MissingService("A MariaDB server for tests")
+    return Path(server), Path(installer)
+
+
 def within_reach(binaries: Path, account: Account | None, folder: Path) -> Path:
     """These binaries where the account can execute them: a copy if they lie, say, below a private home."""
     if _both_run(binaries, account):
