@@ -28,7 +28,10 @@ EMIT_COLUMNS = (
     "created_at",
 )
 
-_DRIVERS = {"psycopg": "postgresql", "psycopg2": "postgresql", "sqlite3": "sqlite"}
+_DRIVERS = {"psycopg": "postgresql", "psycopg2": "postgresql", "sqlite3": "sqlite", "pymysql": "mysql"}
+
+# MySQL says so in every answer.
+_IN_TRANSACTION = 1
 
 
 def new_event_id() -> EventId:
@@ -51,7 +54,7 @@ def ids_for(events: Sequence[Event]) -> Iterator[EventId]:
 def borrowed(connection: object, dialect: str) -> Iterator[Any]:
     """A cursor on the caller's connection, inside the caller's transaction.
 
-    Takes a SQLAlchemy Session or Connection, a Django connection, or a psycopg or sqlite3 connection. One that
+    Takes a SQLAlchemy Session or Connection, a Django connection, or a psycopg, sqlite3 or PyMySQL connection. One that
     commits every statement by itself gets a transaction for the emit.
     """
     raw = _driver_connection(connection)
@@ -62,7 +65,7 @@ def borrowed(connection: object, dialect: str) -> Iterator[Any]:
     if found is None:
         raise UsageError(
             f"can't emit through a {type(connection).__module__}.{type(connection).__name__}; pass a SQLAlchemy "
-            "Session or Connection, a psycopg or sqlite3 connection, or a Django connection"
+            "Session or Connection, a psycopg, sqlite3 or PyMySQL connection, or a Django connection"
         )
     if found != dialect:
         raise UsageError(f"the connection is to {found}, but the store is on {dialect}: an emit can't be atomic")
@@ -81,6 +84,10 @@ def _cursor(raw: Any, driver: str) -> Any:
         from psycopg.rows import tuple_row
 
         return raw.cursor(row_factory=tuple_row)
+    if driver == "pymysql":
+        from pymysql.cursors import Cursor
+
+        return raw.cursor(Cursor)
     cursor = raw.cursor()
     if driver == "sqlite3":
         cursor.row_factory = None
@@ -116,10 +123,24 @@ def _own_transaction(connection: object, raw: Any, driver: str) -> Iterator[None
     elif driver == "sqlite3" and not raw.in_transaction:
         with _sqlite_transaction(raw):
             yield
+    elif driver == "pymysql" and raw.get_autocommit() and not raw.server_status & _IN_TRANSACTION:
+        with _mysql_transaction(raw):
+            yield
     elif driver == "psycopg2" and raw.autocommit:
         raise UsageError("this psycopg2 connection commits every statement by itself: set autocommit to False to emit")
     else:
         yield
+
+
+@contextmanager
+def _mysql_transaction(raw: Any) -> Iterator[None]:
+    raw.begin()
+    try:
+        yield
+    except BaseException:
+        raw.rollback()
+        raise
+    raw.commit()
 
 
 @contextmanager
