@@ -101,8 +101,8 @@ class Outbox:
         """The statement that emits `event`, for async sessions: `await session.execute(outbox.insert(event))`."""
         if not self.store.capabilities.insert_into_view:
             raise NotSupported(
-                "this database's views take no INSERT, so no statement can emit: use emit with the connection of a session "
-                "that is not async"
+                "this database's views take no INSERT, so no statement can emit: use emit, with the connection of a "
+                "session that is not async"
             )
         if self.routes is not None:
             self.routes.require([event.event_type])

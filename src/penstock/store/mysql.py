@@ -1,5 +1,5 @@
-"""The store on MySQL and MariaDB: READ COMMITTED, `SKIP LOCKED` so that claimers never wait for each other, and moves of
-a few statements each, because neither server has data-modifying CTEs. A deadlock is tried again."""
+"""The store on MySQL and MariaDB: READ COMMITTED, `SKIP LOCKED` so that claimers never wait for each other, and moves
+of a few statements each, because neither server has data-modifying CTEs. A deadlock is tried again."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,7 +8,6 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Engine, create_engine, make_url
-from sqlalchemy import event as hooks
 from sqlalchemy.exc import DBAPIError
 
 from penstock.config import needs_extra
@@ -48,9 +47,7 @@ DUPLICATE, NOT_ALLOWED = 1062, 1227
 
 
 class MysqlStore(SqlStore):
-    capabilities = Capabilities(
-        transactional_emit=True, ordering=True, concurrent_writers=True, insert_into_view=False
-    )
+    capabilities = Capabilities(transactional_emit=True, ordering=True, concurrent_writers=True, insert_into_view=False)
     statements = statements
     upkeep = upkeep
     staging = staging
@@ -68,16 +65,16 @@ class MysqlStore(SqlStore):
             import pymysql  # noqa: F401
         target = make_url(url).set(drivername="mysql+pymysql")
         connect_args = {} if "connect_timeout" in target.query else {"connect_timeout": 10}
-        engine = create_engine(
+        # What doesn't fit is refused, not cut off, whatever the server prefers.
+        always = {"sql_mode": SQL_MODE, "program_name": "penstock"}
+        return create_engine(
             target,
             isolation_level="READ COMMITTED",
             pool_size=self.options.pool_size,
             max_overflow=10,
             pool_recycle=RECYCLE_SECONDS,
-            connect_args={"binary_prefix": True, "program_name": "penstock", **connect_args},
+            connect_args={**always, **connect_args},
         )
-        hooks.listen(engine, "connect", _set_up)
-        return engine
 
     @contextmanager
     def _begin(self, *, write: bool = True) -> Iterator[Transaction]:  # noqa: ARG002
@@ -111,7 +108,7 @@ class MysqlStore(SqlStore):
 
         cause = error.orig if isinstance(error, DBAPIError) else error
         code = cause.args[0] if isinstance(cause, Error) and cause.args else None
-        told = str(cause.args[-1] if cause is not None and cause.args else cause).strip().partition("\n")[0]
+        told = str(cause.args[-1] if cause is not None and cause.args else "").strip().partition("\n")[0]
         if code in (DEADLOCK, LOCK_WAIT, CHANGED_SINCE_READ):
             return StoreConflict(f"concurrent work on {self.url} kept winning; try again")
         if code in (NO_TABLE, NO_COLUMN, BROKEN_VIEW):
@@ -120,7 +117,7 @@ class MysqlStore(SqlStore):
             return InvalidEvent("an event with this event_id was emitted before")
         if isinstance(cause, OperationalError | InterfaceError):
             self.engine.dispose()
-            return StoreUnavailable(f"can't reach {self.url}: {told}")
+            return StoreUnavailable(f"can't reach {self.url}: {told or 'the connection was lost'}")
         return StoreError(f"{self.url} refused: {told}") if isinstance(cause, Error) else None
 
     def _moment(self, raw: Any) -> datetime:
@@ -362,12 +359,6 @@ class MysqlStore(SqlStore):
                 raise
             return None  # to see others' transactions needs the PROCESS privilege
         return None if age is None else float(age)
-
-
-def _set_up(connection: Any, _record: Any) -> None:
-    """What doesn't fit is refused, not cut off, whatever the server prefers."""
-    with connection.cursor() as cursor:
-        cursor.execute("SET SESSION sql_mode = %s", (SQL_MODE,))
 
 
 def _typed(statement: str, types: Sequence[str] | None) -> str:

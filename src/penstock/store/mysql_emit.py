@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from penstock.errors import InvalidEvent
 from penstock.event import Event, EventId
 from penstock.store import mysql_lines as lines
 from penstock.store.columns import COLUMNS
@@ -38,11 +39,16 @@ SELECT dedupe_key, event_id FROM penstock_dedupe WHERE queue = :queue AND dedupe
 """
 NAME_OPENER = "UPDATE penstock_dedupe SET event_id = %s WHERE queue = %s AND dedupe_key = %s"
 
+# With payloads below this no statement comes near what any server takes.
+LARGE = 1_000_000
+LARGEST = "SELECT @@max_allowed_packet"
+
 Window = tuple[str, str]
 
 
 def append(tx: Transaction, cursor: Any, events: Sequence[Event], now: datetime) -> list[EventId]:
     """Write events; returns their ids, and for a duplicate that of the first."""
+    _refuse_too_large(tx, events)
     ids = list(ids_for(events))
     written = list(zip(ids, events, strict=True))
     if any(event.dedupe_key is not None for event in events):
@@ -53,6 +59,20 @@ def append(tx: Transaction, cursor: Any, events: Sequence[Event], now: datetime)
     if written:
         _write(tx, cursor, written, now)
     return ids
+
+
+def _refuse_too_large(tx: Transaction, events: Sequence[Event]) -> None:
+    """A server that is sent more than it takes only hangs up. The driver sends bytes as hexadecimal digits."""
+    large = [event.payload for event in events if len(event.payload) > LARGE]
+    if not large:
+        return
+    largest = int(tx.scalar(LARGEST))
+    for payload in large:
+        if 2 * len(payload) + 2 * LARGE > largest:
+            raise InvalidEvent(
+                f"a payload of {len(payload):,} bytes takes twice as many to send, more than the server takes: raise "
+                f"its max_allowed_packet, which is {largest:,}"
+            )
 
 
 def _write(tx: Transaction, cursor: Any, written: Sequence[tuple[EventId, Event]], now: datetime) -> None:
@@ -67,7 +87,7 @@ def _open_windows(
 ) -> tuple[set[int], dict[Window, EventId]]:
     """The places of the events that opened a window, and each window's event.
 
-    A window is opened under an id that nobody else can have put there; where its event was given another, it is renamed.
+    A window is opened under an id that nobody else can have put there; where its event was given one, it is renamed.
     """
     first: dict[Window, int] = {}
     for place, (_, event) in enumerate(written):

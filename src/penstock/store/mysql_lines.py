@@ -1,9 +1,9 @@
 """Ordering keys on MySQL and MariaDB: who holds one, whose turn it is, and when it may go.
 
 PostgreSQL has a lock that keeps a row from being deleted and lets it be changed. InnoDB has not, so a key has two rows:
-its turn in `penstock_keys`, which claimers lock and change, and one in `penstock_holds`, which an emitter shares until it
-commits. Both are made together and deleted together, and nobody deletes them while a hold is shared. So emitters and
-claimers never wait for each other, and no event is left in a line without a key.
+its turn in `penstock_keys`, which claimers lock and change, and one in `penstock_holds`, which an emitter shares until
+it commits. Both are made together and deleted together, and nobody deletes them while a hold is shared. So emitters
+and claimers don't wait for each other, and no event is left in a line without a key.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,8 +31,8 @@ WHERE queue = :queue AND lease_id IS NULL AND next_at <= {now} ORDER BY next_at 
 TAKE = "UPDATE penstock_keys SET lease_id = :lease_id WHERE queue = :queue AND ordering_key IN :names"
 
 _LINE = "penstock_pending p FORCE INDEX (penstock_pending_line)"
-# The key that has waited longest goes first, or one that always has more than enough would keep the others waiting. Keys
-# with a long line are told by the event that a claim would be cut at.
+# The key that has waited longest goes first, or one that always has more than enough would keep the others waiting.
+# Keys with a long line are told by the event that a claim would be cut at.
 TAKEN = f"""
 SELECT k.ordering_key, (
     SELECT p.seq FROM {_LINE} WHERE p.queue = k.queue AND p.ordering_key = k.ordering_key
@@ -41,11 +41,14 @@ FROM penstock_keys k FORCE INDEX (penstock_keys_lease) WHERE k.lease_id = :lease
 """
 _FRONT = "SELECT p.ordering_key, p.seq, p.suspect, p.available_at <= {now}{of_types}"
 # Short lines in one go, to their ends; the front of a long one by itself.
-SHORT_LINES = f"{_FRONT} FROM {_LINE} WHERE p.queue = :queue AND p.ordering_key IN :names ORDER BY p.ordering_key, p.seq"
+SHORT_LINES = (
+    f"{_FRONT} FROM {_LINE} WHERE p.queue = :queue AND p.ordering_key IN :names ORDER BY p.ordering_key, p.seq"
+)
 LONG_LINE = f"{_FRONT} FROM {_LINE} WHERE p.queue = :queue AND p.ordering_key = :name ORDER BY p.seq LIMIT :line_limit"
 
 HELD_KEYS = """
-SELECT lease_id, queue, ordering_key FROM penstock_keys WHERE lease_id IN :lease_ids ORDER BY queue, ordering_key FOR UPDATE
+SELECT lease_id, queue, ordering_key FROM penstock_keys WHERE lease_id IN :lease_ids
+ORDER BY queue, ordering_key FOR UPDATE
 """
 STILL_CLAIMED = """
 SELECT lease_id, ordering_key FROM penstock_claimed
@@ -57,7 +60,8 @@ UNHELD = f"{KNOWN} FOR UPDATE SKIP LOCKED"
 # Statements of their own: what an emitter committed before the lock was had is seen.
 DROP_DRAINED = """
 DELETE FROM penstock_keys WHERE queue = :queue AND ordering_key IN :names AND NOT EXISTS (
-    SELECT 1 FROM penstock_pending p WHERE p.queue = penstock_keys.queue AND p.ordering_key = penstock_keys.ordering_key)
+    SELECT 1 FROM penstock_pending p
+    WHERE p.queue = penstock_keys.queue AND p.ordering_key = penstock_keys.ordering_key)
 """
 DROP_HOLDS = """
 DELETE FROM penstock_holds WHERE queue = :queue AND ordering_key IN :names AND NOT EXISTS (

@@ -1,8 +1,8 @@
 """Every statement that a claim, a settle and their kin run on MySQL and MariaDB.
 
 One text serves both. MySQL returns nothing from an INSERT or DELETE, and neither has a data-modifying CTE: a move is a
-locking SELECT, an INSERT ... SELECT and a DELETE, and a text that has to change and then to tell is two statements, parted
-by a line of `--;`. Values are bound (`:name`), a list of numbers as one JSON text; `{now}`, the clock, is put in.
+locking SELECT, an INSERT ... SELECT and a DELETE, and a text that has to change and then to tell is two statements,
+parted by a line of `--;`. Values are bound (`:name`), lists of numbers as one JSON text; `{now}`, the clock, is put in.
 
 The transaction is READ COMMITTED: each plain read sees what was committed before it began, locks nothing and waits for
 nobody. In a caller's own transaction (`settle_in`) it may be stricter and see an old state; so whatever decides over an
@@ -25,8 +25,8 @@ GIVEN = "JSON_TABLE(:seqs, '$[*]' COLUMNS (given_seq BIGINT PATH '$')) given STR
 PENDING = f"{GIVEN} penstock_pending p ON p.seq = given_seq"
 CLAIMED = f"{GIVEN} penstock_claimed c ON c.seq = given_seq"
 
-# A fresh token at every claim: whoever holds an older one has lost. A closed lease stays as it was. Assignments are made
-# from left to right: `moved` first, while `claimant` is still the last one.
+# A fresh token at every claim: whoever holds an older one has lost. A closed lease stays as it was. Assignments are
+# made from left to right: `moved` first, while `claimant` is still the last one.
 OPEN_LEASE = f"""
 INSERT INTO penstock_leases (lease_id, queue, claimant, token, claims, moved, max_attempts, claimed_at, expires_at)
 VALUES (:lease_id, :queue, :claimant, :token, 0, 0, :max_attempts, {{now}}, {_LATER.format(":lease_seconds")})

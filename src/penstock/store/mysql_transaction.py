@@ -1,4 +1,4 @@
-"""What a transaction on MySQL or MariaDB does differently: statements in two parts, and values as the driver sends them."""
+"""What a transaction on MySQL or MariaDB does differently: statements in two parts, and values for the driver."""
 
 import json
 from datetime import UTC, datetime

@@ -149,7 +149,7 @@ needs_an_insert = pytest.mark.usefixtures("takes_an_insert")
 
 
 class NoPlainSql(SqlScenario):
-    """Where a store declares that its view takes no INSERT, the database refuses one: no event is lost without a word."""
+    """Where a store declares that its view takes no INSERT, the database refuses one: no event is lost unseen."""
 
     def test_plain_sql_is_refused_and_leaves_nothing(self, store: SqlStore, connection: DatabaseConnection) -> None:
         if store.capabilities.insert_into_view:
