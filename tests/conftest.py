@@ -13,6 +13,7 @@ from penstock.testing.servers import (
     KafkaServer,
     MariadbServer,
     NatsServer,
+    PgBouncer,
     PostgresServer,
     RabbitServer,
     Server,
@@ -69,6 +70,12 @@ def mariadb_url(mariadb_server: MariadbServer) -> Iterator[str]:
     url = mariadb_server.create_database()
     yield url
     mariadb_server.drop_database(url)
+
+
+@pytest.fixture(scope="session")
+def pgbouncer(postgres_server: PostgresServer) -> Iterator[PgBouncer]:
+    with started(PgBouncer(postgres_server)) as pooler:
+        yield pooler
 
 
 @pytest.fixture(scope="session")

@@ -64,6 +64,11 @@ def test_every_part_gives_its_figures(report: Report) -> None:
         "claim of 1,000 at 1,000 pending",
         "claim of 1,000 at 3,000 pending",
         "claim of 1,000, many / few pending",
+        "workers",
+        "PgQueuer's workers",
+        "workers / PgQueuer",
+        "commit to handler, p50",
+        "commit to handler, p99",
         "cold start, caches warm",
         "cold start, first run ever",
         "relay",
@@ -97,6 +102,8 @@ def test_the_figures_agree_with_each_other(report: Report) -> None:
     assert isclose(told["relay / PgQueuer"], told["relay"] / told["PgQueuer"])
     assert isclose(told["relay / raw moves"], told["relay"] / told["raw moves"])
     assert isclose(told["emit / PgQueuer"], told["bulk emit"] / told["PgQueuer's bulk enqueue"])
+    assert isclose(told["workers / PgQueuer"], told["workers"] / told["PgQueuer's workers"])
+    assert told["commit to handler, p50"] <= told["commit to handler, p99"]
     assert told["latency, p50"] <= told["latency, p95"] <= told["latency, p99"]
     assert report.parts[Part.LATENCY].details["events"] == SMALL.latency_events
 

@@ -11,6 +11,7 @@ from penstock.testing.servers.base import Server
 from penstock.testing.servers.kafka import KafkaServer
 from penstock.testing.servers.mariadb import MariadbServer
 from penstock.testing.servers.nats import NatsServer
+from penstock.testing.servers.pgbouncer import PgBouncer
 from penstock.testing.servers.postgres import PostgresServer
 from penstock.testing.servers.rabbitmq import RabbitServer
 from penstock.testing.servers.spark import SparkMaster, SparkWorker
@@ -20,6 +21,7 @@ __all__ = [
     "KafkaServer",
     "MariadbServer",
     "NatsServer",
+    "PgBouncer",
     "PostgresServer",
     "RabbitServer",
     "Server",
