@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from threading import Event as Signal
 from typing import Any
 
@@ -14,7 +15,7 @@ from penstock.errors import StoreConflict, UsageError
 from penstock.event import EventId
 from penstock.lifecycle import PUBLISHED, RELEASED, Retry, State
 from penstock.outbox import Outbox
-from penstock.store import SqlStore, mysql_statements, open_store
+from penstock.store import SqlStore, hints, mysql_statements, open_store
 from penstock.store.base import Selection
 from penstock.store.transaction import Transaction
 from penstock.testing.processes import wait_until
@@ -246,3 +247,55 @@ def test_an_operators_cancel_and_a_claim_never_take_the_same_event(store: SqlSto
             for table in ("events", "pending", "claimed", "archive", "keys", "holds", "leases", "history"):
                 connection.exec_driver_sql(f"DELETE FROM penstock_{table}")
         assert {record.state for record in found} <= set(State)
+
+
+def test_what_another_process_gave_back_is_found_by_probing(
+    store: SqlStore, mariadb_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim starts to look near the present, where new events are; once in a while it looks at everything."""
+    monkeypatch.setattr(hints, "FULL_LOOK_SECONDS", 0.2)
+    store.append([event()])
+    assert claim(store)
+    assert not store.ready("outbox")
+    with closing(open_store(mariadb_url)) as other:
+        old = other.append([event(available_at=datetime.now(UTC) - timedelta(hours=1))])
+    assert wait_until(lambda: store.ready("outbox"), 10)
+    assert ids(claim(store)) == old
+
+
+def test_the_oldest_snapshot_is_shown_to_those_who_may_see_it(
+    store: SqlStore, mariadb_url: str, mariadb_server: MariadbServer
+) -> None:
+    with connect_mysql(mariadb_url) as connection:
+        connection.execute("SELECT count(*) FROM penstock_events")
+        shown = store.stats().oldest_snapshot_seconds
+        assert shown is not None
+        assert 0 <= shown < 60
+    # The server takes a moment to end the transaction of a connection that was closed.
+    assert wait_until(lambda: store.stats().oldest_snapshot_seconds is None, 10)
+    name = store.engine.url.database
+    mariadb_server.execute(f"CREATE USER {name[:30]}@'127.0.0.1' IDENTIFIED BY 'word'")
+    mariadb_server.execute(f"GRANT ALL ON `{name}`.* TO {name[:30]}@'127.0.0.1'")
+    with closing(open_store(mariadb_server.url(name, user=name[:30], password="word"))) as confined:
+        confined.append([event()])
+        assert confined.stats().oldest_snapshot_seconds is None
+        assert len(claim(confined)) == 1
+    mariadb_server.execute(f"DROP USER {name[:30]}@'127.0.0.1'")
+
+
+def test_time_is_the_servers_where_no_clock_is_given(store: SqlStore, mariadb_url: str) -> None:
+    store.append([event(), event(ordering_key="k")])
+    assert len(claim(store)) == 2
+    with connect_mysql(mariadb_url) as connection:
+        found = connection.execute(
+            "SELECT count(*) FROM penstock_outbox WHERE claimed_at >= created_at AND claimed_at <= UTC_TIMESTAMP(6) "
+            "AND created_at > UTC_TIMESTAMP(6) - INTERVAL 1 MINUTE"
+        )
+        assert found.fetchone() == (2,)
+    assert abs(store.now() - datetime.now(UTC)) < timedelta(minutes=1)
+
+
+def test_an_id_is_shown_as_people_write_it(store: SqlStore, mariadb_url: str) -> None:
+    (emitted,) = store.append([event()])
+    with connect_mysql(mariadb_url) as connection:
+        assert connection.execute("SELECT event_id FROM penstock_outbox").fetchall() == ((str(emitted),),)

@@ -85,7 +85,7 @@ def _reads(connection: MysqlConnection) -> int:
 
 def test_a_claim_follows_its_index_and_sorts_nothing(store: SqlStore, connection: MysqlConnection) -> None:
     statement = statements.CHOOSE_READY.replace("{of_types}", "").replace("{now}", "UTC_TIMESTAMP(6)")
-    values = {"queue": "'outbox'", "priority": "2", "room": "1000"}
+    values = {"queue": "'outbox'", "priority": "2", "room": "1000", "floor": "'0001-01-01'"}
     for name, value in values.items():
         statement = statement.replace(f":{name}", value)
     ((_, _, table, kind, _, key, length, _, _, extra),) = connection.execute(f"EXPLAIN {statement}").fetchall()

@@ -28,10 +28,10 @@ from penstock.store import mysql_statements as statements
 from penstock.store import mysql_upkeep as upkeep
 from penstock.store.base import Capabilities, Committed, Lease, LeaseId, Part, StoreOptions, Token
 from penstock.store.emit import ids_for
+from penstock.store.hints import ALWAYS, Floor, Lines
 from penstock.store.moves import Clock, Wanted
 from penstock.store.mysql_transaction import MysqlTransaction, adapt, delivery, utc
 from penstock.store.outcomes import OutcomeRow, RouteRow
-from penstock.store.postgres_hints import Lines
 from penstock.store.sql import SqlStore
 from penstock.store.transaction import Transaction, percent_style
 
@@ -54,6 +54,7 @@ class MysqlStore(SqlStore):
 
     def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
         super().__init__(url, options, clock)
+        self._floors: dict[str, Floor] = {}
         self._lines: dict[str, Lines] = {}
         self._now = "UTC_TIMESTAMP(6)" if clock is None else "CAST(:now AS DATETIME(6))"
         self._prepared: dict[str, str] = {}
@@ -154,14 +155,33 @@ class MysqlStore(SqlStore):
     # -- claiming ---------------------------------------------------------------------------------------------
 
     def _take_ready(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]:
+        if wanted.types is not None:
+            return self._take_from(tx, wanted, room, ALWAYS)
+        floor = self._floors.setdefault(wanted.lease.queue, Floor())
+        start = floor.use()
+        rows = self._take_from(tx, wanted, room, start)
+        if start == ALWAYS and rows:
+            floor.learn_all(wanted.opened_at, *self._left(tx, wanted.lease.queue))
+        elif rows or room == wanted.limit:
+            floor.learn(wanted.opened_at, rows)
+        return rows
+
+    def _take_from(self, tx: Transaction, wanted: Wanted, room: int, floor: datetime) -> list[Delivery]:
         chosen: list[tuple[int, int]] = []
         statement = _typed(statements.CHOOSE_READY, wanted.types)
         for priority in self._levels(tx, wanted.lease.queue):
             given = wanted.parameters(room - len(chosen))
-            chosen += tx.rows(statement, **given, priority=priority)
+            chosen += tx.rows(statement, **given, priority=priority, floor=floor)
             if len(chosen) == room:
                 break
         return self._move(tx, wanted, chosen, room)
+
+    def _left(self, tx: Transaction, queue: str) -> tuple[int | None, datetime | None]:
+        """The lowest priority and the oldest time of what a claim has left."""
+        levels = list(self._levels(tx, queue))
+        times = [tx.scalar(statements.OLDEST, queue=queue, priority=priority) for priority in levels]
+        oldest = [self._moment(one) for one in times if one is not None]
+        return min(levels, default=None), min(oldest, default=None)
 
     def _levels(self, tx: Transaction, queue: str) -> Iterator[int]:
         """The priorities that have anything, highest first."""
@@ -197,13 +217,16 @@ class MysqlStore(SqlStore):
     def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:
         if tx.scalar(upkeep.PAUSED, queue=queue):
             return False
-        given = {"queue": queue, "types": None if types is None else list(types)}
+        floor = Floor() if types is not None else self._floors.setdefault(queue, Floor())
+        start = floor.use()
+        given = {"queue": queue, "types": None if types is None else list(types), "floor": start}
         of_head = "" if types is None else mysql_lines.OF_HEAD
         statement = _typed(statements.HEAD, types)
         levels = self._levels(tx, queue)
-        return any(tx.row(statement, **given, priority=priority, room=1) for priority in levels) or bool(
-            tx.scalar(mysql_lines.KEY_READY.replace("{of_head}", of_head), **given)
-        )
+        found = any(tx.row(statement, **given, priority=priority, room=1) for priority in levels)
+        if found and start == ALWAYS:
+            floor.forget()  # what only a full look finds, only a full look can claim
+        return found or bool(tx.scalar(mysql_lines.KEY_READY.replace("{of_head}", of_head), **given))
 
     # -- leases and settling ----------------------------------------------------------------------------------
 
@@ -335,7 +358,7 @@ class MysqlStore(SqlStore):
 
     def _heads_of(self, tx: Transaction, queue: str) -> Iterator[Any]:
         for priority in self._levels(tx, queue):
-            row = tx.row(_typed(statements.HEAD, None), queue=queue, priority=priority, room=1)
+            row = tx.row(_typed(statements.HEAD, None), queue=queue, priority=priority, room=1, floor=ALWAYS)
             if row is not None:
                 yield queue, priority, *row
                 break
@@ -344,7 +367,8 @@ class MysqlStore(SqlStore):
             yield queue, 0, at, 0
 
     def _came_back(self) -> None:
-        """Claims look at everything here: InnoDB clears away dead rows as soon as nobody can see them."""
+        for floor in self._floors.values():
+            floor.forget()
 
     def _compact(self) -> None:
         """Nothing swells: the space of a deleted row is used again."""

@@ -50,11 +50,15 @@ LEVEL = f"SELECT max(priority) FROM {_READY} WHERE queue = :queue AND ordering_k
 _MAY_GO = f"""
 FROM {_READY}
 WHERE p.queue = :queue AND p.ordering_key IS NULL AND p.priority = :priority
-  AND p.available_at <= {{now}}{{of_types}}
+  AND p.available_at >= :floor AND p.available_at <= {{now}}{{of_types}}
 ORDER BY p.available_at, p.seq LIMIT :room
 """
 CHOOSE_READY = f"SELECT p.seq, p.suspect {_MAY_GO} FOR UPDATE SKIP LOCKED"
 HEAD = f"SELECT p.available_at, p.seq {_MAY_GO}"
+# What is left of a priority: its oldest time.
+OLDEST = (
+    f"SELECT min(available_at) FROM {_READY} WHERE queue = :queue AND ordering_key IS NULL AND priority = :priority"
+)
 
 # The line of a key is chosen without locks, so as not to wait for an emitter. What was chosen may be gone by now.
 LOCK_WAITING = f"SELECT p.seq FROM {PENDING} FOR UPDATE"
