@@ -57,6 +57,8 @@ def borrowed(connection: object, dialect: str) -> Iterator[Any]:
     Takes a SQLAlchemy Session or Connection, a Django connection, or a psycopg, sqlite3 or PyMySQL connection. One that
     commits every statement by itself gets a transaction for the emit.
     """
+    if dialect == "mysql" and _is_async(connection):
+        raise UsageError("an async session can't emit to MySQL or MariaDB: pass one that is not async")
     raw = _driver_connection(connection)
     driver = next((name for name in _modules(raw) if name in _DRIVERS), "")
     found = _DRIVERS.get(driver)
@@ -94,10 +96,14 @@ def _cursor(raw: Any, driver: str) -> Any:
     return cursor
 
 
+def _is_async(connection: object) -> bool:
+    return any(base.__module__.startswith("sqlalchemy.ext.asyncio") for base in type(connection).__mro__)
+
+
 def _driver_connection(connection: object) -> Any:
     """The driver's own connection. Kinds are told by their modules: importing them all would slow every start."""
     given: Any = connection
-    if any(base.__module__.startswith("sqlalchemy.ext.asyncio") for base in type(connection).__mro__):
+    if _is_async(connection):
         raise UsageError("with an async session, execute the statement: await session.execute(outbox.insert(event))")
     if hasattr(connection, "ensure_connection"):
         given.ensure_connection()
