@@ -18,7 +18,7 @@ from databases import (
 from sqlalchemy import Connection as SqlConnection
 
 from penstock.errors import InvalidEvent, NotInitialised, StoreError, StoreUnavailable, UsageError
-from penstock.lifecycle import Dead, Retry
+from penstock.lifecycle import PUBLISHED, Dead, Retry
 from penstock.store import SqlStore, StoreOptions, open_store
 from penstock.store.base import Selection
 from penstock.store.moves import Clock
@@ -262,3 +262,22 @@ def test_a_payload_that_the_server_takes_no_packet_for_says_so(store: SqlStore) 
     store.append([event(payload=bytes(7_000_000), queue="large")] * 2)
     assert claim(store, 1, queue="large").events[0].payload == bytes(7_000_000)
     assert store.append([event()]) == ids(claim(store))
+
+
+@pytest.mark.crash
+@pytest.mark.usefixtures("mariadb_server")
+def test_what_was_emitted_and_settled_survives_a_crash_of_the_server() -> None:
+    with MariadbServer() as server:
+        store = open_store(server.create_database())
+        store.initialise()
+        emitted = [one for _ in range(5) for one in store.append([event(ordering_key="k"), event()])]
+        held = claim(store, 4)
+        store.settle(held.lease, all_to(PUBLISHED, held))
+        server.kill()
+        with pytest.raises(StoreUnavailable, match="can't reach"):
+            store.append([event()])
+        server.start()
+        left = ids(claim(store))
+        assert set(left) == set(emitted) - set(ids(held))
+        assert len(left) == 6
+        store.close()
