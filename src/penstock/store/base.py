@@ -134,7 +134,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class SettledCount:
-    """How many settled events of one kind there are."""
+    """How many events of one kind an operation would touch."""
 
     state: State
     queue: str
@@ -166,7 +166,7 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """A running relay, as it announces itself."""
+    """A running relay, as it announces itself. A worker does so too, once for each of its queues."""
 
     relay_id: UUID
     queue: str
@@ -176,7 +176,7 @@ class Relay:
 
 @dataclass(frozen=True, slots=True)
 class RelayStats:
-    """A relay that announced itself, as others see it."""
+    """A relay or worker that announced itself, as others see it."""
 
     relay_id: UUID
     queue: str
@@ -185,6 +185,11 @@ class RelayStats:
     started_at: datetime
     seen_seconds_ago: float
     stopping: bool
+
+    @property
+    def kind(self) -> str:
+        """A destination is a URL or a list of them, but of a worker it says that, and which one."""
+        return "worker" if self.destination.startswith("worker ") else "relay"
 
 
 @dataclass(frozen=True, slots=True)

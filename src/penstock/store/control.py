@@ -1,7 +1,7 @@
 """The half of the seam beside the flow of events: queues that are paused or limited, events that are cancelled, what a
 handler says of its work, and whose turn it is in several queues."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.event import EventId
 
 if TYPE_CHECKING:
-    from penstock.store.base import Lease, Selection
+    from penstock.store.base import Lease, Selection, SettledCount
+
+CANCELLED = "cancelled"
+"""The reason for a cancellation of which no other is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +68,22 @@ class Steering(Protocol):
         ...
 
     def cancel(
-        self, selection: "Selection", *, reason: str = "cancelled", by: str = "operator", dry_run: bool = False
+        self,
+        selection: "Selection",
+        *,
+        reason: str = CANCELLED,
+        by: str = "operator",
+        dry_run: bool = False,
+        progress: Callable[[int], None] | None = None,
     ) -> int:
         """Make unsettled events DEAD; returns how many. CLAIMED ones only if the selection names CLAIMED or ids.
 
-        Whoever holds a cancelled event has lost it, and is told so when it settles.
+        Whoever holds a cancelled event has lost it, and is told so when it settles. `progress` hears how many so far.
         """
+        ...
+
+    def unsettled_counts(self, selection: "Selection") -> "Sequence[SettledCount]":
+        """What a cancel of the selection would touch, by state, queue and type, the most first."""
         ...
 
     def note(self, lease: "Lease", progress: Mapping[int, bytes]) -> frozenset[int]:
