@@ -6,7 +6,13 @@ from penstock.store.base import Store, StoreOptions
 from penstock.store.moves import Clock
 from penstock.store.sql import SqlStore
 
-SCHEMES = {"sqlite": "sqlite", "postgresql": "postgres", "postgres": "postgres"}
+SCHEMES = {
+    "sqlite": "sqlite",
+    "postgresql": "postgres",
+    "postgres": "postgres",
+    "mysql": "mysql",
+    "mariadb": "mysql",
+}
 
 
 def open_store(url: str, options: StoreOptions | None = None, clock: Clock | None = None) -> SqlStore:
@@ -22,6 +28,10 @@ def open_store(url: str, options: StoreOptions | None = None, clock: Clock | Non
             from penstock.store.postgres import PostgresStore
 
             return PostgresStore(url, chosen, clock)
+        case "mysql":
+            from penstock.store.mysql import MysqlStore
+
+            return MysqlStore(url, chosen, clock)
         case _:
             known = ", ".join(sorted(SCHEMES))
             raise UnknownScheme(f"no store answers to {mask_url(url)!r}; known schemes: {known}")
