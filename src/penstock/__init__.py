@@ -22,10 +22,12 @@ if TYPE_CHECKING:
     from penstock.outbox import Outbox, connect
     from penstock.routes import Routes, load_routes
     from penstock.store.base import Selection
+    from penstock.worker import AckPolicy, Received, Worker
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AckPolicy",
     "Dead",
     "Delivery",
     "Event",
@@ -34,12 +36,14 @@ __all__ = [
     "Outcome",
     "PenstockError",
     "Published",
+    "Received",
     "Released",
     "Retry",
     "RetryPolicy",
     "Routes",
     "Selection",
     "State",
+    "Worker",
     "connect",
     "load_routes",
 ]
@@ -49,6 +53,9 @@ _LAZY = {
     "Outbox": "penstock.outbox",
     "Routes": "penstock.routes",
     "Selection": "penstock.store.base",
+    "Worker": "penstock.worker",
+    "AckPolicy": "penstock.worker",
+    "Received": "penstock.worker",
     "connect": "penstock.outbox",
     "load_routes": "penstock.routes",
 }

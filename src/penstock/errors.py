@@ -11,6 +11,8 @@ PenstockError
 │   ├── StoreUnavailable  it can't be reached now; trying again may work
 │   ├── NotInitialised    its tables are missing or older than this code
 │   └── StoreConflict     concurrent work kept winning; trying again works
+├── LeaseLost             another claimant may have the event by now: what was done under the lease is void
+├── InvalidPayload        a payload that its handler's type refuses: the event is dead, not retried
 ├── PublishError          a destination can't be used at all (one event's failure is an outcome instead)
 ├── InvalidSignature      a webhook that its receiver must not trust
 └── PipelineError         Spark can't start or its query failed
@@ -65,6 +67,14 @@ class NotInitialised(StoreError):
 
 class StoreConflict(StoreError):
     """Concurrent work kept winning; trying again works."""
+
+
+class LeaseLost(PenstockError):
+    """The lease ran out, or was taken over: what was done under it is void."""
+
+
+class InvalidPayload(PenstockError):
+    """A payload that the type of its handler refuses."""
 
 
 class PublishError(PenstockError):

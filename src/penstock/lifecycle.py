@@ -52,10 +52,11 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """It failed and may work later. Without a delay the retry policy chooses one."""
+    """It failed and may work later. Without a delay the retry policy chooses one. `keep` is for its last attempt."""
 
     error: str
     delay_seconds: float | None = None
+    keep: bool = True
 
 
 @dataclass(frozen=True, slots=True)

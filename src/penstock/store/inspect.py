@@ -34,7 +34,8 @@ from penstock.store.base import (
     Stats,
     Token,
 )
-from penstock.store.schema import Moment, archive, claimed, events, leases, pending, relays
+from penstock.store.control import Note, QueueControl
+from penstock.store.schema import Moment, archive, claimed, events, leases, notes, pending, queues, relays
 from penstock.store.schema import history as timeline
 
 LIVE = (pending, claimed)
@@ -120,6 +121,53 @@ def held(connection: Connection, lease_ids: Sequence[LeaseId]) -> list[Held]:
     found = {row.lease_id: row for row in connection.execute(wanted)}
     rows = [found[lease_id] for lease_id in dict.fromkeys(lease_ids) if lease_id in found]
     return [Held(Lease(LeaseId(row.lease_id), Token(row.token), row.queue), row.claimant) for row in rows]
+
+
+def held_seqs(connection: Connection, lease_id: LeaseId, seqs: list[int]) -> list[int]:
+    wanted = select(claimed.c.seq).where(claimed.c.lease_id == lease_id, claimed.c.seq.in_(seqs))
+    return sorted(connection.execute(wanted).scalars())
+
+
+def leases_over(seqs: list[int]) -> Select[Any]:
+    """The leases that hold these events, locked where the database locks rows."""
+    holders = select(claimed.c.lease_id).where(claimed.c.seq.in_(seqs))
+    return select(leases.c.lease_id).where(leases.c.lease_id.in_(holders)).order_by(leases.c.lease_id).with_for_update()
+
+
+def live_seqs(connection: Connection, selection: Selection, state: State, *, after: int, limit: int) -> list[int]:
+    """The next events of the selection in one of the two unsettled states."""
+    table = pending if state is State.PENDING else claimed
+    statement = (
+        select(table.c.seq)
+        .join(events, events.c.seq == table.c.seq)
+        .where(table.c.seq > after, *_conditions(selection, table))
+        .order_by(table.c.seq)
+        .limit(limit)
+    )
+    return list(connection.execute(statement).scalars())
+
+
+def count_live(connection: Connection, selection: Selection, state: State) -> int:
+    table = pending if state is State.PENDING else claimed
+    statement = select(func.count()).select_from(table.join(events, events.c.seq == table.c.seq))
+    return int(connection.execute(statement.where(*_conditions(selection, table))).scalar_one())
+
+
+def controls(connection: Connection) -> list[QueueControl]:
+    steered = or_(queues.c.paused_at.is_not(None), queues.c.max_claimed.is_not(None))
+    rows = connection.execute(select(queues).where(steered).order_by(queues.c.queue))
+    return [QueueControl(row.queue, row.paused_at, row.paused_by, row.max_claimed) for row in rows]
+
+
+def notes_of(connection: Connection, ids: Collection[EventId]) -> dict[EventId, Note]:
+    """Of an event that was copied to several queues, the last copy's note."""
+    statement = (
+        select(EVENT_ID, notes.c.progress, notes.c.result)
+        .select_from(notes.join(events, events.c.seq == notes.c.seq))
+        .where(_is_one_of(ids))
+        .order_by(notes.c.seq)
+    )
+    return {EventId(row[0]): Note(row[1], row[2]) for row in connection.execute(statement)}
 
 
 def stats(connection: Connection, now: datetime, oldest_snapshot_seconds: float | None) -> Stats:

@@ -42,28 +42,46 @@ def route_rows(queues: Mapping[int, Sequence[str]]) -> list[RouteRow]:
     return rows
 
 
-def split(outcomes: Mapping[int, Outcome]) -> tuple[list[int], list[OutcomeRow]]:
-    """The published, by seq, and a row for each of the others. All published, the usual case, costs no loop."""
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a settle asks for: the published by seq, a row for each of the others, and what to keep of either."""
+
+    published: list[int]
+    others: list[OutcomeRow]
+    results: Mapping[int, bytes]
+    dropped: frozenset[int]
+
+    @property
+    def seqs(self) -> list[int]:
+        return [*self.published, *(row.seq for row in self.others)]
+
+
+def split(outcomes: Mapping[int, Outcome]) -> Asked:
+    """Outcomes as the settling statements take them. All published, the usual case, costs no loop."""
     if list(outcomes.values()).count(PUBLISHED) == len(outcomes):
-        return list(outcomes), []
+        return Asked(list(outcomes), [], {}, frozenset())
     published: list[int] = []
     others: list[OutcomeRow] = []
+    results: dict[int, bytes] = {}
     for seq, outcome in outcomes.items():
         match outcome:
-            case Published():
+            case Published(result=result):
                 published.append(seq)
+                if result is not None:
+                    results[seq] = result
             case Retry(error=error, delay_seconds=delay):
-                others.append(OutcomeRow(seq, "RETRY", _storable(error), _wait(delay)))
+                others.append(OutcomeRow(seq, "RETRY", storable(error), _wait(delay)))
             case Dead(error=error):
-                others.append(OutcomeRow(seq, "DEAD", _storable(error)))
+                others.append(OutcomeRow(seq, "DEAD", storable(error)))
             case Released():
                 others.append(OutcomeRow(seq, "RELEASED"))
             case _:
                 assert_never(outcome)
-    return published, others
+    dropped = {seq for seq, outcome in outcomes.items() if not isinstance(outcome, Released) and not outcome.keep}
+    return Asked(published, others, results, frozenset(dropped))
 
 
-def _storable(error: str) -> str:
+def storable(error: str) -> str:
     """No database takes half a surrogate pair, and PostgreSQL takes no NUL."""
     return error.replace("\x00", "\ufffd").encode(errors="replace").decode()
 

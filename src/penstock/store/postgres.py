@@ -298,15 +298,27 @@ class PostgresStore(SqlStore):
 
     def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int:
         rows = tx.rows(upkeep.REPLAY, seqs=seqs, by=by)
-        lines: dict[str, set[str]] = {}
-        for queue, key in rows:
+        self._wake_lines(tx, rows)
+        return len(rows)
+
+    def _wake_lines(self, tx: Transaction, lines: list[Any]) -> None:
+        keys: dict[str, set[str]] = {}
+        for queue, key in lines:
             if key is not None:
-                lines.setdefault(queue, set()).add(key)
-        for queue in sorted(lines):
-            names = sorted(lines[queue])
+                keys.setdefault(queue, set()).add(key)
+        for queue in sorted(keys):
+            names = sorted(keys[queue])
             tx.rows(statements.HOLD_KEYS, queue=queue, names=names)
             tx.run(upkeep.WAKE_KEYS, queue=queue, names=names)
-        return len(rows)
+
+    def _bury_waiting(self, tx: Transaction, seqs: list[int], reason: str, by: str) -> list[Any]:
+        return tx.rows(upkeep.BURY_WAITING, seqs=_array(seqs), reason=reason, by=by)
+
+    def _bury_held(self, tx: Transaction, seqs: list[int], reason: str, by: str) -> int:
+        return len(tx.rows(upkeep.BURY_HELD, seqs=_array(seqs), reason=reason, by=by))
+
+    def _heads(self, tx: Transaction, prefix: str, queues: list[str] | None) -> list[Any]:
+        return tx.rows(upkeep.HEADS, prefix=prefix, queues=queues)
 
     def _purge(self, tx: Transaction, seqs: list[int]) -> int:
         return int(tx.scalar(upkeep.PURGE, seqs=seqs))

@@ -16,7 +16,8 @@ ON CONFLICT (lease_id) DO UPDATE SET
     token = excluded.token, claimant = excluded.claimant, claims = l.claims + 1,
     moved = l.claimant <> excluded.claimant,
     expires_at = CASE WHEN l.closed_at IS NULL THEN greatest(l.expires_at, excluded.expires_at) ELSE l.expires_at END
-RETURNING claims, moved, closed_at, max_attempts, {now}
+RETURNING claims, moved, closed_at, max_attempts, {now},
+    (SELECT CASE WHEN q.paused_at IS NULL THEN q.max_claimed ELSE 0 END FROM penstock_queues q WHERE q.queue = l.queue)
 """
 
 # Bounds that the planner can't see through. If it knew them it would believe its statistics, expect fewer rows than it
@@ -97,14 +98,15 @@ TAKE_READY_TYPED = _TAKE_READY.replace("{of_types}", _OF_TYPES)
 
 _READY = f"""
 WITH {_LEVELS}
-SELECT EXISTS (
+SELECT (EXISTS (
     SELECT 1 FROM level, LATERAL (
         SELECT 1 FROM penstock_pending p
         WHERE p.queue = :queue AND p.ordering_key IS NULL AND p.priority = level.priority
           AND p.available_at >= {_FLOOR} AND p.available_at <= {{now}}{{of_types}}
         ORDER BY p.available_at LIMIT 1
     ) ready
-) OR EXISTS (SELECT 1 FROM penstock_keys k WHERE queue = :queue AND lease_id IS NULL AND next_at <= {{now}}{{head}})
+) OR EXISTS (SELECT 1 FROM penstock_keys k WHERE queue = :queue AND lease_id IS NULL AND next_at <= {{now}}{{head}}))
+   AND NOT EXISTS (SELECT 1 FROM penstock_queues q WHERE q.queue = :queue AND q.paused_at IS NOT NULL)
 """
 # The type that counts for a key is that of the event at the head of its line.
 _HEAD_OF_TYPES = """

@@ -35,6 +35,7 @@ returned AS (
     )
 } FROM gone
 ),
+forgotten AS (DELETE FROM penstock_notes WHERE seq IN (SELECT seq FROM gone)),
 recorded AS (
     INSERT INTO penstock_history (seq, at, what, attempts, lease_id, by, detail)
     SELECT seq, {{now}}, 'replayed', attempts, NULL, :by,
@@ -91,8 +92,97 @@ LINES_HELD = "SELECT seq, ordering_key FROM penstock_claimed WHERE lease_id = :l
 PURGE = """
 WITH gone AS (DELETE FROM penstock_archive WHERE seq = ANY (CAST(:seqs AS bigint[])) RETURNING seq),
 lines AS (DELETE FROM penstock_history WHERE seq IN (SELECT seq FROM gone)),
+said AS (DELETE FROM penstock_notes WHERE seq IN (SELECT seq FROM gone)),
 bodies AS (DELETE FROM penstock_events WHERE seq IN (SELECT seq FROM gone))
 SELECT count(*) FROM gone
+"""
+
+PAUSE = """
+INSERT INTO penstock_queues AS q (queue, paused_at, paused_by) VALUES (:queue, {now}, :by)
+ON CONFLICT (queue) DO UPDATE SET paused_at = excluded.paused_at, paused_by = excluded.paused_by
+WHERE q.paused_at IS NULL
+"""
+RESUME = "UPDATE penstock_queues SET paused_at = NULL, paused_by = NULL WHERE queue = :queue AND paused_at IS NOT NULL"
+LIMIT = """
+INSERT INTO penstock_queues (queue, max_claimed) VALUES (:queue, :max_claimed)
+ON CONFLICT (queue) DO UPDATE SET max_claimed = excluded.max_claimed
+"""
+LOCK_QUEUE = "SELECT max_claimed FROM penstock_queues WHERE queue = :queue FOR UPDATE"
+# By way of the open leases, of which there are few: an index of its own would cost every claim.
+CLAIMED_OF_QUEUE = """
+SELECT count(*) FROM penstock_leases l JOIN penstock_claimed c ON c.lease_id = l.lease_id
+WHERE l.closed_at IS NULL AND l.queue = :queue
+"""
+
+KEEP_PROGRESS = """
+INSERT INTO penstock_notes (seq, progress, noted_at) VALUES (:seq, :progress, {now})
+ON CONFLICT (seq) DO UPDATE SET progress = excluded.progress, noted_at = excluded.noted_at
+"""
+KEEP_RESULT = """
+INSERT INTO penstock_notes (seq, result, noted_at) VALUES (:seq, :result, {now})
+ON CONFLICT (seq) DO UPDATE SET result = excluded.result, noted_at = excluded.noted_at
+"""
+
+_BURY = f"""
+buried AS (
+    INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
+    SELECT {changing(last_error=":reason")}, 'DEAD', {{now}}, NULL FROM gone
+),
+recorded AS (
+    INSERT INTO penstock_history (seq, at, what, attempts, lease_id, by, detail)
+    SELECT seq, {{now}}, 'cancelled', attempts, NULL, :by, :reason FROM gone
+)
+SELECT queue, ordering_key FROM gone
+"""
+BURY_WAITING = f"""
+WITH gone AS (DELETE FROM penstock_pending WHERE seq = ANY (CAST(:seqs AS bigint[])) RETURNING *),
+{_BURY}"""
+BURY_HELD = f"""
+WITH gone AS (DELETE FROM penstock_claimed WHERE seq = ANY (CAST(:seqs AS bigint[])) RETURNING *),
+{_BURY}"""
+
+# The queues that have anything pending: one index probe each. Of each, the first event that may go: one probe for each
+# of its priorities. An ordering key counts with its own time, whatever the priority of its events.
+HEADS = """
+WITH RECURSIVE loose AS (
+    (SELECT queue FROM penstock_pending WHERE ordering_key IS NULL AND CAST(:queues AS text[]) IS NULL
+     ORDER BY queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT p.queue FROM penstock_pending p WHERE p.ordering_key IS NULL AND p.queue > loose.queue
+            ORDER BY p.queue LIMIT 1)
+    FROM loose WHERE loose.queue IS NOT NULL
+),
+keyed AS (
+    (SELECT queue FROM penstock_keys WHERE CAST(:queues AS text[]) IS NULL ORDER BY queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT k.queue FROM penstock_keys k WHERE k.queue > keyed.queue ORDER BY k.queue LIMIT 1)
+    FROM keyed WHERE keyed.queue IS NOT NULL
+),
+wanted AS (
+    SELECT queue FROM loose UNION SELECT queue FROM keyed UNION SELECT unnest(CAST(:queues AS text[]))
+)
+SELECT w.queue, head.priority, head.available_at, head.seq
+FROM wanted w CROSS JOIN LATERAL (
+    (WITH RECURSIVE level AS (
+        (SELECT p.priority FROM penstock_pending p WHERE p.queue = w.queue AND p.ordering_key IS NULL
+         ORDER BY p.priority DESC LIMIT 1)
+        UNION ALL
+        SELECT (SELECT p.priority FROM penstock_pending p
+                WHERE p.queue = w.queue AND p.ordering_key IS NULL AND p.priority < level.priority
+                ORDER BY p.priority DESC LIMIT 1)
+        FROM level WHERE level.priority IS NOT NULL
+    )
+    SELECT ready.* FROM level, LATERAL (
+        SELECT p.priority, p.available_at, p.seq FROM penstock_pending p
+        WHERE p.queue = w.queue AND p.ordering_key IS NULL AND p.priority = level.priority AND p.available_at <= {now}
+        ORDER BY p.available_at, p.seq LIMIT 1
+    ) ready LIMIT 1)
+    UNION ALL
+    (SELECT 0, k.next_at, 0 FROM penstock_keys k
+     WHERE k.queue = w.queue AND k.lease_id IS NULL AND k.next_at <= {now} ORDER BY k.next_at LIMIT 1)
+) head
+WHERE starts_with(w.queue, :prefix)
+  AND NOT EXISTS (SELECT 1 FROM penstock_queues q WHERE q.queue = w.queue AND q.paused_at IS NOT NULL)
 """
 
 DROP_OLD_LEASES = """

@@ -273,6 +273,26 @@ sinks = Table(
     Column("committed_at", Moment, nullable=False),
 )
 
+# Queues that somebody has paused or limited.
+queues = Table(
+    "penstock_queues",
+    metadata,
+    Column("queue", Text, primary_key=True),
+    Column("paused_at", Moment),
+    Column("paused_by", Text),
+    Column("max_claimed", Integer),
+)
+
+# What a handler said of an event: how far it has come, and what came of it.
+notes = Table(
+    "penstock_notes",
+    metadata,
+    Column("seq", Seq, primary_key=True, autoincrement=False),
+    Column("progress", LargeBinary),
+    Column("result", LargeBinary),
+    Column("noted_at", Moment, nullable=False),
+)
+
 # The view that shows an event as one row. Inserting into it emits: the way in for async sessions and plain SQL.
 outbox = Table(
     "penstock_outbox",

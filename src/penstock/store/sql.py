@@ -1,18 +1,18 @@
 """The verbs, as every SQL backend carries them out. A backend supplies the moves, each one set-based; this module
 says in which order they happen, inside which transaction, and what a caller is told."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import uuid_utils.compat as uuid7
 
 from penstock.errors import UsageError
 from penstock.event import Delivery, Event, EventId
-from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, OrderPolicy, Outcome, weight
+from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, weight
 from penstock.store import emit, inspect
 from penstock.store.announcing import Announcing
 from penstock.store.base import (
@@ -27,14 +27,14 @@ from penstock.store.base import (
     Page,
     Selection,
     SettledCount,
-    Settlement,
     Stats,
     StoreOptions,
     Token,
 )
 from penstock.store.moves import AVAILABLE_AT, SEQ, Clock, Wanted
-from penstock.store.outcomes import OutcomeRow, RouteRow, route_rows, split
+from penstock.store.settling import Settling
 from penstock.store.staging import Staging
+from penstock.store.steering import Controlling
 from penstock.store.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ LEASE_RETENTION_SECONDS = 86_400.0
 RELAY_RETENTION_SECONDS = 300.0
 
 
-class SqlStore(Staging, Announcing):
+class SqlStore(Settling, Controlling, Staging, Announcing):
     """The shared half of a SQL store. See `penstock.store.base.Store` for what each verb promises."""
 
     def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
@@ -99,7 +99,7 @@ class SqlStore(Staging, Announcing):
         types: Sequence[str] | None,
         max_attempts: int,
     ) -> Claim:
-        repeats, moved, closed_at, lease_attempts, opened_at = tx.row(
+        repeats, moved, closed_at, lease_attempts, opened_at, control = tx.row(
             self.statements.OPEN_LEASE,
             lease_id=lease.lease_id,
             queue=lease.queue,
@@ -116,7 +116,8 @@ class SqlStore(Staging, Announcing):
                 self._free_keys(tx, [lease.lease_id])
             events = tx.deliveries(self.statements.READ_CLAIMED, lease_id=lease.lease_id)
         else:
-            events = self._take(tx, Wanted(lease, types, self._moment(opened_at), limit), limit)
+            room = self._allowed(tx, lease.queue, limit, control)
+            events = self._take(tx, Wanted(lease, types, self._moment(opened_at), room), room) if room else []
         if not events:
             tx.run(self.statements.CLOSE_LEASE, lease_id=lease.lease_id)
         return Claim(lease, _in_turn(events), repeated=bool(repeats))
@@ -149,108 +150,6 @@ class SqlStore(Staging, Announcing):
 
     def held(self, lease_ids: Sequence[LeaseId]) -> Sequence[Held]:
         return self._look(lambda tx: inspect.held(tx.connection, lease_ids)) if lease_ids else []
-
-    # -- settle -----------------------------------------------------------------------------------------------
-
-    def settle(self, lease: Lease, outcomes: Mapping[int, Outcome]) -> Settlement:
-        if not outcomes:
-            return Settlement()
-        published, others = split(outcomes)
-        if others:
-            self._came_back()
-        return self._transact(lambda tx: self._settle(tx, lease, published, others))
-
-    def settle_in(self, connection: object, lease: Lease, outcomes: Mapping[int, Outcome]) -> Settlement:
-        """Settle inside the caller's transaction: its writes and the settlement commit together, or neither does."""
-        if not outcomes:
-            return Settlement()
-        published, others = split(outcomes)
-        if others:
-            self._came_back()
-        with emit.borrowed(connection, self.engine.dialect.name) as cursor, self._translated():
-            return self._settle(self._transaction(None, cursor), lease, published, others)
-
-    def _settle(self, tx: Transaction, lease: Lease, published: list[int], others: list[OutcomeRow]) -> Settlement:
-        held = tx.row(self.statements.LOCK_LEASE, lease_id=lease.lease_id, token=lease.token)
-        if held is None:
-            return self._told_lost(tx, lease.lease_id, [*published, *(row.seq for row in others)])
-        max_attempts, keyed = held
-        done = self._publish(tx, lease.lease_id, published) if published else frozenset()
-        finals: list[Any] = []
-        if others:
-            skip = self.options.order_policy is OrderPolicy.SKIP
-            finals = self._apply(tx, lease.lease_id, others, max_attempts, skip)
-        if keyed:
-            if others:
-                self._release_behind(tx, lease.lease_id, [row.seq for row in others])
-            self._free_keys(tx, [lease.lease_id])
-        tx.run(self.statements.CLOSE_LEASE, lease_id=lease.lease_id)
-        return self._settlement(tx, lease.lease_id, done, published, others, finals)
-
-    def _settlement(
-        self,
-        tx: Transaction,
-        lease_id: LeaseId,
-        done: frozenset[int],
-        published: list[int],
-        others: list[OutcomeRow],
-        finals: list[Any],
-    ) -> Settlement:
-        by_kind: dict[str, set[int]] = {}
-        for seq, kind in finals:
-            by_kind.setdefault(kind, set()).add(seq)
-        applied = {seq for seq, _ in finals}
-        missed = [row.seq for row in others if row.seq not in applied]
-        missed += [seq for seq in published if seq not in done] if len(done) < len(published) else []
-        told = self._told_lost(tx, lease_id, missed) if missed else Settlement()
-        return Settlement(
-            published=done,
-            retried=frozenset(by_kind.get("RETRY", ())),
-            dead=frozenset(by_kind.get("DEAD", ())),
-            released=frozenset(by_kind.get("RELEASED", ())),
-            already_settled=told.already_settled,
-            lost=told.lost,
-        )
-
-    def _told_lost(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> Settlement:
-        rows = tx.rows(self.statements.SETTLED_BEFORE, lease_id=lease_id, seqs=seqs)
-        before = frozenset(row[0] for row in rows)
-        return Settlement(already_settled=before, lost=frozenset(seqs) - before)
-
-    def route(self, lease: Lease, queues: Mapping[int, Sequence[str]]) -> Settlement:
-        if not queues:
-            return Settlement()
-        if not all(queues.values()):
-            raise UsageError("an event is routed to at least one queue")
-        self._came_back()
-        return self._transact(lambda tx: self._routed(tx, lease, route_rows(queues)))
-
-    def _routed(self, tx: Transaction, lease: Lease, rows: list[RouteRow]) -> Settlement:
-        asked = frozenset(row.seq for row in rows)
-        held = tx.row(self.statements.LOCK_LEASE, lease_id=lease.lease_id, token=lease.token)
-        if held is None:
-            return Settlement(lost=asked)
-        _, keyed = held
-        if keyed:
-            self._hold_lines(tx, lease.lease_id, rows)
-        moved = self._route(tx, lease.lease_id, rows)
-        if keyed:
-            self._free_keys(tx, [lease.lease_id])
-        tx.run(self.statements.CLOSE_LEASE, lease_id=lease.lease_id)
-        return Settlement(released=moved, lost=asked - moved)
-
-    def release(self, lease: Lease) -> int:
-        self._came_back()
-
-        def work(tx: Transaction) -> int:
-            if tx.row(self.statements.LOCK_LEASE, lease_id=lease.lease_id, token=lease.token) is None:
-                return 0
-            count = self._release(tx, lease.lease_id)
-            self._free_keys(tx, [lease.lease_id])
-            tx.run(self.statements.CLOSE_LEASE, lease_id=lease.lease_id)
-            return count
-
-        return self._transact(work)
 
     # -- beside the flow --------------------------------------------------------------------------------------
 

@@ -186,6 +186,8 @@ class SqliteStore(SqlStore):
         return tx.deliveries(statements.READ_TAKEN, seqs=seqs)
 
     def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:
+        if tx.scalar(upkeep.PAUSED, queue=queue):
+            return False
         statement = _typed(statements.READY, types)
         levels = [row[0] for row in tx.rows(statements.LEVELS, queue=queue)]
         given = {"queue": queue, "types": None if types is None else list(types)}
@@ -295,6 +297,36 @@ class SqliteStore(SqlStore):
     def _purge(self, tx: Transaction, seqs: list[int]) -> int:
         counts = [tx.run(statement, seqs=seqs) for statement in upkeep.PURGE]
         return counts[-1]
+
+    def _bury_waiting(self, tx: Transaction, seqs: list[int], reason: str, by: str) -> list[Any]:
+        lines = tx.rows(upkeep.LINES_OF.format(state="penstock_pending"), seqs=seqs)
+        for statement in upkeep.BURY:
+            tx.run(statement.format(state="penstock_pending"), seqs=seqs, reason=reason, by=by)
+        return lines
+
+    def _bury_held(self, tx: Transaction, seqs: list[int], reason: str, by: str) -> int:
+        buried = [tx.run(one.format(state="penstock_claimed"), seqs=seqs, reason=reason, by=by) for one in upkeep.BURY]
+        return buried[-1]
+
+    def _wake_lines(self, tx: Transaction, lines: list[Any]) -> None:
+        keyed = [list(line) for line in lines if line[1] is not None]
+        if keyed:
+            tx.run(upkeep.WAKE_KEYS, rows=keyed)
+
+    def _heads(self, tx: Transaction, prefix: str, queues: list[str] | None) -> list[Any]:
+        names = [row[0] for row in tx.rows(upkeep.QUEUES)] if queues is None else queues
+        wanted = [name for name in names if name.startswith(prefix) and not tx.scalar(upkeep.PAUSED, queue=name)]
+        return [row for name in wanted for row in self._heads_of(tx, name)]
+
+    def _heads_of(self, tx: Transaction, queue: str) -> Iterator[Any]:
+        for (priority,) in tx.rows(statements.LEVELS, queue=queue):
+            row = tx.row(statements.HEAD, queue=queue, priority=priority)
+            if row is not None:
+                yield queue, priority, *row
+                break
+        at = tx.scalar(upkeep.KEY_HEAD, queue=queue)
+        if at is not None:
+            yield queue, 0, at, 0
 
     def _came_back(self) -> None:
         """Claims look at everything here: SQLite leaves no dead rows behind."""

@@ -13,7 +13,8 @@ VALUES (:lease_id, :queue, :claimant, :token, 0, 0, :max_attempts, :now,
 ON CONFLICT (lease_id) DO UPDATE SET
     token = excluded.token, moved = claimant <> excluded.claimant, claimant = excluded.claimant, claims = claims + 1,
     expires_at = CASE WHEN closed_at IS NULL THEN max(expires_at, excluded.expires_at) ELSE expires_at END
-RETURNING claims, moved, closed_at, max_attempts, :now
+RETURNING claims, moved, closed_at, max_attempts, :now,
+    (SELECT CASE WHEN q.paused_at IS NULL THEN q.max_claimed ELSE 0 END FROM penstock_queues q WHERE q.queue = :queue)
 """
 
 _LISTED = "(SELECT value FROM json_each(:{name}))"
@@ -39,6 +40,12 @@ CHOOSE_READY = """
 SELECT p.seq, p.suspect FROM penstock_pending p
 WHERE p.queue = :queue AND p.ordering_key IS NULL AND p.priority = :priority AND p.available_at <= :now{of_types}
 ORDER BY p.available_at, p.seq LIMIT :room
+"""
+
+HEAD = """
+SELECT p.available_at, p.seq FROM penstock_pending p
+WHERE p.queue = :queue AND p.ordering_key IS NULL AND p.priority = :priority AND p.available_at <= :now
+ORDER BY p.available_at, p.seq LIMIT 1
 """
 
 TAKE_KEYS = """

@@ -30,6 +30,7 @@ REPLAY = (
         )
     } FROM penstock_archive WHERE seq IN {_SEQS}
     """,
+    f"DELETE FROM penstock_notes WHERE seq IN {_SEQS}",
     f"DELETE FROM penstock_archive WHERE seq IN {_SEQS}",
 )
 
@@ -73,9 +74,72 @@ ROUTE = (
 
 PURGE = (
     f"DELETE FROM penstock_history WHERE seq IN {_SEQS}",
+    f"DELETE FROM penstock_notes WHERE seq IN {_SEQS}",
     f"DELETE FROM penstock_events WHERE seq IN {_SEQS}",
     f"DELETE FROM penstock_archive WHERE seq IN {_SEQS}",
 )
+
+PAUSE = """
+INSERT INTO penstock_queues (queue, paused_at, paused_by) VALUES (:queue, :now, :by)
+ON CONFLICT (queue) DO UPDATE SET paused_at = excluded.paused_at, paused_by = excluded.paused_by
+WHERE penstock_queues.paused_at IS NULL
+"""
+RESUME = "UPDATE penstock_queues SET paused_at = NULL, paused_by = NULL WHERE queue = :queue AND paused_at IS NOT NULL"
+LIMIT = """
+INSERT INTO penstock_queues (queue, max_claimed) VALUES (:queue, :max_claimed)
+ON CONFLICT (queue) DO UPDATE SET max_claimed = excluded.max_claimed
+"""
+PAUSED = "SELECT EXISTS (SELECT 1 FROM penstock_queues WHERE queue = :queue AND paused_at IS NOT NULL)"
+# Nothing to lock: there is one writer at a time.
+LOCK_QUEUE = "SELECT max_claimed FROM penstock_queues WHERE queue = :queue"
+CLAIMED_OF_QUEUE = """
+SELECT count(*) FROM penstock_leases l JOIN penstock_claimed c ON c.lease_id = l.lease_id
+WHERE l.closed_at IS NULL AND l.queue = :queue
+"""
+
+KEEP_PROGRESS = """
+INSERT INTO penstock_notes (seq, progress, noted_at) VALUES (:seq, :progress, :now)
+ON CONFLICT (seq) DO UPDATE SET progress = excluded.progress, noted_at = excluded.noted_at
+"""
+KEEP_RESULT = """
+INSERT INTO penstock_notes (seq, result, noted_at) VALUES (:seq, :result, :now)
+ON CONFLICT (seq) DO UPDATE SET result = excluded.result, noted_at = excluded.noted_at
+"""
+
+# From the table of a state, pending or claimed, to the archive.
+LINES_OF = f"SELECT queue, ordering_key FROM {{state}} WHERE seq IN {_SEQS}"
+BURY = (
+    f"""
+    INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
+    SELECT {changing(last_error=":reason")}, 'DEAD', :now, NULL FROM {{state}} WHERE seq IN {_SEQS}
+    """,
+    f"""
+    INSERT INTO penstock_history (seq, at, what, attempts, lease_id, "by", detail)
+    SELECT seq, :now, 'cancelled', attempts, NULL, :by, :reason FROM {{state}} WHERE seq IN {_SEQS}
+    """,
+    f"DELETE FROM {{state}} WHERE seq IN {_SEQS}",
+)
+WAKE_KEYS = """
+UPDATE penstock_keys SET next_at = :now
+WHERE lease_id IS NULL AND next_at > :now
+  AND (queue, ordering_key) IN (SELECT value ->> 0, value ->> 1 FROM json_each(:rows))
+"""
+
+# The queues that have anything pending: one index probe each.
+QUEUES = """
+WITH RECURSIVE loose (queue) AS (
+    SELECT min(queue) FROM penstock_pending WHERE ordering_key IS NULL
+    UNION ALL
+    SELECT (SELECT min(p.queue) FROM penstock_pending p WHERE p.ordering_key IS NULL AND p.queue > loose.queue)
+    FROM loose WHERE loose.queue IS NOT NULL
+)
+SELECT queue FROM loose WHERE queue IS NOT NULL UNION SELECT DISTINCT queue FROM penstock_keys
+"""
+# An ordering key counts with its own time, whatever the priority of its events.
+KEY_HEAD = """
+SELECT next_at FROM penstock_keys WHERE queue = :queue AND lease_id IS NULL AND next_at <= :now
+ORDER BY next_at LIMIT 1
+"""
 
 DROP_OLD_LEASES = """
 DELETE FROM penstock_leases WHERE lease_id IN (

@@ -21,6 +21,7 @@ from penstock.testing.stores.scenario import ManualClock, OpenStore
 from penstock.testing.stores.settling import Dying, Settling, SettlingAgain, Timelines
 from penstock.testing.stores.sql import CallersTransaction, DatabaseConnection, Housekeeping, OutboxView
 from penstock.testing.stores.staging import CommittingOnce, DroppingStaged, FindingSeveral, StagedKeys, Staging
+from penstock.testing.stores.steering import Cancelling, Heads, KeepingNothing, Limiting, Noting, Pausing
 
 
 class StoreConformance(
@@ -53,6 +54,12 @@ class StoreConformance(
     StagedKeys,
     DroppingStaged,
     FindingSeveral,
+    Pausing,
+    Limiting,
+    Cancelling,
+    Noting,
+    KeepingNothing,
+    Heads,
 ):
     """Every verb, every transition, and what must never happen."""
 

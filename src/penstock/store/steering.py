@@ -1,0 +1,149 @@
+"""Steering queues and single events, on every SQL backend: pauses, limits, cancellations, notes, and whose turn it is.
+`penstock.store.control` says what each verb promises."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from penstock.errors import UsageError
+from penstock.event import EventId
+from penstock.lifecycle import State
+from penstock.store import inspect
+from penstock.store.base import Lease, LeaseId, Selection
+from penstock.store.control import Head, Note, QueueControl
+from penstock.store.moves import Moves
+from penstock.store.outcomes import storable
+from penstock.store.transaction import Transaction
+
+CANCEL_BATCH = 5_000
+
+
+class Controlling(Moves):
+    """The verbs of `Steering`."""
+
+    # -- queues -----------------------------------------------------------------------------------------------
+
+    def pause(self, queue: str, *, by: str = "operator") -> None:
+        self._transact(lambda tx: tx.run(self.upkeep.PAUSE, queue=queue, by=by))
+
+    def resume(self, queue: str) -> bool:
+        self._came_back()
+        return self._transact(lambda tx: tx.run(self.upkeep.RESUME, queue=queue)) > 0
+
+    def limit(self, queue: str, max_claimed: int | None) -> None:
+        if max_claimed is not None and max_claimed < 1:
+            raise UsageError("a limit must be 1 or more; to let nothing be claimed, pause the queue")
+        self._transact(lambda tx: tx.run(self.upkeep.LIMIT, queue=queue, max_claimed=max_claimed))
+
+    def controls(self) -> Sequence[QueueControl]:
+        return self._look(lambda tx: inspect.controls(tx.connection))
+
+    def _allowed(self, tx: Transaction, queue: str, limit: int, control: int | None) -> int:
+        """How many events a claim may take. `control` is what the lease learnt when it was opened: 0 for a paused
+        queue, a number for a limited one. Claimers of a limited queue wait for each other, or they'd count the same."""
+        if not control:
+            return limit if control is None else 0
+        most = tx.scalar(self.upkeep.LOCK_QUEUE, queue=queue)
+        if most is None:
+            return limit
+        held = int(tx.scalar(self.upkeep.CLAIMED_OF_QUEUE, queue=queue))
+        return max(0, min(limit, int(most) - held))
+
+    def heads(self, prefix: str, *, queues: Collection[str] | None = None) -> Sequence[Head]:
+        wanted = None if queues is None else sorted(set(queues))
+        rows = self._look(lambda tx: self._heads(tx, prefix, wanted))
+        return sorted(Head(-priority, self._moment(at), seq, queue) for queue, priority, at, seq in rows)
+
+    # -- events -----------------------------------------------------------------------------------------------
+
+    def cancel(
+        self, selection: Selection, *, reason: str = "cancelled", by: str = "operator", dry_run: bool = False
+    ) -> int:
+        selection.require("cancel")
+        chosen = _unsettled(selection)
+        states = [state for state in (State.PENDING, State.CLAIMED) if state in (chosen.states or ())]
+        if dry_run:
+            return self._look(lambda tx: sum(inspect.count_live(tx.connection, chosen, state) for state in states))
+        self._came_back()
+        moves: dict[State, Callable[[Transaction, list[int], str, str], int]] = {
+            State.PENDING: self._cancel_waiting,
+            State.CLAIMED: self._cancel_held,
+        }
+        return sum(self._cancel(chosen, state, moves[state], storable(reason), by) for state in states)
+
+    def _cancel(
+        self,
+        selection: Selection,
+        state: State,
+        move: Callable[[Transaction, list[int], str, str], int],
+        reason: str,
+        by: str,
+    ) -> int:
+        """By seq, a transaction a batch: an interruption loses nothing."""
+        total, after = 0, 0
+        while True:
+
+            def work(tx: Transaction, start: int = after) -> tuple[int, int | None]:
+                seqs = inspect.live_seqs(tx.connection, selection, state, after=start, limit=CANCEL_BATCH)
+                return (move(tx, seqs, reason, by), seqs[-1]) if seqs else (0, None)
+
+            moved, last = self._transact(work)
+            total += moved
+            if last is None:
+                return total
+            after = last
+
+    def _cancel_waiting(self, tx: Transaction, seqs: list[int], reason: str, by: str) -> int:
+        gone = self._bury_waiting(tx, seqs, reason, by)
+        self._wake_lines(tx, gone)
+        return len(gone)
+
+    def _cancel_held(self, tx: Transaction, seqs: list[int], reason: str, by: str) -> int:
+        """The leases are locked first, as by everyone who ends a claim."""
+        leases = [LeaseId(row[0]) for row in tx.connection.execute(inspect.leases_over(seqs))]
+        count = self._bury_held(tx, seqs, reason, by)
+        self._free_keys(tx, leases)
+        for lease_id in leases:
+            tx.run(self.statements.CLOSE_LEASE, lease_id=lease_id)
+        return count
+
+    def note(self, lease: Lease, progress: Mapping[int, bytes]) -> frozenset[int]:
+        def work(tx: Transaction) -> frozenset[int]:
+            if tx.row(self.statements.LOCK_LEASE, lease_id=lease.lease_id, token=lease.token) is None:
+                return frozenset()
+            held = inspect.held_seqs(tx.connection, lease.lease_id, list(progress))
+            for seq in held:
+                tx.run(self.upkeep.KEEP_PROGRESS, seq=seq, progress=progress[seq])
+            return frozenset(held)
+
+        return self._transact(work) if progress else frozenset()
+
+    def notes(self, ids: Collection[EventId]) -> Mapping[EventId, Note]:
+        return self._look(lambda tx: inspect.notes_of(tx.connection, ids)) if ids else {}
+
+    # -- what a backend supplies ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _heads(self, tx: Transaction, prefix: str, queues: list[str] | None) -> list[Any]:
+        """Rows of (queue, priority, time, seq)."""
+
+    @abstractmethod
+    def _bury_waiting(self, tx: Transaction, seqs: list[int], reason: str, by: str) -> list[Any]:
+        """Move pending events to the archive; returns a row of (queue, ordering key) for each."""
+
+    @abstractmethod
+    def _bury_held(self, tx: Transaction, seqs: list[int], reason: str, by: str) -> int:
+        """Move claimed events to the archive, under no lease: their claimant has lost them."""
+
+    @abstractmethod
+    def _wake_lines(self, tx: Transaction, lines: list[Any]) -> None:
+        """Let the keys of these rows of (queue, ordering key) be looked at now: their lines have changed."""
+
+
+def _unsettled(selection: Selection) -> Selection:
+    """CLAIMED events are left alone unless the selection names them, by state or by id."""
+    if selection.states is not None:
+        return selection
+    named = {State.PENDING, State.CLAIMED} if selection.ids is not None else {State.PENDING}
+    return replace(selection, states=frozenset(named))

@@ -1,0 +1,336 @@
+"""The conformance suite's part for steering: paused and limited queues, cancelled events, notes, whose turn it is."""
+
+import pytest
+
+from penstock.errors import UsageError
+from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Published, Retry, State, cancel
+from penstock.store.base import Selection, Settlement, Store
+from penstock.store.control import Note, QueueControl
+from penstock.testing.stores.scenario import (
+    EVERYTHING,
+    ManualClock,
+    OpenStore,
+    StoreScenario,
+    all_to,
+    claim,
+    emit,
+    ids,
+    life,
+    lines,
+    publish,
+    record,
+    records,
+    seqs,
+    settle,
+    states,
+)
+
+
+class Pausing(StoreScenario):
+    def test_a_paused_queue_gives_nothing_and_takes_everything(self, store: Store, clock: ManualClock) -> None:
+        store.pause("outbox", by="ada")
+        emitted = emit(store, 3)
+        assert not store.ready("outbox")
+        assert not claim(store)
+        assert store.controls() == [QueueControl("outbox", clock(), "ada")]
+        assert store.resume("outbox")
+        assert store.ready("outbox")
+        assert ids(claim(store)) == emitted
+        assert store.controls() == []
+
+    def test_a_pause_counts_in_every_process(self, store: Store, open_store: OpenStore, clock: ManualClock) -> None:
+        other = open_store(clock=clock)
+        emit(store, ordering_key="k")
+        emit(store)
+        other.pause("outbox")
+        assert not claim(store)
+        assert not store.ready("outbox")
+        other.resume("outbox")
+        assert len(claim(store)) == 2
+        other.close()
+
+    def test_what_is_claimed_goes_on(self, store: Store) -> None:
+        emit(store, 2)
+        held = claim(store)
+        store.pause("outbox")
+        assert store.extend([held.lease]) == [held.lease]
+        again = claim(store, lease_id=held.lease.lease_id)
+        assert ids(again) == ids(held)
+        publish(store, again)
+
+    def test_only_that_queue(self, store: Store) -> None:
+        store.pause("outbox")
+        emit(store, queue="other")
+        assert len(claim(store, queue="other")) == 1
+
+    def test_a_second_pause_keeps_the_first_ones_time(self, store: Store, clock: ManualClock) -> None:
+        since = clock()
+        store.pause("outbox", by="ada")
+        clock.advance(10)
+        store.pause("outbox", by="bob")
+        assert store.controls() == [QueueControl("outbox", since, "ada")]
+
+    def test_resuming_says_whether_there_was_a_pause(self, store: Store) -> None:
+        assert not store.resume("outbox")
+        store.limit("outbox", 2)
+        assert not store.resume("outbox")
+
+
+class Limiting(StoreScenario):
+    def test_no_more_than_the_limit_is_claimed_at_a_time(self, store: Store) -> None:
+        store.limit("outbox", 3)
+        emit(store, 10)
+        first = claim(store, 2)
+        second = claim(store, 2)
+        assert (len(first), len(second)) == (2, 1)
+        assert not claim(store)
+        publish(store, first)
+        assert len(claim(store)) == 2
+
+    def test_a_lost_lease_makes_room_when_it_is_reaped(self, store: Store, clock: ManualClock) -> None:
+        store.limit("outbox", 1)
+        emit(store, 2)
+        assert claim(store)
+        clock.expire_leases()
+        assert not claim(store)
+        assert store.reap() == 1
+        assert len(claim(store)) == 1
+
+    def test_other_queues_do_not_count(self, store: Store) -> None:
+        store.limit("outbox", 2)
+        emit(store, 5, queue="other")
+        emit(store, 5)
+        assert len(claim(store, queue="other")) == 5
+        assert len(claim(store)) == 2
+
+    def test_a_limit_can_be_changed_and_lifted(self, store: Store) -> None:
+        store.limit("outbox", 1)
+        emit(store, 10)
+        assert len(claim(store)) == 1
+        store.limit("outbox", 4)
+        assert store.controls() == [QueueControl("outbox", max_claimed=4)]
+        assert len(claim(store)) == 3
+        store.limit("outbox", None)
+        assert store.controls() == []
+        assert len(claim(store)) == 6
+
+    def test_a_limit_of_nothing_is_refused(self, store: Store) -> None:
+        with pytest.raises(UsageError, match="pause the queue"):
+            store.limit("outbox", 0)
+
+    def test_events_with_keys_count_too(self, store: Store) -> None:
+        store.limit("outbox", 2)
+        for key in "abc":
+            emit(store, 2, ordering_key=key)
+        assert len(claim(store)) == 2
+        assert not claim(store)
+
+
+class Cancelling(StoreScenario):
+    def test_a_pending_event_dies_and_counts_nothing(self, store: Store) -> None:
+        (one, other) = emit(store, 2)
+        before = life(record(store, one))
+        assert store.cancel(Selection(ids=frozenset({one})), reason="sent by mistake", by="ada") == 1
+        found = record(store, one)
+        assert life(found) == cancel(before, "sent by mistake")
+        assert lines(store, one) == ["cancelled"]
+        assert store.history(one)[0].by == "ada"
+        assert ids(claim(store)) == [other]
+
+    def test_a_claimed_event_is_lost_to_its_holder(self, store: Store) -> None:
+        (one, other) = emit(store, 2)
+        held = claim(store)
+        lost, kept = seqs(held)
+        assert store.cancel(Selection(ids=frozenset({one}))) == 1
+        told = store.settle(held.lease, {lost: PUBLISHED, kept: PUBLISHED})
+        assert told == Settlement(published=frozenset({kept}), lost=frozenset({lost}))
+        assert record(store, one).state is State.DEAD
+        assert record(store, other).state is State.PUBLISHED
+
+    def test_the_lease_of_the_last_one_is_closed(self, store: Store) -> None:
+        emitted = emit(store)
+        held = claim(store)
+        assert store.cancel(Selection(ids=frozenset(emitted))) == 1
+        assert store.extend([held.lease]) == []
+        assert store.stats().open_leases == 0
+
+    def test_claimed_ones_must_be_named(self, store: Store) -> None:
+        emit(store, 2)
+        held = claim(store, 1)
+        assert store.cancel(EVERYTHING, dry_run=True) == 1
+        assert store.cancel(EVERYTHING) == 1
+        publish(store, held)
+        emit(store)
+        claim(store)
+        assert store.cancel(Selection(states=frozenset({State.CLAIMED}))) == 1
+
+    def test_a_dry_run_only_counts(self, store: Store) -> None:
+        emit(store, 3)
+        assert store.cancel(Selection(queue="outbox"), dry_run=True) == 3
+        assert states(store) == {State.PENDING: 3}
+
+    def test_what_is_settled_stays_as_it_was(self, store: Store) -> None:
+        emitted = settle(store, PUBLISHED) + settle(store, Dead("x"))
+        before = records(store)
+        assert store.cancel(Selection(ids=frozenset(emitted))) == 0
+        assert store.cancel(EVERYTHING) == 0
+        assert records(store) == before
+
+    def test_a_cancelled_event_can_be_replayed(self, store: Store) -> None:
+        emitted = emit(store)
+        store.cancel(EVERYTHING)
+        assert store.replay(Selection(ids=frozenset(emitted))) == 1
+        assert ids(claim(store)) == emitted
+
+    def test_the_line_moves_up(self, store: Store) -> None:
+        (first,) = emit(store, ordering_key="k", delay_seconds=3_600)
+        (second,) = emit(store, ordering_key="k")
+        assert not claim(store)
+        store.cancel(Selection(ids=frozenset({first})))
+        assert ids(claim(store)) == [second]
+
+    def test_the_rest_of_a_claimed_line_stays_in_order(self, store: Store) -> None:
+        first, second, third = emit(store, 3, ordering_key="k")
+        held = claim(store, 2)
+        assert ids(held) == [first, second]
+        store.cancel(Selection(ids=frozenset({first})))
+        assert not claim(store)
+        store.settle(held.lease, {seqs(held)[1]: Retry("x", 0)})
+        assert ids(claim(store)) == [second, third]
+
+    def test_a_selection_is_needed(self, store: Store) -> None:
+        with pytest.raises(UsageError, match="needs a selection"):
+            store.cancel(Selection())
+
+
+class Noting(StoreScenario):
+    def test_progress_and_result_are_kept(self, store: Store) -> None:
+        one, other = emit(store, 2)
+        held = claim(store)
+        first, second = seqs(held)
+        assert store.note(held.lease, {first: b"1"}) == {first}
+        assert store.note(held.lease, {first: b"\x00\xff", second: b"3"}) == {first, second}
+        assert store.notes([one, other]) == {one: Note(b"\x00\xff"), other: Note(b"3")}
+        store.settle(held.lease, {first: Published(b"done"), second: Published()})
+        assert store.notes([one, other]) == {one: Note(b"\x00\xff", b"done"), other: Note(b"3")}
+
+    def test_a_result_without_progress(self, store: Store) -> None:
+        (one,) = settle(store, Published(b"{}"))
+        assert store.notes([one]) == {one: Note(None, b"{}")}
+        assert record(store, one).state is State.PUBLISHED
+
+    def test_nothing_said_is_nothing(self, store: Store) -> None:
+        emitted = settle(store, PUBLISHED)
+        assert store.notes(emitted) == {}
+        assert store.notes([]) == {}
+
+    def test_a_stale_holder_says_nothing(self, store: Store) -> None:
+        emitted = emit(store)
+        stale = claim(store)
+        claim(store, lease_id=stale.lease.lease_id, claimant="another")
+        assert store.note(stale.lease, {seqs(stale)[0]: b"x"}) == frozenset()
+        store.settle(stale.lease, {seqs(stale)[0]: Published(b"x")})
+        assert store.notes(emitted) == {}
+
+    def test_of_what_is_not_under_the_lease_nothing_is_said(self, store: Store) -> None:
+        emit(store, 2)
+        mine, other = claim(store, 1), claim(store, 1)
+        assert store.note(mine.lease, {seqs(other)[0]: b"x"}) == frozenset()
+        assert store.notes(ids(other)) == {}
+
+    def test_a_replay_forgets_and_a_purge_deletes(self, store: Store) -> None:
+        emitted = settle(store, Published(b"x"))
+        store.replay(Selection(ids=frozenset(emitted)))
+        assert store.notes(emitted) == {}
+        held = claim(store)
+        store.settle(held.lease, all_to(Published(b"y"), held))
+        store.purge(Selection(ids=frozenset(emitted)))
+        assert store.notes(emitted) == {}
+
+
+class KeepingNothing(StoreScenario):
+    def test_what_is_not_to_be_kept_is_gone(self, store: Store) -> None:
+        emit(store, 4)
+        held = claim(store)
+        published, kept, dead, retried = seqs(held)
+        told = store.settle(
+            held.lease,
+            {
+                published: Published(b"result", keep=False),
+                kept: PUBLISHED,
+                dead: Dead("x", keep=False),
+                retried: Retry("x", 0, keep=False),
+            },
+        )
+        assert told.published == {published, kept}
+        assert told.dead == {dead}
+        assert told.retried == {retried}
+        assert states(store) == {State.PENDING: 1, State.PUBLISHED: 1}
+        assert store.notes(ids(held)) == {}
+
+    def test_a_last_attempt_too(self, store: Store) -> None:
+        emitted = emit(store, max_attempts=1)
+        held = claim(store)
+        told = store.settle(held.lease, all_to(Retry("x", 0, keep=False), held))
+        assert told.dead == set(seqs(held))
+        assert records(store) == []
+        assert store.history(emitted[0]) == []
+
+    def test_one_that_was_lost_stays(self, store: Store) -> None:
+        emitted = emit(store)
+        stale = claim(store)
+        held = claim(store, lease_id=stale.lease.lease_id)
+        told = store.settle(stale.lease, all_to(Published(keep=False), stale))
+        assert told.lost == set(seqs(stale))
+        assert record(store, emitted[0]).state is State.CLAIMED
+        publish(store, held)
+        store.settle(held.lease, all_to(Published(keep=False), held))
+        assert record(store, emitted[0]).state is State.PUBLISHED
+
+    def test_a_repeated_settle_calls_it_lost(self, store: Store) -> None:
+        emit(store)
+        held = claim(store)
+        store.settle(held.lease, all_to(Published(keep=False), held))
+        assert store.settle(held.lease, all_to(Published(keep=False), held)).lost == set(seqs(held))
+
+
+class Heads(StoreScenario):
+    def test_whose_turn_it_is(self, store: Store, clock: ManualClock) -> None:
+        emit(store, 2, queue="jobs/b")
+        clock.advance(1)
+        emit(store, queue="jobs/a")
+        emit(store, queue="jobs/c", priority=5)
+        emit(store, queue="elsewhere")
+        assert [head.queue for head in store.heads("jobs/")] == ["jobs/c", "jobs/b", "jobs/a"]
+        assert [head.queue for head in store.heads("jobs/", queues=["jobs/a", "jobs/b", "jobs/none"])] == [
+            "jobs/b",
+            "jobs/a",
+        ]
+        assert store.heads("nothing") == []
+
+    def test_the_head_is_what_a_claim_takes(self, store: Store, clock: ManualClock) -> None:
+        emit(store, 2, queue="jobs/a", priority=-1)
+        clock.advance(1)
+        emit(store, 2, queue="jobs/a")
+        (head,) = store.heads("jobs/")
+        held = claim(store, 1, queue="jobs/a")
+        assert (head.seq, head.available_at, -head.rank) == (seqs(held)[0], clock(), 0)
+
+    def test_what_may_not_go_yet_has_no_turn(self, store: Store, clock: ManualClock) -> None:
+        emit(store, queue="jobs/late", delay_seconds=10, priority=9)
+        emit(store, queue="jobs/late", delay_seconds=5)
+        emit(store, queue="jobs/held", ordering_key="k")
+        emit(store, queue="jobs/paused")
+        store.pause("jobs/paused")
+        held = claim(store, queue="jobs/held")
+        assert store.heads("jobs/") == []
+        clock.advance(5)
+        assert [head.queue for head in store.heads("jobs/")] == ["jobs/late"]
+        store.settle(held.lease, all_to(RELEASED, held))
+        assert {head.queue for head in store.heads("jobs/")} == {"jobs/late", "jobs/held"}
+
+    def test_names_are_taken_as_they_are(self, store: Store) -> None:
+        for queue in ("jobs/%", "jobs/_", "jobsx", "Jobs/a", "jobs"):
+            emit(store, queue=queue)
+        assert {head.queue for head in store.heads("jobs/")} == {"jobs/%", "jobs/_"}
+        assert {head.queue for head in store.heads("jobs/%")} == {"jobs/%"}

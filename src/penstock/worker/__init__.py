@@ -1,0 +1,8 @@
+"""Workers: handlers that run in the application's process, over the same store, leases and outcomes as the relay."""
+
+from penstock.worker.handling import Middleware
+from penstock.worker.options import AckPolicy, HandlerOptions
+from penstock.worker.received import Received
+from penstock.worker.worker import Worker
+
+__all__ = ["AckPolicy", "HandlerOptions", "Middleware", "Received", "Worker"]

@@ -1,0 +1,144 @@
+"""One call of a handler: its arguments, the middlewares around it, its time limit, and the outcome that follows.
+
+A middleware is a context manager that is entered with the event before the handler runs and left after it, so that one
+kind serves plain and async handlers. For an async handler it may be an async context manager.
+"""
+
+import asyncio
+import inspect
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, ExitStack
+from typing import Any
+
+from penstock import telemetry
+from penstock.errors import InvalidPayload, LeaseLost
+from penstock.lifecycle import Dead, Outcome, overdelivered
+from penstock.worker.arguments import reader_of
+from penstock.worker.options import AckPolicy, HandlerOptions
+from penstock.worker.received import Desk, Received
+
+Function = Callable[..., Any]
+Middleware = Callable[[Received], AbstractContextManager[Any] | AbstractAsyncContextManager[Any]]
+ERROR_LIMIT = 8_000
+
+
+class Handling:
+    """A handler with all that surrounds it. It decides what each event's outcome is; others write it down."""
+
+    def __init__(self, function: Function, options: HandlerOptions, middlewares: Sequence[Middleware]) -> None:
+        self.function = function
+        self.options = options
+        self.is_async = inspect.iscoroutinefunction(function)
+        self._middlewares = middlewares
+        self._read = reader_of(function, batch=options.batch_size is not None)
+        self._limit = options.timeout_seconds
+
+    # -- a call ------------------------------------------------------------------------------------------------
+
+    def call(self, events: Sequence[Received]) -> BaseException | None:
+        """Run a plain handler on these events; what it raised, or None."""
+        try:
+            arguments = self._read(events)
+            if not self._middlewares:
+                self.function(*arguments)
+                return None
+            with ExitStack() as around:
+                for middleware in self._middlewares:
+                    for event in events:
+                        around.enter_context(_plain(middleware(event)))
+                self.function(*arguments)
+        except Exception as error:
+            return error
+        return None
+
+    async def call_async(self, events: Sequence[Received]) -> BaseException | None:
+        """The same for an async handler. A cancellation by others goes through."""
+        try:
+            arguments = self._read(events)
+            if self._limit is None:
+                await self._run(events, arguments)
+            else:
+                async with asyncio.timeout(self._limit):
+                    await self._run(events, arguments)
+        except TimeoutError as error:
+            return TimeoutError(self.too_long()) if not str(error) else error
+        except Exception as error:
+            return error
+        return None
+
+    async def _run(self, events: Sequence[Received], arguments: tuple[Any, ...]) -> None:
+        work: Awaitable[Any]
+        if not self._middlewares:
+            await self.function(*arguments)
+            return
+        async with AsyncExitStack() as around:
+            for middleware in self._middlewares:
+                for event in events:
+                    await _enter(around, middleware(event))
+            work = self.function(*arguments)
+            await work
+
+    def too_long(self) -> str:
+        return f"the handler took longer than its limit of {self._limit:g} s"
+
+    # -- what follows ------------------------------------------------------------------------------------------
+
+    def refusal(self, event: Received) -> Outcome | None:
+        """Why an event is not to be handled at all, if so: checked before, because it may kill this process."""
+        most = self.options.max_deliveries
+        if overdelivered(event.deliveries, most):
+            return Dead(f"delivered {event.deliveries} times, more than max_deliveries={most}", self._keep_dead)
+        return None
+
+    def outcome(self, event: Received, error: BaseException | None, desk: Desk) -> Outcome | None:
+        """What becomes of an event after its call. None if the store knows already, or is to be told later."""
+        if error is not None:
+            telemetry.warn("a handler failed", event_id=event.event_id, queue=event.queue, error=_brief(error))
+        if event.settled:
+            return None
+        if event.decision is not None:
+            return event.decision
+        if isinstance(error, InvalidPayload):
+            return Dead(str(error), self._keep_dead)
+        if isinstance(error, LeaseLost):
+            return None
+        match self.options.ack_policy:
+            case AckPolicy.MANUAL if error is None:
+                return None
+            case AckPolicy.ACK | AckPolicy.ACK_FIRST:
+                return desk.published(None)
+            case AckPolicy.REJECT_ON_ERROR if error is not None:
+                return Dead(tell(error), self._keep_dead)
+            case _:
+                return desk.published(None) if error is None else desk.failed(event, tell(error))
+
+    @property
+    def _keep_dead(self) -> bool:
+        return self.options.keep_on_reject
+
+
+def tell(error: BaseException) -> str:
+    """An error for the record: what it says first, then where it came from."""
+    trace = "".join(traceback.format_tb(error.__traceback__)[1:]).rstrip()
+    text = f"{_brief(error)}\n{trace}" if trace else _brief(error)
+    return text if len(text) <= ERROR_LIMIT else text[: ERROR_LIMIT - 1] + "…"
+
+
+def _brief(error: BaseException) -> str:
+    said = str(error)
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def _plain(manager: Any) -> AbstractContextManager[Any]:
+    if not hasattr(manager, "__enter__"):
+        raise TypeError("a middleware of a plain handler must be a plain context manager, not an async one")
+    entered: AbstractContextManager[Any] = manager
+    return entered
+
+
+async def _enter(around: AsyncExitStack, manager: Any) -> None:
+    if hasattr(manager, "__aenter__"):
+        await around.enter_async_context(manager)
+    else:
+        around.enter_context(manager)

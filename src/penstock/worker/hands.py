@@ -1,0 +1,177 @@
+"""The hands that handlers run in: threads for plain functions, one event loop for async ones. A hand takes events from
+its subscription, calls the handler, and tells what came of it."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+from time import monotonic
+
+from penstock import telemetry
+from penstock.errors import PenstockError
+from penstock.worker.options import AckPolicy
+from penstock.worker.received import Received
+from penstock.worker.subscription import Subscription
+
+# An async handler that never waits would keep the loop from everybody else.
+CALLS_IN_A_ROW = 50
+
+
+class Hands:
+    """What threads and coroutines have in common."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        self.subscription = subscription
+        self.handling = subscription.handling
+        self.holdings = subscription.holdings
+        self.closed = threading.Event()
+        self.most = subscription.options.batch_size or 1
+        self._first = subscription.options.ack_policy is AckPolicy.ACK_FIRST
+
+    def accept(self, events: Sequence[Received]) -> Sequence[Received]:
+        """Those that may be handled: the rest has an outcome already."""
+        if self.subscription.options.max_deliveries is not None:
+            refused = {event: self.handling.refusal(event) for event in events}
+            for event, outcome in refused.items():
+                if outcome is not None:
+                    self.holdings.finish(event, outcome)
+            events = [event for event in events if refused[event] is None]
+        return self._settle_first(events) if self._first and events else events
+
+    def _settle_first(self, events: Sequence[Received]) -> Sequence[Received]:
+        try:
+            mine = set(self.subscription.settle_first(events))
+        except PenstockError as error:
+            # Whether the store has noted it is not known, so nobody may run it: its lease decides.
+            telemetry.warn("events can't be acknowledged, so they are not handled", error=error)
+            mine = set()
+        for event in events:
+            if event not in mine:
+                self.holdings.finish(event, None)
+        return [event for event in events if event in mine]
+
+    def finish(self, events: Sequence[Received], error: BaseException | None) -> None:
+        for event in events:
+            if not event.abandoned:
+                self.holdings.finish(event, self.handling.outcome(event, error, self.subscription))
+
+
+class ThreadHands(Hands):
+    """`max_workers` threads. One whose handler takes too long is given up on, and another takes its place."""
+
+    def __init__(self, subscription: Subscription) -> None:
+        super().__init__(subscription)
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        for _ in range(self.subscription.options.max_workers):
+            self._start_one()
+
+    def _start_one(self) -> None:
+        name = f"penstock-hand-{self.subscription.queue}"
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _work(self) -> None:
+        while events := self.holdings.await_some(self.most, self.closed):
+            accepted = self.accept(events)
+            if not accepted:
+                continue
+            self.finish(accepted, self.handling.call(accepted))
+            if accepted[0].abandoned:
+                return  # another thread is in this one's place
+
+    def give_up_on_late(self) -> None:
+        """A thread can't be stopped, but what it is at can be called failed."""
+        limit = self.subscription.options.timeout_seconds
+        if limit is None:
+            return
+        with self.holdings.changed:
+            late = [event for event in self.holdings.running if event.started + limit < monotonic()]
+        if late:
+            self.finish(late, TimeoutError(self.handling.too_long()))
+            for event in late:
+                event.abandoned = True
+            for _ in range(-(-len(late) // self.most)):
+                self._start_one()
+
+    def stop(self, until: float) -> None:
+        """Let no new call begin, and wait for those under way. What still runs then is left to its lease."""
+        self.closed.set()
+        with self.holdings.changed:
+            self.holdings.changed.notify_all()
+        for thread in self._threads:
+            thread.join(max(0.0, until - monotonic()))
+
+
+class LoopHands(Hands):
+    """`max_workers` coroutines on the worker's event loop."""
+
+    def __init__(self, subscription: Subscription, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(subscription)
+        self._loop = loop
+        self._more = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self.subscription.fed = self._wake
+        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
+
+    async def _start(self) -> None:
+        self._tasks = [asyncio.create_task(self._work()) for _ in range(self.subscription.options.max_workers)]
+
+    def _wake(self) -> None:
+        self._loop.call_soon_threadsafe(self._more.set)
+
+    async def _work(self) -> None:
+        calls = 0
+        while True:
+            events = self.holdings.take(self.most)
+            if events:
+                await self._handle(events)
+                calls += 1
+                if calls % CALLS_IN_A_ROW == 0:
+                    await asyncio.sleep(0)
+            elif self.closed.is_set():
+                return
+            else:
+                await self._wait()
+
+    async def _wait(self) -> None:
+        """Until there is more. What came between the look and the clearing would not be told again."""
+        self._more.clear()
+        if not self.holdings.queued and not self.closed.is_set():
+            await self._more.wait()
+
+    async def _handle(self, events: Sequence[Received]) -> None:
+        if self._first:
+            accepted = await asyncio.to_thread(self.accept, events)
+        else:
+            accepted = self.accept(events)
+        if not accepted:
+            return
+        try:
+            error = await self.handling.call_async(accepted)
+        except asyncio.CancelledError as cancelled:
+            task = asyncio.current_task()
+            self.finish(accepted, TimeoutError("the worker stopped before the handler was done"))
+            if task is not None and task.cancelling():
+                raise cancelled
+            return
+        self.finish(accepted, error)
+
+    def give_up_on_late(self) -> None:
+        """Nothing to do: the loop ends late handlers itself."""
+
+    def stop(self, until: float) -> None:
+        """The same as for threads, but what still runs then is cancelled, and counts as failed."""
+        self.closed.set()
+        self._wake()
+        asyncio.run_coroutine_threadsafe(self._stop(until), self._loop).result()
+
+    async def _stop(self, until: float) -> None:
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=max(0.0, until - monotonic()))
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)

@@ -1,0 +1,136 @@
+"""The lookout, on PostgreSQL: one process of all that serve a queue looks out for it, and wakes the others by NOTIFY.
+
+Looking is a cheap probe every few milliseconds. Whoever emits needs to do nothing: a NOTIFY inside the business
+transaction would make all emitters wait for each other at their commits. It also sees events whose time has come, which
+nobody emits. A wake-up is never needed: without one, workers fetch every second.
+"""
+
+import threading
+import zlib
+from collections.abc import Sequence
+from time import monotonic
+from typing import Any
+
+from penstock import telemetry
+from penstock.store import Store
+
+CHANNEL = "penstock_ready"
+# The first half of the numbers under which lookouts lock: one that only Penstock uses.
+LOCK_CLASS = 736_768
+PROBE_SECONDS = 0.005
+ELECTION_SECONDS = 1.0
+LISTEN_SECONDS = 1.0
+MAX_REMINDER_SECONDS = 1.0
+
+
+def open_lookout(store: Store, wake: Sequence[tuple[str, threading.Event]]) -> "Lookout | None":
+    """A lookout for these queues, where the database can notify."""
+    engine = getattr(store, "engine", None)
+    if engine is None or engine.dialect.name != "postgresql" or not wake:
+        return None
+    return Lookout(store, engine, wake)
+
+
+class Lookout:
+    """Listens for this process, and looks out for all where no other process does."""
+
+    def __init__(self, store: Store, engine: Any, wake: Sequence[tuple[str, threading.Event]]) -> None:
+        self.listening = False
+        self._store = store
+        self._engine = engine
+        self._wake: dict[str, list[threading.Event]] = {}
+        for queue, woken in wake:
+            self._wake.setdefault(queue, []).append(woken)
+        self._connection: Any = None
+        self._mine: set[str] = set()
+        self._elected_at = float("-inf")
+        self._reminders: dict[str, Reminder] = {}
+
+    def step(self) -> float | None:
+        """One look. A broken connection is told, and opened anew by the next step."""
+        try:
+            if self._connection is None and not self._connect():
+                return None
+            self._stand_for_election()
+            for queue in self._mine:
+                self._probe(queue)
+            self._listen(PROBE_SECONDS if self._mine else LISTEN_SECONDS)
+        except Exception:
+            self.close()
+            raise
+        return 0.0
+
+    def close(self) -> None:
+        """Whoever waits for this process's locks gets them."""
+        self.listening = False
+        connection, self._connection = self._connection, None
+        self._mine.clear()
+        if connection is not None:
+            connection.close()
+
+    def _connect(self) -> bool:
+        import psycopg
+
+        url = self._engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        connection = psycopg.connect(url, autocommit=True, application_name="penstock lookout", connect_timeout=10)
+        row = connection.execute("SELECT pg_backend_pid()").fetchone()
+        if row is None or row[0] != connection.info.backend_pid:
+            # A pooler answers in the server's place. It may hand a connection to another client after each transaction,
+            # with our locks and our notifications: so there is none of either, and workers fetch by the clock.
+            telemetry.info("connected through a pooler: workers are not woken, they look every 0.1 s")
+            connection.close()
+            return False
+        connection.execute(f"LISTEN {CHANNEL}")
+        self._connection = connection
+        self._elected_at = float("-inf")
+        self.listening = True
+        return True
+
+    def _stand_for_election(self) -> None:
+        """Take over the queues that nobody looks out for."""
+        if monotonic() - self._elected_at < ELECTION_SECONDS:
+            return
+        self._elected_at = monotonic()
+        for queue in self._wake.keys() - self._mine:
+            row = self._connection.execute("SELECT pg_try_advisory_lock(%s, %s)", [LOCK_CLASS, _number(queue)])
+            if row.fetchone()[0]:
+                self._mine.add(queue)
+                self._reminders[queue] = Reminder()
+
+    def _probe(self, queue: str) -> None:
+        if self._reminders[queue].is_due(self._store.ready(queue), monotonic()):
+            self._rouse(queue)
+            self._connection.execute("SELECT pg_notify(%s, %s)", [CHANNEL, queue])
+
+    def _listen(self, seconds: float) -> None:
+        for heard in self._connection.notifies(timeout=seconds, stop_after=100):
+            self._rouse(heard.payload)
+
+    def _rouse(self, queue: str) -> None:
+        for woken in self._wake.get(queue, ()):
+            woken.set()
+
+
+class Reminder:
+    """When to wake the others: as soon as there is something, and if it stays there ever more rarely. A queue that is
+    full, or that nobody can claim from now, must not keep everybody awake."""
+
+    def __init__(self) -> None:
+        self._pause = 0.0
+        self._next = 0.0
+
+    def is_due(self, ready: bool, now: float) -> bool:
+        if not ready:
+            self._pause = 0.0
+            self._next = 0.0
+            return False
+        if now < self._next:
+            return False
+        self._pause = min(max(PROBE_SECONDS, self._pause * 2), MAX_REMINDER_SECONDS)
+        self._next = now + self._pause
+        return True
+
+
+def _number(queue: str) -> int:
+    """A queue's number, in the range of a signed one of four bytes. Two queues with one number share a lookout."""
+    return zlib.crc32(queue.encode()) - 2**31

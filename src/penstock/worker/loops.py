@@ -1,0 +1,146 @@
+"""The loops that drive a worker, each a thread: fetch, flush, heartbeat, release-stuck, and some that keep house."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import monotonic
+
+from penstock import telemetry
+from penstock.errors import PenstockError
+from penstock.worker.subscription import Subscription
+
+MAX_BACKOFF_SECONDS = 10.0
+FIRST_BACKOFF_SECONDS = 0.1
+
+
+class Loop:
+    """A thread that does one thing over and over. It outlives every error, and says so once it is over."""
+
+    def __init__(self, name: str, step: Callable[[], float | None], wake: threading.Event | None = None) -> None:
+        """`step` returns the seconds to wait before the next one; `wake` ends a wait early."""
+        self.name = name
+        self.wake = wake or threading.Event()
+        self.trouble: str | None = None
+        self.succeeded_at = monotonic()
+        self._step = step
+        self._over = False
+        self._thread = threading.Thread(target=self._run, name=f"penstock-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over = True
+        self.wake.set()
+
+    def join(self, until: float) -> bool:
+        """Wait for the step under way; says whether it has ended."""
+        self._thread.join(max(0.0, until - monotonic()))
+        return not self._thread.is_alive()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        backoff = FIRST_BACKOFF_SECONDS
+        while not self._over:
+            try:
+                wait = self._step()
+            except Exception as error:
+                self._note(error)
+                wait, backoff = backoff, min(backoff * 2, MAX_BACKOFF_SECONDS)
+            else:
+                self._recover()
+                backoff = FIRST_BACKOFF_SECONDS
+            if wait is None:
+                return
+            self.wake.wait(wait)
+            if not self._over:
+                self.wake.clear()
+
+    def _note(self, error: Exception) -> None:
+        """Told when it begins, not at every try. What is not ours is a bug, and shown with its kind."""
+        told = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+        if told != self.trouble:
+            telemetry.warn(f"the {self.name} loop is in trouble and tries again", error=told)
+        self.trouble = told
+
+    def _recover(self) -> None:
+        if self.trouble is not None:
+            telemetry.info(f"the {self.name} loop is well again")
+        self.trouble = None
+        self.succeeded_at = monotonic()
+
+
+class Gate:
+    """Lets claims through side by side, or one suspect alone."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = 0
+        self._alone = False
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._alone)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._inside -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._alone)
+            self._alone = True
+            self._changed.wait_for(lambda: self._inside == 0)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._alone = False
+                self._changed.notify_all()
+
+
+class Fetching:
+    """The fetch loop of one subscription."""
+
+    def __init__(
+        self, subscription: Subscription, gate: Gate, run_alone: Callable[..., None], *, wakes: Callable[[], bool]
+    ) -> None:
+        self._subscription = subscription
+        self._gate = gate
+        self._run_alone = run_alone
+        self._wakes = wakes
+        self._full = False
+
+    def step(self) -> float:
+        subscription = self._subscription
+        room = subscription.room
+        if not room:
+            self._await_room()
+            return 0.0
+        if not self._full and not subscription.ready():
+            return subscription.idle_seconds(wakes=self._wakes())
+        with self._gate.shared():
+            claim = subscription.claim(room)
+            suspect = next((event for event in claim.events if event.suspect), None)
+            if suspect is None and claim:
+                subscription.feed(claim)
+            elif suspect is not None:
+                subscription.keep_only(claim, [suspect.seq])
+        if suspect is not None:
+            self._run_alone(subscription, claim, suspect.seq)
+        self._full = suspect is not None or len(claim) >= room
+        return subscription.options.min_fetch_interval if self._full else subscription.idle_seconds(wakes=self._wakes())
+
+    def _await_room(self) -> None:
+        """Until the hands have taken enough; now and then to see whether the worker is to stop."""
+        roomy = self._subscription.holdings.roomy
+        with roomy:
+            roomy.wait_for(lambda: self._subscription.room > 0, timeout=0.2)

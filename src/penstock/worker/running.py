@@ -1,0 +1,220 @@
+"""A worker at work: its subscriptions, the hands and loops that serve them, how they start and how they end."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Sequence
+from time import monotonic
+from uuid import uuid4
+
+from penstock import telemetry
+from penstock.outbox import Outbox
+from penstock.store import SqlStore, StoreOptions
+from penstock.store.base import Claim, Relay
+from penstock.worker.handling import Handling
+from penstock.worker.hands import Hands, LoopHands, ThreadHands
+from penstock.worker.lookout import Lookout, open_lookout
+from penstock.worker.loops import Fetching, Gate, Loop
+from penstock.worker.periodic import Emitting, Periodic
+from penstock.worker.subscription import Subscription
+
+ANNOUNCE_SECONDS = 5.0
+TEND_SECONDS = 60.0
+LAST_FLUSH_SECONDS = 5.0
+LATE_LOOK_SECONDS = 0.1
+
+
+class Running:
+    """Everything between `start` and `stop`."""
+
+    def __init__(
+        self,
+        store: SqlStore,
+        handlings: Sequence[tuple[str, Handling]],
+        periodics: Sequence[Periodic],
+        *,
+        claimant: str,
+        options: StoreOptions,
+        graceful_timeout: float,
+    ) -> None:
+        self.store = store
+        self.outbox = Outbox(store)
+        self.claimant = claimant
+        self.over = False
+        self.subscriptions = [
+            Subscription(queue, handling, store, claimant, options.order_policy) for queue, handling in handlings
+        ]
+        self.loops: list[Loop] = []
+        self._graceful_timeout = graceful_timeout
+        self._periodics = periodics
+        self._gate = Gate()
+        self._hands: list[ThreadHands | LoopHands] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread: threading.Thread | None = None
+        self._flush_wake = threading.Event()
+        self._fetches: list[Loop] = []
+        self._lookout: Lookout | None = None
+        self._announced: list[Relay] = []
+
+    # -- start -------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Connect, then begin. What is wrong with the store is told here, not by a loop."""
+        for subscription in self.subscriptions:
+            self.store.ready(subscription.queue)
+            if subscription.options.max_claimed is not None:
+                self.store.limit(subscription.queue, subscription.options.max_claimed)
+        self._start_hands()
+        self._lookout = open_lookout(self.store, [(one.queue, one.woken) for one in self.subscriptions])
+        self._make_loops()
+        for loop in self.loops:
+            loop.start()
+        queues = sorted({one.queue for one in self.subscriptions})
+        telemetry.info("worker runs", store=self.store.url, queues=",".join(queues), claimant=self.claimant)
+
+    def _start_hands(self) -> None:
+        if any(one.handling.is_async for one in self.subscriptions):
+            self._loop = asyncio.new_event_loop()
+            self._loop_thread = threading.Thread(target=self._loop.run_forever, name="penstock-async", daemon=True)
+            self._loop_thread.start()
+        for subscription in self.subscriptions:
+            hands: ThreadHands | LoopHands
+            if subscription.handling.is_async:
+                assert self._loop is not None
+                hands = LoopHands(subscription, self._loop)
+            else:
+                hands = ThreadHands(subscription)
+            hands.start()
+            subscription.holdings.done = self._flush_wake.set
+            self._hands.append(hands)
+
+    def _make_loops(self) -> None:
+        for subscription in self.subscriptions:
+            fetching = Fetching(subscription, self._gate, self._run_alone, wakes=self._wakes)
+            loop = Loop(f"fetch of {subscription.queue}", fetching.step, subscription.woken)
+            self._fetches.append(loop)
+        self.loops = [
+            *self._fetches,
+            Loop("flush", self._flush, self._flush_wake),
+            Loop("heartbeat", self._beat),
+            Loop("release-stuck", self._release_stuck),
+            Loop("upkeep", self._tend),
+            Loop("announcing", self._announce),
+        ]
+        if any(one.options.timeout_seconds is not None for one in self.subscriptions):
+            self.loops.append(Loop("timeout", self._give_up_on_late))
+        if self._periodics:
+            self.loops.append(Loop("periodic", Emitting(self.outbox, self._periodics).step))
+        if self._lookout is not None:
+            self.loops.append(Loop("lookout", self._lookout.step))
+
+    def _wakes(self) -> bool:
+        return self._lookout is not None and self._lookout.listening
+
+    # -- the loops' steps --------------------------------------------------------------------------------------
+
+    def _flush(self) -> float:
+        for subscription in self.subscriptions:
+            subscription.flush()
+        return min((one.options.flush_interval for one in self.subscriptions), default=1.0) or 0.005
+
+    def _beat(self) -> float:
+        for subscription in self.subscriptions:
+            subscription.beat()
+        return min((one.options.release_stuck_timeout for one in self.subscriptions), default=60.0) / 3
+
+    def _release_stuck(self) -> float:
+        while self.store.reap():
+            for subscription in self.subscriptions:
+                subscription.woken.set()
+        return min((one.options.release_stuck_interval for one in self.subscriptions), default=5.0)
+
+    def _tend(self) -> float:
+        self.store.tend()
+        return TEND_SECONDS
+
+    def _announce(self) -> float:
+        if not self._announced:
+            self._announced = [
+                Relay(uuid4(), one.queue, f"worker {self.claimant}", socket.gethostname()) for one in self.subscriptions
+            ]
+        for relay in self._announced:
+            self.store.beat(relay)
+        return ANNOUNCE_SECONDS
+
+    def _give_up_on_late(self) -> float:
+        for hands in self._hands:
+            hands.give_up_on_late()
+        return LATE_LOOK_SECONDS
+
+    def _run_alone(self, subscription: Subscription, claim: Claim, seq: int) -> None:
+        """Handle a suspect, whose last worker died with it, while nothing else is at stake in this process."""
+        with self._gate.alone():
+            for one in self.subscriptions:
+                one.holdings.drain()
+            until = monotonic() + self._graceful_timeout
+            for one in self.subscriptions:
+                one.holdings.await_quiet(until)
+                one.flush(all_of_it=True)
+            if self.over:
+                subscription.keep_only(claim, [])
+                return
+            subscription.feed(claim, seq)
+            subscription.holdings.await_quiet(None)
+            subscription.flush(all_of_it=True)
+
+    # -- stop --------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Nothing new begins, what waits goes back, what runs may end, and every outcome is written."""
+        self.over = True
+        until = monotonic() + self._graceful_timeout
+        for loop in self._fetches:
+            loop.stop()
+        for subscription in self.subscriptions:
+            subscription.holdings.drain()
+        for loop in self._fetches:
+            loop.join(until)
+        for subscription in self.subscriptions:
+            subscription.holdings.drain()  # what a claim that was under way has brought
+        for hands in self._hands:
+            hands.stop(until)
+        for loop in self.loops:
+            loop.stop()
+        for loop in self.loops:
+            loop.join(monotonic() + LAST_FLUSH_SECONDS)
+        self._last_flush()
+        self._close()
+
+    def _last_flush(self) -> None:
+        until = monotonic() + LAST_FLUSH_SECONDS
+        pause = threading.Event()
+        while monotonic() < until:
+            for subscription in self.subscriptions:
+                subscription.flush(all_of_it=True)
+            if not any(one.holdings.unwritten for one in self.subscriptions):
+                return
+            pause.wait(0.2)
+        left = sum(one.holdings.unwritten for one in self.subscriptions)
+        telemetry.warn("outcomes could not be written; their events are handled again", n=left)
+
+    def _close(self) -> None:
+        try:
+            for relay in self._announced:
+                self.store.forget(relay.relay_id)
+        except Exception as error:
+            telemetry.debug("could not say goodbye", error=error)
+        if self._lookout is not None:
+            self._lookout.close()
+        if self._loop is not None and self._loop_thread is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop_thread.join(LAST_FLUSH_SECONDS)
+            if not self._loop_thread.is_alive():
+                self._loop.close()
+        self.store.close()
+
+    # -- to look at --------------------------------------------------------------------------------------------
+
+    @property
+    def hands(self) -> Sequence[Hands]:
+        return self._hands

@@ -1,0 +1,183 @@
+"""One handler at work on one queue: claims come in, outcomes go out. The threads that drive it are in
+`penstock.worker.loops` and `penstock.worker.hands`."""
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from time import monotonic
+
+from sqlalchemy import Connection
+
+from penstock import telemetry
+from penstock.errors import LeaseLost, NotSupported, StoreConflict, StoreError, StoreUnavailable
+from penstock.lifecycle import PUBLISHED, RELEASED, Dead, OrderPolicy, Outcome, Published, Retry
+from penstock.store import SqlStore, Store
+from penstock.store.base import Claim, Settlement
+from penstock.worker.handling import Handling
+from penstock.worker.holdings import Holdings
+from penstock.worker.received import Received
+
+FAST_IDLE_SECONDS = 0.1
+SLOW_IDLE_SECONDS = 1.0
+
+
+class Subscription:
+    """A queue and its handler, in one process."""
+
+    def __init__(self, queue: str, handling: Handling, store: Store, claimant: str, order_policy: OrderPolicy) -> None:
+        self.queue = queue
+        self.handling = handling
+        self.options = handling.options
+        self.store = store
+        self.claimant = claimant
+        self.holdings = Holdings(order_policy)
+        self.woken = threading.Event()
+        self.fetched_at: float | None = None
+        self.counts = {"handled": 0, "failed": 0, "dead": 0, "lost": 0}
+        self.fed: Callable[[], None] = _nothing
+        """Called when there is something to take: whoever waits in a way of its own puts itself here."""
+
+    # -- fetch -------------------------------------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """How many events the next claim may take; 0 while less than half a batch would fit."""
+        free = self.options.capacity - self.holdings.queued
+        room = min(self.options.fetch_batch_size, free)
+        return room if room * 2 >= self.options.fetch_batch_size else 0
+
+    def idle_seconds(self, *, wakes: bool) -> float:
+        """How long to wait after a claim that was not full."""
+        if self.options.max_fetch_interval is not None:
+            return self.options.max_fetch_interval
+        return SLOW_IDLE_SECONDS if wakes else FAST_IDLE_SECONDS
+
+    def ready(self) -> bool:
+        """A cheap look before a claim, which would write even if it brought nothing."""
+        found = self.store.ready(self.queue, types=self.options.types)
+        self.fetched_at = monotonic()
+        return found
+
+    def claim(self, limit: int) -> Claim:
+        claim = self.store.claim(
+            self.queue,
+            limit=limit,
+            claimant=self.claimant,
+            lease_seconds=self.options.release_stuck_timeout,
+            types=self.options.types,
+            max_attempts=self.options.retry.max_attempts,
+        )
+        self.fetched_at = monotonic()
+        return claim
+
+    def feed(self, claim: Claim, only: int | None = None) -> None:
+        """Hand a claim's events on, or `only` one of them."""
+        chosen = [event for event in claim.events if only is None or event.seq == only]
+        self.holdings.add(claim.lease, [Received.of(event, claim.lease, self) for event in chosen])
+        self.fed()
+
+    def settle_first(self, events: Sequence[Received]) -> list[Received]:
+        """At most once: only what the store has noted as done is handled. The others are somebody else's by now."""
+        mine: list[Received] = []
+        for lease in {event.lease for event in events}:
+            under = [event for event in events if event.lease == lease]
+            told = self.store.settle(lease, dict.fromkeys((event.seq for event in under), self.published(None)))
+            self._count(told)
+            mine += [event for event in under if event.seq in told.published]
+        for event in events:
+            event.settled = True
+        return mine
+
+    def keep_only(self, claim: Claim, chosen: Sequence[int]) -> None:
+        """Give the other events of a claim back: they were never started."""
+        others = {event.seq: RELEASED for event in claim.events if event.seq not in chosen}
+        if others:
+            self.store.settle(claim.lease, others)
+
+    # -- decisions (`penstock.worker.received.Desk`) -----------------------------------------------------------
+
+    def published(self, result: bytes | None) -> Outcome:
+        if result is None and self.options.keep_on_ack:
+            return PUBLISHED
+        return Published(result, self.options.keep_on_ack)
+
+    def failed(self, event: Received, error: str, delay: float | None = None) -> Outcome:
+        keep = self.options.keep_on_reject
+        if delay is not None:
+            return Retry(error, delay, keep)
+        age = (datetime.now(UTC) - event.created_at).total_seconds()
+        decided = self.options.retry.decide(
+            error,
+            attempts=event.attempts,
+            age_seconds=age,
+            roll=random.random(),
+            event_max_attempts=event.max_attempts,
+        )
+        return Retry(error, decided.delay_seconds, keep) if isinstance(decided, Retry) else Dead(decided.error, keep)
+
+    def rejected(self, reason: str) -> Outcome:
+        return Dead(reason, self.options.keep_on_reject)
+
+    def decided(self, event: Received) -> None:
+        """A decision after the handler had returned."""
+        self.holdings.finish(event, event.decision)
+        self.fed()
+
+    @contextmanager
+    def transaction(self, event: Received) -> Iterator[Connection]:
+        store = self.store
+        if not isinstance(store, SqlStore):
+            raise NotSupported(f"{store.url} has no transactions of its own; event.transaction() needs a SQL database")
+        with store.transaction() as connection:
+            yield connection
+            told = store.settle_in(connection, event.lease, {event.seq: self.published(None)})
+            if event.seq not in told.published:
+                raise LeaseLost(f"event {event.event_id} is no longer this worker's: its transaction is rolled back")
+        event.settled = True
+        self.counts["handled"] += 1
+
+    # -- flush -------------------------------------------------------------------------------------------------
+
+    def flush(self, *, all_of_it: bool = False) -> bool:
+        """Write the outcomes that are due; says whether there were any. What can't be written stays due."""
+        due = self.holdings.due(self.options.flush_interval, all_of_it=all_of_it)
+        for position, (lease, outcomes) in enumerate(due):
+            try:
+                told = self.store.settle(lease, outcomes)
+            except BaseException as error:
+                for later, left in due[position:]:
+                    self.holdings.put_back(later, left)
+                if isinstance(error, StoreConflict | StoreUnavailable | StoreError):
+                    telemetry.warn("outcomes can't be written yet", queue=self.queue, error=error)
+                    return False
+                raise
+            self.holdings.written(lease)
+            self._count(told)
+        return bool(due)
+
+    def _count(self, told: Settlement) -> None:
+        self.counts["handled"] += len(told.published)
+        self.counts["failed"] += len(told.retried)
+        self.counts["dead"] += len(told.dead)
+        self.counts["lost"] += len(told.lost)
+        if told.lost:
+            telemetry.warn("outcomes came too late, their events are handled again", queue=self.queue, n=len(told.lost))
+
+    # -- heartbeat ---------------------------------------------------------------------------------------------
+
+    def beat(self) -> None:
+        """Keep every lease; forget the ones that are lost."""
+        leases = self.holdings.leases
+        if not leases:
+            return
+        kept = {lease.lease_id for lease in self.store.extend(leases)}
+        lost = self.holdings.still_needed(lease.lease_id for lease in leases if lease.lease_id not in kept)
+        if lost:
+            forgotten = self.holdings.lose(lost)
+            telemetry.warn("leases were lost", queue=self.queue, leases=len(lost), forgotten=forgotten)
+
+
+def _nothing() -> None:
+    """Nobody waits."""

@@ -1,0 +1,231 @@
+"""The worker: handlers by queue, and everything that keeps them running in the application's process."""
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, tzinfo
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from penstock import telemetry
+from penstock.config import mask_url, store_url
+from penstock.errors import UsageError
+from penstock.event import DEFAULT_QUEUE
+from penstock.lifecycle import OrderPolicy
+from penstock.outbox import Outbox
+from penstock.store import StoreOptions, open_store
+from penstock.store.base import DEFAULT_MAX_LEASE_AGE_SECONDS
+from penstock.worker.handling import Function, Handling, Middleware
+from penstock.worker.options import HandlerOptions
+from penstock.worker.periodic import Periodic
+from penstock.worker.running import Running
+
+Decorated = TypeVar("Decorated", bound=Function)
+AnyMiddleware = TypeVar("AnyMiddleware", bound=Middleware)
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A handler as it was given: what it is for, and how it is to be run."""
+
+    queue: str
+    function: Function
+    options: HandlerOptions
+
+
+class Worker:
+    """Handlers, and the way to run them. One worker serves any number of queues.
+
+        worker = Worker("postgresql://…")
+
+        @worker.handler("emails")
+        def send(event): ...
+
+        worker.run()
+
+    Nothing connects before it runs. `graceful_timeout` is how long handlers may go on when it is to stop, and
+    `max_lease_age_seconds` how long any handler may take, heartbeats or not.
+    """
+
+    def __init__(
+        self,
+        store: str | None = None,
+        *,
+        graceful_timeout: float = 30.0,
+        order_policy: OrderPolicy = OrderPolicy.BLOCK,
+        max_lease_age_seconds: float = DEFAULT_MAX_LEASE_AGE_SECONDS,
+        defaults: HandlerOptions | None = None,
+    ) -> None:
+        """`defaults` are the options of handlers that don't say otherwise."""
+        if graceful_timeout < 0:
+            raise UsageError("graceful_timeout must be 0 s or more")
+        self.url = store_url(store)
+        self.graceful_timeout = graceful_timeout
+        self.order_policy = order_policy
+        self.max_lease_age_seconds = max_lease_age_seconds
+        self.registered: list[Registered] = []
+        self.middlewares: list[Middleware] = []
+        self.periodics: list[Periodic] = []
+        self._defaults = defaults
+        self._running: Running | None = None
+
+    # -- what it is to do --------------------------------------------------------------------------------------
+
+    def handler(self, queue: str = DEFAULT_QUEUE, **options: Any) -> Callable[[Decorated], Decorated]:
+        """Let a function handle the events of `queue`. `HandlerOptions` lists the options.
+
+        The function may be async, and is given the event, its payload as the type it is annotated with, or both.
+        """
+        chosen = self._options(options)
+
+        def register(function: Decorated) -> Decorated:
+            Handling(function, chosen, ())  # what is wrong with its signature is told here
+            self._refuse_rivals(queue, chosen.types)
+            self.registered.append(Registered(queue, function, chosen))
+            return function
+
+        return register
+
+    def middleware(self, function: AnyMiddleware) -> AnyMiddleware:
+        """Put a context manager around every call: `function(event)` makes it. The first one given is outermost."""
+        self.middlewares.append(function)
+        return function
+
+    def periodic(
+        self,
+        cron: str,
+        event_type: str,
+        payload: object = b"",
+        *,
+        queue: str = DEFAULT_QUEUE,
+        name: str | None = None,
+        timezone: tzinfo = UTC,
+        **fields: Any,
+    ) -> None:
+        """Emit an event whenever `cron` says, once across all processes that run this. Times that pass while none
+        runs are left out. `name` tells periodic emits of one type apart."""
+        periodic = Periodic.of(cron, event_type, payload, queue=queue, name=name, timezone=timezone, fields=fields)
+        if any(one.name == periodic.name for one in self.periodics):
+            raise UsageError(f"there is a periodic emit called {periodic.name!r} already: give this one another name")
+        self.periodics.append(periodic)
+
+    def _options(self, given: dict[str, Any]) -> HandlerOptions:
+        names = HandlerOptions.__dataclass_fields__
+        unknown = given.keys() - names.keys()
+        if unknown:
+            raise UsageError(f"a handler has no option {sorted(unknown)[0]!r}; there are: {', '.join(names)}")
+        if self._defaults is not None:
+            given = {name: getattr(self._defaults, name) for name in names} | given
+        return HandlerOptions(**given)
+
+    def _refuse_rivals(self, queue: str, types: Collection[str] | None) -> None:
+        for other in self.registered:
+            if other.queue != queue:
+                continue
+            if types is None or other.options.types is None or set(types) & set(other.options.types):
+                raise UsageError(f"queue {queue!r} has a handler for these events already; give each its own types")
+
+    # -- running it --------------------------------------------------------------------------------------------
+
+    def run(self, *, queues: Sequence[str] | None = None) -> None:
+        """Run until SIGTERM, Ctrl-C or `stop()`, then stop gracefully. A second signal ends it at once."""
+        stop = threading.Event()
+        with _Signals(stop):
+            self.start(queues=queues)
+            try:
+                while not stop.wait(0.5) and self.running:
+                    pass
+            finally:
+                self.stop()
+
+    def start(self, *, queues: Sequence[str] | None = None) -> None:
+        """Run in the background; `stop()` ends it. With `queues`, only their handlers."""
+        if self._running is not None:
+            raise UsageError("this worker runs already")
+        self._running = self.prepare(queues)
+        try:
+            self._running.start()
+        except BaseException:
+            self._running = None
+            raise
+
+    def prepare(self, queues: Sequence[str] | None = None) -> Running:
+        """All that runs, made but not started."""
+        chosen = [one for one in self.registered if queues is None or one.queue in queues]
+        missing = sorted(set(queues or ()) - {one.queue for one in chosen})
+        if missing:
+            raise UsageError(f"this worker has no handler for queue {missing[0]!r}")
+        if not chosen and not self.periodics:
+            raise UsageError('this worker has nothing to do: give it a handler, @worker.handler("queue")')
+        hands = sum(one.options.max_workers for one in chosen)
+        options = StoreOptions(
+            order_policy=self.order_policy,
+            max_lease_age_seconds=self.max_lease_age_seconds,
+            pool_size=min(8 + hands, 30),
+        )
+        store = open_store(self.url, options)
+        handlings = [(one.queue, Handling(one.function, one.options, self.middlewares)) for one in chosen]
+        return Running(
+            store,
+            handlings,
+            self.periodics,
+            claimant=_claimant(),
+            options=options,
+            graceful_timeout=self.graceful_timeout,
+        )
+
+    def stop(self) -> None:
+        """Stop gracefully: no new calls, those under way may end, what waits goes back, outcomes are written."""
+        running, self._running = self._running, None
+        if running is not None:
+            running.stop()
+
+    @property
+    def running(self) -> bool:
+        return self._running is not None and not self._running.over
+
+    @property
+    def runtime(self) -> Running | None:
+        """What runs now, to look at."""
+        return self._running
+
+    @property
+    def outbox(self) -> Outbox:
+        """An outbox on the worker's own store, for handlers that emit."""
+        if self._running is None:
+            raise UsageError("the worker's outbox is there while it runs")
+        return self._running.outbox
+
+    def __repr__(self) -> str:
+        return f"Worker({mask_url(self.url)!r}, queues={sorted({one.queue for one in self.registered})})"
+
+
+def _claimant() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:6]}"
+
+
+class _Signals:
+    """The first signal asks to stop, the second one means it. Only the main thread may listen to signals."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._heard)
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def _heard(self, number: int, _frame: object) -> None:
+        if self._stop.is_set():
+            telemetry.warn("stopping at once; what is being handled comes back when its lease is over")
+            os._exit(128 + number)
+        telemetry.info("stopping: waiting for handlers; again to stop at once")
+        self._stop.set()
