@@ -1,9 +1,9 @@
 """The seam between Penstock and a database: a dozen verbs, and the values that they take and return."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NewType, Protocol
+from typing import TYPE_CHECKING, Any, NewType, Protocol
 from uuid import UUID
 
 from penstock.errors import UsageError
@@ -11,13 +11,17 @@ from penstock.event import Delivery, Event, EventId
 from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, OrderPolicy, Outcome, State
 from penstock.store.control import Steering
 
+if TYPE_CHECKING:
+    from penstock.store.migrate import Upgrade
+
+Progress = Callable[[int], None]
+
 LeaseId = NewType("LeaseId", UUID)
 Token = NewType("Token", UUID)
 
 DEFAULT_LEASE_SECONDS = 60.0
 DEFAULT_MAX_LEASE_AGE_SECONDS = 3_600.0
-REAP_BATCH = 10_000
-PURGE_BATCH = 10_000
+REAP_BATCH, REPLAY_BATCH, PURGE_BATCH = 10_000, 5_000, 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,11 +310,20 @@ class Store(Steering, Protocol):
         """Take back the events of expired leases, up to about `limit` of them; 0 says there were none."""
         ...
 
-    def replay(self, selection: Selection, *, dry_run: bool = False, by: str = "operator") -> int:
-        """Make settled events pending again; returns how many."""
+    def replay(
+        self, selection: Selection, *, dry_run: bool = False, by: str = "operator", progress: Progress | None = None
+    ) -> int:
+        """Make settled events pending again; returns how many, of which `progress` hears on the way."""
         ...
 
-    def purge(self, selection: Selection, *, batch: int = PURGE_BATCH, dry_run: bool = False) -> int:
+    def purge(
+        self,
+        selection: Selection,
+        *,
+        batch: int = PURGE_BATCH,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> int:
         """Delete settled events for good, in bounded batches. DEAD ones only if the selection names DEAD or ids."""
         ...
 
@@ -322,7 +335,19 @@ class Store(Steering, Protocol):
         """The timeline of one event, oldest first."""
         ...
 
+    def settled_counts(self, selection: Selection) -> Sequence[SettledCount]:
+        """What a replay of the selection would touch, by state, queue and type, the most first."""
+        ...
+
+    def bounds(self) -> tuple[int, int]:
+        """The first and the last seq there are; (1, 0) where there are none."""
+        ...
+
     def stats(self) -> Stats: ...
+
+    def now(self) -> datetime:
+        """The time by the store's clock, which is the one that counts."""
+        ...
 
     def beat(self, relay: Relay, *, stopping: bool = False) -> bool:
         """A relay says that it is alive; the answer says whether it should stop."""
@@ -357,6 +382,18 @@ class Store(Steering, Protocol):
 
     def ready(self, queue: str, *, types: Sequence[str] | None = None) -> bool:
         """A cheap probe: whether a claim on `queue` would bring anything now."""
+        ...
+
+    def look_at_all(self) -> None:
+        """Make the next claim and probe look at everything, not only where something new is to be expected."""
+        ...
+
+    def initialise(self) -> "Upgrade":
+        """Create what the store needs, or upgrade it; says what it did, and is safe to repeat."""
+        ...
+
+    def versions(self) -> tuple[str | None, str]:
+        """The version that is there, None where there is nothing, and the one that this code wants."""
         ...
 
     def close(self) -> None: ...

@@ -159,9 +159,7 @@ def _count_lost(model: Model, row: LeaseRow, limit: int) -> None:
     for entry in alive[:stay]:
         life = lifecycle.expire(entry.life(), max_attempts=row.max_attempts, error="attempt lost")
         model.put(entry.living(lifecycle.claim(life)))
-        model.record(
-            entry.seq, Line(model.now, "lost", life.attempts, row.lease_id, row.claimant, "attempt lost")
-        )
+        model.record(entry.seq, Line(model.now, "lost", life.attempts, row.lease_id, row.claimant, "attempt lost"))
 
 
 def _from_the_front(entry: Entry) -> tuple[bool, str, int, int]:

@@ -63,9 +63,7 @@ def _replay(model: Model, entry: Entry, by: str) -> None:
     model.record(entry.seq, Line(model.now, "replayed", entry.attempts, None, by, f"was {entry.state}{why}"))
     model.notes.pop(entry.seq, None)
     life = lifecycle.replay(entry.life())
-    model.put(
-        entry.living(life, available_at=model.now, settled_at=None, lease_id=None, ordering_key=entry.own_key)
-    )
+    model.put(entry.living(life, available_at=model.now, settled_at=None, lease_id=None, ordering_key=entry.own_key))
 
 
 def tend(model: Model, _: Mapping[str, Any]) -> None:

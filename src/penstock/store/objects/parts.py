@@ -87,7 +87,9 @@ def _rows(name: str) -> Rows:
 def sweep(bucket: Bucket, model: Model) -> int:
     """Delete objects that the document no longer names, or never did: a process was killed in between."""
     before = datetime.now(UTC) - ORPHAN_AGE
-    old = [found.name for prefix in ("archive", "payloads") for found in bucket.names(prefix) if found.written_at < before]
+    old = [
+        found.name for prefix in ("archive", "payloads") for found in bucket.names(prefix) if found.written_at < before
+    ]
     if not old:
         return 0
     named = {*model.segments, *_blobs(model.at(model.now, Shelf(bucket)))}

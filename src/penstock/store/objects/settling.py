@@ -76,7 +76,7 @@ def _apply(model: Model, lease: LeaseRow, row: OutcomeRow, *, skip: bool) -> str
     if life.state is State.DEAD:
         model.record(row.seq, Line(model.now, "died", life.attempts, lease.lease_id, lease.claimant, row.error))
     model.put(entry.living(life, settled_at=model.now))
-    if not row.keep and WORDS[row.kind] == life.state.lower():
+    if not row.keep:
         model.drop(row.seq)
     return life.state.lower()
 
@@ -119,7 +119,9 @@ def _release_behind(model: Model, lease: LeaseRow, seqs: set[int]) -> None:
 
 def release_one(model: Model, lease: LeaseRow, entry: Entry) -> None:
     """Back to pending, uncounted."""
-    _go_back(model, lease, entry, lifecycle.settle(entry.life(), RELEASED), OutcomeRow(entry.seq, "RELEASED"), skip=False)
+    _go_back(
+        model, lease, entry, lifecycle.settle(entry.life(), RELEASED), OutcomeRow(entry.seq, "RELEASED"), skip=False
+    )
 
 
 def release(model: Model, args: Mapping[str, Any]) -> int:

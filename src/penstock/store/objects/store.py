@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 from penstock.errors import NotSupported, UsageError
@@ -34,11 +34,10 @@ from penstock.store.base import (
     Stats,
     StoreOptions,
     Token,
-    Upgrade,
-    purgeable,
 )
 from penstock.store.control import Head, Note, QueueControl
 from penstock.store.emit import ids_for, refuse_twins
+from penstock.store.inspect import purgeable
 from penstock.store.objects import parts as staging
 from penstock.store.objects import wire
 from penstock.store.objects.address import open_bucket, parse
@@ -48,8 +47,11 @@ from penstock.store.objects.emitting import PAYLOAD_LIMIT, blob_name
 from penstock.store.objects.model import Model
 from penstock.store.objects.runtime import Runtime
 from penstock.store.objects.values import FORMAT, OBJECT, Blob, from_blob, to_blob
-from penstock.store.outcomes import route_rows
+from penstock.store.outcomes import route_rows, storable
 from penstock.store.schema import from_micros, to_micros
+
+if TYPE_CHECKING:
+    from penstock.store.migrate import Upgrade
 
 Clock = Callable[[], datetime]
 
@@ -244,9 +246,7 @@ class ObjectStore:
     def _count(self, selection: Selection) -> int:
         return sum(group.count for group in self.settled_counts(selection))
 
-    def _in_batches(
-        self, verb: str, selection: Selection, batch: int, progress: Progress | None, **args: Any
-    ) -> int:
+    def _in_batches(self, verb: str, selection: Selection, batch: int, progress: Progress | None, **args: Any) -> int:
         """Through the settled events by seq, a write a batch: an interruption loses nothing."""
         total, after, until = 0, 0, self._look("last_settled")
         while True:
@@ -283,7 +283,9 @@ class ObjectStore:
 
     def stage(self, part: Part, events: Sequence[Event], *, start: int = 0) -> int:
         if events:
-            rows = [wire.new_event(one, own, to_blob(one.payload)) for one, own in zip(events, ids_for(events), strict=True)]
+            rows = [
+                wire.new_event(one, own, to_blob(one.payload)) for one, own in zip(events, ids_for(events), strict=True)
+            ]
             staging.stage(self.bucket, part, start, rows, self._micros())
         return start + len(events)
 
@@ -306,6 +308,8 @@ class ObjectStore:
         return bool(self._change("resume", queue=queue))
 
     def limit(self, queue: str, max_claimed: int | None) -> None:
+        if max_claimed is not None and max_claimed < 1:
+            raise UsageError("a limit must be 1 or more; to let nothing be claimed, pause the queue")
         self._change("limit", queue=queue, max_claimed=max_claimed)
 
     def controls(self) -> Sequence[QueueControl]:
@@ -316,7 +320,9 @@ class ObjectStore:
         self, selection: Selection, *, reason: str = "cancelled", by: str = "operator", dry_run: bool = False
     ) -> int:
         selection.require("cancel")
-        return int(self._change("cancel", selection=as_request(selection), reason=reason, by=by, dry_run=dry_run))
+        return int(
+            self._change("cancel", selection=as_request(selection), reason=storable(reason), by=by, dry_run=dry_run)
+        )
 
     def note(self, lease: Lease, progress: Mapping[int, bytes]) -> frozenset[int]:
         if not progress:
@@ -358,7 +364,9 @@ class ObjectStore:
 
     # -- making it --------------------------------------------------------------------------------------------
 
-    def initialise(self) -> Upgrade:
+    def initialise(self) -> "Upgrade":
+        from penstock.store.migrate import Upgrade  # Alembic is slow to import, and only this verb needs it
+
         before, after = self.versions()
         if before is None:
             try:

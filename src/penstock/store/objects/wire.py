@@ -53,8 +53,8 @@ def outcome_row(seq: int, outcome: Outcome, put: Put) -> OutcomeRow:
     match outcome:
         case Published(result=result, keep=keep):
             return OutcomeRow(seq, "PUBLISHED", result=None if result is None else put(str(seq), result), keep=keep)
-        case Retry(error=error, delay_seconds=delay):
-            return OutcomeRow(seq, "RETRY", storable(error), int(wait_seconds(delay) * MICROS))
+        case Retry(error=error, delay_seconds=delay, keep=keep):
+            return OutcomeRow(seq, "RETRY", storable(error), int(wait_seconds(delay) * MICROS), keep=keep)
         case Dead(error=error, keep=keep):
             return OutcomeRow(seq, "DEAD", storable(error), keep=keep)
         case Released():

@@ -1,0 +1,31 @@
+"""The store on object storage: the conformance suite on a folder, in memory and over S3's protocol, and what only a
+queue in one document has to get right."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from penstock.store import Store, StoreOptions, open_store
+from penstock.store.moves import Clock
+from penstock.testing.stores import OpenStore, StoreConformance
+
+# Time stands still in the suite until a test moves it on, and leases are reaped when a test says so.
+QUIETLY = "expiry=reap"
+
+
+def opener(url: str) -> OpenStore:
+    def opened(options: StoreOptions | None = None, clock: Clock | None = None) -> Store:
+        return open_store(url, options, clock)
+
+    made = opened()
+    made.initialise()
+    made.close()
+    return opened
+
+
+class TestFolder(StoreConformance):
+    @pytest.fixture
+    def open_store(self, tmp_path: Path) -> OpenStore:
+        return opener(f"objects+file://{tmp_path}/queue?{QUIETLY}")
