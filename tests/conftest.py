@@ -14,6 +14,7 @@ from penstock.testing.servers import (
     NatsServer,
     PostgresServer,
     RabbitServer,
+    S3Server,
     Server,
     ValkeyServer,
 )
@@ -77,4 +78,10 @@ def kafka_server() -> Iterator[KafkaServer]:
 @pytest.fixture(scope="session")
 def rabbit_server() -> Iterator[RabbitServer]:
     with started(RabbitServer()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    with started(S3Server()) as server:
         yield server

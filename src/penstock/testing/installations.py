@@ -73,6 +73,16 @@ def find_rabbitmq() -> Path:
     raise MissingService("A RabbitMQ server for tests")
 
 
+def find_s3(folder: Path | None = None) -> Path:
+    """The S3 server that `make services` built, the newest of them, else the PATH's."""
+    built = sorted((folder or cache_folder()).glob("versitygw-*"), reverse=True)
+    on_path = [Path(found) for found in [shutil.which("versitygw")] if found]
+    for binary in (*built, *on_path):
+        if runs([str(binary), "--version"]):
+            return binary
+    raise MissingService("An S3 server for tests")
+
+
 def within_reach(binaries: Path, account: Account | None, folder: Path) -> Path:
     """These binaries where the account can execute them: a copy if they lie, say, below a private home."""
     if _both_run(binaries, account):

@@ -133,8 +133,8 @@ def roll(model: Model) -> None:
     segment = Segment()
     for seq in leaving:
         segment.entries[seq] = model.events[seq]
-        _move(seq, model.history, segment.history)
-        _move(seq, model.notes, segment.notes)
+        _copy(seq, model.history, segment.history)
+        _copy(seq, model.notes, segment.notes)
     add(model, segment)
     for seq in leaving:
         model.drop(seq)
@@ -159,15 +159,14 @@ def take(model: Model, row: SegmentRow, segment: Segment, seqs: set[int]) -> Seg
     for seq, entry in segment.entries.items():
         target = taken if seq in seqs else left
         target.entries[seq] = entry
-        for source, goal in ((segment.history, target.history), (segment.notes, target.notes)):
-            if seq in source:
-                goal[seq] = source[seq]  # type: ignore[index]
+        _copy(seq, segment.history, target.history)
+        _copy(seq, segment.notes, target.notes)
     del model.segments[row.name]
     model.touched = True
     add(model, left)
     return taken
 
 
-def _move(seq: int, source: dict[int, Any], goal: dict[int, Any]) -> None:
+def _copy(seq: int, source: dict[int, Any], goal: dict[int, Any]) -> None:
     if seq in source:
         goal[seq] = source[seq]

@@ -125,5 +125,5 @@ class _Handler(BaseHTTPRequestHandler):
         head = f"HTTP/1.1 {status} .\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         self.wfile.write(head.encode() + body)  # in one piece: two would wait for each other's acknowledgement
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+    def log_message(self, format: str, *args: Any) -> None:
         log.debug(format, *args)

@@ -69,7 +69,7 @@ class Choice:
     @property
     def by_kind(self) -> bool:
         """Whether a segment's counts alone say how many of its events are chosen."""
-        return self.ids is self.since is self.until is self.error is None
+        return all(part is None for part in (self.ids, self.since, self.until, self.error))
 
 
 def as_request(selection: Selection) -> dict[str, Any]:

@@ -77,9 +77,10 @@ def tend(model: Model, _: Mapping[str, Any]) -> None:
 def trim(model: Model) -> None:
     """Keep within bounds what no verb ever takes away; the oldest go first."""
     _forget(model, model.sessions, lambda session: session.at < model.now - SESSION_RETENTION)
-    for kept, most in ((model.closed, CLOSED_KEPT), (model.sessions, SESSIONS_KEPT)):
+    bounded: list[tuple[dict[str, Any], int]] = [(model.closed, CLOSED_KEPT), (model.sessions, SESSIONS_KEPT)]
+    for kept, most in bounded:
         for name in list(kept)[: max(len(kept) - most, 0)]:
-            del kept[name]  # type: ignore[attr-defined]
+            del kept[name]
             model.touched = True
 
 

@@ -14,9 +14,9 @@ from uuid import uuid4
 
 from penstock.errors import NotInitialised, StoreUnavailable
 from penstock.store.objects.address import Address
+from penstock.store.objects.broker import BrokerServer
 from penstock.store.objects.bucket import Bucket, Shelf
 from penstock.store.objects.client import Client, Unreachable
-from penstock.store.objects.broker import BrokerServer
 from penstock.store.objects.commit import Committer, Micros, NotTheBroker, Request, lives, wall_micros
 from penstock.store.objects.model import Model
 from penstock.store.objects.values import MICROS, BrokerRow

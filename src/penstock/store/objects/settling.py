@@ -70,7 +70,7 @@ def _apply(model: Model, lease: LeaseRow, row: OutcomeRow, *, skip: bool) -> str
     life = lifecycle.settle(entry.life(), outcome, max_attempts=lease.max_attempts)
     if row.result is not None:
         noted = model.notes.get(row.seq, NoteRow())
-        model.notes[row.seq] = noted._replace(result=tuple(row.result))
+        model.notes[row.seq] = noted._replace(result=(row.result[0], row.result[1]))
     if life.state is State.PENDING:
         return _go_back(model, lease, entry, life, row, skip=skip)
     if life.state is State.DEAD:

@@ -85,12 +85,11 @@ def notes(model: Model, args: Mapping[str, Any]) -> list[Any]:
     for seq in sorted(seq for one in wanted for seq in model.ids.get(one, ())):
         if seq in model.notes:
             found[model.events[seq].known_as] = model.notes[seq]
-    missing = wanted - model.ids.keys()
-    for _, segment in archive.segments(model, lambda _: bool(missing)):
+    archived = wanted - model.ids.keys()
+    for _, segment in archive.segments(model, lambda _: bool(archived)):
         for seq, row in segment.notes.items():
-            if segment.entries[seq].known_as in missing:
+            if segment.entries[seq].known_as in archived:
                 found.setdefault(segment.entries[seq].known_as, row)
-        missing -= {entry.known_as for entry in segment.entries.values()}
     return [(event_id, row.progress, row.result) for event_id, row in found.items()]
 
 

@@ -248,12 +248,12 @@ class ObjectStore:
 
     def _in_batches(self, verb: str, selection: Selection, batch: int, progress: Progress | None, **args: Any) -> int:
         """Through the settled events by seq, a write a batch: an interruption loses nothing."""
-        total, after, until = 0, 0, self._look("last_settled")
+        total, after, until = 0, 0, int(self._look("last_settled"))
         while True:
             count, last = self._change(
                 verb, selection=as_request(selection), after=after, until=until, limit=batch, **args
             )
-            total += count
+            total += int(count)
             if progress is not None:
                 progress(total)
             if last is None:
@@ -332,8 +332,10 @@ class ObjectStore:
 
     def notes(self, ids: Collection[EventId]) -> Mapping[EventId, Note]:
         rows = self._look("notes", ids=[one.hex for one in ids]) if ids else []
-        read = lambda blob: None if blob is None else self._get(*blob)  # noqa: E731
-        return {EventId(UUID(row[0])): Note(read(row[1]), read(row[2])) for row in rows}
+        return {EventId(UUID(row[0])): Note(self._noted(row[1]), self._noted(row[2])) for row in rows}
+
+    def _noted(self, blob: Blob | None) -> bytes | None:
+        return None if blob is None else self._get(*blob)
 
     def heads(self, prefix: str, *, queues: Collection[str] | None = None) -> Sequence[Head]:
         rows = self._look("heads", prefix=prefix, queues=None if queues is None else list(queues))

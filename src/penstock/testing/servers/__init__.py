@@ -12,6 +12,7 @@ from penstock.testing.servers.kafka import KafkaServer
 from penstock.testing.servers.nats import NatsServer
 from penstock.testing.servers.postgres import PostgresServer
 from penstock.testing.servers.rabbitmq import RabbitServer
+from penstock.testing.servers.s3 import S3Server
 from penstock.testing.servers.spark import SparkMaster, SparkWorker
 from penstock.testing.servers.valkey import ValkeyServer
 
@@ -20,6 +21,7 @@ __all__ = [
     "NatsServer",
     "PostgresServer",
     "RabbitServer",
+    "S3Server",
     "Server",
     "SparkMaster",
     "SparkWorker",
