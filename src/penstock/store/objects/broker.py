@@ -43,11 +43,24 @@ class BrokerServer(ThreadingHTTPServer):
         self.address = address.advertise or self._advertised(host)
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self.serve_forever, args=(0.1,), name="penstock-broker", daemon=True)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._serve, name="penstock-broker", daemon=True)
         self._thread.start()
 
     def _advertised(self, host: str) -> str:
         return f"{socket.gethostname() if host.strip('[]') in EVERYWHERE else host}:{self.server_address[1]}"
+
+    def _serve(self) -> None:
+        """Until it is stopped, and then at once: the loop that comes with the server would look up only now and then."""
+        while True:
+            try:
+                request, client_address = self.get_request()
+            except OSError:
+                if self._stopping:
+                    return
+                time.sleep(0.01)  # too many files are open, say
+                continue
+            self.process_request(request, client_address)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
@@ -63,7 +76,9 @@ class BrokerServer(ThreadingHTTPServer):
         log.debug("a client of the broker went away", exc_info=True)
 
     def stop(self) -> None:
-        self.shutdown()
+        self._stopping = True
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)  # closing alone would leave the thread waiting
         self._thread.join()
         self.server_close()
         with self._lock:
