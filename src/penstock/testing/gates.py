@@ -8,6 +8,8 @@ Or to lose an answer on its way, so that a client can't know whether it was hear
 
         gate.cut_answers(to=b"PUT ", count=1)
 
+With `delay_seconds` it is as far away as that: benchmarks use it.
+
 Bytes pass unchanged. No test has to measure time.
 """
 
@@ -23,10 +25,11 @@ CHUNK = 65_536
 class Gate:
     """A TCP proxy on 127.0.0.1 that can hold back what the server answers until the client has sent enough."""
 
-    def __init__(self, target_port: int, port: int = 0) -> None:
+    def __init__(self, target_port: int, port: int = 0, *, delay_seconds: float = 0.0) -> None:
         self._target = ("127.0.0.1", target_port)
         self._listener = socket.create_server(("127.0.0.1", port))
         self.port: int = self._listener.getsockname()[1]
+        self._delay = delay_seconds
         self._marker = b""
         self._wanted = 0
         self._sent = b""
@@ -93,6 +96,8 @@ class Gate:
                         continue
                     if key.fileobj is server and cut:
                         return
+                    if key.fileobj is server and self._delay:
+                        self._over.wait(self._delay)
                     try:
                         moved = self._move(client, server) if key.fileobj is client else _move(server, client)
                     except OSError:

@@ -51,7 +51,7 @@ class BrokerServer(ThreadingHTTPServer):
         return f"{socket.gethostname() if host.strip('[]') in EVERYWHERE else host}:{self.server_address[1]}"
 
     def _serve(self) -> None:
-        """Until it is stopped, and then at once: the loop that comes with the server would look up only now and then."""
+        """Until it is stopped, which it notices at once: the server's own loop would look up only now and then."""
         while True:
             try:
                 request, client_address = self.get_request()

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 EVERYTHING = 2**62
 IDLE_SECONDS = 60.0
 PAUSE_SECONDS = 0.05
+LINGER = 0.2
+LONGEST_LINGER = 0.01
 
 Micros = Callable[[], int]
 
@@ -52,14 +54,17 @@ class Request:
     answer: Any = None
     error: BaseException | None = None
     model: Model | None = None
-    _done: threading.Event = field(default_factory=threading.Event)
+    _done: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._done.acquire()
 
     def finish(self, model: Model | None = None, error: BaseException | None = None) -> None:
         self.model, self.error = model, error
-        self._done.set()
+        self._done.release()
 
     def wait(self) -> Any:
-        self._done.wait()
+        self._done.acquire()
         if self.error is not None:
             raise self.error
         assert self.model is not None
@@ -77,6 +82,9 @@ class Committer:
         self._me = me
         self._shelf = Shelf(bucket)
         self._waiting: deque[Request] = deque()
+        self._wanted = 1
+        self._callers = 0
+        self._took = 0.0
         self._wake = threading.Condition()
         self._document: Document | None = None
         self._model: Model | None = None
@@ -98,7 +106,8 @@ class Committer:
             if self._stopping:
                 raise NotTheBroker(None)
             self._waiting.append(request)
-            self._wake.notify()
+            if len(self._waiting) >= self._wanted:
+                self._wake.notify()
         return request.wait()
 
     def look(self, verb: str, args: Mapping[str, Any]) -> Any:
@@ -136,8 +145,20 @@ class Committer:
         with self._wake:
             if not self._waiting and not self._stopping:
                 self._wake.wait(self._rest())
+            self._linger()
             count = min(len(self._waiting), self._address.group)
             return [self._waiting.popleft() for _ in range(count)]
+
+    def _linger(self) -> None:
+        """Those who were answered just now come back at once: to wait for them, for a small part of what a write
+        takes, is better than to let them miss it."""
+        self._wanted = min(self._callers, self._address.group)
+        over = time.monotonic() + min(self._took * LINGER, LONGEST_LINGER)
+        while 0 < len(self._waiting) < self._wanted and not self._stopping:
+            left = over - time.monotonic()
+            if left <= 0 or not self._wake.wait(left):
+                break
+        self._wanted = 1
 
     def _rest(self) -> float | None:
         """Until the lease has to be renewed: a third of its time after the last write."""
@@ -192,6 +213,8 @@ class Committer:
         if model.touched or not self.leads or not batch:
             self._write(model, started)
             durable = model
+        self._took = time.monotonic() - started
+        self._callers = len(batch) + len(self._waiting)
         for request in batch:
             request.finish(durable, request.error)
 

@@ -6,7 +6,7 @@ to be durable, and a write that failed is undone by forgetting the copy. Verbs r
 
 import json
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from penstock.errors import StoreError
@@ -25,6 +25,7 @@ from penstock.store.objects.values import (
 )
 
 Key = tuple[str, str]
+_dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 
 
 class Objects(Protocol):
@@ -32,6 +33,24 @@ class Objects(Protocol):
 
     def read(self, name: str) -> bytes | None: ...
     def write(self, name: str, data: bytes) -> None: ...
+
+
+class Texts:
+    """Entries as they stand in the document. Most don't change from one write to the next, so each is encoded once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Entry, str]] = {}
+
+    def of(self, events: Mapping[int, Entry]) -> list[str]:
+        if len(self._known) > 2 * len(events) + 1_000:
+            self._known = {seq: text for seq, text in self._known.items() if seq in events}
+        known, texts = self._known, []
+        for seq, entry in events.items():
+            found = known.get(seq)
+            if found is None or found[0] is not entry:
+                found = known[seq] = (entry, _dumps(entry))
+            texts.append(found[1])
+        return texts
 
 
 class Model:
@@ -71,6 +90,7 @@ class Model:
         self.now = 0
         self.touched = False
         self.objects: Objects | None = None
+        self.texts = Texts()
 
     def copy(self) -> "Model":
         """A model that can be changed without this one noticing."""
@@ -200,7 +220,6 @@ class Model:
             "penstock": FORMAT,
             **{name: getattr(self, name) for name in _SCALARS},
             "columns": {name: kind._fields for name, kind in _ROWS.items()},
-            "events": list(self.events.values()),
             "history": list(self.history.items()),
             "notes": list(self.notes.items()),
             "leases": list(self.leases.values()),
@@ -213,7 +232,7 @@ class Model:
             "segments": list(self.segments.values()),
             "turns": [(*key, at) for key, at in self.turns.items()],
         }
-        data = json.dumps(document, ensure_ascii=False, separators=(",", ":"), check_circular=False).encode()
+        data = f'{_dumps(document)[:-1]},"events":[{",".join(self.texts.of(self.events))}]}}'.encode()
         self.size = len(data)
         return data
 
