@@ -89,7 +89,7 @@ class Runtime:
         if committer is not None and committer.leads:
             client = None
         elif client is None:
-            client = self._find()
+            client = self._find(reads=session is None)
         if client is not None:
             return client.ask(self._request(verb, args, session, deadline))
         if session is None:
@@ -112,12 +112,12 @@ class Runtime:
 
     # -- finding ----------------------------------------------------------------------------------------------
 
-    def _find(self) -> Client | None:
+    def _find(self, *, reads: bool) -> Client | None:
         """The broker, by the document. None says that this process is to do it itself."""
         broker = self._read().broker
         if broker is not None and lives(broker):
             return self._turn_to(broker)
-        if not self._address.candidate:
+        if not self._address.candidate and not reads:
             raise NotTheBroker(None)
         return None
 
