@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -17,8 +17,7 @@ from uuid import uuid4
 
 import pytest
 
-from penstock.config import mask_url
-from penstock.errors import NotInitialised, NotSupported, StoreError, StoreUnavailable, UsageError
+from penstock.errors import StoreError, StoreUnavailable, UsageError
 from penstock.lifecycle import PUBLISHED, Published, Retry, State
 from penstock.store import open_store
 from penstock.store.base import Selection
@@ -32,7 +31,6 @@ from penstock.testing.gates import Gate
 from penstock.testing.processes import wait_until
 from penstock.testing.servers import S3Server
 from penstock.testing.stores.scenario import (
-    EVERYTHING,
     ManualClock,
     all_to,
     claim,
@@ -43,7 +41,6 @@ from penstock.testing.stores.scenario import (
     record,
     records,
     seqs,
-    settle,
     states,
 )
 
@@ -399,81 +396,3 @@ class TestSwapping:
         with pytest.raises(Overtaken):
             store.bucket.swap(b"stale", stale)
         assert len(records(store)) == 4
-
-
-class TestBounds:
-    def test_the_document_stays_small_however_many_are_done(self, store: ObjectStore) -> None:
-        for _ in range(12):
-            settle(store, PUBLISHED, 250, payload=b"x" * 200)
-        found = store.bucket.load()
-        assert found is not None
-        assert len(found.data) < 1_000_000
-        assert len(Model.from_json(found.data).archived) <= 1_000
-        assert store.stats().total("published") == len(records(store)) == 3_000
-        assert store.bounds() == (1, 3_000)
-        assert store.replay(EVERYTHING) == 3_000
-        assert store.stats().total("pending") == 3_000
-
-    def test_large_payloads_and_results_are_objects_of_their_own(self, store: ObjectStore) -> None:
-        (emitted,) = emit(store, payload=LARGE)
-        held = claim(store)
-        store.note(held.lease, {seqs(held)[0]: LARGE})
-        store.settle(held.lease, all_to(Published(result=LARGE), held))
-        found = store.bucket.load()
-        assert found is not None
-        assert len(found.data) < len(LARGE)
-        assert store.notes([emitted])[emitted].progress == store.notes([emitted])[emitted].result == LARGE
-
-    def test_a_full_queue_says_so(self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        emit(store)
-        monkeypatch.setattr("penstock.store.objects.emitting.DOCUMENT_LIMIT", 10)
-        with pytest.raises(StoreError, match="takes no more events"):
-            emit(store)
-        publish(store, claim(store))
-
-
-def test_a_database_s_transaction_is_refused(store: ObjectStore) -> None:
-    assert not store.capabilities.transactional_emit
-    with pytest.raises(NotSupported, match="emit after it"):
-        store.append([event()], connection=object())
-
-
-def test_a_queue_is_made_by_init(tmp_path: Path) -> None:
-    verbs: list[Callable[[ObjectStore], object]] = [emit, records, claim]
-    for verb in verbs:
-        with closing(opened(f"objects+file://{tmp_path}/none")) as store, pytest.raises(NotInitialised, match="init"):
-            verb(store)
-
-
-@pytest.mark.parametrize(
-    ("url", "told"),
-    [
-        ("objects+ftp://x/y", "known ones"),
-        ("objects+s3:///prefix", "no bucket"),
-        ("objects+file://queue", "no folder"),
-        ("objects+memory://x?broker=maybe", "one of auto, never, always"),
-        ("objects+memory://x?broker_seconds=soon", "is a number"),
-        ("objects+memory://x?wait_seconds=0", "greater than 0"),
-        ("objects+s3://bucket?nonsense=1", "obstore doesn't take"),
-        ("objects+memory://x?listen=nowhere", "listen=host:port"),
-    ],
-)
-def test_a_url_that_makes_no_sense_is_told(url: str, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
-        use(url)
-
-
-def use(url: str) -> None:
-    with closing(opened(url)) as store:
-        store.initialise()
-        emit(store)
-
-
-def test_secrets_are_not_shown() -> None:
-    url = (
-        "objects+s3://bucket/queue?access_key_id=AKIA&secret_access_key=hidden&token=hidden&endpoint=http://127.0.0.1:1"
-    )
-    with closing(opened(url)) as store:
-        assert "hidden" not in store.url
-    shown = mask_url("objects+az://c/q?account_key=hidden&azure_client_secret=hidden&aws_session_token=hidden")
-    assert "hidden" not in shown

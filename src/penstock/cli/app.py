@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from penstock.cli.bench import bench
+from penstock.cli.broker import broker
 from penstock.cli.demo import demo
 from penstock.cli.doctor import doctor
 from penstock.cli.emit import emit
@@ -69,7 +70,7 @@ def _global_options(
 
 
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    "The flow": (init, emit, relay),
+    "The flow": (init, emit, relay, broker),
     "Looking": (status, events, show, doctor),
     "Operating": (replay, reap, purge),
 }

@@ -52,13 +52,13 @@ class Address:
 
 
 def parse(url: str, settings: Mapping[str, Any]) -> Address:
-    """Options may stand in the URL or in `StoreOptions.settings`; the URL's go first."""
+    """Options may stand in the URL or in `StoreOptions.settings`, which go first."""
     parts = urlsplit(url)
     scheme = parts.scheme.lower().removeprefix("objects+")
     if scheme not in SCHEMES:
         known = ", ".join(f"objects+{name}://" for name in SCHEMES)
         raise UnknownScheme(f"no object store answers to {mask_url(url)!r}; known ones: {known}")
-    options = {**{name: str(value) for name, value in settings.items()}, **url_options(url)}
+    options = {**url_options(url), **{name: str(value) for name, value in settings.items()}}
     path = unquote(parts.path)
     if scheme in ("s3", "gs", "az") and not parts.netloc:
         raise UsageError(f"{mask_url(url)!r} names no bucket; one looks like objects+s3://bucket/prefix")

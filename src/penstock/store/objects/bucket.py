@@ -8,7 +8,6 @@ can be made only once, and the newest one counts.
 import os
 import re
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from penstock.config import needs_extra
 from penstock.errors import StoreUnavailable
 
 DOCUMENT = "queue.json"
+DRAFTS = "drafts"
 _NUMBERED = re.compile(r"queue\.(\d{12})\.json")
 
 
@@ -177,7 +177,9 @@ class FolderBucket:
     def _create(self, path: Path, data: bytes) -> None:
         """Under its name all at once, and only if nothing has that name."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.parent / f".{uuid4().hex}.draft"
+        drafts = self._folder / DRAFTS
+        drafts.mkdir(exist_ok=True)
+        draft = drafts / uuid4().hex
         try:
             with draft.open("wb") as file:
                 file.write(data)
@@ -208,7 +210,7 @@ class FolderBucket:
         with self._translated():
             for path in sorted((self._folder / prefix).rglob("*")):
                 with suppress(FileNotFoundError):
-                    if path.is_file() and not path.name.startswith("."):
+                    if path.is_file():
                         written_at = datetime.fromtimestamp(path.stat().st_mtime, UTC)
                         yield Listed(path.relative_to(self._folder).as_posix(), written_at)
 
@@ -261,8 +263,3 @@ class Shelf:
             self._bucket.write(name, data)
             self._keep(name, data)
             del self.fresh[name]
-
-
-def wait_a_little(seconds: float) -> None:
-    """Between two looks at a document that another process is about to change."""
-    time.sleep(seconds)

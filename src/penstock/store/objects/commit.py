@@ -91,6 +91,7 @@ class Committer:
         self._until = 0.0
         self._used = time.monotonic()
         self._stopping = False
+        self.looked = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-commit", daemon=True)
         self._thread.start()
 
@@ -100,6 +101,10 @@ class Committer:
     def leads(self) -> bool:
         """Whether this process is the broker, by its own clock."""
         return time.monotonic() < self._until
+
+    @property
+    def address(self) -> str:
+        return self._me.address
 
     def change(self, request: Request) -> Any:
         with self._wake:
@@ -140,6 +145,7 @@ class Committer:
                 self._step_down()
             elif self._until or self._address.always:
                 self._carry_through([])
+                self.looked.set()
 
     def _next_batch(self) -> list[Request]:
         with self._wake:
@@ -162,8 +168,10 @@ class Committer:
 
     def _rest(self) -> float | None:
         """Until the lease has to be renewed: a third of its time after the last write."""
+        if not self._until and self._address.always:
+            return self._address.broker_seconds / 3 if self.looked.is_set() else 0.0
         if not self._until:
-            return self._address.broker_seconds / 3 if self._address.always else None
+            return None
         return max(self._until - time.monotonic() - self._address.broker_seconds * 2 / 3, 0.0)
 
     @property

@@ -14,6 +14,7 @@ LEASE_RETENTION = 86_400 * MICROS
 RELAY_RETENTION = 300 * MICROS
 SESSION_RETENTION = 900 * MICROS
 CLOSED_KEPT = 5_000
+TRIM_EVERY = 100
 SESSIONS_KEPT = 10_000
 
 
@@ -67,16 +68,17 @@ def _replay(model: Model, entry: Entry, by: str) -> None:
 
 
 def tend(model: Model, _: Mapping[str, Any]) -> None:
-    """Forget closed leases, windows and relays whose time is over."""
+    """Forget closed leases, windows, relays and sessions whose time is over."""
     _forget(model, model.closed, lambda at: at < model.now - LEASE_RETENTION)
     _forget(model, model.dedupe, lambda window: window[1] < model.now)
     _forget(model, model.relays, lambda relay: relay.seen_at < model.now - RELAY_RETENTION)
-    trim(model)
+    _forget(model, model.sessions, lambda session: session.at < model.now - SESSION_RETENTION)
 
 
 def trim(model: Model) -> None:
-    """Keep within bounds what no verb ever takes away; the oldest go first."""
-    _forget(model, model.sessions, lambda session: session.at < model.now - SESSION_RETENTION)
+    """Keep within bounds what no other verb takes away, even where nobody tends the queue; the oldest go first."""
+    if model.version % TRIM_EVERY == 0:
+        tend(model, {})
     bounded: list[tuple[dict[str, Any], int]] = [(model.closed, CLOSED_KEPT), (model.sessions, SESSIONS_KEPT)]
     for kept, most in bounded:
         for name in list(kept)[: max(len(kept) - most, 0)]:

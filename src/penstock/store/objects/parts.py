@@ -12,7 +12,7 @@ from uuid import UUID
 
 from penstock.store.base import Part
 from penstock.store.objects import archive
-from penstock.store.objects.bucket import Bucket, Shelf
+from penstock.store.objects.bucket import DRAFTS, Bucket, Shelf
 from penstock.store.objects.emitting import NewEvent
 from penstock.store.objects.model import Model
 from penstock.store.objects.values import OBJECT, Entry
@@ -20,6 +20,7 @@ from penstock.store.staging import STAGED_RETENTION_SECONDS
 
 # Longer than the time between writing an object and the document that names it.
 ORPHAN_AGE = timedelta(days=1)
+SWEPT = ("archive", "payloads", DRAFTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +88,7 @@ def _rows(name: str) -> Rows:
 def sweep(bucket: Bucket, model: Model) -> int:
     """Delete objects that the document no longer names, or never did: a process was killed in between."""
     before = datetime.now(UTC) - ORPHAN_AGE
-    old = [
-        found.name for prefix in ("archive", "payloads") for found in bucket.names(prefix) if found.written_at < before
-    ]
+    old = [found.name for prefix in SWEPT for found in bucket.names(prefix) if found.written_at < before]
     if not old:
         return 0
     named = {*model.segments, *_blobs(model.at(model.now, Shelf(bucket)))}

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
-from penstock.errors import NotSupported, UsageError
+from penstock.errors import NotSupported, StoreError, UsageError
 from penstock.event import Event, EventId
 from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, OrderPolicy, Outcome, State
 from penstock.store.base import (
@@ -116,7 +116,10 @@ class ObjectStore:
     def _get(self, form: int, text: str) -> bytes:
         if form != OBJECT:
             return from_blob(form, text)
-        return self.bucket.read(text) or b""
+        data = self.bucket.read(text)
+        if data is None:
+            raise StoreError(f"the object {text} of {self.url} is gone; restore it from a backup of the bucket")
+        return data
 
     def _read_all(self, rows: Iterable[Any], read: Callable[[Any, wire.Get], Any], form: Callable[[Any], int]) -> Any:
         """Objects are read several at a time: each takes as long as the way to the bucket."""
