@@ -5,6 +5,8 @@ count. What the document no longer names is swept up by upkeep.
 """
 
 import json
+from array import array
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ ROLL_CHARACTERS = 256 * 1024
 KEPT_ENTRIES = 200
 ERROR_LENGTH = 200
 ERRORS_KEPT = 20
+ENDS_KEPT = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ class Segment:
             max(self.entries),
             [(*kind, count) for kind, count in counts.items()],
             errors.most_common(ERRORS_KEPT),
+            min(entry.created_at for entry in self.entries.values()),
+            max(entry.created_at for entry in self.entries.values()),
         )
 
 
@@ -107,11 +112,41 @@ def containing(model: Model, seqs: Iterable[int]) -> Iterator[tuple[Segment, set
             yield segment, found
 
 
+def knowing(model: Model, event_ids: Iterable[str]) -> Iterator[tuple[Segment, list[Entry]]]:
+    """The segments that hold events of these ids, or copies of them, and which."""
+    wanted = set(event_ids)
+    wanted_ends = ends(wanted)
+    for _, segment in segments(model, lambda row: may_know(model, row, wanted_ends)):
+        found = [entry for entry in segment.entries.values() if entry.event_id in wanted or entry.origin in wanted]
+        if found:
+            yield segment, found
+
+
 def any_known(model: Model, event_ids: Iterable[str]) -> bool:
     """Whether an archived event has one of these ids."""
-    wanted = set(event_ids)
-    everywhere = segments(model, lambda _: True)
-    return any(entry.event_id in wanted for _, segment in everywhere for entry in segment.entries.values())
+    return any(True for _ in knowing(model, event_ids))
+
+
+def may_know(model: Model, row: SegmentRow, wanted: Iterable[int]) -> bool:
+    """Whether a segment may hold events with ids that end so. Each segment is read for this once, and then known by
+    eight bytes an event: an id that is given is held against the whole archive."""
+    known = _ends.get(row.name)
+    if known is None:
+        entries = read(model, row).entries.values()
+        ids = {one for entry in entries for one in (entry.event_id, entry.origin) if one is not None}
+        known = _ends[row.name] = array("Q", sorted(ends(ids)))
+        if len(_ends) > ENDS_KEPT:
+            _ends.pop(next(iter(_ends)), None)
+    places = ((bisect_left(known, end), end) for end in wanted)
+    return any(place < len(known) and known[place] == end for place, end in places)
+
+
+_ends: dict[str, "array[int]"] = {}
+
+
+def ends(event_ids: Iterable[str]) -> list[int]:
+    """Ids by their last eight bytes, where all kinds of them differ."""
+    return [int(one[-16:], 16) for one in event_ids]
 
 
 def rolls(model: Model) -> bool:

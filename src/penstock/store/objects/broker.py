@@ -4,24 +4,38 @@ which stands in the document: whoever may read the queue may also ask its broker
 import hmac
 import json
 import logging
+import os
 import socket
 import threading
 import time
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from weakref import WeakSet
 
 from penstock.errors import PenstockError, UsageError
 from penstock.store.objects.address import Address
-from penstock.store.objects.client import ANSWERED, ELSEWHERE, PATH, REFUSED, SECRET
+from penstock.store.objects.client import ANSWERED, ELSEWHERE, FORBIDDEN, PATH, REFUSED, SECRET
 from penstock.store.objects.commit import Committer, NotTheBroker, Request
 from penstock.store.objects.verbs import CHANGES, LOOKS
 
 log = logging.getLogger(__name__)
 
-FORBIDDEN, WRONG, FAILED = 403, 400, 500
+WRONG, FAILED = 400, 500
 BODY_LIMIT = 256 * 1024 * 1024
 EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104
+
+
+_servers: "WeakSet[BrokerServer]" = WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """A forked child closes what it inherited: else its parent's port would take connections when that is long dead."""
+    for server in list(_servers):
+        server.socket.close()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class BrokerServer(ThreadingHTTPServer):
@@ -46,6 +60,7 @@ class BrokerServer(ThreadingHTTPServer):
         self._stopping = False
         self._thread = threading.Thread(target=self._serve, name="penstock-broker", daemon=True)
         self._thread.start()
+        _servers.add(self)
 
     def _advertised(self, host: str) -> str:
         return f"{socket.gethostname() if host.strip('[]') in EVERYWHERE else host}:{self.server_address[1]}"

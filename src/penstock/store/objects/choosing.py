@@ -56,7 +56,11 @@ class Choice:
 
     def may_have(self, row: SegmentRow) -> bool:
         """Whether it is worth reading a segment."""
-        return any(self.counts(state, queue, kind) for state, queue, kind, _ in row.counts)
+        return (
+            (self.since is None or row.newest >= self.since)
+            and (self.until is None or row.oldest < self.until)
+            and any(self.counts(state, queue, kind) for state, queue, kind, _ in row.counts)
+        )
 
     def counts(self, state: str, queue: str, kind: str) -> bool:
         """Whether events of a kind are chosen, as far as their kind says."""
@@ -103,7 +107,12 @@ def in_document(model: Model, choice: Choice) -> Iterator[Entry]:
 
 def in_segments(model: Model, choice: Choice) -> Iterator[tuple[SegmentRow, Segment]]:
     """The segments that may have some of the chosen events, the newest first."""
-    return archive.segments(model, choice.may_have)
+    return archive.segments(model, lambda row: worth_reading(model, choice, row))
+
+
+def worth_reading(model: Model, choice: Choice, row: SegmentRow) -> bool:
+    """Whether a segment may have some of the chosen events."""
+    return choice.may_have(row) and (choice.ids is None or archive.may_know(model, row, archive.ends(choice.ids)))
 
 
 def settled(model: Model, choice: Choice) -> Iterator[Entry]:

@@ -14,7 +14,7 @@ from penstock.store.objects.values import BrokerRow
 
 SECRET = "penstock-secret"  # noqa: S105
 PATH = "/penstock/queue"
-ANSWERED, REFUSED, ELSEWHERE = 200, 422, 409
+ANSWERED, FORBIDDEN, ELSEWHERE, REFUSED = 200, 403, 409, 422
 
 
 class Unreachable(Exception):
@@ -42,7 +42,10 @@ class Client:
             connection.close()
             raise Unreachable(str(error)) from error
         self._put_back(connection)
-        return _understood(status, data)
+        try:
+            return _understood(status, data)
+        except ValueError as error:
+            raise Unreachable("somebody else listens at its address") from error
 
     def _connection(self) -> http.client.HTTPConnection:
         with self._lock:
@@ -76,6 +79,8 @@ def _understood(status: int, data: bytes) -> Any:
         return json.loads(data)
     if status == ELSEWHERE:
         raise NotTheBroker(None)
+    if status == FORBIDDEN:
+        raise Unreachable("somebody else listens at its address")
     if status == REFUSED:
         name, message = json.loads(data)
         raise refusal(name, message)

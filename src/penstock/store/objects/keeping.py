@@ -6,9 +6,9 @@ from typing import Any
 from penstock import lifecycle
 from penstock.store.objects import archive
 from penstock.store.objects.archive import Segment
-from penstock.store.objects.choosing import Choice, in_document, in_segments
+from penstock.store.objects.choosing import Choice, in_document, worth_reading
 from penstock.store.objects.model import Model
-from penstock.store.objects.values import MICROS, Entry, Line, RelayRow
+from penstock.store.objects.values import MICROS, Entry, Line, RelayRow, SegmentRow
 
 LEASE_RETENTION = 86_400 * MICROS
 RELAY_RETENTION = 300 * MICROS
@@ -35,21 +35,25 @@ def purge(model: Model, args: Mapping[str, Any]) -> list[Any]:
 
 def _each(model: Model, args: Mapping[str, Any], work: Callable[[Entry], None]) -> list[Any]:
     """Events that are in a segment come back into the document first."""
-    choice, after, until = Choice.of(args["selection"]), args["after"], args["until"]
-    here = [entry.seq for entry in in_document(model, choice) if entry.settled and after < entry.seq <= until]
-    there = [
-        (row, segment, {seq for seq, entry in segment.entries.items() if after < seq <= until and choice.has(entry)})
-        for row, segment in in_segments(model, choice)
-        if row.last > after
-    ]
-    seqs = sorted({*here, *(seq for _, _, found in there for seq in found)})[: args["limit"]]
-    chosen = set(seqs)
+    choice, limit, wanted = Choice.of(args["selection"]), args["limit"], range(args["after"] + 1, args["until"] + 1)
+    seqs = [entry.seq for entry in in_document(model, choice) if entry.settled and entry.seq in wanted]
+    there: list[tuple[SegmentRow, Segment, set[int]]] = []
+    for row in sorted(model.segments.values(), key=lambda row: row.first):
+        if len(seqs) >= limit and row.first > sorted(seqs)[limit - 1]:
+            break  # what follows is later than all that this batch can take
+        if row.last < wanted.start or not worth_reading(model, choice, row):
+            continue
+        segment = archive.read(model, row)
+        found = {seq for seq, entry in segment.entries.items() if seq in wanted and choice.has(entry)}
+        there.append((row, segment, found))
+        seqs += found
+    chosen = sorted(seqs)[:limit]
     for row, segment, found in there:
-        if found & chosen:
-            _bring_back(model, archive.take(model, row, segment, found & chosen))
-    for seq in seqs:
+        if not found.isdisjoint(chosen):
+            _bring_back(model, archive.take(model, row, segment, found.intersection(chosen)))
+    for seq in chosen:
         work(model.events[seq])
-    return [len(seqs), seqs[-1] if seqs else None]
+    return [len(chosen), chosen[-1] if chosen else None]
 
 
 def _bring_back(model: Model, taken: Segment) -> None:

@@ -49,9 +49,8 @@ def history(model: Model, args: Mapping[str, Any]) -> list[Any]:
 
 def _lines(model: Model, event_id: str) -> list[Any]:
     found = [(seq, model.history.get(seq, ())) for seq in model.ids.get(event_id, ())]
-    for _, segment in archive.segments(model, lambda _: True):
-        known = (entry.seq for entry in segment.entries.values() if event_id in (entry.event_id, entry.origin))
-        found += [(seq, segment.history.get(seq, ())) for seq in known]
+    for segment, entries in archive.knowing(model, [event_id]):
+        found += [(entry.seq, segment.history.get(entry.seq, ())) for entry in entries]
     return [(seq, place, line) for seq, lines in found for place, line in enumerate(lines)]
 
 

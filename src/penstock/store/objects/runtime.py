@@ -74,7 +74,8 @@ class Runtime:
             except NotTheBroker as error:
                 self._turn_to(error.broker)
             except Unreachable as error:
-                seen = f"the broker doesn't answer ({error})"
+                where = "" if self._client is None else f" at {self._client.broker.address}"
+                seen = f"the broker{where} doesn't answer ({error})"
                 self._turn_to(None)
             if time.monotonic() > deadline:
                 raise StoreUnavailable(

@@ -85,11 +85,10 @@ def notes(model: Model, args: Mapping[str, Any]) -> list[Any]:
     for seq in sorted(seq for one in wanted for seq in model.ids.get(one, ())):
         if seq in model.notes:
             found[model.events[seq].known_as] = model.notes[seq]
-    archived = wanted - model.ids.keys()
-    for _, segment in archive.segments(model, lambda _: bool(archived)):
-        for seq, row in segment.notes.items():
-            if segment.entries[seq].known_as in archived:
-                found.setdefault(segment.entries[seq].known_as, row)
+    for segment, entries in archive.knowing(model, wanted - model.ids.keys()):
+        for entry in entries:
+            if entry.seq in segment.notes:
+                found.setdefault(entry.known_as, segment.notes[entry.seq])
     return [(event_id, row.progress, row.result) for event_id, row in found.items()]
 
 

@@ -157,10 +157,9 @@ class SegmentRow(NamedTuple):
     """State, queue, type, and how many."""
     errors: list[tuple[str, int]]
     """Why the dead ones died, the commonest first."""
-
-    @property
-    def size(self) -> int:
-        return sum(count for *_, count in self.counts)
+    oldest: int
+    newest: int
+    """When its events were emitted, at the earliest and the latest."""
 
 
 class BrokerRow(NamedTuple):
