@@ -1,5 +1,6 @@
 """What a queue's document holds and what it doesn't: it stays small, and says what it can't do."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,8 @@ from penstock.store.objects import ObjectStore
 from penstock.store.objects.emitting import PAYLOAD_LIMIT
 from penstock.store.objects.model import Model
 from penstock.testing.stores.scenario import EVERYTHING, all_to, claim, emit, event, publish, records, seqs, settle
+from penstock.worker import Worker
+from penstock.worker.received import Received
 
 LARGE = b"\xff" * (PAYLOAD_LIMIT + 1)
 
@@ -108,3 +111,28 @@ def test_secrets_are_not_shown() -> None:
         assert "hidden" not in store.url
     shown = mask_url("objects+az://c/q?account_key=hidden&azure_client_secret=hidden&aws_session_token=hidden")
     assert "hidden" not in shown
+
+
+def test_a_worker_runs_on_it(tmp_path: Path) -> None:
+    url = f"objects+file://{tmp_path}/queue"
+    done: list[object] = []
+    all_done = threading.Event()
+    worker = Worker(url)
+
+    @worker.handler("emails")
+    def handle(event: Received) -> None:
+        done.append(event.event_id)
+        if len(done) == 20:
+            all_done.set()
+
+    def stop() -> None:
+        assert all_done.wait(60)
+        worker.stop()
+
+    with closing(opened(url)) as store:
+        store.initialise()
+        emitted = emit(store, 20, queue="emails")
+        threading.Thread(target=stop, daemon=True).start()
+        worker.run()
+        assert sorted(map(str, done)) == sorted(map(str, emitted))
+        assert store.stats().total("published") == 20
