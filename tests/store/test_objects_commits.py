@@ -348,6 +348,17 @@ class TestBrokers:
             ["NotSupported", "this broker doesn't know the verb 'drop': upgrade it"],
         )
 
+    def test_a_request_that_makes_no_sense_harms_no_other(self, store: ObjectStore) -> None:
+        emit(store)
+        broker = document(store).broker
+        assert broker is not None
+        wrong = {"verb": "append", "args": {"events": [["short"]]}, "seconds": 9, "session": "s", "number": 1}
+        status, (name, told) = ask(broker.address, broker.secret, wrong)
+        assert (status, name) == (422, "StoreError")
+        assert "can't carry out append" in told
+        emit(store)
+        assert len(records(store)) == 2
+
     def test_errors_come_back_as_themselves(self, store: ObjectStore, url: str) -> None:
         (taken,) = emit(store)
         with closing(opened(url)) as other:

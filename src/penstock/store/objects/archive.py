@@ -153,12 +153,7 @@ def rolls(model: Model) -> bool:
     """Whether the document has more settled events than it should."""
     if len(model.archived) <= KEPT_ENTRIES // 4:
         return False
-    return len(model.archived) > ROLL_ENTRIES or _characters(model) > ROLL_CHARACTERS
-
-
-def _characters(model: Model) -> int:
-    entries = (model.events[seq] for seq in model.archived)
-    return sum(len(entry.payload) + len(entry.last_error or "") for entry in entries)
+    return len(model.archived) > ROLL_ENTRIES or model.archived_characters > ROLL_CHARACTERS
 
 
 def roll(model: Model) -> None:

@@ -131,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         length = int(self.headers.get("content-length", "0"))
-        if self.path != PATH or not hmac.compare_digest(self.headers.get(SECRET, ""), self.server.secret):
+        if self.path != PATH or not self._knows_the_secret():
             self.close_connection = True
             self._send(FORBIDDEN, "the secret is not this broker's")
             return
@@ -149,6 +149,9 @@ class _Handler(BaseHTTPRequestHandler):
             log.exception("a request to the broker failed")
             status, answer = FAILED, repr(error)
         self._send(status, answer)
+
+    def _knows_the_secret(self) -> bool:
+        return hmac.compare_digest(self.headers.get(SECRET, "").encode(), self.server.secret.encode())
 
     def _send(self, status: int, answer: Any) -> None:
         body = json.dumps(answer, ensure_ascii=False, separators=(",", ":")).encode()

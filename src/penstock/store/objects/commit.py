@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-from penstock.errors import NotInitialised, PenstockError, StoreConflict, StoreUnavailable
+from penstock.errors import NotInitialised, PenstockError, StoreConflict, StoreError, StoreUnavailable
 from penstock.store.objects import archive, claiming, keeping
 from penstock.store.objects.address import Address
 from penstock.store.objects.bucket import Bucket, Document, Overtaken, Shelf
@@ -40,6 +40,14 @@ class NotTheBroker(Exception):
     def __init__(self, broker: BrokerRow | None) -> None:
         super().__init__("not the broker")
         self.broker = broker
+
+
+class Broken(Exception):
+    """A request that no verb can make sense of: the copy that it may have spoilt is thrown away."""
+
+    def __init__(self, request: "Request", error: Exception) -> None:
+        super().__init__(repr(error))
+        self.request = request
 
 
 @dataclass(slots=True, eq=False)
@@ -133,19 +141,29 @@ class Committer:
     # -- the one thread ---------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while True:
-            batch = self._next_batch()
-            if batch:
-                self._used = time.monotonic()
-                self._carry_through(batch)
-            elif self._stopping:
-                self._step_down()
-                return
-            elif self._idle:
-                self._step_down()
-            elif self._until or self._address.always:
-                self._carry_through([])
-                self.looked.set()
+        try:
+            while self._turn():
+                pass
+            self._step_down()
+        finally:
+            with self._wake:
+                self._stopping = True
+            _fail(list(self._waiting), NotTheBroker(None))
+
+    def _turn(self) -> bool:
+        """One pass, if there is anything to do; says whether there will be another."""
+        batch = self._next_batch()
+        if batch:
+            self._used = time.monotonic()
+            self._carry_through(batch)
+        elif self._stopping:
+            return False
+        elif self._idle:
+            self._step_down()
+        elif self._until or self._address.always:
+            self._carry_through([])
+            self.looked.set()
+        return True
 
     def _next_batch(self) -> list[Request]:
         with self._wake:
@@ -191,6 +209,10 @@ class Committer:
                 return
             except Overtaken:
                 self._forget()
+            except Broken as error:
+                log.exception("a request failed: %s", error.request.verb)
+                batch = [request for request in batch if request is not error.request]
+                _fail([error.request], StoreError(f"the broker can't carry out {error.request.verb}: {error}"))
             except StoreUnavailable as error:
                 self._forget()
                 batch = _still_waited_for(batch, error)
@@ -282,6 +304,8 @@ def _apply(model: Model, request: Request) -> None:
         request.answer, request.error = CHANGES[request.verb](model, request.args), None
     except PenstockError as error:
         request.error = error
+    except Exception as error:
+        raise Broken(request, error) from error
     if model.touched:
         model.sessions.pop(request.session, None)
         model.sessions[request.session] = SessionRow(request.number, model.now, request.answer)

@@ -85,6 +85,7 @@ class Model:
         self.holding: dict[str, int] = {}
         self.claimed_in: dict[str, int] = {}
         self.archived: dict[int, None] = {}
+        self.archived_characters = 0
         self.keyed_first = False
         self.size = 0
         self.now = 0
@@ -155,6 +156,7 @@ class Model:
                     self._place_key(key)
             case _:
                 self.archived[entry.seq] = None
+                self.archived_characters += _characters(entry)
 
     def _unplace(self, entry: Entry) -> None:
         match entry.state:
@@ -180,6 +182,7 @@ class Model:
                     self._place_key(key)
             case _:
                 del self.archived[entry.seq]
+                self.archived_characters -= _characters(entry)
 
     def _place_key(self, key: Key) -> None:
         """Where a key stands among those that may be claimed from: not at all while it is held, or has no events."""
@@ -285,6 +288,11 @@ def note_row(row: Any) -> NoteRow:
 
 def _rank(entry: Entry) -> tuple[int, int, int]:
     return -entry.priority, entry.available_at, entry.seq
+
+
+def _characters(entry: Entry) -> int:
+    """What makes some entries larger than others."""
+    return len(entry.payload) + len(entry.last_error or "")
 
 
 def _with(line: tuple[int, ...], seq: int) -> tuple[int, ...]:
