@@ -12,6 +12,7 @@ from penstock.errors import MissingDriver
 from penstock.testing.servers import (
     KafkaServer,
     NatsServer,
+    PgBouncer,
     PostgresServer,
     RabbitServer,
     S3Server,
@@ -55,6 +56,12 @@ def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     url = postgres_server.create_database()
     yield url
     postgres_server.drop_database(url)
+
+
+@pytest.fixture(scope="session")
+def pgbouncer(postgres_server: PostgresServer) -> Iterator[PgBouncer]:
+    with started(PgBouncer(postgres_server)) as pooler:
+        yield pooler
 
 
 @pytest.fixture(scope="session")

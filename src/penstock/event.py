@@ -182,6 +182,11 @@ def _require(holds: bool, message: str) -> None:
         raise InvalidEvent(message)
 
 
+def require_queue(name: str) -> None:
+    """Refuse what can't be the name of a queue, also where no event is at hand."""
+    _require_name("queue", name)
+
+
 def _require_name(name: str, value: object) -> None:
     if isinstance(value, str) and value.isascii() and 0 < len(value) <= NAME_LIMIT and "\x00" not in value:
         return  # the usual case: a bulk emit has no time to make up messages for the others

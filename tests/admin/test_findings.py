@@ -7,6 +7,7 @@ from uuid import uuid4
 
 from penstock.admin.findings import findings
 from penstock.store.base import QueueStats, RelayStats, Stats
+from penstock.store.control import QueueControl
 
 
 def stats(*queues: QueueStats, **overrides: Any) -> Stats:
@@ -21,20 +22,24 @@ def stats(*queues: QueueStats, **overrides: Any) -> Stats:
     return Stats(**{**values, **overrides})
 
 
-def relay(queue: str = "outbox", seen_seconds_ago: float = 2.0) -> RelayStats:
-    return RelayStats(uuid4(), queue, "null:", "here:1", datetime.now(UTC), seen_seconds_ago, stopping=False)
+def relay(queue: str = "outbox", seen_seconds_ago: float = 2.0, to: str = "null:") -> RelayStats:
+    return RelayStats(uuid4(), queue, to, "here:1", datetime.now(UTC), seen_seconds_ago, stopping=False)
+
+
+def worker(queue: str = "outbox", seen_seconds_ago: float = 2.0) -> RelayStats:
+    return relay(queue, seen_seconds_ago, "worker here:1:a0b1c2")
 
 
 def waiting(queue: str = "outbox", ready: int = 1_204, oldest: float = 200.0) -> QueueStats:
     return QueueStats(queue, pending=ready, ready=ready, oldest_pending_seconds=oldest)
 
 
-def said(found: Stats) -> list[str]:
-    return [str(finding) for finding in findings(found)]
+def said(found: Stats, *controls: QueueControl) -> list[str]:
+    return [str(finding) for finding in findings(found, controls)]
 
 
-def codes(found: Stats) -> Sequence[str]:
-    return [finding.code for finding in findings(found)]
+def codes(found: Stats, *controls: QueueControl) -> Sequence[str]:
+    return [finding.code for finding in findings(found, controls)]
 
 
 def test_a_quiet_store_gives_nothing_to_say() -> None:
@@ -43,7 +48,7 @@ def test_a_quiet_store_gives_nothing_to_say() -> None:
 
 def test_events_wait_and_no_relay_was_ever_there() -> None:
     assert said(stats(waiting())) == [
-        "1,204 events are pending in queue outbox and no relay is running: penstock relay --to URL"
+        "1,204 events are pending in queue outbox and no relay or worker is running: penstock relay --to URL"
     ]
 
 
@@ -54,7 +59,10 @@ def test_events_wait_and_the_relay_has_gone_silent() -> None:
 
 def test_a_relay_of_another_queue_doesnt_help() -> None:
     (line,) = said(stats(waiting("mail", ready=1), relays=[relay("outbox")]))
-    assert line == "1 event is pending in queue mail and no relay is running: penstock relay --to URL --queue mail"
+    assert (
+        line
+        == "1 event is pending in queue mail and no relay or worker is running: penstock relay --to URL --queue mail"
+    )
 
 
 def test_a_burst_that_was_just_emitted_is_no_finding() -> None:
@@ -94,3 +102,68 @@ def test_the_most_pressing_comes_first() -> None:
         waiting(), QueueStats("mail", dead=1), expired_leases=1, oldest_snapshot_seconds=9_999.0, dead_errors=[("x", 1)]
     )
     assert codes(everything) == ["no_relay", "expired", "dead", "old_snapshot"]
+
+
+# Workers
+
+
+def test_events_wait_and_the_workers_have_gone_silent() -> None:
+    (line,) = said(stats(waiting(), relays=[worker(seen_seconds_ago=185.0)]))
+    assert line.endswith("no worker has been seen for 3 min: penstock worker MODULE:WORKER")
+    (line,) = said(stats(waiting(), relays=[worker(seen_seconds_ago=185.0), relay(seen_seconds_ago=60.0)]))
+    assert line.endswith("no relay or worker has been seen for 1 min: penstock relay --to URL")
+
+
+def test_workers_that_fall_behind() -> None:
+    (line,) = said(stats(waiting(oldest=720.0), relays=[worker()]))
+    assert "although a worker runs; look for errors, or give it more workers" in line
+
+
+def test_workers_reap() -> None:
+    assert said(stats(expired_leases=12, relays=[worker()])) == []
+
+
+# Steered queues
+
+PAUSED = QueueControl("mail", datetime(2026, 1, 31, 12, 0, 5, tzinfo=UTC), "ada")
+
+
+def test_a_paused_queue_whose_events_could_go() -> None:
+    """That is the reason, whoever runs, and however long it has been."""
+    for relays in ([], [relay("mail")]):
+        assert said(stats(waiting("mail", ready=2, oldest=0.1), relays=relays), PAUSED) == [
+            "queue mail has been paused since 2026-01-31 12:00:05Z by ada, and 2 events could go: penstock resume mail"
+        ]
+
+
+def test_a_paused_queue_without_events_to_go_is_no_finding() -> None:
+    later = QueueStats("mail", pending=9, ready=0, oldest_pending_seconds=0.0)
+    assert said(stats(later), PAUSED) == []
+    assert said(stats(), PAUSED) == []
+
+
+def test_a_pause_of_another_queue_is_no_reason() -> None:
+    assert codes(stats(waiting("orders"), relays=[relay("orders", 1.0)]), PAUSED) == ["slow"]
+
+
+def test_a_limit_that_is_reached_while_events_wait_is_good_to_know() -> None:
+    full = QueueStats("mail", pending=9, ready=9, claimed=5, oldest_pending_seconds=180.0)
+    (finding,) = findings(stats(full, relays=[worker("mail")]), [QueueControl("mail", max_claimed=5)])
+    assert (finding.code, finding.level) == ("limited", "info")
+    assert str(finding) == (
+        "queue mail is at its limit of 5 claimed at a time, and its oldest event has waited 3 min; "
+        "to let more be claimed: penstock limit mail 10"
+    )
+
+
+def test_a_limit_that_is_not_the_reason() -> None:
+    full = QueueStats("mail", pending=9, ready=9, claimed=5, oldest_pending_seconds=180.0)
+    assert codes(stats(full, relays=[worker("mail")]), QueueControl("mail", max_claimed=6)) == ["slow"]
+    assert codes(stats(full), QueueControl("mail", max_claimed=5)) == ["no_relay"]
+    soon = QueueStats("mail", pending=9, ready=9, claimed=5, oldest_pending_seconds=20.0)
+    assert codes(stats(soon, relays=[worker("mail")]), QueueControl("mail", max_claimed=5)) == []
+
+
+def test_a_command_can_be_typed_whatever_the_queue_is_called() -> None:
+    (line,) = said(stats(waiting("my queue; rm")), QueueControl("my queue; rm", datetime.now(UTC)))
+    assert line.endswith("penstock resume 'my queue; rm'")

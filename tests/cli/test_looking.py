@@ -49,7 +49,7 @@ def test_findings_say_what_to_do(penstock: Run, an_hour_ago: SqlStore) -> None:
     an_hour_ago.append([Event(event_type="t") for _ in range(3)])
     an_hour_ago.claim("outbox", limit=1, claimant="gone", lease_seconds=60.0)
     out = penstock("status").out
-    assert "! 2 events are pending in queue outbox and no relay is running: penstock relay --to URL" in out
+    assert "! 2 events are pending in queue outbox and no relay or worker is running: penstock relay --to URL" in out
     assert "! 1 lease expired and nobody reaps: penstock reap" in out
 
 

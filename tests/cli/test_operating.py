@@ -1,14 +1,12 @@
 """`penstock init`, `reap`, `replay` and `purge`: previews, questions, and what they do."""
 
-import os
-import pty
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from terminal import Start, Terminal
 
 from penstock.event import Event
 from penstock.lifecycle import Dead
@@ -16,7 +14,6 @@ from penstock.store import SqlStore
 from penstock.store.migrate import head
 
 Run = Callable[..., Any]
-Start = Callable[..., "subprocess.Popen[bytes]"]
 Settled = Callable[..., str]
 
 
@@ -144,30 +141,6 @@ def test_mistakes(penstock: Run, store: SqlStore, settled: Settled, verb: str, o
 
 
 # On a terminal
-
-
-class Terminal:
-    """A command with a terminal for its input and its remarks."""
-
-    def __init__(self, process: Start, *arguments: str) -> None:
-        self._own, theirs = pty.openpty()
-        self.process = process(*arguments, stdin=theirs, stderr=theirs)
-        os.close(theirs)
-        self.shown = ""
-
-    def await_text(self, text: str) -> None:
-        while text not in self.shown:
-            self.shown += os.read(self._own, 1_000).decode()
-
-    def type(self, text: str) -> None:
-        os.write(self._own, text.encode())
-
-    def end(self) -> tuple[int, bytes]:
-        assert self.process.stdout is not None
-        out = self.process.stdout.read()
-        code = self.process.wait(timeout=20)
-        os.close(self._own)
-        return code, out
 
 
 @pytest.mark.parametrize("verb", ["replay", "purge"])

@@ -34,6 +34,15 @@ def test_claim_and_settle() -> None:
     ]
 
 
+def test_worker(tmp_path: Path) -> None:
+    assert run("worker.py", str(tmp_path)).splitlines() == [
+        "mail for order 1 sent at attempt 2",
+        "mail for order 2 sent at attempt 2",
+        "mail for order 3 sent at attempt 2",
+        "turnover: 60",
+    ]
+
+
 @pytest.mark.spark
 def test_spark_stream() -> None:
     output = run("spark_stream.py")

@@ -27,6 +27,40 @@ SMALL = Plan(
 )
 
 
+NAMES = [
+    "bulk emit",
+    "PgQueuer's bulk enqueue",
+    "emit / PgQueuer",
+    "claim of 100 at 1,000 pending",
+    "claim of 100 at 3,000 pending",
+    "claim of 100, many / few pending",
+    "claim of 1,000 at 1,000 pending",
+    "claim of 1,000 at 3,000 pending",
+    "claim of 1,000, many / few pending",
+    "workers",
+    "PgQueuer's workers",
+    "workers / PgQueuer",
+    "commit to handler, p50",
+    "commit to handler, p99",
+    "cold start, caches warm",
+    "cold start, first run ever",
+    "relay",
+    "raw moves",
+    "PgQueuer",
+    "relay / PgQueuer",
+    "relay / raw moves",
+    "relay, CPU time",
+    "raw moves, CPU time",
+    "PgQueuer, CPU time",
+    "latency, p50",
+    "latency, p95",
+    "latency, p99",
+    "relay, 20 events a key",
+    "relay, no keys",
+    "with keys / without",
+]
+
+
 @pytest.fixture(scope="module")
 def report(postgres_server: PostgresServer) -> Iterator[Report]:
     """One small run of everything. Its relay shares the Spark session of this process, if there is one."""
@@ -55,31 +89,7 @@ def is_here(broker: str) -> bool:
 def test_every_part_gives_its_figures(report: Report) -> None:
     assert set(report.parts) == set(Part)
     assert list(values(report)) == [
-        "bulk emit",
-        "PgQueuer's bulk enqueue",
-        "emit / PgQueuer",
-        "claim of 100 at 1,000 pending",
-        "claim of 100 at 3,000 pending",
-        "claim of 100, many / few pending",
-        "claim of 1,000 at 1,000 pending",
-        "claim of 1,000 at 3,000 pending",
-        "claim of 1,000, many / few pending",
-        "cold start, caches warm",
-        "cold start, first run ever",
-        "relay",
-        "raw moves",
-        "PgQueuer",
-        "relay / PgQueuer",
-        "relay / raw moves",
-        "relay, CPU time",
-        "raw moves, CPU time",
-        "PgQueuer, CPU time",
-        "latency, p50",
-        "latency, p95",
-        "latency, p99",
-        "relay, 20 events a key",
-        "relay, no keys",
-        "with keys / without",
+        *NAMES,
         *(
             figure.format(name)
             for name in ("Kafka", "NATS", "Valkey", "RabbitMQ")
@@ -97,6 +107,8 @@ def test_the_figures_agree_with_each_other(report: Report) -> None:
     assert isclose(told["relay / PgQueuer"], told["relay"] / told["PgQueuer"])
     assert isclose(told["relay / raw moves"], told["relay"] / told["raw moves"])
     assert isclose(told["emit / PgQueuer"], told["bulk emit"] / told["PgQueuer's bulk enqueue"])
+    assert isclose(told["workers / PgQueuer"], told["workers"] / told["PgQueuer's workers"])
+    assert told["commit to handler, p50"] <= told["commit to handler, p99"]
     assert told["latency, p50"] <= told["latency, p95"] <= told["latency, p99"]
     assert report.parts[Part.LATENCY].details["events"] == SMALL.latency_events
 

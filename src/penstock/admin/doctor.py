@@ -93,6 +93,7 @@ def _store(store: Store) -> Iterator[Check]:
         ("store", _reachable),
         ("schema", _schema),
         ("clock", _clock),
+        ("queues", _queues),
         ("leases", _leases),
         ("snapshots", _snapshots),
     )
@@ -137,6 +138,18 @@ def _clock(store: Store) -> Check:
         return Check("clock", Level.OK, f"the store's and this machine's agree to {skew:.1f} s")
     detail = f"the store's and this machine's differ by {age(skew)}: delays follow the store's; set both by NTP"
     return Check("clock", Level.WARN, detail)
+
+
+def _queues(store: Store) -> Check:
+    """Whether somebody holds a queue up. A limit that is reached may be meant: it is told, and no warning."""
+    controls = store.controls()
+    found = [one for one in findings(store.stats(), controls) if one.code in ("paused", "limited")]
+    if found:
+        level = Level.WARN if any(one.level == "warn" for one in found) else Level.OK
+        return Check("queues", level, "; ".join(map(str, found)))
+    paused = sum(control.paused for control in controls)
+    limited = sum(control.max_claimed is not None for control in controls)
+    return Check("queues", Level.OK, f"{paused:,} paused, {limited:,} limited")
 
 
 def _leases(store: Store) -> Check:

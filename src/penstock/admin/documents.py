@@ -10,6 +10,7 @@ from uuid import UUID
 from penstock.lifecycle import State
 from penstock.publish.wire import payload_text
 from penstock.store.base import HistoryEntry, Record
+from penstock.store.control import CANCELLED, Note, QueueControl
 
 Document = dict[str, Any]
 
@@ -19,6 +20,18 @@ def event_document(record: Record) -> Document:
     document = {field.name: _plain(getattr(record, field.name)) for field in fields(Record) if field.name != "payload"}
     document["payload"], document["payload_encoding"] = payload_text(record.payload)
     return document
+
+
+def note_document(note: Note) -> Document:
+    """How far the event has come and what came of it, encoded as its payload is."""
+    document: Document = {}
+    for name, said in (("progress", note.progress), ("result", note.result)):
+        document[name], document[f"{name}_encoding"] = (None, None) if said is None else payload_text(said)
+    return document
+
+
+def control_document(control: QueueControl) -> Document:
+    return {field.name: _plain(getattr(control, field.name)) for field in fields(QueueControl)}
 
 
 def copy_document(record: Record) -> Document:
@@ -31,7 +44,7 @@ def timeline(records: Sequence[Record], history: Sequence[HistoryEntry]) -> list
     """The life of an event and its copies: what the history recorded, between its emit and where it stands now."""
     first = records[-1]
     lines = [_line(first.created_at, "emitted", detail=f"into queue {first.queue}")]
-    lines += [_line(entry.at, entry.what, entry.attempts, entry.by, entry.detail) for entry in history]
+    lines += [_line(entry.at, entry.what, entry.attempts, entry.by, _detail(entry)) for entry in history]
     if len(records) == 1:
         return lines + _standing(first)
     standing = [{**line, "detail": f"in queue {record.queue}"} for record in records for line in _standing(record)]
@@ -54,6 +67,11 @@ def _standing(record: Record) -> list[Document]:
             return [_line(record.published_at, "published", record.attempts)]
         case State.DEAD:
             return []
+
+
+def _detail(entry: HistoryEntry) -> str | None:
+    """A cancellation without a reason says so by its name alone."""
+    return None if (entry.what, entry.detail) == ("cancelled", CANCELLED) else entry.detail
 
 
 def _line(at: datetime, what: str, attempts: int = 0, by: str | None = None, detail: str | None = None) -> Document:

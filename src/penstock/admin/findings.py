@@ -1,13 +1,18 @@
-"""What an operator should know about a store, in plain words, with the command that helps. Pure: from `Stats` alone."""
+"""What an operator should know about a store, in plain words, with the command that helps. Pure: from what a store
+tells of itself."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC
+from shlex import quote
+from typing import Literal
 
 from penstock.admin.wording import age, count, first_line
 from penstock.event import DEFAULT_QUEUE
 from penstock.store.base import QueueStats, RelayStats, Stats
+from penstock.store.control import QueueControl
 
-# A relay announces itself every few seconds; one that has missed this many is gone or hangs.
+# Relays and workers announce themselves every few seconds; one that has missed this many is gone or hangs.
 RELAY_SILENT_SECONDS = 30.0
 # Emitting is a burst at times: only what has waited this long says something.
 UNRELAYED_SECONDS = 5.0
@@ -18,19 +23,28 @@ ERROR_WIDTH = 80
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`code` is for programs, `text` for people; `command` is what to type, where typing helps."""
+    """`code` is for programs, `text` for people; `command` is what to type, where typing helps.
+
+    `info` is good to know, and may be just what somebody wants.
+    """
 
     code: str
     text: str
     command: str | None = None
+    level: Literal["warn", "info"] = "warn"
 
     def __str__(self) -> str:
         return f"{self.text}: {self.command}" if self.command else self.text
 
 
-def findings(stats: Stats) -> list[Finding]:
+def findings(stats: Stats, controls: Sequence[QueueControl] = ()) -> list[Finding]:
     """Everything worth saying, the most pressing first; nothing means that all is well."""
-    found = [finding for queue in stats.queues for finding in _waiting(queue, stats)]
+    steered = {control.queue: control for control in controls}
+    found = [
+        finding
+        for queue in stats.queues
+        for finding in _waiting(queue, steered.get(queue.queue, QueueControl(queue.queue)), stats)
+    ]
     return [*found, *_expired(stats), *_dead(stats), *_snapshot(stats)]
 
 
@@ -38,35 +52,70 @@ def alive(relay: RelayStats) -> bool:
     return relay.seen_seconds_ago <= RELAY_SILENT_SECONDS
 
 
-def _waiting(queue: QueueStats, stats: Stats) -> Iterator[Finding]:
+def _waiting(queue: QueueStats, control: QueueControl, stats: Stats) -> Iterator[Finding]:
+    """Why events that could go don't: the one reason to look at first."""
     oldest = queue.oldest_pending_seconds or 0.0
+    if queue.ready and control.paused:
+        yield _paused(queue, control)
+        return
     if not queue.ready or oldest < UNRELAYED_SECONDS:
         return
     relays = [relay for relay in stats.relays if relay.queue == queue.queue]
-    option = "" if queue.queue == DEFAULT_QUEUE else f" --queue {queue.queue}"
-    if not any(alive(relay) for relay in relays):
-        yield Finding(
-            "no_relay",
-            f"{_are(queue.ready)} pending in queue {queue.queue} and {_last_seen(relays)}",
-            f"penstock relay --to URL{option}",
-        )
+    running = [relay for relay in relays if alive(relay)]
+    if not running:
+        yield _unattended(queue, relays)
+    elif oldest >= SLOW_SECONDS and control.max_claimed is not None and queue.claimed >= control.max_claimed:
+        yield _limited(queue, control.max_claimed, oldest)
     elif oldest >= SLOW_SECONDS:
-        yield Finding(
-            "slow",
-            f"the oldest event in queue {queue.queue} has waited {age(oldest)} although a relay runs; "
-            "look for errors, or give the relay more parallelism",
-            f"penstock events --state pending --queue {queue.queue}",
-        )
+        yield _slow(queue, running[0].kind, oldest)
+
+
+def _paused(queue: QueueStats, control: QueueControl) -> Finding:
+    since = "" if control.paused_at is None else f" since {control.paused_at.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
+    by = f" by {control.paused_by}" if control.paused_by else ""
+    text = f"queue {queue.queue} has been paused{since}{by}, and {count(queue.ready, 'event')} could go"
+    return Finding("paused", text, f"penstock resume {quote(queue.queue)}")
+
+
+def _unattended(queue: QueueStats, relays: list[RelayStats]) -> Finding:
+    option = "" if queue.queue == DEFAULT_QUEUE else f" --queue {quote(queue.queue)}"
+    workers = bool(relays) and all(relay.kind == "worker" for relay in relays)
+    return Finding(
+        "no_relay",
+        f"{_are(queue.ready)} pending in queue {queue.queue} and {_last_seen(relays)}",
+        "penstock worker MODULE:WORKER" if workers else f"penstock relay --to URL{option}",
+    )
+
+
+def _limited(queue: QueueStats, limit: int, oldest: float) -> Finding:
+    return Finding(
+        "limited",
+        f"queue {queue.queue} is at its limit of {limit:,} claimed at a time, and its oldest event has waited "
+        f"{age(oldest)}; to let more be claimed",
+        f"penstock limit {quote(queue.queue)} {limit * 2}",
+        "info",
+    )
+
+
+def _slow(queue: QueueStats, kind: str, oldest: float) -> Finding:
+    help_it = "give it more workers" if kind == "worker" else "give the relay more parallelism"
+    return Finding(
+        "slow",
+        f"the oldest event in queue {queue.queue} has waited {age(oldest)} although a {kind} runs; "
+        f"look for errors, or {help_it}",
+        f"penstock events --state pending --queue {quote(queue.queue)}",
+    )
 
 
 def _last_seen(relays: list[RelayStats]) -> str:
     if not relays:
-        return "no relay is running"
-    return f"no relay has been seen for {age(min(relay.seen_seconds_ago for relay in relays))}"
+        return "no relay or worker is running"
+    kinds = " or ".join(sorted({relay.kind for relay in relays}))
+    return f"no {kinds} has been seen for {age(min(relay.seen_seconds_ago for relay in relays))}"
 
 
 def _expired(stats: Stats) -> Iterator[Finding]:
-    """A live relay reaps within seconds: only without one do expired leases stay."""
+    """A live relay or worker reaps within seconds: only without one do expired leases stay."""
     if stats.expired_leases and not any(alive(relay) for relay in stats.relays):
         yield Finding("expired", f"{count(stats.expired_leases, 'lease')} expired and nobody reaps", "penstock reap")
 

@@ -7,30 +7,52 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.admin.documents import Document, copy_document, event_document, timeline
+from penstock.admin.documents import Document, control_document, copy_document, event_document, note_document, timeline
 from penstock.admin.findings import Finding, alive, findings
 from penstock.errors import EventNotFound, UsageError
 from penstock.event import EventId
 from penstock.lifecycle import State
 from penstock.store import Store
-from penstock.store.base import QueueStats, RelayStats, Selection, SettledCount
-from penstock.store.inspect import purgeable
+from penstock.store.base import QueueStats, RelayStats, Selection, SettledCount, Stats
+from penstock.store.control import CANCELLED, Note, QueueControl
+from penstock.store.inspect import cancellable, purgeable
 
 if TYPE_CHECKING:
     from penstock.admin.doctor import Check
     from penstock.store.migrate import Upgrade
 
 Progress = Callable[[int], None]
+Counts = Callable[[Selection], Sequence[SettledCount]]
 
 PAGE = 500
 EXAMPLES = 3
 MAX_COPIES = 1_000
 SETTLED = frozenset({State.PUBLISHED, State.DEAD})
+UNSETTLED = frozenset({State.PENDING, State.CLAIMED})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueStatus:
+    """How many events of a queue are where, and how somebody steers it."""
+
+    queue: str
+    pending: int
+    ready: int
+    claimed: int
+    published: int
+    dead: int
+    oldest_pending_seconds: float | None
+    paused_at: str | None
+    paused_by: str | None
+    max_claimed: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class RelayStatus:
+    """A relay, or what a worker does for one queue: `kind` tells them apart."""
+
     relay_id: str
+    kind: str
     queue: str
     destination: str
     host: str
@@ -60,7 +82,7 @@ class Status:
     open_leases: int
     expired_leases: int
     oldest_snapshot_seconds: float | None
-    queues: list[QueueStats]
+    queues: list[QueueStatus]
     relays: list[RelayStatus]
     dead_errors: list[DeadError]
     findings: list[Finding]
@@ -79,7 +101,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a replay or a purge would touch."""
+    """What a replay, a purge or a cancel would touch."""
 
     total: int
     groups: Sequence[SettledCount]
@@ -103,7 +125,7 @@ class Admin:
     # -- looking ----------------------------------------------------------------------------------------------
 
     def status(self) -> Status:
-        stats = self.store.stats()
+        stats, controls = self.store.stats(), self.store.controls()
         return Status(
             store=self.store.url,
             pending=stats.total("pending"),
@@ -115,10 +137,10 @@ class Admin:
             open_leases=stats.open_leases,
             expired_leases=stats.expired_leases,
             oldest_snapshot_seconds=stats.oldest_snapshot_seconds,
-            queues=list(stats.queues),
+            queues=_queue_statuses(stats, controls),
             relays=[_relay_status(relay) for relay in stats.relays],
             dead_errors=[DeadError(error, number) for error, number in stats.dead_errors],
-            findings=findings(stats),
+            findings=findings(stats, controls),
         )
 
     def find(self, selection: Selection, *, after: int | None = None, limit: int = 100) -> Found:
@@ -139,21 +161,29 @@ class Admin:
                 return
 
     def show(self, event_id: EventId) -> Document:
-        """One event with every field, and its timeline; with its copies, if it has several destinations."""
+        """One event with every field, what was said of it, and its timeline; with its copies, if it has several
+        destinations."""
         page = self.store.find(Selection(ids=frozenset({event_id})), limit=MAX_COPIES)
         if not page.records:
             raise EventNotFound(event_id)
         *copies, record = page.records
-        document = {**event_document(record), "timeline": timeline(page.records, self.store.history(event_id))}
+        note = self.store.notes([event_id]).get(event_id, Note())
+        document = {**event_document(record), **note_document(note)}
+        document["timeline"] = timeline(page.records, self.store.history(event_id))
         return document | ({"copies": [copy_document(copy) for copy in reversed(copies)]} if copies else {})
 
     # -- operating --------------------------------------------------------------------------------------------
 
     def preview_replay(self, selection: Selection) -> Preview:
-        return self._preview(self._checked(selection, "replay"))
+        return self._preview(self._checked(selection, "replay"), self.store.settled_counts, SETTLED)
 
     def preview_purge(self, selection: Selection) -> Preview:
-        return self._preview(purgeable(self._checked(selection, "purge")))
+        chosen = purgeable(self._checked(selection, "purge"))
+        return self._preview(chosen, self.store.settled_counts, SETTLED)
+
+    def preview_cancel(self, selection: Selection) -> Preview:
+        chosen = cancellable(self._checked(selection, "cancel", UNSETTLED))
+        return self._preview(chosen, self.store.unsettled_counts, UNSETTLED)
 
     def replay(self, selection: Selection, *, by: str = "operator", progress: Progress | None = None) -> int:
         """Make settled events pending again, in bounded batches; `progress` hears how many so far."""
@@ -162,6 +192,18 @@ class Admin:
     def purge(self, selection: Selection, *, progress: Progress | None = None) -> int:
         """Delete settled events for good. DEAD ones only where the selection names that state, or ids."""
         return self.store.purge(self._checked(selection, "purge"), progress=progress)
+
+    def cancel(
+        self,
+        selection: Selection,
+        *,
+        reason: str = CANCELLED,
+        by: str = "operator",
+        progress: Progress | None = None,
+    ) -> int:
+        """Make unsettled events DEAD, in bounded batches. CLAIMED ones only where the selection names them, or ids."""
+        chosen = self._checked(selection, "cancel", UNSETTLED)
+        return self.store.cancel(chosen, reason=reason, by=by, progress=progress)
 
     def reap(self, *, progress: Progress | None = None) -> int:
         """Take back the events of all expired leases, a bounded batch at a time, until none is left."""
@@ -182,17 +224,48 @@ class Admin:
 
         return examine(self.store)
 
-    def _preview(self, selection: Selection) -> Preview:
-        groups = self.store.settled_counts(selection)
-        states = (selection.states or SETTLED) & SETTLED
+    # -- steering ---------------------------------------------------------------------------------------------
+
+    def pause(self, queue: str, *, by: str = "operator") -> Document:
+        """Let claims on `queue` bring nothing; returns how it is steered now. A repeat keeps the first time."""
+        self.store.pause(queue, by=by)
+        return self._control(queue)
+
+    def resume(self, queue: str) -> bool:
+        """End a pause; says whether there was one."""
+        return self.store.resume(queue)
+
+    def limit(self, queue: str, max_claimed: int | None) -> Document:
+        """Let no more events of `queue` be claimed at a time, over all processes; returns how it is steered now."""
+        self.store.limit(queue, max_claimed)
+        return self._control(queue)
+
+    def controls(self) -> list[Document]:
+        """The queues that are paused or limited, by name."""
+        return [control_document(control) for control in self.store.controls()]
+
+    def idle(self, queue: str) -> bool:
+        """Whether nothing is pending or claimed in `queue`: a name that was mistyped looks like this."""
+        return not self.store.find(Selection(queue=queue, states=UNSETTLED), limit=1).records
+
+    def _control(self, queue: str) -> Document:
+        found = {control.queue: control for control in self.store.controls()}
+        return control_document(found.get(queue, QueueControl(queue)))
+
+    # -- what operations share --------------------------------------------------------------------------------
+
+    def _preview(self, selection: Selection, counts: Counts, possible: frozenset[State]) -> Preview:
+        groups = counts(selection)
+        states = (selection.states or possible) & possible
         examples = self.store.find(replace(selection, states=states), limit=EXAMPLES).records
         return Preview(sum(group.count for group in groups), groups, [event_document(one) for one in examples])
 
-    def _checked(self, selection: Selection, verb: str) -> Selection:
+    def _checked(self, selection: Selection, verb: str, possible: frozenset[State] = SETTLED) -> Selection:
         """The selection, if it makes sense for `verb`. An id that no event has is told before anything is done."""
         selection.require(verb)
-        for state in sorted((selection.states or frozenset()) - SETTLED):
-            raise UsageError(f"{verb} is for published and dead events, not for {state.lower()} ones")
+        for state in sorted((selection.states or frozenset()) - possible):
+            meant = " and ".join(one.lower() for one in State if one in possible)
+            raise UsageError(f"{verb} is for {meant} events, not for {state.lower()} ones")
         if selection.ids:
             known = self._known(selection.ids)
             for unknown in sorted(selection.ids - known):
@@ -211,10 +284,22 @@ class Admin:
                 return known
 
 
+def _queue_statuses(stats: Stats, controls: Sequence[QueueControl]) -> list[QueueStatus]:
+    """Each queue that has events or is steered."""
+    steered = {control.queue: control for control in controls}
+    counted = {queue.queue: queue for queue in stats.queues}
+    statuses = []
+    for name in sorted({*steered, *counted}):
+        control = control_document(steered.get(name, QueueControl(name)))
+        statuses.append(QueueStatus(**{**asdict(counted.get(name, QueueStats(name))), **control}))
+    return statuses
+
+
 def _relay_status(relay: RelayStats) -> RelayStatus:
     fields: dict[str, Any] = {
         **asdict(relay),
         "relay_id": str(relay.relay_id),
+        "kind": relay.kind,
         "started_at": relay.started_at.isoformat(),
         "alive": alive(relay),
     }

@@ -22,6 +22,7 @@ from penstock.cli.operate import init, purge, reap, replay
 from penstock.cli.options import StoreOption
 from penstock.cli.relay import relay
 from penstock.cli.status import status
+from penstock.cli.steer import cancel, limit, pause, resume
 
 
 class _Group(TyperGroup):
@@ -73,6 +74,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     "The flow": (init, emit, relay, broker),
     "Looking": (status, events, show, doctor),
     "Operating": (replay, reap, purge),
+    "Steering": (pause, resume, limit, cancel),
 }
 for _panel, _functions in _COMMANDS.items():
     for _function in _functions:

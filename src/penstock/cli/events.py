@@ -1,12 +1,13 @@
 """`penstock events` and `penstock show`: looking at events, many or one."""
 
+import base64
 import json as codec
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.admin.wording import first_line
+from penstock.admin.wording import count, first_line
 from penstock.cli import output
 from penstock.cli.options import (
     ErrorOption,
@@ -28,8 +29,14 @@ if TYPE_CHECKING:
 
 STATE_STYLES = {"PENDING": "yellow", "CLAIMED": "cyan", "PUBLISHED": "green", "DEAD": "red"}
 ERROR_WIDTH = 60
-# The timeline and the payload have places of their own.
-APART = ("payload", "payload_encoding", "headers", "timeline", "copies")
+NOTES = ("progress", "result")
+# The payload, what was said and the timeline have places of their own.
+APART = (
+    "headers",
+    "timeline",
+    "copies",
+    *(f"{name}{end}" for name in ("payload", *NOTES) for end in ("", "_encoding")),
+)
 
 
 def events(
@@ -72,14 +79,17 @@ def show(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show one event: every field, its payload, and its life so far."""
+    """Show one event: every field, its payload, what was said of it, and its life so far."""
     wanted = event_id(event)
     with opened(context, store) as admin:
         document = admin.show(wanted)
     if json:
         output.write_json(document)
     else:
-        output.show(_fields(document), "", *_payload(document), "", _timeline(document["timeline"]))
+        parts = [_fields(document), "", *_payload(document), ""]
+        for name in NOTES:
+            parts += _note(name, document)
+        output.show(*parts, _timeline(document["timeline"]))
 
 
 def _list(found: list[dict[str, Any]]) -> None:
@@ -120,6 +130,11 @@ def short_time(iso: str) -> str:
     return iso[:19].replace("T", " ") + "Z"
 
 
+def since_when(iso: str, by: str | None) -> str:
+    """Since when, and by whom if that is known."""
+    return f"since {short_time(iso)}" + (f" by {output.clean_line(by)}" if by else "")
+
+
 def _fields(document: dict[str, Any]) -> "RenderableType":
     from rich.table import Table
 
@@ -140,9 +155,24 @@ def _payload(document: dict[str, Any]) -> "list[RenderableType]":
     text = document["payload"]
     if document["payload_encoding"] == "base64":
         return ["payload (not UTF-8, so in base64)", text]
+    return ["payload", _readable(text)] if text else ["no payload"]
+
+
+def _note(name: str, document: dict[str, Any]) -> "list[RenderableType]":
+    """What whoever handles the event has said of it; of what is no text, only how much there is."""
+    text = document[name]
+    if text is None:
+        return []
+    if document[f"{name}_encoding"] == "base64":
+        return [f"{name}: {count(len(base64.b64decode(text)), 'byte')} that are not UTF-8; --json has them", ""]
+    return [name, _readable(text), ""]
+
+
+def _readable(text: str) -> str:
+    """JSON set out for reading, other text as it is."""
     with suppress(ValueError, RecursionError):
         text = codec.dumps(codec.loads(text), indent=2, ensure_ascii=False)
-    return ["payload", output.clean(text)] if text else ["no payload"]
+    return output.clean(text)
 
 
 def _timeline(lines: list[dict[str, Any]]) -> "RenderableType":

@@ -1,17 +1,13 @@
 """`penstock init`, `reap`, `replay` and `purge`: what changes a store, each shown before it is done."""
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import typer
 
 from penstock.admin.wording import count
 from penstock.cli import output
-from penstock.cli.events import table
-from penstock.cli.failure import FAILURE
 from penstock.cli.from_lake import FromLakeOption, replay_from_lake
+from penstock.cli.operation import Operation, require_some
 from penstock.cli.options import (
     AllOption,
     DryRunOption,
@@ -32,11 +28,6 @@ from penstock.cli.options import (
 )
 from penstock.errors import UsageError
 
-if TYPE_CHECKING:
-    from penstock.admin.service import Preview
-
-SHOWN_GROUPS = 20
-
 
 def init(context: typer.Context, store: StoreOption = None, json: JsonOption = False) -> None:
     """Create Penstock's tables, or upgrade them. Safe to repeat."""
@@ -56,7 +47,7 @@ def init(context: typer.Context, store: StoreOption = None, json: JsonOption = F
 
 
 def reap(context: typer.Context, store: StoreOption = None, json: JsonOption = False) -> None:
-    """Take back the events of expired leases. A running relay does this by itself."""
+    """Take back the events of expired leases. A running relay or worker does this by itself."""
     with opened(context, store) as admin, output.progress("reaping") as update:
         taken = admin.reap(progress=update)
     if json:
@@ -95,13 +86,13 @@ def replay(
         error=error,
         everything=everything,
     )
-    _require(chosen.empty, "replay")
+    require_some(chosen, "replay")
     if from_lake is not None:
         replay_from_lake(chosen_store(context, store), from_lake, chosen, dry_run, yes, json)
         return
     with opened(context, store) as admin:
         work = lambda update: admin.replay(chosen, by=operator(), progress=update)  # noqa: E731
-        _Operation("replay", "replayed", dry_run, yes, json).carry_out(admin.preview_replay(chosen), work)
+        Operation("replay", "replayed", dry_run, yes, json).carry_out(admin.preview_replay(chosen), work)
 
 
 def purge(
@@ -133,66 +124,9 @@ def purge(
         error=error,
         everything=everything,
     )
-    _require(chosen.empty, "purge")
+    require_some(chosen, "purge")
     if not (yes or dry_run or sys.stdin.isatty()):
         raise UsageError("purge deletes for good, and off a terminal it needs --yes; --dry-run shows what it would do")
     with opened(context, store) as admin:
         work = lambda update: admin.purge(chosen, progress=update)  # noqa: E731
-        _Operation("purge", "purged", dry_run, yes, json).carry_out(admin.preview_purge(chosen), work)
-
-
-@dataclass(frozen=True, slots=True)
-class _Operation:
-    """What replay and purge have in common: the preview, the question, the progress, the answer."""
-
-    verb: str
-    done: str
-    dry_run: bool
-    yes: bool
-    json: bool
-
-    def carry_out(self, preview: "Preview", work: Callable[[output.Update], int]) -> None:
-        if self.dry_run:
-            self._show(preview)
-            return
-        if preview.total and not self.yes and sys.stdin.isatty():
-            self._ask(preview)
-        with output.progress(f"{self.verb}: {preview.total:,} events", preview.total) as update:
-            touched = work(update) if preview.total else 0
-        if self.json:
-            output.write_json({self.done: touched})
-        else:
-            output.write(f"{count(touched, 'event')} {self.done}")
-
-    def _show(self, preview: "Preview") -> None:
-        if self.json:
-            output.write_json(preview.as_json())
-            return
-        output.write("\n".join([f"would {self.verb} {count(preview.total, 'event')}", *_groups(preview)]))
-        if preview.examples:
-            output.write("among them:")
-            output.show(table(preview.examples))
-
-    def _ask(self, preview: "Preview") -> None:
-        for line in _groups(preview):
-            output.note(line)
-        if not output.confirmed(f"{self.verb} {count(preview.total, 'event')}?"):
-            output.note("nothing was done")
-            raise typer.Exit(FAILURE)
-
-
-def _groups(preview: "Preview") -> list[str]:
-    """How many of which kind, a line each."""
-    lines = [
-        output.clean_line(f"  {group.count:>9,}  {group.state.lower():<9}  {group.event_type}, queue {group.queue}")
-        for group in preview.groups[:SHOWN_GROUPS]
-    ]
-    left = len(preview.groups) - len(lines)
-    return [*lines, f"  and {count(left, 'more kind')}"] if left > 0 else lines
-
-
-def _require(empty: bool, verb: str) -> None:
-    if empty:
-        raise UsageError(
-            f"{verb} needs to know which: --id, --state, --queue, --type, --since, --until, --error or --all"
-        )
+        Operation("purge", "purged", dry_run, yes, json).carry_out(admin.preview_purge(chosen), work)

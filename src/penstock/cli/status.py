@@ -8,12 +8,13 @@ import typer
 
 from penstock.admin.wording import age, count, first_line
 from penstock.cli import output
+from penstock.cli.events import since_when
 from penstock.cli.options import JsonOption, StoreOption, opened
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from penstock.admin.service import Admin, Status
+    from penstock.admin.service import Admin, QueueStatus, RelayStatus, Status
 
 SHOWN_ERRORS = 4
 ERROR_WIDTH = 100
@@ -26,7 +27,7 @@ def status(
     store: StoreOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show how many events are where, who relays them, and what needs attention."""
+    """Show how many events are where, who carries them, and what needs attention."""
     with opened(context, store) as admin:
         if watch:
             _watch(admin, every, json)
@@ -70,13 +71,28 @@ def _queues(status: "Status") -> "RenderableType":
         style = "red" if name == "dead" and status.dead else ""
         table.add_column(name, justify="right", style=style, footer=f"{getattr(status, name):,}")
     table.add_column("oldest", justify="right", footer=_age(status.oldest_pending_seconds if status.ready else None))
+    limited = any(queue.max_claimed is not None for queue in status.queues)
+    paused = any(queue.paused_at is not None for queue in status.queues)
+    if limited:
+        table.add_column("limit", justify="right")
+    if paused:
+        table.add_column("paused", style="yellow")
     for queue in status.queues:
         numbers = (queue.pending, queue.ready, queue.claimed, queue.published, queue.dead)
-        cells = [f"{number:,}" if number else "·" for number in numbers]
-        table.add_row(
-            output.clean_line(queue.queue), *cells, _age(queue.oldest_pending_seconds if queue.ready else None)
-        )
+        cells = [_number(number) for number in numbers]
+        cells.append(_age(queue.oldest_pending_seconds if queue.ready else None))
+        cells += [_number(queue.max_claimed)] if limited else []
+        cells += [_paused(queue)] if paused else []
+        table.add_row(output.clean_line(queue.queue), *cells)
     return table
+
+
+def _number(number: int | None) -> str:
+    return f"{number:,}" if number else "·"
+
+
+def _paused(queue: "QueueStatus") -> str:
+    return "·" if queue.paused_at is None else since_when(queue.paused_at, queue.paused_by)
 
 
 def _age(seconds: float | None) -> str:
@@ -92,14 +108,27 @@ def _leases(status: "Status") -> str:
 
 def _relays(status: "Status") -> "list[RenderableType]":
     if not status.relays:
-        return ["no relay is running"]
-    return [
-        output.clean_line(
-            f"relay on {relay.host}: {relay.queue} to {relay.destination}, seen {_age(relay.seen_seconds_ago)} ago"
-            + (", stopping" if relay.stopping else "")
-        )
-        for relay in status.relays
-    ]
+        return ["no relay or worker is running"]
+    relays = [_relay(relay) for relay in status.relays if relay.kind == "relay"]
+    hosts: dict[tuple[str, bool], list[RelayStatus]] = {}
+    for relay in status.relays:
+        if relay.kind == "worker":
+            hosts.setdefault((relay.host, relay.alive), []).append(relay)
+    return [*relays, *(_workers(host, workers) for (host, _), workers in hosts.items())]
+
+
+def _relay(relay: "RelayStatus") -> str:
+    stopping = ", stopping" if relay.stopping else ""
+    told = f"relay on {relay.host}: {relay.queue} to {relay.destination}, seen {_age(relay.seen_seconds_ago)} ago"
+    return output.clean_line(told + stopping)
+
+
+def _workers(host: str, announced: "list[RelayStatus]") -> str:
+    """A host may run many, and each announces itself for every queue: one line, with the longest silence."""
+    number = len({one.destination for one in announced})
+    queues = ", ".join(sorted({one.queue for one in announced}))
+    seen = max(one.seen_seconds_ago for one in announced)
+    return output.clean_line(f"{count(number, 'worker')} on {host}: {queues}, seen {_age(seen)} ago")
 
 
 def _errors(status: "Status") -> "list[RenderableType]":
@@ -113,4 +142,9 @@ def _findings(status: "Status") -> "list[RenderableType]":
 
     if not status.findings:
         return [Text("all is well", style="green")]
-    return [Text(f"! {output.clean_line(str(finding))}", style="yellow") for finding in status.findings]
+    return [
+        Text(f"! {output.clean_line(str(one))}", style="yellow")
+        if one.level == "warn"
+        else Text(f"- {output.clean_line(str(one))}")
+        for one in status.findings
+    ]

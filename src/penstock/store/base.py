@@ -3,16 +3,13 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NewType, Protocol
+from typing import Any, NewType, Protocol
 from uuid import UUID
 
 from penstock.errors import UsageError
 from penstock.event import Delivery, Event, EventId
 from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, OrderPolicy, Outcome, State
-from penstock.store.control import Steering
-
-if TYPE_CHECKING:
-    from penstock.store.migrate import Upgrade
+from penstock.store.control import Keeping, Steering
 
 Progress = Callable[[int], None]
 
@@ -21,7 +18,9 @@ Token = NewType("Token", UUID)
 
 DEFAULT_LEASE_SECONDS = 60.0
 DEFAULT_MAX_LEASE_AGE_SECONDS = 3_600.0
-REAP_BATCH, REPLAY_BATCH, PURGE_BATCH = 10_000, 5_000, 10_000
+REAP_BATCH = 10_000
+REPLAY_BATCH = 5_000
+PURGE_BATCH = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class SettledCount:
-    """How many settled events of one kind there are."""
+    """How many events of one kind an operation would touch."""
 
     state: State
     queue: str
@@ -170,7 +169,7 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """A running relay, as it announces itself."""
+    """A running relay, as it announces itself. A worker does so too, once for each of its queues."""
 
     relay_id: UUID
     queue: str
@@ -180,7 +179,7 @@ class Relay:
 
 @dataclass(frozen=True, slots=True)
 class RelayStats:
-    """A relay that announced itself, as others see it."""
+    """A relay or worker that announced itself, as others see it."""
 
     relay_id: UUID
     queue: str
@@ -189,6 +188,11 @@ class RelayStats:
     started_at: datetime
     seen_seconds_ago: float
     stopping: bool
+
+    @property
+    def kind(self) -> str:
+        """A destination is a URL or a list of them, but of a worker it says that, and which one."""
+        return "worker" if self.destination.startswith("worker ") else "relay"
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +253,7 @@ class StoreOptions:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Store(Steering, Protocol):
+class Store(Steering, Keeping, Protocol):
     """Domain verbs, set-based: a batch takes as many statements as one event. `Steering` has those beside the flow."""
 
     url: str
@@ -345,10 +349,6 @@ class Store(Steering, Protocol):
 
     def stats(self) -> Stats: ...
 
-    def now(self) -> datetime:
-        """The time by the store's clock, which is the one that counts."""
-        ...
-
     def beat(self, relay: Relay, *, stopping: bool = False) -> bool:
         """A relay says that it is alive; the answer says whether it should stop."""
         ...
@@ -382,18 +382,6 @@ class Store(Steering, Protocol):
 
     def ready(self, queue: str, *, types: Sequence[str] | None = None) -> bool:
         """A cheap probe: whether a claim on `queue` would bring anything now."""
-        ...
-
-    def look_at_all(self) -> None:
-        """Make the next claim and probe look at everything, not only where something new is to be expected."""
-        ...
-
-    def initialise(self) -> "Upgrade":
-        """Create what the store needs, or upgrade it; says what it did, and is safe to repeat."""
-        ...
-
-    def versions(self) -> tuple[str | None, str]:
-        """The version that is there, None where there is nothing, and the one that this code wants."""
         ...
 
     def close(self) -> None: ...

@@ -1,7 +1,7 @@
 """The half of the seam beside the flow of events: queues that are paused or limited, events that are cancelled, what a
 handler says of its work, and whose turn it is in several queues."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.event import EventId
 
 if TYPE_CHECKING:
-    from penstock.store.base import Lease, Selection
+    from penstock.store.base import Lease, Selection, SettledCount
+    from penstock.store.migrate import Upgrade
+
+CANCELLED = "cancelled"
+"""The reason for a cancellation of which no other is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +69,22 @@ class Steering(Protocol):
         ...
 
     def cancel(
-        self, selection: "Selection", *, reason: str = "cancelled", by: str = "operator", dry_run: bool = False
+        self,
+        selection: "Selection",
+        *,
+        reason: str = CANCELLED,
+        by: str = "operator",
+        dry_run: bool = False,
+        progress: Callable[[int], None] | None = None,
     ) -> int:
         """Make unsettled events DEAD; returns how many. CLAIMED ones only if the selection names CLAIMED or ids.
 
-        Whoever holds a cancelled event has lost it, and is told so when it settles.
+        Whoever holds a cancelled event has lost it, and is told so when it settles. `progress` hears how many so far.
         """
+        ...
+
+    def unsettled_counts(self, selection: "Selection") -> "Sequence[SettledCount]":
+        """What a cancel of the selection would touch, by state, queue and type, the most first."""
         ...
 
     def note(self, lease: "Lease", progress: Mapping[int, bytes]) -> frozenset[int]:
@@ -86,4 +100,24 @@ class Steering(Protocol):
 
         Sorted: the first is the next one's turn. Paused queues are left out.
         """
+        ...
+
+
+class Keeping(Protocol):
+    """What a store needs around its verbs: to be made, to be told apart from an older one, and a clock."""
+
+    def now(self) -> datetime:
+        """The time by the store's clock, which is the one that counts."""
+        ...
+
+    def look_at_all(self) -> None:
+        """Make the next claim and probe look at everything, not only where something new is to be expected."""
+        ...
+
+    def initialise(self) -> "Upgrade":
+        """Create what the store needs, or upgrade it; says what it did, and is safe to repeat."""
+        ...
+
+    def versions(self) -> tuple[str | None, str]:
+        """The version that is there, None where there is nothing, and the one that this code wants."""
         ...

@@ -87,6 +87,19 @@ def settled_counts(connection: Connection, selection: Selection) -> list[Settled
     return [SettledCount(State(row[0]), *row[1:]) for row in connection.execute(statement)]
 
 
+def unsettled_counts(connection: Connection, selection: Selection) -> list[SettledCount]:
+    """What a cancel of the selection would touch, by kind, the commonest first."""
+    chosen = cancellable(selection)
+    found = []
+    for state, table in ((State.PENDING, pending), (State.CLAIMED, claimed)):
+        if state in (chosen.states or ()):
+            kind = (table.c.queue, events.c.event_type)
+            statement = select(*kind, func.count()).select_from(table.join(events, events.c.seq == table.c.seq))
+            rows = connection.execute(statement.where(*_conditions(chosen, table)).group_by(*kind))
+            found += [SettledCount(state, *row) for row in rows]
+    return sorted(found, key=lambda one: (-one.count, one.state, one.queue, one.event_type))
+
+
 def last_seq(connection: Connection) -> int:
     return int(connection.execute(select(func.coalesce(func.max(archive.c.seq), 0))).scalar_one())
 
@@ -101,6 +114,14 @@ def purgeable(selection: Selection) -> Selection:
     if selection.states is not None or selection.ids is not None:
         return selection
     return replace(selection, states=frozenset({State.PUBLISHED}))
+
+
+def cancellable(selection: Selection) -> Selection:
+    """CLAIMED events are left alone unless the selection names them, by state or by id."""
+    if selection.states is not None:
+        return selection
+    named = {State.PENDING, State.CLAIMED} if selection.ids is not None else {State.PENDING}
+    return replace(selection, states=frozenset(named))
 
 
 def history(connection: Connection, event_id: EventId) -> Sequence[HistoryEntry]:
@@ -145,12 +166,6 @@ def live_seqs(connection: Connection, selection: Selection, state: State, *, aft
         .limit(limit)
     )
     return list(connection.execute(statement).scalars())
-
-
-def count_live(connection: Connection, selection: Selection, state: State) -> int:
-    table = pending if state is State.PENDING else claimed
-    statement = select(func.count()).select_from(table.join(events, events.c.seq == table.c.seq))
-    return int(connection.execute(statement.where(*_conditions(selection, table))).scalar_one())
 
 
 def controls(connection: Connection) -> list[QueueControl]:

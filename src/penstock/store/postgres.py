@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy import event as hooks
 from sqlalchemy.exc import DBAPIError
 
 from penstock.config import needs_extra
@@ -21,6 +22,7 @@ from penstock.store.base import Capabilities, Committed, Lease, LeaseId, Part, S
 from penstock.store.emit import EMIT_COLUMNS, ids_for
 from penstock.store.moves import Clock, Wanted
 from penstock.store.outcomes import OutcomeRow, RouteRow
+from penstock.store.postgres_connections import bare, forgo_preparing_behind_a_pooler
 from penstock.store.postgres_hints import ALWAYS, Floor, Lines
 from penstock.store.sql import SqlStore
 from penstock.store.transaction import Transaction, percent_style
@@ -53,13 +55,15 @@ class PostgresStore(SqlStore):
             import psycopg  # noqa: F401
         target = make_url(url).set(drivername="postgresql+psycopg")
         connect_args = {} if "connect_timeout" in target.query else {"connect_timeout": 10}
-        return create_engine(
+        engine = create_engine(
             target,
             isolation_level="READ COMMITTED",
             pool_size=self.options.pool_size,
             max_overflow=10,
             connect_args={"application_name": "penstock", **connect_args},
         )
+        hooks.listen(engine, "connect", forgo_preparing_behind_a_pooler)
+        return engine
 
     @contextmanager
     def _begin(self, *, write: bool = True) -> Iterator[Transaction]:  # noqa: ARG002
@@ -70,7 +74,7 @@ class PostgresStore(SqlStore):
 
     def _transaction(self, connection: Any, cursor: Any) -> Transaction:
         common = {} if self.clock is None else {"now": self.clock()}
-        return Transaction(connection, cursor, self._prepare, common, bare=lambda: _bare(cursor.connection))
+        return Transaction(connection, cursor, self._prepare, common, bare=lambda: bare(cursor.connection))
 
     def _prepare(self, statement: str) -> str:
         prepared = self._prepared.get(statement)
@@ -346,17 +350,6 @@ def _rewrite(tx: Transaction, table: str) -> None:
         if statement == upkeep.SET_ASIDE and count > COMPACT_ROWS:
             tx.run(upkeep.DROP_ASIDE.replace("{table}", table))
             return
-
-
-def _bare(connection: Any) -> Any:
-    """A cursor that leaves ids as bytes and times as numbers, which `Delivery` decodes when asked."""
-    from psycopg.types.numeric import Int8BinaryLoader
-    from psycopg.types.string import ByteaBinaryLoader
-
-    cursor = connection.cursor(binary=True)
-    cursor.adapters.register_loader("uuid", ByteaBinaryLoader)
-    cursor.adapters.register_loader("timestamptz", Int8BinaryLoader)
-    return cursor
 
 
 def _array(seqs: Sequence[int]) -> str:

@@ -2,21 +2,23 @@
 `penstock.store.control` says what each verb promises."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from penstock.errors import UsageError
-from penstock.event import EventId
+from penstock.event import EventId, require_queue
 from penstock.lifecycle import State
 from penstock.store import inspect
-from penstock.store.base import Lease, LeaseId, Selection
-from penstock.store.control import Head, Note, QueueControl
+from penstock.store.base import Lease, LeaseId, Selection, SettledCount
+from penstock.store.control import CANCELLED, Head, Note, QueueControl
 from penstock.store.moves import Moves
 from penstock.store.outcomes import storable
 from penstock.store.transaction import Transaction
 
 CANCEL_BATCH = 5_000
+GREATEST_LIMIT = 2**31 - 1
+
+Move = Callable[[Transaction, list[int]], int]
 
 
 class Controlling(Moves):
@@ -25,15 +27,20 @@ class Controlling(Moves):
     # -- queues -----------------------------------------------------------------------------------------------
 
     def pause(self, queue: str, *, by: str = "operator") -> None:
+        require_queue(queue)
         self._transact(lambda tx: tx.run(self.upkeep.PAUSE, queue=queue, by=by))
 
     def resume(self, queue: str) -> bool:
+        require_queue(queue)
         self._came_back()
         return self._transact(lambda tx: tx.run(self.upkeep.RESUME, queue=queue)) > 0
 
     def limit(self, queue: str, max_claimed: int | None) -> None:
+        require_queue(queue)
         if max_claimed is not None and max_claimed < 1:
             raise UsageError("a limit must be 1 or more; to let nothing be claimed, pause the queue")
+        if max_claimed is not None and max_claimed > GREATEST_LIMIT:
+            raise UsageError(f"a limit must be at most {GREATEST_LIMIT:,}; none at all may be better")
         self._transact(lambda tx: tx.run(self.upkeep.LIMIT, queue=queue, max_claimed=max_claimed))
 
     def controls(self) -> Sequence[QueueControl]:
@@ -58,41 +65,49 @@ class Controlling(Moves):
     # -- events -----------------------------------------------------------------------------------------------
 
     def cancel(
-        self, selection: Selection, *, reason: str = "cancelled", by: str = "operator", dry_run: bool = False
-    ) -> int:
-        selection.require("cancel")
-        chosen = _unsettled(selection)
-        states = [state for state in (State.PENDING, State.CLAIMED) if state in (chosen.states or ())]
-        if dry_run:
-            return self._look(lambda tx: sum(inspect.count_live(tx.connection, chosen, state) for state in states))
-        self._came_back()
-        moves: dict[State, Callable[[Transaction, list[int], str, str], int]] = {
-            State.PENDING: self._cancel_waiting,
-            State.CLAIMED: self._cancel_held,
-        }
-        return sum(self._cancel(chosen, state, moves[state], storable(reason), by) for state in states)
-
-    def _cancel(
         self,
         selection: Selection,
-        state: State,
-        move: Callable[[Transaction, list[int], str, str], int],
-        reason: str,
-        by: str,
+        *,
+        reason: str = CANCELLED,
+        by: str = "operator",
+        dry_run: bool = False,
+        progress: Callable[[int], None] | None = None,
     ) -> int:
-        """By seq, a transaction a batch: an interruption loses nothing."""
-        total, after = 0, 0
-        while True:
+        selection.require("cancel")
+        if dry_run:
+            return sum(kind.count for kind in self.unsettled_counts(selection))
+        self._came_back()
+        chosen = inspect.cancellable(selection)
+        told = storable(reason)
+        moves: dict[State, Move] = {
+            State.PENDING: lambda tx, seqs: self._cancel_waiting(tx, seqs, told, by),
+            State.CLAIMED: lambda tx, seqs: self._cancel_held(tx, seqs, told, by),
+        }
+        total = 0
+        for state in moves:
+            if state in (chosen.states or ()):
+                for cancelled in self._cancel(chosen, state, moves[state]):
+                    total += cancelled
+                    if progress is not None:
+                        progress(total)
+        return total
+
+    def _cancel(self, selection: Selection, state: State, move: Move) -> Iterator[int]:
+        """By seq, a transaction a batch: an interruption loses nothing. What is emitted meanwhile is not meant."""
+        after: int | None = 0
+        _, until = self._look(lambda tx: inspect.bounds(tx.connection))
+        while after is not None:
 
             def work(tx: Transaction, start: int = after) -> tuple[int, int | None]:
-                seqs = inspect.live_seqs(tx.connection, selection, state, after=start, limit=CANCEL_BATCH)
-                return (move(tx, seqs, reason, by), seqs[-1]) if seqs else (0, None)
+                found = inspect.live_seqs(tx.connection, selection, state, after=start, limit=CANCEL_BATCH)
+                seqs = [seq for seq in found if seq <= until]
+                return (move(tx, seqs), seqs[-1]) if seqs else (0, None)
 
-            moved, last = self._transact(work)
-            total += moved
-            if last is None:
-                return total
-            after = last
+            moved, after = self._transact(work)
+            yield moved
+
+    def unsettled_counts(self, selection: Selection) -> Sequence[SettledCount]:
+        return self._look(lambda tx: inspect.unsettled_counts(tx.connection, selection))
 
     def _cancel_waiting(self, tx: Transaction, seqs: list[int], reason: str, by: str) -> int:
         gone = self._bury_waiting(tx, seqs, reason, by)
@@ -139,11 +154,3 @@ class Controlling(Moves):
     @abstractmethod
     def _wake_lines(self, tx: Transaction, lines: list[Any]) -> None:
         """Let the keys of these rows of (queue, ordering key) be looked at now: their lines have changed."""
-
-
-def _unsettled(selection: Selection) -> Selection:
-    """CLAIMED events are left alone unless the selection names them, by state or by id."""
-    if selection.states is not None:
-        return selection
-    named = {State.PENDING, State.CLAIMED} if selection.ids is not None else {State.PENDING}
-    return replace(selection, states=frozenset(named))

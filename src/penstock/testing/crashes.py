@@ -40,6 +40,7 @@ from penstock.publish.base import Message, Outcomes, Publisher
 from penstock.store.sql import SqlStore
 from penstock.store.transaction import Transaction
 from penstock.testing.processes import living
+from penstock.worker.hands import Hands
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -53,6 +54,9 @@ POINTS = {
     "after-publish": "a batch is out, and its store doesn't know",
     "in-settle": "after a statement of a settle's transaction; each statement is a passage",
     "after-settle": "a batch is settled, and nobody was told",
+    "after-handler": "a handler has returned, and its outcome is nowhere but in this process",
+    "in-transaction": "after a statement that settles in a handler's own transaction; each statement is a passage",
+    "after-transaction": "an event is settled in its handler's transaction, which is not yet committed",
     "after-stage": "a task of a write has staged rows, and nobody was told",
     "in-commit": "after a statement of the transaction that makes events of staged rows; each statement is a passage",
     "after-commit": "staged rows are events, and Spark doesn't know",
@@ -170,6 +174,8 @@ def arm(text: str | None = None) -> bool:
     os.environ.setdefault(DRIVER_VARIABLE, str(os.getpid()))
     SqlStore.claim = _around(SqlStore.claim, "claim")  # type: ignore[method-assign]
     SqlStore.settle = _around(SqlStore.settle, "settle")  # type: ignore[method-assign]
+    SqlStore.settle_in = _around(SqlStore.settle_in, "transaction")  # type: ignore[method-assign]
+    Hands.finish = _before(Hands.finish, "after-handler")  # type: ignore[method-assign]
     SqlStore.stage = _around(SqlStore.stage, "stage")  # type: ignore[method-assign]
     SqlStore.commit_staged = _around(SqlStore.commit_staged, "commit")  # type: ignore[method-assign]
     Transaction._execute = _between(Transaction._execute)  # type: ignore[method-assign]
@@ -221,6 +227,15 @@ def _after(step: Callable[Parameters, Result], point: str) -> Callable[Parameter
         result = step(*args, **kwargs)
         _pass(point)
         return result
+
+    return wrapped
+
+
+def _before(step: Callable[Parameters, Result], point: str) -> Callable[Parameters, Result]:
+    @wraps(step)
+    def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        _pass(point)
+        return step(*args, **kwargs)
 
     return wrapped
 

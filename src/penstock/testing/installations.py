@@ -83,6 +83,15 @@ def find_s3(folder: Path | None = None) -> Path:
     raise MissingService("An S3 server for tests")
 
 
+def find_pgbouncer() -> Path:
+    """PgBouncer where Debian puts it, which is on root's PATH only, else from the PATH."""
+    on_path = [Path(found) for found in [shutil.which("pgbouncer")] if found]
+    for binary in (Path("/usr/sbin/pgbouncer"), *on_path):
+        if runs([str(binary), "--version"]):
+            return binary
+    raise MissingService("PgBouncer for tests")
+
+
 def within_reach(binaries: Path, account: Account | None, folder: Path) -> Path:
     """These binaries where the account can execute them: a copy if they lie, say, below a private home."""
     if _both_run(binaries, account):

@@ -34,14 +34,12 @@ def _parameters(handler: Callable[..., Any]) -> list[inspect.Parameter]:
         signature = inspect.signature(handler, eval_str=True)
     except NameError as error:
         raise UsageError(f"the annotations of handler {_name(handler)} can't be read: {error}") from error
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = [
-        one
-        for one in signature.parameters.values()
-        if one.default is inspect.Parameter.empty
-        and one.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    ]
-    if not 1 <= len(needed) <= 2 or any(one.kind not in positional for one in needed):
+    given = list(signature.parameters.values())
+    collecting = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [one for one in given if one.default is one.empty and one.kind not in collecting]
+    if not needed:  # whoever takes anything, or one thing by its own choice, is given the event
+        needed = [one.replace(annotation=one.empty) for one in given if one.kind != one.VAR_KEYWORD][:1]
+    if not 1 <= len(needed) <= 2 or any(one.kind is one.KEYWORD_ONLY for one in needed):
         raise UsageError(f"handler {_name(handler)} must take the event, its payload, or both, and nothing else")
     return needed
 

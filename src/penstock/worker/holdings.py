@@ -167,6 +167,11 @@ class Holdings:
             timeout = None if until is None else max(0.0, until - monotonic())
             return self.changed.wait_for(lambda: not self.running and not self._queued, timeout)
 
+    def await_written(self, seconds: float) -> None:
+        """Wait for whoever is writing outcomes now."""
+        with self.changed:
+            self.changed.wait_for(lambda: not self.unwritten, seconds)
+
     # -- outcomes on their way to the store -------------------------------------------------------------------
 
     def due(self, flush_interval: float, *, all_of_it: bool = False) -> list[tuple[Lease, dict[int, Outcome]]]:

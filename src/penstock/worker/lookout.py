@@ -13,13 +13,14 @@ from typing import Any
 
 from penstock import telemetry
 from penstock.store import Store
+from penstock.store.postgres_connections import is_pooled
 
 CHANNEL = "penstock_ready"
 # The first half of the numbers under which lookouts lock: one that only Penstock uses.
 LOCK_CLASS = 736_768
 PROBE_SECONDS = 0.005
 ELECTION_SECONDS = 1.0
-LISTEN_SECONDS = 1.0
+LISTEN_SECONDS = 0.25
 MAX_REMINDER_SECONDS = 1.0
 
 
@@ -60,6 +61,11 @@ class Lookout:
             raise
         return 0.0
 
+    @property
+    def looks_out_for(self) -> set[str]:
+        """The queues that this process looks at for all."""
+        return set(self._mine)
+
     def close(self) -> None:
         """Whoever waits for this process's locks gets them."""
         self.listening = False
@@ -69,18 +75,20 @@ class Lookout:
             connection.close()
 
     def _connect(self) -> bool:
+        """Open a connection of its own and listen; False behind a pooler, where it can't."""
         import psycopg
 
         url = self._engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
         connection = psycopg.connect(url, autocommit=True, application_name="penstock lookout", connect_timeout=10)
-        row = connection.execute("SELECT pg_backend_pid()").fetchone()
-        if row is None or row[0] != connection.info.backend_pid:
-            # A pooler answers in the server's place. It may hand a connection to another client after each transaction,
-            # with our locks and our notifications: so there is none of either, and workers fetch by the clock.
-            telemetry.info("connected through a pooler: workers are not woken, they look every 0.1 s")
+        try:
+            if is_pooled(connection):
+                telemetry.info("connected through a pooler: workers are not woken, they look every 0.1 s")
+                connection.close()
+                return False
+            connection.execute(f"LISTEN {CHANNEL}")
+        except BaseException:
             connection.close()
-            return False
-        connection.execute(f"LISTEN {CHANNEL}")
+            raise
         self._connection = connection
         self._elected_at = float("-inf")
         self.listening = True

@@ -7,6 +7,7 @@ from time import monotonic
 
 from penstock import telemetry
 from penstock.errors import PenstockError
+from penstock.store.base import Claim
 from penstock.worker.subscription import Subscription
 
 MAX_BACKOFF_SECONDS = 10.0
@@ -108,16 +109,23 @@ class Gate:
 
 
 class Fetching:
-    """The fetch loop of one subscription."""
+    """The fetch loop of one subscription. Whatever was in its worker's hands when that died comes back as a suspect: it
+    may have been the cause. `run_one_alone` claims and handles a single event while nothing else is at stake."""
 
     def __init__(
-        self, subscription: Subscription, gate: Gate, run_alone: Callable[..., None], *, wakes: Callable[[], bool]
+        self,
+        subscription: Subscription,
+        gate: Gate,
+        run_one_alone: Callable[[Subscription], Claim],
+        *,
+        wakes: Callable[[], bool],
     ) -> None:
         self._subscription = subscription
         self._gate = gate
-        self._run_alone = run_alone
+        self._run_one_alone = run_one_alone
         self._wakes = wakes
         self._full = False
+        self._wary = False
 
     def step(self) -> float:
         subscription = self._subscription
@@ -126,21 +134,34 @@ class Fetching:
             self._await_room()
             return 0.0
         if not self._full and not subscription.ready():
+            self._wary = False
             return subscription.idle_seconds(wakes=self._wakes())
-        with self._gate.shared():
-            claim = subscription.claim(room)
-            suspect = next((event for event in claim.events if event.suspect), None)
-            if suspect is None and claim:
-                subscription.feed(claim)
-            elif suspect is not None:
-                subscription.keep_only(claim, [suspect.seq])
-        if suspect is not None:
-            self._run_alone(subscription, claim, suspect.seq)
-        self._full = suspect is not None or len(claim) >= room
+        if self._wary:
+            claim = self._run_one_alone(subscription)
+            self._full = bool(claim)
+            self._wary = _suspicious(claim)
+        else:
+            claim = self._claim(room)
+            self._full = self._wary or len(claim) >= room
         return subscription.options.min_fetch_interval if self._full else subscription.idle_seconds(wakes=self._wakes())
+
+    def _claim(self, room: int) -> Claim:
+        """A suspect is given back, and the company it came in: it is handled alone, and only then claimed."""
+        with self._gate.shared():
+            claim = self._subscription.claim(room)
+            self._wary = _suspicious(claim)
+            if self._wary:
+                self._subscription.store.release(claim.lease)
+            elif claim:
+                self._subscription.feed(claim)
+            return claim
 
     def _await_room(self) -> None:
         """Until the hands have taken enough; now and then to see whether the worker is to stop."""
         roomy = self._subscription.holdings.roomy
         with roomy:
             roomy.wait_for(lambda: self._subscription.room > 0, timeout=0.2)
+
+
+def _suspicious(claim: Claim) -> bool:
+    return any(event.suspect for event in claim.events)

@@ -90,7 +90,7 @@ class Running:
 
     def _make_loops(self) -> None:
         for subscription in self.subscriptions:
-            fetching = Fetching(subscription, self._gate, self._run_alone, wakes=self._wakes)
+            fetching = Fetching(subscription, self._gate, self._run_one_alone, wakes=self._wakes)
             loop = Loop(f"fetch of {subscription.queue}", fetching.step, subscription.woken)
             self._fetches.append(loop)
         self.loops = [
@@ -147,21 +147,32 @@ class Running:
             hands.give_up_on_late()
         return LATE_LOOK_SECONDS
 
-    def _run_alone(self, subscription: Subscription, claim: Claim, seq: int) -> None:
-        """Handle a suspect, whose last worker died with it, while nothing else is at stake in this process."""
+    def _run_one_alone(self, subscription: Subscription) -> Claim:
+        """Claim and handle one event while this process holds nothing else: if it takes the process along, only that
+        event has lost an attempt. Returns the claim."""
         with self._gate.alone():
             for one in self.subscriptions:
                 one.holdings.drain()
             until = monotonic() + self._graceful_timeout
             for one in self.subscriptions:
                 one.holdings.await_quiet(until)
-                one.flush(all_of_it=True)
+                self._write_all(one, until)
+            claim = subscription.claim(1)
             if self.over:
-                subscription.keep_only(claim, [])
+                self.store.release(claim.lease)
+            elif claim:
+                subscription.feed(claim)
+                subscription.holdings.await_quiet(None)
+                self._write_all(subscription, None)
+            return claim
+
+    def _write_all(self, subscription: Subscription, until: float | None) -> None:
+        """Until the store has every outcome, those included that another thread is writing now."""
+        while subscription.holdings.unwritten and not self.over:
+            if not subscription.flush(all_of_it=True):
+                subscription.holdings.await_written(LATE_LOOK_SECONDS)
+            if until is not None and monotonic() > until:
                 return
-            subscription.feed(claim, seq)
-            subscription.holdings.await_quiet(None)
-            subscription.flush(all_of_it=True)
 
     # -- stop --------------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from sqlalchemy import Connection
 
 from penstock import telemetry
 from penstock.errors import LeaseLost, NotSupported, StoreConflict, StoreError, StoreUnavailable
-from penstock.lifecycle import PUBLISHED, RELEASED, Dead, OrderPolicy, Outcome, Published, Retry
+from penstock.lifecycle import PUBLISHED, Dead, OrderPolicy, Outcome, Published, Retry
 from penstock.store import SqlStore, Store
 from penstock.store.base import Claim, Settlement
 from penstock.worker.handling import Handling
@@ -72,10 +72,9 @@ class Subscription:
         self.fetched_at = monotonic()
         return claim
 
-    def feed(self, claim: Claim, only: int | None = None) -> None:
-        """Hand a claim's events on, or `only` one of them."""
-        chosen = [event for event in claim.events if only is None or event.seq == only]
-        self.holdings.add(claim.lease, [Received.of(event, claim.lease, self) for event in chosen])
+    def feed(self, claim: Claim) -> None:
+        """Hand a claim's events on."""
+        self.holdings.add(claim.lease, [Received.of(event, claim.lease, self) for event in claim.events])
         self.fed()
 
     def settle_first(self, events: Sequence[Received]) -> list[Received]:
@@ -89,12 +88,6 @@ class Subscription:
         for event in events:
             event.settled = True
         return mine
-
-    def keep_only(self, claim: Claim, chosen: Sequence[int]) -> None:
-        """Give the other events of a claim back: they were never started."""
-        others = {event.seq: RELEASED for event in claim.events if event.seq not in chosen}
-        if others:
-            self.store.settle(claim.lease, others)
 
     # -- decisions (`penstock.worker.received.Desk`) -----------------------------------------------------------
 

@@ -135,3 +135,8 @@ def counted(model: Model, choice: Choice) -> Counter[tuple[str, str, str]]:
             if choice.counts(state, queue, kind):
                 found[(state, queue, kind)] += count
     return found
+
+
+def by_number(counts: Counter[tuple[str, str, str]]) -> list[tuple[str, str, str, int]]:
+    """Kinds of events with their counts, the most first."""
+    return sorted(((*kind, count) for kind, count in counts.items()), key=lambda row: (-row[3], row[:3]))

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.lifecycle import State
 from penstock.store.objects import archive
-from penstock.store.objects.choosing import Choice, counted, in_document, in_segments
+from penstock.store.objects.choosing import Choice, by_number, counted, in_document, in_segments
 from penstock.store.objects.claiming import any_ready
 from penstock.store.objects.model import Model
 from penstock.store.objects.values import Entry
@@ -56,8 +56,7 @@ def _lines(model: Model, event_id: str) -> list[Any]:
 
 def settled_counts(model: Model, args: Mapping[str, Any]) -> list[Any]:
     """State, queue, type and how many, the most first."""
-    found = counted(model, Choice.of(args["selection"]))
-    return sorted(((*kind, count) for kind, count in found.items()), key=lambda row: (-row[3], row[:3]))
+    return by_number(counted(model, Choice.of(args["selection"])))
 
 
 def bounds(model: Model, _: Mapping[str, Any]) -> list[int]:

@@ -1,12 +1,12 @@
 """Steering: pauses, limits, cancellations, and what handlers say of their work."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock import lifecycle
-from penstock.lifecycle import State
 from penstock.store.objects import archive
-from penstock.store.objects.choosing import Choice, in_document
+from penstock.store.objects.choosing import Choice, by_number, in_document
 from penstock.store.objects.claiming import close, room_in
 from penstock.store.objects.model import Model
 from penstock.store.objects.settling import holder
@@ -42,9 +42,7 @@ def _steer(model: Model, queue: str, control: ControlRow) -> None:
 
 def cancel(model: Model, args: Mapping[str, Any]) -> int:
     """Make unsettled events dead; how many."""
-    chosen = cancellable(model, Choice.of(args["selection"]))
-    if args["dry_run"]:
-        return len(chosen)
+    chosen = sorted(unsettled(model, Choice.of(args["selection"])))
     for entry in chosen:
         life = lifecycle.cancel(entry.life(), args["reason"])
         # Without its lease: whoever held it is told that it is lost, not that it was settled.
@@ -58,12 +56,15 @@ def cancel(model: Model, args: Mapping[str, Any]) -> int:
     return len(chosen)
 
 
-def cancellable(model: Model, choice: Choice) -> list[Entry]:
-    """CLAIMED events only where the selection names that state, or ids."""
-    states = {State.PENDING.value}
-    if choice.ids is not None or (choice.states is not None and State.CLAIMED.value in choice.states):
-        states.add(State.CLAIMED.value)
-    return sorted(entry for entry in in_document(model, choice) if entry.state in states)
+def unsettled(model: Model, choice: Choice) -> Iterator[Entry]:
+    """The chosen events that are not settled; all of them are in the document."""
+    return (entry for entry in in_document(model, choice) if not entry.settled)
+
+
+def unsettled_counts(model: Model, args: Mapping[str, Any]) -> list[Any]:
+    """State, queue, type and how many, the most first."""
+    entries = unsettled(model, Choice.of(args["selection"]))
+    return by_number(Counter((entry.state, entry.queue, entry.event_type) for entry in entries))
 
 
 def note(model: Model, args: Mapping[str, Any]) -> list[int]:

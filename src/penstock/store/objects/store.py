@@ -1,13 +1,13 @@
 """The store's verbs on object storage. See `penstock.store.base.Store` for what each promises."""
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 from penstock.errors import NotSupported, UsageError
-from penstock.event import Event, EventId
+from penstock.event import Event, EventId, require_queue
 from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, OrderPolicy, Outcome, State
 from penstock.store.base import (
     DEFAULT_LEASE_SECONDS,
@@ -31,9 +31,9 @@ from penstock.store.base import (
     Stats,
     Token,
 )
-from penstock.store.control import Head, Note, QueueControl
+from penstock.store.control import CANCELLED, Head, Note, QueueControl
 from penstock.store.emit import ids_for, refuse_twins
-from penstock.store.inspect import purgeable
+from penstock.store.inspect import cancellable, purgeable
 from penstock.store.objects import parts as staging
 from penstock.store.objects import wire
 from penstock.store.objects.bucket import Overtaken
@@ -228,12 +228,15 @@ class ObjectStore(Opened):
     # -- steering ---------------------------------------------------------------------------------------------
 
     def pause(self, queue: str, *, by: str = "operator") -> None:
+        require_queue(queue)
         self._change("pause", queue=queue, by=by)
 
     def resume(self, queue: str) -> bool:
+        require_queue(queue)
         return bool(self._change("resume", queue=queue))
 
     def limit(self, queue: str, max_claimed: int | None) -> None:
+        require_queue(queue)
         if max_claimed is not None and max_claimed < 1:
             raise UsageError("a limit must be 1 or more; to let nothing be claimed, pause the queue")
         self._change("limit", queue=queue, max_claimed=max_claimed)
@@ -243,12 +246,25 @@ class ObjectStore(Opened):
         return [QueueControl(row[0], row[1] and from_micros(row[1]), row[2], row[3]) for row in rows]
 
     def cancel(
-        self, selection: Selection, *, reason: str = "cancelled", by: str = "operator", dry_run: bool = False
+        self,
+        selection: Selection,
+        *,
+        reason: str = CANCELLED,
+        by: str = "operator",
+        dry_run: bool = False,
+        progress: Progress | None = None,
     ) -> int:
         selection.require("cancel")
-        return int(
-            self._change("cancel", selection=as_request(selection), reason=storable(reason), by=by, dry_run=dry_run)
-        )
+        if dry_run:
+            return sum(kind.count for kind in self.unsettled_counts(selection))
+        chosen = as_request(cancellable(selection))
+        total = int(self._change("cancel", selection=chosen, reason=storable(reason), by=by))
+        if progress is not None:
+            progress(total)
+        return total
+
+    def unsettled_counts(self, selection: Selection) -> Sequence[SettledCount]:
+        return _counts(self._look("unsettled_counts", selection=as_request(cancellable(selection))))
 
     def note(self, lease: Lease, progress: Mapping[int, bytes]) -> frozenset[int]:
         if not progress:
@@ -277,8 +293,7 @@ class ObjectStore(Opened):
         return [wire.history_entry(row) for row in self._look("history", event_id=event_id.hex)]
 
     def settled_counts(self, selection: Selection) -> Sequence[SettledCount]:
-        rows = self._look("settled_counts", selection=as_request(selection))
-        return [SettledCount(State(row[0]), row[1], row[2], row[3]) for row in rows]
+        return _counts(self._look("settled_counts", selection=as_request(selection)))
 
     def bounds(self) -> tuple[int, int]:
         first, last = self._look("bounds")
@@ -309,6 +324,10 @@ class ObjectStore(Opened):
         if document is not None:
             Model.from_json(document.data)
         return None if document is None else str(FORMAT), str(FORMAT)
+
+
+def _counts(rows: Iterable[Sequence[Any]]) -> list[SettledCount]:
+    return [SettledCount(State(row[0]), row[1], row[2], row[3]) for row in rows]
 
 
 def _named(lease: Lease) -> dict[str, str]:

@@ -41,6 +41,7 @@ LOOKS: dict[str, Verb] = {
     "stopping": looking.stopping,
     "now": looking.now,
     "last_settled": keeping.last_settled,
+    "unsettled_counts": steering.unsettled_counts,
     "notes": steering.notes,
     "heads": steering.heads,
 }

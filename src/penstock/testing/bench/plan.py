@@ -20,6 +20,7 @@ class Part(StrEnum):
     COLD_START = "cold-start"
     ORDER = "order"
     BROKERS = "brokers"
+    WORKERS = "workers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

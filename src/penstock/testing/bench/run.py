@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Mapping
 
-from penstock.testing.bench import brokers, claims, cold_start, emission, latency, order, throughput
+from penstock.testing.bench import brokers, claims, cold_start, emission, handlers, latency, order, throughput
 from penstock.testing.bench.ground import SETTINGS, Ground
 from penstock.testing.bench.plan import WARM_UP, Measured, Part, Plan
 from penstock.testing.bench.report import Report, describe_machine
@@ -13,6 +13,7 @@ from penstock.testing.servers import PostgresServer
 PARTS: Mapping[Part, Callable[[Ground, Plan], Measured]] = {
     Part.EMIT: emission.measure,
     Part.CLAIMS: claims.measure,
+    Part.WORKERS: handlers.measure,
     Part.COLD_START: cold_start.measure,
     Part.THROUGHPUT: throughput.measure,
     Part.LATENCY: latency.measure,

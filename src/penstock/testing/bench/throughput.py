@@ -14,7 +14,7 @@ from penstock.testing.bench.cpu import cpu_seconds
 from penstock.testing.bench.ground import Ground, calm, rate
 from penstock.testing.bench.plan import Figure, Measured, Plan, at_least
 
-_SETTLED = "SELECT settled_at AS at FROM penstock_archive"
+SETTLED = "SELECT settled_at AS at FROM penstock_archive"
 
 
 class Run(NamedTuple):
@@ -25,7 +25,7 @@ class Run(NamedTuple):
 
 
 def measure(ground: Ground, plan: Plan) -> Measured:
-    tries = _try_pgqueuer(ground, plan)
+    tries = try_pgqueuer(ground, plan)
     setup = max(tries, key=lambda one: tries[one])
     ground.note("starting Spark")
     open_session(_master(plan))
@@ -34,15 +34,15 @@ def measure(ground: Ground, plan: Plan) -> Measured:
         ground.note(f"throughput, round {number} of {plan.rounds}: relay, raw moves, PgQueuer")
         relay.append(_run_relay(ground, plan))
         moves.append(_run_raw(ground, plan))
-        jobs.append(_run_pgqueuer(ground, plan, setup, plan.events))
+        jobs.append(run_pgqueuer(ground, plan, setup, plan.events))
         last = (relay[-1], moves[-1], jobs[-1])
         ground.note("  " + ", ".join(f"{run.per_second:,.0f} a second" for run in last))
     figures = (
         Figure("relay", _rate(relay), "events/s"),
         Figure("raw moves", _rate(moves), "events/s"),
         Figure("PgQueuer", _rate(jobs), "jobs/s"),
-        Figure("relay / PgQueuer", _ratio(relay, jobs), "times", at_least(4.5)),
-        Figure("relay / raw moves", _ratio(relay, moves), "times", at_least(0.7)),
+        Figure("relay / PgQueuer", ratio(relay, jobs), "times", at_least(4.5)),
+        Figure("relay / raw moves", ratio(relay, moves), "times", at_least(0.7)),
         Figure("relay, CPU time", _cpu(relay), "µs/event"),
         Figure("raw moves, CPU time", _cpu(moves), "µs/event"),
         Figure("PgQueuer, CPU time", _cpu(jobs), "µs/job"),
@@ -66,7 +66,7 @@ def _run_relay(ground: Ground, plan: Plan) -> Run:
         before = cpu_seconds()
         run_relay(options)
         cpu = cpu_seconds() - before
-        return Run(rate(url, _SETTLED, plan.warm_up), 1e6 * cpu / (plan.warm_up + plan.events))
+        return Run(rate(url, SETTLED, plan.warm_up), 1e6 * cpu / (plan.warm_up + plan.events))
 
 
 def _master(plan: Plan) -> str:
@@ -76,10 +76,10 @@ def _master(plan: Plan) -> str:
 def _run_raw(ground: Ground, plan: Plan) -> Run:
     with ground.outbox(plan.warm_up + plan.events) as url:
         cpu = raw.move_all(url, plan.batch, plan.tasks)
-        return Run(rate(url, _SETTLED, plan.warm_up), 1e6 * cpu / (plan.warm_up + plan.events))
+        return Run(rate(url, SETTLED, plan.warm_up), 1e6 * cpu / (plan.warm_up + plan.events))
 
 
-def _run_pgqueuer(ground: Ground, plan: Plan, setup: pgqueuer.Setup, jobs: int) -> Run:
+def run_pgqueuer(ground: Ground, plan: Plan, setup: pgqueuer.Setup, jobs: int) -> Run:
     warm_up = min(plan.warm_up, jobs // 10)
     with ground.database() as url:
         pgqueuer.enqueue(url, warm_up + jobs)
@@ -88,13 +88,13 @@ def _run_pgqueuer(ground: Ground, plan: Plan, setup: pgqueuer.Setup, jobs: int) 
         return Run(rate(url, pgqueuer.DONE, warm_up), 1e6 * cpu / (warm_up + jobs))
 
 
-def _try_pgqueuer(ground: Ground, plan: Plan) -> dict[pgqueuer.Setup, float]:
+def try_pgqueuer(ground: Ground, plan: Plan) -> dict[pgqueuer.Setup, float]:
     """Its rate in each setup, but for those whose batches are too large for so few jobs."""
     tries = {}
     for managers, batch in pgqueuer.SETUPS:
         if managers * batch * plan.tasks * 5 <= plan.tries:
             ground.note(f"trying PgQueuer with {managers} managers in a process and batches of {batch:,}")
-            tries[managers, batch] = _run_pgqueuer(ground, plan, (managers, batch), plan.tries).per_second
+            tries[managers, batch] = run_pgqueuer(ground, plan, (managers, batch), plan.tries).per_second
     return tries
 
 
@@ -106,7 +106,7 @@ def _cpu(runs: list[Run]) -> float:
     return median(run.cpu_micros for run in runs)
 
 
-def _ratio(ours: list[Run], theirs: list[Run]) -> float:
+def ratio(ours: list[Run], theirs: list[Run]) -> float:
     """The median of the ratios within each round: what slows the whole machine for a while slows both."""
     return median(one.per_second / other.per_second for one, other in zip(ours, theirs, strict=True))
 

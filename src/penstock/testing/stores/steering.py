@@ -118,6 +118,12 @@ class Limiting(StoreScenario):
         with pytest.raises(UsageError, match="pause the queue"):
             store.limit("outbox", 0)
 
+    def test_what_is_no_queue_is_refused(self, store: Store) -> None:
+        for name in ("", "a\x00b"):
+            for verb in (store.pause, store.resume, lambda queue: store.limit(queue, 1)):
+                with pytest.raises(UsageError, match="queue"):
+                    verb(name)
+
     def test_events_with_keys_count_too(self, store: Store) -> None:
         store.limit("outbox", 2)
         for key in "abc":
@@ -168,6 +174,31 @@ class Cancelling(StoreScenario):
         emit(store, 3)
         assert store.cancel(Selection(queue="outbox"), dry_run=True) == 3
         assert states(store) == {State.PENDING: 3}
+
+    def test_it_can_be_counted_by_kind(self, store: Store) -> None:
+        emit(store, 2, queue="mail")
+        claim(store, 1, queue="mail")
+        emit(store, 3)
+        settle(store, PUBLISHED, queue="done")
+
+        def counted(selection: Selection) -> list[tuple[State, str, int]]:
+            return [(kind.state, kind.queue, kind.count) for kind in store.unsettled_counts(selection)]
+
+        assert counted(EVERYTHING) == [(State.PENDING, "outbox", 3), (State.PENDING, "mail", 1)]
+        assert counted(Selection(queue="mail", states=frozenset({State.CLAIMED}))) == [(State.CLAIMED, "mail", 1)]
+        assert counted(Selection(queue="none")) == []
+
+    def test_progress_is_told_and_newcomers_are_left_alone(self, store: Store) -> None:
+        emit(store, 3)
+        heard: list[int] = []
+
+        def emit_more(done: int) -> None:
+            heard.append(done)
+            emit(store)
+
+        assert store.cancel(EVERYTHING, progress=emit_more) == 3
+        assert heard[-1] == 3
+        assert states(store) == {State.DEAD: 3, State.PENDING: len(heard)}
 
     def test_what_is_settled_stays_as_it_was(self, store: Store) -> None:
         emitted = settle(store, PUBLISHED) + settle(store, Dead("x"))

@@ -1,0 +1,141 @@
+"""`penstock pause`, `resume`, `limit` and `cancel`: steering queues, and calling events off."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.admin.wording import count
+from penstock.cli import output
+from penstock.cli.events import since_when
+from penstock.cli.operation import Operation, require_some
+from penstock.cli.options import (
+    AllOption,
+    DryRunOption,
+    ErrorOption,
+    IdsOption,
+    JsonOption,
+    QueueOption,
+    SinceOption,
+    StatesOption,
+    StoreOption,
+    TypeOption,
+    UntilOption,
+    YesOption,
+    opened,
+    operator,
+    select,
+)
+from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from penstock.admin.service import Admin
+
+NO_LIMIT = "none"
+
+QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.", show_default=False)]
+LimitArgument = Annotated[
+    str, typer.Argument(metavar="N|none", help="How many, 1 or more; or none, to lift it.", show_default=False)
+]
+ReasonOption = Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Why; stays with the events.")]
+
+
+def pause(context: typer.Context, queue: QueueArgument, store: StoreOption = None, json: JsonOption = False) -> None:
+    """Let nothing of a queue be claimed, in any process, until it is resumed.
+
+    What is claimed already goes on, and events can still be emitted.
+    """
+    with opened(context, store) as admin:
+        control = admin.pause(queue, by=operator())
+        _remark_on_idle(admin, queue)
+    if json:
+        output.write_json(control)
+    else:
+        output.write(f"queue {output.clean_line(queue)} is paused{_since(control)}")
+
+
+def resume(context: typer.Context, queue: QueueArgument, store: StoreOption = None, json: JsonOption = False) -> None:
+    """End the pause of a queue."""
+    with opened(context, store) as admin:
+        resumed = admin.resume(queue)
+    if json:
+        output.write_json({"queue": queue, "resumed": resumed})
+    else:
+        output.write(f"queue {output.clean_line(queue)} {'is resumed' if resumed else 'was not paused'}")
+
+
+def limit(
+    context: typer.Context,
+    queue: QueueArgument,
+    most: LimitArgument,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Let no more than N events of a queue be claimed at a time, over all processes."""
+    max_claimed = _limit(most)
+    with opened(context, store) as admin:
+        control = admin.limit(queue, max_claimed)
+        if max_claimed is not None:
+            _remark_on_idle(admin, queue)
+    if json:
+        output.write_json(control)
+    elif max_claimed is None:
+        output.write(f"queue {output.clean_line(queue)} has no limit")
+    else:
+        output.write(f"queue {output.clean_line(queue)} has a limit of {count(max_claimed, 'event')} claimed at a time")
+
+
+def cancel(
+    context: typer.Context,
+    ids: IdsOption = None,
+    state: StatesOption = None,
+    queue: QueueOption = None,
+    event_type: TypeOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    error: ErrorOption = None,
+    everything: AllOption = False,
+    reason: ReasonOption = None,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make pending events dead before anyone gets them; claimed ones only with --state claimed or --id.
+
+    Whoever holds a cancelled event is told that it is lost. A replay brings cancelled events back.
+    """
+    chosen = select(
+        ids=ids,
+        states=state,
+        queue=queue,
+        event_type=event_type,
+        since=since,
+        until=until,
+        error=error,
+        everything=everything,
+    )
+    require_some(chosen, "cancel")
+    why = {} if reason is None else {"reason": reason}
+    with opened(context, store) as admin:
+        work = lambda update: admin.cancel(chosen, by=operator(), progress=update, **why)  # noqa: E731
+        Operation("cancel", "cancelled", dry_run, yes, json).carry_out(admin.preview_cancel(chosen), work)
+
+
+def _since(control: dict[str, Any]) -> str:
+    """Nothing where somebody has just resumed it."""
+    return "" if control["paused_at"] is None else f", {since_when(control['paused_at'], control['paused_by'])}"
+
+
+def _limit(text: str) -> int | None:
+    if text.strip().lower() == NO_LIMIT:
+        return None
+    try:
+        return int(text)
+    except ValueError as error:
+        raise UsageError(f"{text!r} is no limit; give a whole number, 1 or more, or none") from error
+
+
+def _remark_on_idle(admin: "Admin", queue: str) -> None:
+    """It is done all the same: queues are steered before their first event, too."""
+    if admin.idle(queue):
+        output.note(f"nothing is pending or claimed in queue {output.clean_line(queue)} now; is that its name?")

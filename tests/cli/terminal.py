@@ -1,0 +1,32 @@
+"""A person at a terminal, for commands that ask."""
+
+import os
+import pty
+import subprocess
+from collections.abc import Callable
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+class Terminal:
+    """A command with a terminal for its input and its remarks."""
+
+    def __init__(self, process: Start, *arguments: str) -> None:
+        self._own, theirs = pty.openpty()
+        self.process = process(*arguments, stdin=theirs, stderr=theirs)
+        os.close(theirs)
+        self.shown = ""
+
+    def await_text(self, text: str) -> None:
+        while text not in self.shown:
+            self.shown += os.read(self._own, 1_000).decode()
+
+    def type(self, text: str) -> None:
+        os.write(self._own, text.encode())
+
+    def end(self) -> tuple[int, bytes]:
+        assert self.process.stdout is not None
+        out = self.process.stdout.read()
+        code = self.process.wait(timeout=20)
+        os.close(self._own)
+        return code, out

@@ -1,0 +1,93 @@
+"""Periodic emits: when they are due, and that they fire once across many processes."""
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+from worker_watch import Watch, running
+
+from penstock import Outbox, Worker
+from penstock.errors import UsageError
+from penstock.store import SqlStore
+from penstock.store.base import Selection
+from penstock.worker.periodic import Emitting, Periodic
+
+NOON = datetime(2026, 3, 1, 12, 0, 30, tzinfo=UTC)
+
+
+def periodic(cron: str, name: str = "tick", **fields: object) -> Periodic:
+    timezone = fields.pop("timezone", UTC)
+    return Periodic.of(cron, "tick", {"a": 1}, queue="ticks", name=name, timezone=timezone, fields=fields)  # type: ignore[arg-type]
+
+
+def emitted(store: SqlStore) -> list[datetime]:
+    records = store.find(Selection(queue="ticks"), limit=1_000).records
+    return sorted(record.available_at for record in records)
+
+
+def test_one_event_for_each_moment(store: SqlStore, outbox: Outbox) -> None:
+    emitting = Emitting(outbox, [periodic("*/5 * * * *", priority=3)], started=NOON)
+    assert emitting.emit_due(NOON) == 30.0, "it looks at the clock every half minute, in case that is set"
+    due = NOON.replace(minute=5, second=0)
+    assert emitting.emit_due(due) == 30.0
+    assert emitted(store) == [due]
+    (record,) = store.find(Selection(queue="ticks")).records
+    assert (record.event_type, record.payload, record.priority) == ("tick", b'{"a":1}', 3)
+    assert emitting.emit_due(due + timedelta(seconds=290)) == 10.0
+    emitting.emit_due(due + timedelta(minutes=5))
+    assert emitted(store) == [due, due + timedelta(minutes=5)]
+
+
+def test_many_processes_fire_once(store: SqlStore, outbox: Outbox) -> None:
+    """Each with its own clock, some ahead, some behind."""
+    clocks = [NOON + timedelta(seconds=seconds) for seconds in (-20, -1, 0, 1, 25)] * 4
+    emittings = [Emitting(outbox, [periodic("* * * * *")], started=NOON - timedelta(minutes=1)) for _ in clocks]
+    with ThreadPoolExecutor(8) as threads:
+        for minute in range(3):
+            list(threads.map(lambda one, now, m=minute: one.emit_due(now + timedelta(minutes=m)), emittings, clocks))
+    assert emitted(store) == [NOON.replace(minute=minute, second=0) for minute in range(3)]
+
+
+def test_of_missed_moments_the_last_counts(store: SqlStore, outbox: Outbox) -> None:
+    emitting = Emitting(outbox, [periodic("* * * * *")], started=NOON)
+    emitting.emit_due(NOON + timedelta(hours=3))
+    assert emitted(store) == [NOON.replace(hour=15, second=0)]
+
+
+def test_the_zone_of_the_expression(store: SqlStore, outbox: Outbox) -> None:
+    berlin = periodic("30 9 * * *", timezone=ZoneInfo("Europe/Berlin"))
+    assert berlin.next_after(datetime(2026, 7, 1, tzinfo=UTC)) == datetime(2026, 7, 1, 7, 30, tzinfo=UTC)
+    assert berlin.next_after(datetime(2026, 12, 1, tzinfo=UTC)) == datetime(2026, 12, 1, 8, 30, tzinfo=UTC)
+
+
+def test_periodic_emits_are_told_apart_by_name(store: SqlStore, outbox: Outbox) -> None:
+    both = [periodic("* * * * *", "one"), periodic("* * * * *", "other")]
+    Emitting(outbox, both, started=NOON).emit_due(NOON + timedelta(minutes=1))
+    assert len(emitted(store)) == 2
+    worker = Worker(store.url)
+    worker.periodic("* * * * *", "tick")
+    worker.periodic("* * * * *", "tick", queue="other")
+    with pytest.raises(UsageError, match="another name"):
+        worker.periodic("*/5 * * * *", "tick")
+
+
+@pytest.mark.parametrize("cron", ["", "* * * *", "61 * * * *", "0 0 31 2 *", "@never"])
+def test_an_expression_that_says_nothing(cron: str) -> None:
+    with pytest.raises(UsageError, match="is not a cron expression"):
+        Worker("sqlite:///x.db").periodic(cron, "tick")
+
+
+def test_what_a_periodic_emit_sets_itself() -> None:
+    with pytest.raises(UsageError, match="sets delay itself"):
+        Worker("sqlite:///x.db").periodic("* * * * *", "tick", delay=3)
+
+
+def test_in_a_worker(worker: Worker, watch: Watch) -> None:
+    """Every second, which cron can say with a sixth field."""
+    seen: list[str] = []
+    worker.handler("ticks")(lambda event: seen.append(event.event_type))
+    worker.periodic("* * * * * *", "tick", queue="ticks")
+    with running(worker):
+        watch.that(lambda: len(seen) >= 2)
+    assert set(seen) == {"tick"}

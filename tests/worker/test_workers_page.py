@@ -1,0 +1,49 @@
+"""The page about workers: its code runs, and it names every option with its default."""
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import AckPolicy
+from penstock.worker import HandlerOptions
+
+PAGE = (Path(__file__).parents[2] / "docs" / "workers.md").read_text()
+
+
+def rows() -> dict[str, str]:
+    """The second column of each table row that begins with code, by what that is."""
+    found: dict[str, str] = {}
+    for first, second in re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", PAGE, re.MULTILINE):
+        found |= dict.fromkeys(re.findall(r"`(\w+)`", first), second)
+    return found
+
+
+def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 6
+    names: dict[str, Any] = {"__name__": "shop"}
+    for block in blocks:
+        exec(compile(block, "workers.md", "exec"), names)
+    worker = names["worker"]
+    assert [one.queue for one in worker.registered] == ["emails", "newsletters", "payments", "orders"]
+    assert [one.name for one in worker.periodics] == ["reports/report.due", "weekly"]
+
+
+@pytest.mark.parametrize("field", fields(HandlerOptions), ids=lambda field: field.name)
+def test_every_option_is_there_with_its_default(field: Any) -> None:
+    told = rows()[field.name]
+    match field.default:
+        case bool():
+            assert told == "true"
+        case int() | float():
+            assert told == f"{field.default:g}"
+        case _:
+            assert told
+
+
+def test_every_policy_is_there() -> None:
+    assert {policy.name for policy in AckPolicy} <= rows().keys()
