@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from penstock.cli.bench import bench
+from penstock.cli.broker import broker
 from penstock.cli.demo import demo
 from penstock.cli.doctor import doctor
 from penstock.cli.emit import emit
@@ -72,7 +73,7 @@ def _global_options(
 
 
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    "The flow": (init, emit, relay, worker),
+    "The flow": (init, emit, relay, worker, broker),
     "Looking": (status, events, show, doctor),
     "Operating": (replay, reap, purge),
     "Steering": (pause, resume, limit, cancel),
