@@ -36,7 +36,7 @@ from penstock.errors import StoreError, UsageError
 from penstock.event import EventId
 from penstock.lifecycle import OrderPolicy, Outcome, State
 from penstock.outbox import Outbox
-from penstock.store import SqlStore, open_store
+from penstock.store import Store, open_store
 from penstock.store.base import Record, Selection
 from penstock.worker import Received, Worker
 from penstock.worker.hands import Hands
@@ -74,7 +74,7 @@ class InProcessWorker:
         self._lanes = [_Lane(subscription, policy) for subscription in self._running.subscriptions]
 
     @property
-    def store(self) -> SqlStore:
+    def store(self) -> Store:
         """The store, by this worker's clock: to look at what has become of events."""
         return self._running.store
 

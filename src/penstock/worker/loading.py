@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import penstock
 from penstock.errors import PenstockError, UsageError
 from penstock.worker.worker import Worker
 
 # Where a mistake of the user's is not to be looked for: the line to show is the last one outside of these.
 _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
-_NOT_THEIRS = (*(sysconfig.get_path(name) for name in _LIBRARIES), str(Path(penstock.__file__).parent))
+_NOT_THEIRS = (*(sysconfig.get_path(name) for name in _LIBRARIES), str(Path(__file__).parents[1]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,14 +4,14 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from uuid import uuid4
 
-from penstock import telemetry
 from penstock.config import mask_url, store_url
 from penstock.errors import UsageError
 from penstock.event import DEFAULT_QUEUE
@@ -24,6 +24,8 @@ from penstock.worker.handling import Function, Handling, Middleware
 from penstock.worker.options import HandlerOptions
 from penstock.worker.periodic import Periodic
 from penstock.worker.running import Running
+
+LISTEN_SECONDS = 0.1
 
 Decorated = TypeVar("Decorated", bound=Function)
 AnyMiddleware = TypeVar("AnyMiddleware", bound=Middleware)
@@ -134,12 +136,13 @@ class Worker:
 
     def run(self, *, queues: Sequence[str] | None = None) -> None:
         """Run until SIGTERM, Ctrl-C or `stop()`, then stop gracefully. A second signal ends it at once."""
-        stop = threading.Event()
-        with _Signals(stop):
+        with _Signals() as signals:
             self.start(queues=queues)
             try:
-                while not stop.wait(0.5) and self.running:
-                    pass
+                while self.running and not signals.heard:
+                    time.sleep(LISTEN_SECONDS)
+                if signals.heard:
+                    telemetry.info("stopping: waiting for handlers; again to stop at once")
             finally:
                 self.stop()
 
@@ -223,24 +226,27 @@ def _claimant() -> str:
 
 
 class _Signals:
-    """The first signal asks to stop, the second one means it. Only the main thread may listen to signals."""
+    """The first signal asks to stop, the second one means it. Only the main thread may listen to signals.
 
-    def __init__(self, stop: threading.Event) -> None:
-        self._stop = stop
+    A handler interrupts whatever that thread is at, a lock in its hands perhaps: so it only sets a flag.
+    """
+
+    def __init__(self) -> None:
+        self.heard = False
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._heard)
+                self._before[number] = signal.signal(number, self._hear)
+        return self
 
     def __exit__(self, *_: object) -> None:
         for number, before in self._before.items():
             signal.signal(number, before)
 
-    def _heard(self, number: int, _frame: object) -> None:
-        if self._stop.is_set():
-            telemetry.warn("stopping at once; what is being handled comes back when its lease is over")
+    def _hear(self, number: int, _frame: object) -> None:
+        if self.heard:
+            os.write(2, b"stopping at once; what is being handled comes back when its lease is over\n")
             os._exit(128 + number)
-        telemetry.info("stopping: waiting for handlers; again to stop at once")
-        self._stop.set()
+        self.heard = True
