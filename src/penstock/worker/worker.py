@@ -12,6 +12,7 @@ from datetime import UTC, tzinfo
 from typing import Any, Self, TypeVar
 from uuid import uuid4
 
+from penstock import telemetry
 from penstock.config import mask_url, store_url
 from penstock.errors import UsageError
 from penstock.event import DEFAULT_QUEUE
