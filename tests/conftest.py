@@ -16,6 +16,7 @@ from penstock.testing.servers import (
     PgBouncer,
     PostgresServer,
     RabbitServer,
+    S3Server,
     Server,
     ValkeyServer,
 )
@@ -99,4 +100,10 @@ def kafka_server() -> Iterator[KafkaServer]:
 @pytest.fixture(scope="session")
 def rabbit_server() -> Iterator[RabbitServer]:
     with started(RabbitServer()) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    with started(S3Server()) as server:
         yield server

@@ -12,7 +12,11 @@ DEFAULT_STORE = "sqlite:///penstock.db"
 STORE_VARIABLE = "PENSTOCK_STORE"
 
 # Also at the end of a dotted name, such as config.ssl.key.password.
-_SECRETS = re.compile(r"(?i)([?&](?:[\w.-]+\.)?(?:password|passwd|secret|token|key|sslpassword|pem)=)[^&#]*")
+_SECRETS = re.compile(
+    r"(?i)([?&](?:(?:[\w.-]+\.)?(?:password|passwd|secret|token|key|sslpassword|pem)"
+    r"|\w*(?:secret_access_key|session_token|account_key|storage_key|sas_key|sas_token|client_secret|bearer_token))=)"
+    r"[^&#]*"
+)
 # A password may hold what a URL should have encoded: then too much is masked rather than too little.
 _USERINFO = re.compile(r"(?<=://)([^/?#@:\s]*):([^/?#\s]*|[^@\s]*)@")
 # Elsewhere a name; for NATS, what stands alone there is a token.

@@ -12,7 +12,7 @@ from penstock.config import store_url
 from penstock.errors import InvalidEvent, NotSupported
 from penstock.event import DEFAULT_QUEUE, Event, EventId, encode_payload
 from penstock.routes import Routes
-from penstock.store import SqlStore, StoreOptions, open_store
+from penstock.store import Store, StoreOptions, open_store
 from penstock.store.emit import new_event_id
 from penstock.store.schema import outbox as outbox_view
 
@@ -31,7 +31,7 @@ def connect(url: str | None = None, options: StoreOptions | None = None, *, rout
 class Outbox:
     """Emits events, by itself or inside the application's own transaction."""
 
-    def __init__(self, store: SqlStore, routes: Routes | None = None) -> None:
+    def __init__(self, store: Store, routes: Routes | None = None) -> None:
         self.store = store
         self.routes = routes
 

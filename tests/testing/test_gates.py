@@ -1,6 +1,7 @@
 """The gate between a client and its server: what passes, what waits, and what is left afterwards."""
 
 import socket
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -45,3 +46,26 @@ def test_a_client_of_a_server_that_is_gone_is_hung_up_on(listener: socket.socket
         listener.close()
         with socket.create_connection(("127.0.0.1", gate.port), timeout=10) as client:
             assert client.recv(1) == b""
+
+
+def test_a_cut_answer_is_lost_after_the_request_arrived() -> None:
+    arrived: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as server, Gate(server.getsockname()[1]) as gate:
+
+        def answer() -> None:
+            for _ in range(2):
+                connection, _ = server.accept()
+                with connection:
+                    arrived.append(connection.recv(100))
+                    connection.sendall(b"done")
+
+        answering = threading.Thread(target=answer, daemon=True)
+        answering.start()
+        gate.cut_answers(to=b"PUT", count=1)
+        heard = []
+        for _ in range(2):
+            with socket.create_connection(("127.0.0.1", gate.port), timeout=30) as client:
+                client.sendall(b"PUT it")
+                heard.append(client.recv(100))
+        answering.join(30)
+        assert (arrived, heard, gate.cuts_left) == ([b"PUT it"] * 2, [b"", b"done"], 0)

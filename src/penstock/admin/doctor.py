@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from penstock.admin.findings import OLD_SNAPSHOT_SECONDS, findings
 from penstock.admin.wording import age, count
 from penstock.errors import NotInitialised, PenstockError, StoreError
-from penstock.store import SqlStore
+from penstock.store import Store
 
 OLDEST_PYTHON = (3, 11)
 TESTED_SPARK = "4.3"
@@ -33,7 +33,7 @@ class Check:
     detail: str
 
 
-def examine(store: SqlStore) -> list[Check]:
+def examine(store: Store) -> list[Check]:
     """All checks, in the order in which a person would make them."""
     return [*_installation(), *_store(store)]
 
@@ -87,9 +87,9 @@ def _java() -> Check:
     return Check("Java", Level.OK, f"{java_version(home)} at {home}")
 
 
-def _store(store: SqlStore) -> Iterator[Check]:
+def _store(store: Store) -> Iterator[Check]:
     """Each check builds on the one before: after a failure the rest would only repeat it."""
-    checks: tuple[tuple[str, Callable[[SqlStore], Check]], ...] = (
+    checks: tuple[tuple[str, Callable[[Store], Check]], ...] = (
         ("store", _reachable),
         ("schema", _schema),
         ("clock", _clock),
@@ -109,12 +109,12 @@ def _store(store: SqlStore) -> Iterator[Check]:
             return
 
 
-def _reachable(store: SqlStore) -> Check:
+def _reachable(store: Store) -> Check:
     store.now()
     return Check("store", Level.OK, f"reached {store.url}")
 
 
-def _schema(store: SqlStore) -> Check:
+def _schema(store: Store) -> Check:
     present, wanted = store.versions()
     if present is None:
         return Check("schema", Level.FAIL, f"there are no tables; run: penstock init --store {store.url}")
@@ -128,7 +128,7 @@ def _schema(store: SqlStore) -> Check:
     return Check("schema", Level.WARN, detail)
 
 
-def _clock(store: SqlStore) -> Check:
+def _clock(store: Store) -> Check:
     """How far the store's clock is from ours. The time of the question itself is not counted as skew."""
     before = datetime.now(UTC)
     there = store.now()
@@ -140,7 +140,7 @@ def _clock(store: SqlStore) -> Check:
     return Check("clock", Level.WARN, detail)
 
 
-def _queues(store: SqlStore) -> Check:
+def _queues(store: Store) -> Check:
     """Whether somebody holds a queue up. A limit that is reached may be meant: it is told, and no warning."""
     controls = store.controls()
     found = [one for one in findings(store.stats(), controls) if one.code in ("paused", "limited")]
@@ -152,7 +152,7 @@ def _queues(store: SqlStore) -> Check:
     return Check("queues", Level.OK, f"{paused:,} paused, {limited:,} limited")
 
 
-def _leases(store: SqlStore) -> Check:
+def _leases(store: Store) -> Check:
     stats = store.stats()
     for finding in findings(stats):
         if finding.code == "expired":
@@ -160,7 +160,7 @@ def _leases(store: SqlStore) -> Check:
     return Check("leases", Level.OK, f"{count(stats.open_leases, 'open lease')}, {stats.expired_leases:,} expired")
 
 
-def _snapshots(store: SqlStore) -> Check:
+def _snapshots(store: Store) -> Check:
     stats = store.stats()
     for finding in findings(stats):
         if finding.code == "old_snapshot":

@@ -12,7 +12,7 @@ from penstock.admin.findings import Finding, alive, findings
 from penstock.errors import EventNotFound, UsageError
 from penstock.event import EventId
 from penstock.lifecycle import State
-from penstock.store import SqlStore
+from penstock.store import Store
 from penstock.store.base import QueueStats, RelayStats, Selection, SettledCount, Stats
 from penstock.store.control import CANCELLED, Note, QueueControl
 from penstock.store.inspect import cancellable, purgeable
@@ -119,7 +119,7 @@ class Preview:
 class Admin:
     """Operations on one store. It owns nothing: whoever opened the store closes it."""
 
-    def __init__(self, store: SqlStore) -> None:
+    def __init__(self, store: Store) -> None:
         self.store = store
 
     # -- looking ----------------------------------------------------------------------------------------------

@@ -34,3 +34,17 @@ def relay(events: EventsOption = EVENTS, only: OnlyOption = None, json: JsonOpti
             f"the benchmarks need more than is installed ({error}): pip install 'penstock[spark,postgres,bench]'"
         ) from error
     benchmarks.run_relay_bench(events=events, as_json=json, only=only or ())
+
+
+@bench.command()
+def objects(
+    clients: Annotated[int, typer.Option(min=1, help="How many clients work at once.")] = 64,
+    seconds: Annotated[float, typer.Option(min=1, help="How long each run takes.")] = 8.0,
+    json: JsonOption = False,
+) -> None:
+    """Measure jobs a second through a queue on object storage, beside one write for each change."""
+    try:
+        benchmark: Any = import_module("penstock.testing.bench.objects")
+    except ImportError as error:
+        raise UsageError(f"this needs more than is installed ({error}): pip install 'penstock[objects]'") from error
+    benchmark.print_report(benchmark.ObjectsPlan(clients=clients, seconds=seconds), as_json=json)

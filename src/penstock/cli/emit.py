@@ -6,7 +6,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import islice
@@ -24,7 +24,7 @@ from penstock.event import CONTENT_TYPE, DEFAULT_QUEUE, Event
 from penstock.routes import find_routes
 
 if TYPE_CHECKING:
-    from penstock.store import SqlStore
+    from penstock.store import Store
 
 BATCH = 1_000
 STDIN = "-"
@@ -113,7 +113,7 @@ class _Written:
     duplicates: int
 
 
-def _append(store: "SqlStore", events: list[Event], connection: Any) -> _Written:
+def _append(store: "Store", events: list[Event], connection: Any) -> _Written:
     """An event whose id is not the one it was given was there before. Only those with a dedupe key can have been."""
     from penstock.store.emit import new_event_id
 
@@ -126,13 +126,17 @@ def _append(store: "SqlStore", events: list[Event], connection: Any) -> _Written
     return _Written(ids[-1], duplicates)
 
 
-def _write(store: "SqlStore", lines: BinaryIO) -> tuple[int, int]:
-    """All lines in one transaction, a batch at a time: memory holds no more than that."""
+def _write(store: "Store", lines: BinaryIO) -> tuple[int, int]:
+    """All lines in one transaction, a batch at a time: memory holds no more than that. A store without transactions
+    takes them all in one batch."""
+    from penstock.store import SqlStore
+
     total = duplicates = 0
     size = os.fstat(lines.fileno()).st_size
     events = read_events(lines)
-    with output.progress("emitting", size or None) as update, store.transaction() as connection:
-        while batch := list(islice(events, BATCH)):
+    transaction, most = (store.transaction(), BATCH) if isinstance(store, SqlStore) else (nullcontext(), None)
+    with output.progress("emitting", size or None) as update, transaction as connection:
+        while batch := list(islice(events, most)):
             numbers = [number for number, _ in batch]
             try:
                 written = _append(store, [event for _, event in batch], connection)

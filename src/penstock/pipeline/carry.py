@@ -26,7 +26,7 @@ from penstock.publish.dispatch import dispatch
 from penstock.publish.routing import Routing
 from penstock.retry import RetryPolicy
 from penstock.routes import Routes
-from penstock.store import SqlStore, StoreOptions, open_store
+from penstock.store import Store, StoreOptions, open_store
 from penstock.store.base import Claim, Lease, Selection, Settlement
 
 MIN_IDLE_SECONDS = 0.002
@@ -112,7 +112,7 @@ def _first_error(failed: frozenset[int], outcomes: Mapping[int, Outcome]) -> str
 class Heart:
     """Heartbeats for whatever leases this process holds, from one thread, so that slow publishing keeps its lease."""
 
-    def __init__(self, store: SqlStore, every_seconds: float) -> None:
+    def __init__(self, store: Store, every_seconds: float) -> None:
         self._store = store
         self._every_seconds = every_seconds
         self._held: dict[Lease, float] = {}
@@ -169,7 +169,7 @@ class Pace:
 class Hands:
     """What a worker process keeps open for an errand."""
 
-    store: SqlStore
+    store: Store
     publisher: Publisher
     heart: Heart
     claimant: str
@@ -225,7 +225,7 @@ def _next_claim(hands: Hands, errand: Errand, probe: bool) -> Claim | None:
     return _claim(hands, errand)
 
 
-def _any_left(store: SqlStore, errand: Errand, until: datetime, claim: Claim | None) -> bool:
+def _any_left(store: Store, errand: Errand, until: datetime, claim: Claim | None) -> bool:
     """Whether events from before `until` may be waiting, after a claim that brought what there was."""
     if not claim:
         return False
@@ -234,7 +234,7 @@ def _any_left(store: SqlStore, errand: Errand, until: datetime, claim: Claim | N
     return len(claim) >= errand.batch and any_starving(store, errand.queue, until)
 
 
-def any_starving(store: SqlStore, queue: str, until: datetime) -> bool:
+def any_starving(store: Store, queue: str, until: datetime) -> bool:
     """Whether older events wait behind a flood of newer ones with a higher priority."""
     waiting = Selection(states=frozenset({State.PENDING}), queue=queue, until=until)
     now, after = store.now(), None

@@ -26,7 +26,7 @@ from penstock.pipeline.lake import Lake
 from penstock.pipeline.lake_folder import HIDDEN, LakeFolder, Note, Staged
 from penstock.pipeline.lake_sweep import Sweep, cause_of
 from penstock.pipeline.slices import Patience, gone, is_sparks, java_is_gone, root_cause, state_of, stop_query
-from penstock.store import SqlStore, StoreOptions, open_store
+from penstock.store import Store, StoreOptions, open_store
 from penstock.store.base import DEFAULT_LEASE_SECONDS, Lease, LeaseId, Settlement, Token
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class LakeRelay:
         self,
         spark: "SparkSession",
         options: "RelayOptions",
-        store: SqlStore,
+        store: Store,
         until: datetime | None,
         parallelism: int,
         ending: threading.Event,

@@ -15,7 +15,7 @@ from penstock.errors import EventNotFound, InvalidEvent, StoreConflict, UsageErr
 from penstock.event import Event, EventId
 from penstock.lifecycle import State
 from penstock.pipeline.lake import read
-from penstock.store import SqlStore
+from penstock.store import Store
 from penstock.store.base import Selection
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class BroughtBack:
 class LakeReplay:
     """A selection of the events in a lake, and a store to bring them back to."""
 
-    def __init__(self, spark: "SparkSession", lake: str, selection: Selection, store: SqlStore) -> None:
+    def __init__(self, spark: "SparkSession", lake: str, selection: Selection, store: Store) -> None:
         check_selection(selection)
         self._store = store
         self._events = _selected(spark, lake, selection)

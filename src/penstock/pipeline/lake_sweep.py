@@ -16,7 +16,7 @@ from penstock.event import EventId
 from penstock.lifecycle import PUBLISHED
 from penstock.pipeline.lake_folder import LakeFolder, Note
 from penstock.pipeline.slices import gone, is_sparks, java_is_gone, root_cause
-from penstock.store import SqlStore
+from penstock.store import Store
 from penstock.store.base import DEFAULT_MAX_LEASE_AGE_SECONDS, Selection, Settlement
 
 EVERY_SECONDS = 30.0
@@ -25,7 +25,7 @@ EVERY_SECONDS = 30.0
 class Sweep:
     """Goes through a lake's notes now and then. What fails is left for the next time: no event depends on it."""
 
-    def __init__(self, store: SqlStore, folder: LakeFolder) -> None:
+    def __init__(self, store: Store, folder: LakeFolder) -> None:
         self._store = store
         self._folder = folder
         self._due = 0.0

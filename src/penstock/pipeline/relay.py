@@ -31,7 +31,7 @@ from penstock.publish import open_publisher
 from penstock.publish.routing import Routing
 from penstock.retry import RetryPolicy
 from penstock.routes import Destination, Routes, queue_of
-from penstock.store import SqlStore, StoreOptions, open_store
+from penstock.store import Store, StoreOptions, open_store
 from penstock.store.base import DEFAULT_LEASE_SECONDS, Relay
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def run_relay(
     return report
 
 
-def _until_now(store: SqlStore) -> datetime:
+def _until_now(store: Store) -> datetime:
     """The end of a relay that drains; what a dead one has left behind is to be in front of it."""
     while store.reap():
         pass
@@ -329,7 +329,7 @@ def _signals(ending: threading.Event) -> Iterator[None]:
 class Housekeeping:
     """Beside the slices, on the driver: reaps expired leases, tends the tables, and announces the relay."""
 
-    def __init__(self, store: SqlStore, lines: Sequence[Line], lease_seconds: float, report: RelayReport) -> None:
+    def __init__(self, store: Store, lines: Sequence[Line], lease_seconds: float, report: RelayReport) -> None:
         host = f"{socket.gethostname()}:{os.getpid()}"
         self._store = store
         self._relays = [Relay(uuid4(), line.errand.queue, line.to, host) for line in lines]

@@ -22,7 +22,7 @@ from penstock.pipeline.handing import OUTCOMES, hand_over
 from penstock.pipeline.slices import gone, is_sparks, root_cause
 from penstock.pipeline.steps import as_deliveries, routes_of
 from penstock.publish.failure import error_text, storable
-from penstock.store import SqlStore
+from penstock.store import Store
 from penstock.store.base import Lease, LeaseId, Settlement, Token
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Work:
     errand: Errand
     step: "Step"
     dropped: Dropped
-    store: SqlStore
+    store: Store
     parallelism: int
     stop: "threading.Event"
     line: tuple[str, int]
@@ -69,7 +69,7 @@ class Work:
 class Own:
     """The leases of a batch, as far as they are this run's: what a newer driver has claimed again is not touched."""
 
-    def __init__(self, store: SqlStore, run: str, lease_ids: Iterable[LeaseId], lease_seconds: float) -> None:
+    def __init__(self, store: Store, run: str, lease_ids: Iterable[LeaseId], lease_seconds: float) -> None:
         self._store = store
         self._claimants = f"spark:{run}:"
         self._lease_seconds = lease_seconds

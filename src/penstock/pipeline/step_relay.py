@@ -17,7 +17,7 @@ from penstock.pipeline import carry
 from penstock.pipeline.carry import Errand, Tally
 from penstock.pipeline.slices import OnFailure, Patience, StopLine, run_batches
 from penstock.pipeline.step_batches import Batch, Own, Work
-from penstock.store import SqlStore, StoreOptions, open_store
+from penstock.store import Store, StoreOptions, open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -101,7 +101,7 @@ class _Watch:
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        self._store: SqlStore = work.store
+        self._store: Store = work.store
         self._hand: tuple[Batch, Own] | None = None
         self._cancel: Callable[[], object] = bool
         self._over = threading.Event()

@@ -3,15 +3,15 @@
 from collections import OrderedDict
 from threading import Lock
 
-from penstock.store import SqlStore, open_store
+from penstock.store import Store, open_store
 
 MAX_STORES = 4
 
-_stores: OrderedDict[str, SqlStore] = OrderedDict()
+_stores: OrderedDict[str, Store] = OrderedDict()
 _stores_change = Lock()
 
 
-def store_of(url: str) -> SqlStore:
+def store_of(url: str) -> Store:
     """The process's own store. Of stores long unused it lets go."""
     with _stores_change:
         if url not in _stores:

@@ -12,14 +12,23 @@ SCHEMES = {
     "postgres": "postgres",
     "mysql": "mysql",
     "mariadb": "mysql",
+    "objects": "objects",
 }
 
 
-def open_store(url: str, options: StoreOptions | None = None, clock: Clock | None = None) -> SqlStore:
+def open_store(url: str, options: StoreOptions | None = None, clock: Clock | None = None) -> Store:
     """The store behind a URL. Nothing connects before the first verb."""
-    scheme = url_scheme(url).partition("+")[0]
+    if _backend(url) == "objects":
+        from penstock.store.objects import ObjectStore
+
+        return ObjectStore(url, options or StoreOptions(), clock)
+    return open_sql_store(url, options, clock)
+
+
+def open_sql_store(url: str, options: StoreOptions | None = None, clock: Clock | None = None) -> SqlStore:
+    """The store behind the URL of a database, with what only a database can do: transactions of the caller's own."""
     chosen = options or StoreOptions()
-    match SCHEMES.get(scheme):
+    match _backend(url):
         case "sqlite":
             from penstock.store.sqlite import SqliteStore
 
@@ -33,8 +42,15 @@ def open_store(url: str, options: StoreOptions | None = None, clock: Clock | Non
 
             return MysqlStore(url, chosen, clock)
         case _:
-            known = ", ".join(sorted(SCHEMES))
-            raise UnknownScheme(f"no store answers to {mask_url(url)!r}; known schemes: {known}")
+            raise UnknownScheme(f"{mask_url(url)!r} is no database, and this needs one")
 
 
-__all__ = ["SqlStore", "Store", "StoreOptions", "open_store"]
+def _backend(url: str) -> str:
+    backend = SCHEMES.get(url_scheme(url).partition("+")[0])
+    if backend is None:
+        known = ", ".join(sorted(SCHEMES))
+        raise UnknownScheme(f"no store answers to {mask_url(url)!r}; known schemes: {known}")
+    return backend
+
+
+__all__ = ["SqlStore", "Store", "StoreOptions", "open_sql_store", "open_store"]

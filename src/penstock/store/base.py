@@ -1,6 +1,6 @@
 """The seam between Penstock and a database: a dozen verbs, and the values that they take and return."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NewType, Protocol
@@ -9,7 +9,9 @@ from uuid import UUID
 from penstock.errors import UsageError
 from penstock.event import Delivery, Event, EventId
 from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, OrderPolicy, Outcome, State
-from penstock.store.control import Steering
+from penstock.store.control import Keeping, Steering
+
+Progress = Callable[[int], None]
 
 LeaseId = NewType("LeaseId", UUID)
 Token = NewType("Token", UUID)
@@ -17,6 +19,7 @@ Token = NewType("Token", UUID)
 DEFAULT_LEASE_SECONDS = 60.0
 DEFAULT_MAX_LEASE_AGE_SECONDS = 3_600.0
 REAP_BATCH = 10_000
+REPLAY_BATCH = 5_000
 PURGE_BATCH = 10_000
 
 
@@ -251,7 +254,7 @@ class StoreOptions:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Store(Steering, Protocol):
+class Store(Steering, Keeping, Protocol):
     """Domain verbs, set-based: a batch takes as many statements as one event. `Steering` has those beside the flow."""
 
     url: str
@@ -312,11 +315,20 @@ class Store(Steering, Protocol):
         """Take back the events of expired leases, up to about `limit` of them; 0 says there were none."""
         ...
 
-    def replay(self, selection: Selection, *, dry_run: bool = False, by: str = "operator") -> int:
-        """Make settled events pending again; returns how many."""
+    def replay(
+        self, selection: Selection, *, dry_run: bool = False, by: str = "operator", progress: Progress | None = None
+    ) -> int:
+        """Make settled events pending again; returns how many, of which `progress` hears on the way."""
         ...
 
-    def purge(self, selection: Selection, *, batch: int = PURGE_BATCH, dry_run: bool = False) -> int:
+    def purge(
+        self,
+        selection: Selection,
+        *,
+        batch: int = PURGE_BATCH,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> int:
         """Delete settled events for good, in bounded batches. DEAD ones only if the selection names DEAD or ids."""
         ...
 
@@ -326,6 +338,14 @@ class Store(Steering, Protocol):
 
     def history(self, event_id: EventId) -> Sequence[HistoryEntry]:
         """The timeline of one event, oldest first."""
+        ...
+
+    def settled_counts(self, selection: Selection) -> Sequence[SettledCount]:
+        """What a replay of the selection would touch, by state, queue and type, the most first."""
+        ...
+
+    def bounds(self) -> tuple[int, int]:
+        """The first and the last seq there are; (1, 0) where there are none."""
         ...
 
     def stats(self) -> Stats: ...

@@ -10,6 +10,7 @@ from penstock.event import EventId
 
 if TYPE_CHECKING:
     from penstock.store.base import Lease, Selection, SettledCount
+    from penstock.store.migrate import Upgrade
 
 CANCELLED = "cancelled"
 """The reason for a cancellation of which no other is given."""
@@ -99,4 +100,24 @@ class Steering(Protocol):
 
         Sorted: the first is the next one's turn. Paused queues are left out.
         """
+        ...
+
+
+class Keeping(Protocol):
+    """What a store needs around its verbs: to be made, to be told apart from an older one, and a clock."""
+
+    def now(self) -> datetime:
+        """The time by the store's clock, which is the one that counts."""
+        ...
+
+    def look_at_all(self) -> None:
+        """Make the next claim and probe look at everything, not only where something new is to be expected."""
+        ...
+
+    def initialise(self) -> "Upgrade":
+        """Create what the store needs, or upgrade it; says what it did, and is safe to repeat."""
+        ...
+
+    def versions(self) -> tuple[str | None, str]:
+        """The version that is there, None where there is nothing, and the one that this code wants."""
         ...

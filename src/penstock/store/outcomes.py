@@ -70,7 +70,7 @@ def split(outcomes: Mapping[int, Outcome]) -> Asked:
                 if result is not None:
                     results[seq] = result
             case Retry(error=error, delay_seconds=delay):
-                others.append(OutcomeRow(seq, "RETRY", storable(error), _wait(delay)))
+                others.append(OutcomeRow(seq, "RETRY", storable(error), wait_seconds(delay)))
             case Dead(error=error):
                 others.append(OutcomeRow(seq, "DEAD", storable(error)))
             case Released():
@@ -86,7 +86,7 @@ def storable(error: str) -> str:
     return error.replace("\x00", "\ufffd").encode(errors="replace").decode()
 
 
-def _wait(delay: float | None) -> float:
+def wait_seconds(delay: float | None) -> float:
     """A wait that ends within the years that dates have, whatever a destination asked for."""
     if delay is None:
         return DEFAULT_RETRY_SECONDS

@@ -19,12 +19,14 @@ from penstock.store.base import (
     DEFAULT_LEASE_SECONDS,
     PURGE_BATCH,
     REAP_BATCH,
+    REPLAY_BATCH,
     Claim,
     Held,
     HistoryEntry,
     Lease,
     LeaseId,
     Page,
+    Progress,
     Selection,
     SettledCount,
     Stats,
@@ -40,9 +42,6 @@ from penstock.store.transaction import Transaction
 if TYPE_CHECKING:
     from penstock.store.migrate import Upgrade
 
-Progress = Callable[[int], None]
-
-REPLAY_BATCH = 5_000
 UPKEEP_BATCH = 10_000
 LEASE_RETENTION_SECONDS = 86_400.0
 RELAY_RETENTION_SECONDS = 300.0

@@ -42,7 +42,7 @@ class Staging(Moves):
         if not once or tx.run(self.staging.REMEMBER, write_id=write_id, batch_id=batch_id):
             named = [part_id for part_id, count in parts.items() if count]
             done = self._move_staged(tx, write_id, batch_id, named) if named else Committed()
-            _require_all(done, sum(parts.values()))
+            require_all(done.events + done.duplicates, sum(parts.values()))
         tx.run(self.staging.DROP_BATCH, write_id=write_id, batch_id=batch_id)
         return done
 
@@ -68,9 +68,8 @@ class Staging(Moves):
     def _move_staged(self, tx: Transaction, write_id: UUID, batch_id: int, parts: list[UUID]) -> Committed: ...
 
 
-def _require_all(done: Committed, expected: int) -> None:
+def require_all(found: int, expected: int) -> None:
     """Half a batch is worse than none."""
-    found = done.events + done.duplicates
     if found != expected:
         raise StoreError(
             f"of {expected} staged rows {found} are left, so nothing was emitted: the database was restarted, or the "

@@ -4,6 +4,12 @@
         gate.hold_answers(until=b"marker", count=100)
         ...                                # a client that waits for each answer would wait for ever
 
+Or to lose an answer on its way, so that a client can't know whether it was heard:
+
+        gate.cut_answers(to=b"PUT ", count=1)
+
+With `delay_seconds` it is as far away as that: benchmarks use it.
+
 Bytes pass unchanged. No test has to measure time.
 """
 
@@ -19,13 +25,16 @@ CHUNK = 65_536
 class Gate:
     """A TCP proxy on 127.0.0.1 that can hold back what the server answers until the client has sent enough."""
 
-    def __init__(self, target_port: int, port: int = 0) -> None:
+    def __init__(self, target_port: int, port: int = 0, *, delay_seconds: float = 0.0) -> None:
         self._target = ("127.0.0.1", target_port)
         self._listener = socket.create_server(("127.0.0.1", port))
         self.port: int = self._listener.getsockname()[1]
+        self._delay = delay_seconds
         self._marker = b""
         self._wanted = 0
         self._sent = b""
+        self._cut_marker = b""
+        self._cuts = 0
         self._open = threading.Event()
         self._open.set()
         self._over = threading.Event()
@@ -53,6 +62,14 @@ class Gate:
         self._marker, self._wanted, self._sent = until, count, b""
         self._open.clear()
 
+    @property
+    def cuts_left(self) -> int:
+        return self._cuts
+
+    def cut_answers(self, *, to: bytes, count: int) -> None:
+        """Let the next so many requests that contain `to` reach the server, and close both sides as it answers."""
+        self._cut_marker, self._cuts = to, count
+
     def _accept(self) -> None:
         while not self._over.is_set():
             try:
@@ -69,6 +86,7 @@ class Gate:
 
     def _pass(self, client: socket.socket, server: socket.socket) -> None:
         """Both ways, until either side has gone."""
+        cut = False
         with selectors.DefaultSelector() as ready, client, server:
             ready.register(client, selectors.EVENT_READ)
             ready.register(server, selectors.EVENT_READ)
@@ -76,24 +94,36 @@ class Gate:
                 for key, _ in ready.select(0.05):
                     if key.fileobj is server and self.holding:
                         continue
+                    if key.fileobj is server and cut:
+                        return
+                    if key.fileobj is server and self._delay:
+                        self._over.wait(self._delay)
                     try:
                         moved = self._move(client, server) if key.fileobj is client else _move(server, client)
                     except OSError:
                         return
                     if not moved:
                         return
+                    cut = cut or (key.fileobj is client and self._is_cut(moved))
 
-    def _move(self, client: socket.socket, server: socket.socket) -> bool:
+    def _is_cut(self, data: bytes) -> bool:
+        """Whether the answer to this request is to be lost."""
+        if not self._cuts or self._cut_marker not in data:
+            return False
+        self._cuts -= 1
+        return True
+
+    def _move(self, client: socket.socket, server: socket.socket) -> bytes:
         data = client.recv(CHUNK)
         server.sendall(data)
         if self.holding:
             self._sent += data
             if self._sent.count(self._marker) >= self._wanted:
                 self._open.set()
-        return bool(data)
+        return data
 
 
-def _move(source: socket.socket, target: socket.socket) -> bool:
+def _move(source: socket.socket, target: socket.socket) -> bytes:
     data = source.recv(CHUNK)
     target.sendall(data)
-    return bool(data)
+    return data

@@ -82,6 +82,16 @@ def find_mariadb() -> tuple[Path, Path]:
     return Path(server), Path(installer)
 
 
+def find_s3(folder: Path | None = None) -> Path:
+    """The S3 server that `make services` built, the newest of them, else the PATH's."""
+    built = sorted((folder or cache_folder()).glob("versitygw-*"), reverse=True)
+    on_path = [Path(found) for found in [shutil.which("versitygw")] if found]
+    for binary in (*built, *on_path):
+        if runs([str(binary), "--version"]):
+            return binary
+    raise MissingService("An S3 server for tests")
+
+
 def find_pgbouncer() -> Path:
     """PgBouncer where Debian puts it, which is on root's PATH only, else from the PATH."""
     on_path = [Path(found) for found in [shutil.which("pgbouncer")] if found]

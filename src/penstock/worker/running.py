@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from penstock import telemetry
 from penstock.outbox import Outbox
-from penstock.store import SqlStore, StoreOptions
+from penstock.store import Store, StoreOptions
 from penstock.store.base import Claim, Relay
 from penstock.worker.handling import Handling
 from penstock.worker.hands import Hands, LoopHands, ThreadHands
@@ -29,7 +29,7 @@ class Running:
 
     def __init__(
         self,
-        store: SqlStore,
+        store: Store,
         handlings: Sequence[tuple[str, Handling]],
         periodics: Sequence[Periodic],
         *,

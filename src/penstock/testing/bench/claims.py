@@ -5,7 +5,7 @@ from statistics import median
 
 from penstock.event import DEFAULT_QUEUE
 from penstock.lifecycle import PUBLISHED
-from penstock.store import SqlStore, open_store
+from penstock.store import Store, open_store
 from penstock.testing.bench.ground import Ground
 from penstock.testing.bench.plan import Figure, Measured, Plan, at_most
 
@@ -37,7 +37,7 @@ def measure(ground: Ground, plan: Plan) -> Measured:
     return Measured(tuple(figures), {"claims": plan.claims})
 
 
-def _claim_in_turn(few: SqlStore, many: SqlStore, size: int, rounds: int) -> tuple[list[float], list[float]]:
+def _claim_in_turn(few: Store, many: Store, size: int, rounds: int) -> tuple[list[float], list[float]]:
     """Milliseconds of each claim on the one and on the other."""
     on_few, on_many = [], []
     for _ in range(rounds):
@@ -46,7 +46,7 @@ def _claim_in_turn(few: SqlStore, many: SqlStore, size: int, rounds: int) -> tup
     return on_few[WARM_UP_CLAIMS:], on_many[WARM_UP_CLAIMS:]
 
 
-def _claim(store: SqlStore, size: int) -> float:
+def _claim(store: Store, size: int) -> float:
     """One claim, timed, and settled so that the next one finds other events."""
     began = time.perf_counter()
     claim = store.claim(DEFAULT_QUEUE, limit=size, claimant="bench")

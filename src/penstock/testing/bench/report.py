@@ -3,7 +3,7 @@
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -34,7 +34,7 @@ class Report:
                 "machine": self.machine,
                 "postgresql": self.settings,
                 "plan": asdict(self.plan),
-                "figures": [_document(figure) for figure in self.figures],
+                "figures": documents(self.figures),
                 "details": {str(part): measured.details for part, measured in self.parts.items()},
                 "seconds": round(self.seconds, 1),
             },
@@ -42,13 +42,28 @@ class Report:
         )
 
     def to_text(self) -> str:
-        rows = [("", "measured", "target", "reached"), *map(_row, self.figures)]
         machine = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in self.machine.items())
         settings = ", ".join(f"{name} {value}" for name, value in self.settings.items())
-        return "\n".join([*_table(rows), "", f"Machine: {machine}", f"PostgreSQL: {settings}"])
+        return "\n".join([*table(self.figures), "", f"Machine: {machine}", f"PostgreSQL: {settings}"])
+
+
+def documents(figures: Iterable[Figure]) -> list[dict[str, Any]]:
+    """Figures for JSON."""
+    return list(map(_document, figures))
+
+
+def table(figures: Iterable[Figure]) -> list[str]:
+    """Figures for people, in Markdown."""
+    return _table([("", "measured", "target", "reached"), *map(_row, figures)])
 
 
 def describe_machine() -> dict[str, Any]:
+    """The machine, and the packages that the relay's benchmarks compare."""
+    return {**describe(), **{name: version(name) for name in PACKAGES}}
+
+
+def describe() -> dict[str, Any]:
+    """The machine."""
     return {
         "cores": os.cpu_count(),
         "processor": _processor(),
@@ -56,7 +71,6 @@ def describe_machine() -> dict[str, Any]:
         "system": platform.platform(aliased=True),
         "python": platform.python_version(),
         "load_at_start": round(os.getloadavg()[0], 2),
-        **{name: version(name) for name in PACKAGES},
     }
 
 

@@ -14,6 +14,7 @@ from penstock.testing.servers.nats import NatsServer
 from penstock.testing.servers.pgbouncer import PgBouncer
 from penstock.testing.servers.postgres import PostgresServer
 from penstock.testing.servers.rabbitmq import RabbitServer
+from penstock.testing.servers.s3 import S3Server
 from penstock.testing.servers.spark import SparkMaster, SparkWorker
 from penstock.testing.servers.valkey import ValkeyServer
 
@@ -24,6 +25,7 @@ __all__ = [
     "PgBouncer",
     "PostgresServer",
     "RabbitServer",
+    "S3Server",
     "Server",
     "SparkMaster",
     "SparkWorker",

@@ -1,0 +1,94 @@
+"""`penstock broker`: a process that does nothing but serve a queue on object storage."""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli import output
+from penstock.cli.options import StoreOption, chosen_store
+from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from penstock.store.objects import ObjectStore
+
+LOOK_SECONDS = 1.0
+STANDING_BY = "standing by: another process is the broker"
+
+ListenOption = Annotated[
+    str | None,
+    typer.Option("--listen", metavar="HOST:PORT", help="Where clients reach it; else a free port on 127.0.0.1."),
+]
+AdvertiseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--advertise", metavar="HOST:PORT", help="The address that clients are told; else the one that it listens at."
+    ),
+]
+
+
+def broker(
+    context: typer.Context,
+    listen: ListenOption = None,
+    advertise: AdvertiseOption = None,
+    store: StoreOption = None,
+) -> None:
+    """Serve a queue on object storage, until Ctrl-C. Several may run: one serves, the others stand by."""
+    with closing(_opened(chosen_store(context, store), listen, advertise)) as opened, _until_told() as told:
+        opened.stats()
+        committer = opened.runtime.committer
+        assert committer is not None
+        committer.looked.wait()
+        with output.waiting("looking for the broker") as say:
+            before = ""
+            while not told.wait(LOOK_SECONDS if before else 0.0):
+                now = _standing(opened)
+                if now != before:
+                    output.note(now)
+                before = now
+                if now != STANDING_BY:
+                    say(_counts(opened))
+
+
+def _opened(url: str, listen: str | None, advertise: str | None) -> "ObjectStore":
+    from penstock.store import StoreOptions, open_store
+    from penstock.store.objects import ObjectStore
+
+    given = {"broker": "always", "listen": listen, "advertise": advertise}
+    settings = {name: value for name, value in given.items() if value is not None}
+    store = open_store(url, StoreOptions(settings=settings))
+    if isinstance(store, ObjectStore):
+        return store
+    store.close()
+    raise UsageError(
+        f"only a queue on object storage has a broker, such as objects+s3://bucket/prefix, not {store.url}"
+    )
+
+
+@contextmanager
+def _until_told() -> Iterator[threading.Event]:
+    """An event that Ctrl-C or a SIGTERM sets: a broker that ends in good order lets the next one begin at once."""
+    told = threading.Event()
+    before = {number: signal.signal(number, lambda *_: told.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield told
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _standing(store: "ObjectStore") -> str:
+    committer = store.runtime.committer
+    if committer is None or not committer.leads:
+        return STANDING_BY
+    return f"the broker of {store.url}, at {committer.address}"
+
+
+def _counts(store: "ObjectStore") -> str:
+    stats = store.stats()
+    counts = ", ".join(f"{stats.total(name):,} {name}" for name in ("pending", "claimed", "published", "dead"))
+    committer = store.runtime.committer
+    return f"{counts}; {0 if committer is None else committer.writes:,} writes"

@@ -1,0 +1,42 @@
+"""Processes that share a queue on object storage, to be killed at any time.
+
+python object_workers.py broker URL
+python object_workers.py worker URL NAME LOG
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from penstock.lifecycle import Published
+from penstock.store import open_store
+
+LEASE_SECONDS = 3.0
+
+
+def broker(url: str) -> None:
+    store = open_store(url)
+    store.now()
+    sys.stdin.read()
+    store.close()
+
+
+def worker(url: str, name: str, log: Path) -> None:
+    """One lease a job. A line in the log says that a settle was told to have been applied."""
+    store = open_store(url)
+    lines = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    while True:
+        claimed = store.claim("jobs", limit=1, claimant=name, lease_seconds=LEASE_SECONDS, max_attempts=1_000)
+        for job in claimed.events:
+            token = claimed.lease.token.hex
+            told = store.settle(claimed.lease, {job.seq: Published(result=token.encode())})
+            if told.published:
+                os.write(lines, f"{job.event_id} {token}\n".encode())
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["broker", url]:
+            broker(url)
+        case ["worker", url, name, log]:
+            worker(url, name, Path(log))

@@ -1,0 +1,159 @@
+"""Three brokers and eight workers share a queue on a real S3 server, and any of them may be killed at any time: no job
+is lost, and none is completed twice."""
+
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.event import Event, EventId
+from penstock.lifecycle import State
+from penstock.store import Store, open_store
+from penstock.store.base import Selection
+from penstock.store.objects import ObjectStore
+from penstock.store.objects.model import Model
+from penstock.testing.processes import free_port, wait_until
+from penstock.testing.servers import S3Server
+
+pytestmark = [pytest.mark.crash, pytest.mark.slow]
+
+PROGRAM = Path(__file__).with_name("object_workers.py")
+BROKERS, WORKERS = 3, 8
+JOBS = 600
+JOBS_BETWEEN_KILLS = 30
+SECONDS = 120.0
+
+
+class Crowd:
+    """The processes, and whoever takes the place of one that was killed."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self._url = url
+        self._folder = folder
+        self._started = 0
+        self._ports: dict[int, int] = {}
+        self.brokers = [self.start("broker") for _ in range(BROKERS)]
+        self.workers = [self.start("worker") for _ in range(WORKERS)]
+        self.killed: Counter[str] = Counter()
+
+    def start(self, kind: str) -> subprocess.Popen[bytes]:
+        self._started += 1
+        name = f"{kind}-{self._started}"
+        port = free_port()
+        options = {"broker": f"broker=always&listen=127.0.0.1:{port}", "worker": "broker=never"}[kind]
+        command = [sys.executable, str(PROGRAM), kind, f"{self._url}&{options}"]
+        if kind == "worker":
+            command += [name, str(self._folder / f"{name}.log")]
+        with (self._folder / f"{name}.err").open("wb") as errors:
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors)
+        self._ports[process.pid] = port
+        return process
+
+    def leader(self, store: ObjectStore) -> int:
+        """The place of the broker that the document names; of any, if it names none that is alive."""
+        document = store.bucket.load()
+        assert document is not None
+        named = Model.from_json(document.data).broker
+        address = "" if named is None else named.address
+        places = [place for place, one in enumerate(self.brokers) if address.endswith(f":{self._ports[one.pid]}")]
+        return places[0] if places else 0
+
+    def kill_one(self, kind: str, place: int) -> None:
+        members = self.brokers if kind == "broker" else self.workers
+        members[place].kill()
+        _reap(members[place])
+        self.killed[kind] += 1
+        members[place] = self.start(kind)
+
+    def applied(self) -> list[tuple[str, str]]:
+        """What the workers were told to have settled: the job and the token."""
+        lines = [line for log in self._folder.glob("*.log") for line in log.read_text().splitlines(keepends=True)]
+        return [(job, token) for job, token in (line.split() for line in lines if line.endswith("\n"))]
+
+    def errors(self) -> str:
+        return "\n".join(f"{log.name}: {text}" for log in self._folder.glob("*.err") if (text := log.read_text()))
+
+    def end(self) -> None:
+        for process in (*self.workers, *self.brokers):
+            process.kill()
+        for process in (*self.workers, *self.brokers):
+            _reap(process)
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    process.wait()
+
+
+@pytest.fixture
+def url(s3_server: S3Server) -> str:
+    name = s3_server.create_bucket(f"brokers-{time.time_ns()}")
+    url = s3_server.url(name, "queue", broker_seconds=1.5)
+    store = open_store(url)
+    store.initialise()
+    store.close()
+    return url
+
+
+@pytest.fixture
+def crowd(url: str, tmp_path: Path) -> Iterator[Crowd]:
+    crowd = Crowd(url, tmp_path)
+    yield crowd
+    crowd.end()
+
+
+def submit(url: str, submitted: list[EventId]) -> None:
+    """One at a time, while brokers come and go."""
+    store = open_store(f"{url}&broker=never")
+    for number in range(JOBS):
+        submitted += store.append([Event(event_type="job", queue="jobs", payload=str(number).encode())])
+    store.close()
+
+
+@pytest.mark.parametrize("seed", [20_260_101])
+def test_kills_lose_no_job_and_complete_none_twice(crowd: Crowd, url: str, seed: int) -> None:
+    chance = random.Random(seed)
+    print(f"seed {seed}")
+    submitted: list[EventId] = []
+    submitter = threading.Thread(target=submit, args=(url, submitted), daemon=True)
+    submitter.start()
+    store = open_store(f"{url}&broker=never")
+    assert isinstance(store, ObjectStore)
+    for goal in range(JOBS_BETWEEN_KILLS, JOBS, JOBS_BETWEEN_KILLS):
+        assert wait_until(lambda goal=goal: len(crowd.applied()) >= goal, SECONDS), crowd.errors()
+        match chance.choice(["the broker", "a candidate", "a worker", "a worker"]):
+            case "the broker":
+                crowd.kill_one("broker", crowd.leader(store))
+            case "a candidate":
+                crowd.kill_one("broker", chance.randrange(BROKERS))
+            case _:
+                crowd.kill_one("worker", chance.randrange(WORKERS))
+    submitter.join(SECONDS)
+    assert not submitter.is_alive(), crowd.errors()
+    assert wait_until(lambda: store.stats().total("published") == JOBS, SECONDS), (store.stats(), crowd.errors())
+    print(f"killed: {dict(crowd.killed)}")
+    audit(store, submitted, crowd)
+    store.close()
+
+
+def audit(store: Store, submitted: list[EventId], crowd: Crowd) -> None:
+    """From the document: what was submitted is there, once, and done; who was told to have done it, did."""
+    page = store.find(Selection(everything=True), limit=10 * JOBS)
+    assert Counter(one.event_id for one in page.records) == Counter(submitted)
+    assert sorted(int(one.payload) for one in page.records) == list(range(JOBS))
+    assert {one.state for one in page.records} == {State.PUBLISHED}
+    results = {str(one): note.result for one, note in store.notes(submitted).items()}
+    applied = crowd.applied()
+    assert len({job for job, _ in applied}) == len(applied), "two settles of one job were told to be applied"
+    assert all(results[job] == token.encode() for job, token in applied)
+    # Only a worker that was killed between the settle and its log has left no line.
+    assert JOBS - len(applied) <= crowd.killed["worker"]
+    assert crowd.killed["broker"]
+    assert crowd.killed["worker"]

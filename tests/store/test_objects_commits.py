@@ -1,0 +1,409 @@
+"""How a queue's document is written: many changes in one write, nothing lost or doubled when a write's fate is unknown,
+and one broker at a time."""
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from penstock.errors import StoreError, StoreUnavailable, UsageError
+from penstock.lifecycle import PUBLISHED, Published, Retry, State
+from penstock.store import open_store
+from penstock.store.base import Selection
+from penstock.store.objects import ObjectStore
+from penstock.store.objects.bucket import Bucket, Document, Overtaken
+from penstock.store.objects.client import PATH, SECRET
+from penstock.store.objects.commit import Committer
+from penstock.store.objects.emitting import PAYLOAD_LIMIT
+from penstock.store.objects.model import Model
+from penstock.testing.gates import Gate
+from penstock.testing.processes import wait_until
+from penstock.testing.servers import S3Server
+from penstock.testing.stores.scenario import (
+    ManualClock,
+    all_to,
+    claim,
+    emit,
+    event,
+    ids,
+    publish,
+    record,
+    records,
+    seqs,
+    states,
+)
+
+LARGE = b"\xff" * (PAYLOAD_LIMIT + 1)
+SECONDS = 60.0
+
+
+def opened(url: str, clock: ManualClock | None = None) -> ObjectStore:
+    store = open_store(url, clock=clock)
+    assert isinstance(store, ObjectStore)
+    return store
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    url = f"objects+file://{tmp_path}/queue?broker_seconds=30"
+    with closing(opened(url)) as store:
+        assert store.initialise().steps
+        assert not store.initialise().steps
+    return url
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[ObjectStore]:
+    store = opened(url)
+    yield store
+    store.close()
+
+
+def committer(store: ObjectStore) -> Committer:
+    found = store.runtime.committer
+    assert found is not None
+    return found
+
+
+def document(store: ObjectStore) -> Model:
+    found = store.bucket.load()
+    assert found is not None
+    return Model.from_json(found.data)
+
+
+class Brake:
+    """A bucket whose swaps wait as long as the brake is on."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        self._bucket = bucket
+        self.off = threading.Event()
+        self.off.set()
+        self.waiting = threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._bucket, name)
+
+    def swap(self, data: bytes, before: Document | None) -> Document:
+        if not self.off.is_set():
+            self.waiting.set()
+            assert self.off.wait(SECONDS)
+        return self._bucket.swap(data, before)
+
+
+class TestGroups:
+    def test_what_arrives_during_a_write_goes_out_in_the_next(self, url: str) -> None:
+        store = opened(url)
+        brake = store.bucket = Brake(store.bucket)
+        emit(store)
+        writing = committer(store)
+        before = writing.writes
+        brake.off.clear()
+        with ThreadPoolExecutor(64) as pool:
+            first = pool.submit(emit, store)
+            assert brake.waiting.wait(SECONDS)
+            others = [pool.submit(emit, store) for _ in range(63)]
+            assert wait_until(lambda: len(writing._waiting) == 63, SECONDS)
+            assert len(records(store)) == 1, "a reader sees nothing that is not durable"
+            brake.off.set()
+            emitted = [one for each in (first, *others) for one in each.result()]
+        assert len(set(emitted)) == 64
+        assert writing.writes - before == 2
+        assert len(records(store)) == 65
+        store.close()
+
+    def test_one_of_a_group_may_fail_alone(self, url: str) -> None:
+        store = opened(url)
+        brake = store.bucket = Brake(store.bucket)
+        (taken,) = emit(store)
+        brake.off.clear()
+        with ThreadPoolExecutor(3) as pool:
+            pool.submit(emit, store)
+            assert brake.waiting.wait(SECONDS)
+            wrong = pool.submit(store.append, [event(), event(event_id=taken)])
+            right = pool.submit(emit, store, 2)
+            assert wait_until(lambda: len(committer(store)._waiting) == 2, SECONDS)
+            brake.off.set()
+            with pytest.raises(UsageError, match="event_id"):
+                wrong.result()
+            assert len(right.result()) == 2
+        assert len(records(store)) == 4
+        store.close()
+
+    def test_who_finds_or_changes_nothing_writes_nothing(self, store: ObjectStore) -> None:
+        emit(store, delay_seconds=900)
+        before = committer(store).writes
+        assert not claim(store)
+        assert not store.ready("outbox")
+        assert store.stats().total("pending") == 1
+        assert store.reap() == 0
+        assert store.extend([claim(store).lease]) == []
+        assert store.cancel(Selection(queue="none")) == 0
+        store.forget(uuid4())
+        assert committer(store).writes == before
+
+    def test_every_pass_takes_back_expired_leases(self, url: str) -> None:
+        clock = ManualClock()
+        with closing(opened(url, clock)) as store:
+            (emitted,) = emit(store)
+            slept = claim(store)
+            clock.expire_leases()
+            assert ids(claim(store)) == [emitted]
+            assert record(store, emitted).attempts == 1
+            assert store.settle(slept.lease, all_to(PUBLISHED, slept)).lost == set(seqs(slept))
+
+    def test_a_lease_is_renewed_without_any_work(self, tmp_path: Path) -> None:
+        url = f"objects+file://{tmp_path}/queue?broker_seconds=0.3"
+        with closing(opened(url)) as store:
+            store.initialise()
+            emit(store)
+            first = document(store).broker
+            assert first is not None
+            assert wait_until(lambda: (document(store).broker or first).expires_at > first.expires_at, SECONDS)
+            assert committer(store).leads
+
+
+class TestUnknownWrites:
+    """The answer to a PUT is lost on its way: it was carried out, and nobody was told."""
+
+    @pytest.fixture
+    def gate(self, s3_server: S3Server) -> Iterator[Gate]:
+        with Gate(s3_server.port) as gate:
+            yield gate
+
+    @pytest.fixture
+    def far(self, s3_server: S3Server, gate: Gate) -> Iterator[ObjectStore]:
+        name = s3_server.create_bucket(f"b-{uuid4().hex}")
+        store = opened(s3_server.url(name, "queue", endpoint=f"http://127.0.0.1:{gate.port}", broker_seconds=30))
+        store.initialise()
+        yield store
+        store.close()
+
+    @pytest.mark.parametrize("cuts", [1, 4])
+    def test_an_emit_is_not_doubled(self, far: ObjectStore, gate: Gate, cuts: int) -> None:
+        emit(far)
+        gate.cut_answers(to=b"PUT ", count=cuts)
+        emitted = emit(far, 3)
+        assert gate.cuts_left == 0
+        assert [one.event_id for one in records(far)][1:] == emitted
+
+    @pytest.mark.parametrize("cuts", [1, 4])
+    def test_a_claim_and_a_settle_count_once(self, far: ObjectStore, gate: Gate, cuts: int) -> None:
+        emitted = emit(far, 2)
+        gate.cut_answers(to=b"PUT ", count=cuts)
+        held = claim(far, 1)
+        assert ids(held) == emitted[:1]
+        assert [one.deliveries for one in records(far)] == [1, 0]
+        assert document(far).leases.keys() == {held.lease.lease_id.hex}
+        gate.cut_answers(to=b"PUT ", count=cuts)
+        told = far.settle(held.lease, all_to(Retry("no", 0), held))
+        assert gate.cuts_left == 0
+        assert told.retried == set(seqs(held))
+        assert record(far, emitted[0]).attempts == 1
+        assert [line.what for line in far.history(emitted[0])] == ["retried"]
+
+    def test_a_large_payload_whose_write_is_unknown_is_there(self, far: ObjectStore, gate: Gate) -> None:
+        gate.cut_answers(to=b"PUT ", count=1)
+        emit(far, payload=LARGE)
+        assert [one.payload for one in records(far)] == [LARGE]
+
+    def test_a_server_that_stays_away_is_told(self, s3_server: S3Server) -> None:
+        with S3Server() as server:
+            name = server.create_bucket("away")
+            store = opened(server.url(name, wait_seconds=0.5, broker_seconds=0.5))
+            store.initialise()
+            emit(store)
+            server.stop()
+            with pytest.raises(StoreUnavailable):
+                emit(store)
+            server.start()
+            emit(store)
+            assert len(records(store)) in (2, 3)
+            store.close()
+
+
+DIES = """
+import os, sys
+from penstock.event import Event
+from penstock.store import open_store
+from penstock.store.objects.bucket import FolderBucket
+store = open_store(sys.argv[1])
+swap = FolderBucket.swap
+def dying(self, data, before):
+    if sys.argv[2] == "after":
+        swap(self, data, before)
+    os._exit(7)
+FolderBucket.swap = dying
+store.append([Event(event_type="orders.created", payload=b"x" * 100_000)])
+"""
+
+
+class TestCrashes:
+    def die(self, url: str, when: str) -> None:
+        """A process ends between the payload's object and the document, or just after the document."""
+        assert subprocess.run([sys.executable, "-c", DIES, url, when]).returncode == 7
+
+    def test_before_the_document_nothing_was_emitted(self, url: str, tmp_path: Path) -> None:
+        self.die(url, "before")
+        (orphan,) = (tmp_path / "queue" / "payloads").iterdir()
+        with closing(opened(url)) as store:
+            assert records(store) == []
+            store.tend()
+            assert orphan.exists(), "it may still be on its way into a document"
+        long_ago = (datetime.now(UTC) - timedelta(days=2)).timestamp()
+        os.utime(orphan, (long_ago, long_ago))
+        with closing(opened(url)) as store:
+            emit(store, payload=LARGE)
+            store.tend()
+            assert not orphan.exists()
+            assert [one.payload for one in records(store)] == [LARGE]
+
+    def test_after_the_document_it_was(self, url: str) -> None:
+        with closing(opened(url.replace("broker_seconds=30", "broker_seconds=1"))) as store:
+            self.die(url.replace("broker_seconds=30", "broker_seconds=1"), "after")
+            assert [one.payload for one in records(store)] == [b"x" * 100_000]
+            publish(store, claim(store))
+
+    def test_upkeep_keeps_what_segments_name(self, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("penstock.store.objects.archive.ROLL_ENTRIES", 1)
+        monkeypatch.setattr("penstock.store.objects.archive.KEPT_ENTRIES", 0)
+        with closing(opened(url)) as store:
+            emit(store, 3, payload=LARGE)
+            held = claim(store)
+            store.settle(held.lease, all_to(Published(result=LARGE), held))
+            long_ago = (datetime.now(UTC) - timedelta(days=2)).timestamp()
+            for path in (tmp_path / "queue").rglob("*.*"):
+                os.utime(path, (long_ago, long_ago))
+            store.tend()
+            assert [one.payload for one in records(store)] == [LARGE] * 3
+            assert [note.result for note in store.notes(ids(held)).values()] == [LARGE] * 3
+            assert len(list((tmp_path / "queue" / "archive").iterdir())) == len(document(store).segments) == 1
+
+
+class TestBrokers:
+    def test_the_second_process_asks_the_first(self, store: ObjectStore, url: str) -> None:
+        emitted = emit(store)
+        with closing(opened(url)) as other:
+            emitted += emit(other, payload=LARGE)
+            assert ids(claim(other)) == emitted
+            assert other.runtime.committer is None
+            assert states(store) == {State.CLAIMED: 2}
+
+    def test_whoever_is_left_takes_over(self, url: str) -> None:
+        first, second = opened(url), opened(url)
+        emitted = emit(first) + emit(second)
+        first.close()
+        emitted += emit(second)
+        assert committer(second).leads
+        assert [one.event_id for one in records(second)] == emitted
+        second.close()
+        with closing(opened(url)) as third:
+            assert document(third).broker is None
+            assert ids(claim(third)) == emitted
+
+    def test_a_broker_that_was_overtaken_asks_the_new_one(self, url: str) -> None:
+        """As after a long sleep: it thinks that it leads, and its write shows that it doesn't."""
+        first, second = opened(url), opened(url)
+        emit(first)
+        found = first.bucket.load()
+        assert found is not None
+        model = Model.from_json(found.data)
+        assert model.broker is not None
+        model.broker = model.broker._replace(expires_at=0)
+        first.bucket.swap(model.to_json(), found)
+        emit(second)
+        assert committer(second).leads
+        assert committer(first).leads
+        emit(first)
+        assert not committer(first).leads
+        assert len(records(first)) == len(records(second)) == 3
+        first.close()
+        second.close()
+
+    def test_a_pure_client_says_that_there_is_no_broker(self, url: str) -> None:
+        with closing(opened(f"{url}&broker=never&wait_seconds=0.2")) as client:
+            assert records(client) == []
+            with pytest.raises(StoreUnavailable, match="penstock broker"):
+                emit(client)
+
+    def test_whoever_lacks_the_secret_is_refused(self, store: ObjectStore) -> None:
+        emit(store)
+        broker = document(store).broker
+        assert broker is not None
+        assert ask(broker.address, "wrong", {"verb": "now", "args": {}})[0] == 403
+        assert ask(broker.address, broker.secret, {"verb": "now", "args": {}})[0] == 200
+        assert ask(broker.address, broker.secret, ["nonsense"])[0] == 400
+        assert ask(broker.address, broker.secret, {"verb": "drop", "args": {}}) == (
+            422,
+            ["NotSupported", "this broker doesn't know the verb 'drop': upgrade it"],
+        )
+
+    def test_a_request_that_makes_no_sense_harms_no_other(self, store: ObjectStore) -> None:
+        emit(store)
+        broker = document(store).broker
+        assert broker is not None
+        wrong = {"verb": "append", "args": {"events": [["short"]]}, "seconds": 9, "session": "s", "number": 1}
+        status, (name, told) = ask(broker.address, broker.secret, wrong)
+        assert (status, name) == (422, "StoreError")
+        assert "can't carry out append" in told
+        emit(store)
+        assert len(records(store)) == 2
+
+    def test_errors_come_back_as_themselves(self, store: ObjectStore, url: str) -> None:
+        (taken,) = emit(store)
+        with closing(opened(url)) as other:
+            with pytest.raises(UsageError, match="event_id"):
+                emit(other, event_id=taken)
+            with pytest.raises(StoreError, match="staged rows"):
+                other.commit_staged(uuid4(), 0, {uuid4(): 1}, once=True)
+
+
+def ask(address: str, secret: str, request: object) -> tuple[int, Any]:
+    host, port = address.split(":")
+    with closing(http.client.HTTPConnection(host, int(port), timeout=SECONDS)) as connection:
+        connection.request("POST", PATH, json.dumps(request), {SECRET: secret})
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+
+
+class TestSwapping:
+    def test_of_many_who_swap_one_wins(self, url: str) -> None:
+        with closing(opened(url)) as store, ThreadPoolExecutor(8) as pool:
+            for number in range(50):
+                before = store.bucket.load()
+                together = threading.Barrier(8)
+
+                def swap(writer: int, before: Document | None = before, together: Any = together) -> bool:
+                    together.wait()
+                    try:
+                        store.bucket.swap(str(writer).encode(), before)
+                    except Overtaken:
+                        return False
+                    return True
+
+                won = list(pool.map(swap, range(8)))
+                found = store.bucket.load()
+                assert found is not None
+                # Who was overtaken right after it won is told that it lost, and looks again.
+                assert sum(won) == 1, number
+                assert found.data == str(won.index(True)).encode()
+
+    def test_who_comes_back_after_many_versions_has_lost(self, store: ObjectStore) -> None:
+        """Though the name of its version is free again."""
+        stale = store.bucket.load()
+        emit(store)
+        for _ in range(3):
+            emit(store)
+        with pytest.raises(Overtaken):
+            store.bucket.swap(b"stale", stale)
+        assert len(records(store)) == 4

@@ -1,0 +1,58 @@
+"""The S3 server for tests: it keeps what it confirmed, and of two who swap an object one wins."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+
+import pytest
+from obstore.exceptions import AlreadyExistsError, PreconditionError
+
+from penstock.testing.installations import MissingService, find_s3
+from penstock.testing.processes import living
+from penstock.testing.servers import S3Server
+
+RACES = 1_000
+
+
+@pytest.mark.crash
+def test_after_a_kill_it_has_what_it_confirmed_on_the_same_port(s3_server: S3Server) -> None:
+    with S3Server() as server:
+        endpoint, folder, pid = server.endpoint, server.folder, server.pid
+        server.bucket(server.create_bucket("kept")).put("one", b"body")
+        server.kill()
+        server.start()
+        assert server.endpoint == endpoint
+        assert bytes(server.bucket("kept").get("one").bytes()) == b"body"
+    assert pid not in living()
+    assert not folder.exists()
+
+
+def test_of_two_who_swap_an_object_exactly_one_wins(s3_server: S3Server) -> None:
+    """What the queue on object storage stands on: a server whose conditional writes race would lose events."""
+    name = s3_server.create_bucket("races")
+    writers = [s3_server.bucket(name) for _ in range(2)]
+    together = Barrier(2)
+
+    def swap(writer: Any, mode: Any, body: bytes) -> dict[str, str] | None:
+        together.wait()
+        try:
+            told = writer.put("object", body, mode=mode, use_multipart=False)
+        except (AlreadyExistsError, PreconditionError):
+            return None
+        return {"e_tag": told["e_tag"]}
+
+    mode: Any = "create"
+    with ThreadPoolExecutor(2) as pool:
+        for number in range(RACES):
+            bodies = [f"{number} by {writer}".encode() for writer in range(2)]
+            told = list(pool.map(swap, writers, [mode, mode], bodies))
+            (winner,) = [place for place, tag in enumerate(told) if tag is not None]
+            mode = told[winner]
+            assert bytes(writers[0].get("object").bytes()) == bodies[winner]
+
+
+def test_without_a_binary_it_is_a_missing_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingService, match="make services"):
+        find_s3(tmp_path)
