@@ -216,8 +216,8 @@ def check_that_it_is_as_it_must_be(url: str) -> None:
     assert abs(held.events[0].created_at - datetime.now(UTC)) < timedelta(minutes=1)
     store.settle(held.lease, all_to(Retry("nö 🚰\\'\"\n", 0), held))
     assert store.find(Selection(everything=True)).records[0].last_error == "nö 🚰\\'\"\n"
-    with pytest.raises(StoreError, match="refused"):
-        store.pause("q" * 300)
+    with pytest.raises(StoreError, match="refused: Data too long"), store.transaction() as inside:
+        inside.exec_driver_sql(f"INSERT INTO penstock_queues (queue) VALUES ('{'q' * 300}')")
     store.close()
 
 

@@ -249,6 +249,25 @@ def test_an_operators_cancel_and_a_claim_never_take_the_same_event(store: SqlSto
         assert {record.state for record in found} <= set(State)
 
 
+def test_claimers_at_once_never_hold_more_than_a_queue_allows(store: SqlStore, mariadb_url: str) -> None:
+    store.append([event(ordering_key=f"k{number}" if number % 3 else None) for number in range(120)])
+    store.limit("outbox", 5)
+    seen: list[int] = []
+
+    def work(_: int) -> int:
+        done = 0
+        with closing(open_store(mariadb_url)) as own, closing(connect_mysql(mariadb_url, "READ COMMITTED")) as looking:
+            while sum(queue.pending + queue.claimed for queue in own.stats().queues):
+                held = claim(own, 3)
+                seen.append(looking.execute("SELECT count(*) FROM penstock_claimed").fetchone()[0])
+                done += own.settle(held.lease, all_to(PUBLISHED, held)).applied
+        return done
+
+    with ThreadPoolExecutor(6) as threads:
+        assert sum(threads.map(work, range(6))) == 120
+    assert 3 < max(seen) <= 5
+
+
 def test_what_another_process_gave_back_is_found_by_probing(
     store: SqlStore, mariadb_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
