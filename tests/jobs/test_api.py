@@ -321,8 +321,8 @@ class TestProblems:
             ("/v1/jobs", {"type": "a", "colour": "red"}, "body.colour"),
             ("/v1/jobs/claim", {"worker_id": "w", "wait_seconds": 61}, "body.wait_seconds"),
             ("/v1/jobs/claim", {"worker_id": "w", "types": []}, "body.types"),
-            (f"/v1/jobs/{uuid4()}/complete", {"lease": "x"}, "body.lease"),
-            (f"/v1/jobs/{uuid4()}/fail", HELD, "body.reason"),
+            ("/v1/jobs/00000000-0000-4000-8000-000000000001/complete", {"lease": "x"}, "body.lease"),
+            ("/v1/jobs/00000000-0000-4000-8000-000000000001/fail", HELD, "body.reason"),
         ],
     )
     def test_a_bad_field_is_named(self, http: httpx.Client, path: str, body: Any, field: str) -> None:
