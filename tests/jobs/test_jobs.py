@@ -10,6 +10,7 @@ from penstock.jobs import ClaimedJob, Jobs
 from penstock.lifecycle import State
 from penstock.retry import RetryPolicy
 from penstock.store import SqlStore
+from penstock.store.base import Selection
 from penstock.testing.stores import ManualClock
 
 TIMEOUT = 30.0
@@ -151,6 +152,9 @@ class TestTheTimelineOfTheSpecification:
         clock.advance(2)
         jobs.complete(job)
         assert jobs.get(job.job_id).state is State.PUBLISHED
+        assert jobs.stats().completed_total == 1
+        jobs.store.purge(Selection(everything=True))
+        assert jobs.stats().types == []
         assert jobs.stats().completed_total == 1
 
     def test_the_worker_crashes_at_8_s(self, jobs: Jobs, clock: ManualClock, job: ClaimedJob) -> None:

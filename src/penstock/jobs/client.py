@@ -139,7 +139,8 @@ class JobsClient:
 
     def stats(self) -> JobStats:
         answer = self._call("GET", "/v1/stats", JobError)
-        return JobStats([TypeStats(**one) for one in answer["types"]])
+        types = [TypeStats(**one) for one in answer["types"]]
+        return JobStats(types, purged=answer["completed_total"] - sum(one.completed for one in types))
 
     def work(
         self, handlers: Mapping[str, Handler], worker_id: str, *, stop: threading.Event, concurrency: int = 1

@@ -93,13 +93,15 @@ class TypeStats:
 
 @dataclass(frozen=True, slots=True)
 class JobStats:
-    """The job queue at a glance. Jobs that were purged count no longer."""
+    """The job queue at a glance. Of jobs that were purged only the total of completed ones knows."""
 
     types: Sequence[TypeStats]
+    purged: int = 0
+    """Completed jobs that are no longer there."""
 
     @property
     def completed_total(self) -> int:
-        return sum(one.completed for one in self.types)
+        return sum(one.completed for one in self.types) + self.purged
 
     def as_json(self) -> dict[str, Any]:
         types = [{field.name: getattr(one, field.name) for field in fields(one)} for one in self.types]

@@ -31,13 +31,14 @@ class Looking:
         return self._seen([self.record(as_job_id(job_id))])[0]
 
     def stats(self) -> JobStats:
-        counted = {one.queue: one for one in self.store.stats().queues}
+        found = self.store.stats()
         return JobStats(
             [
-                TypeStats(queue.removeprefix(self.prefix), one.pending, one.claimed, one.published, one.dead)
-                for queue, one in counted.items()
-                if queue.startswith(self.prefix)
-            ]
+                TypeStats(one.queue.removeprefix(self.prefix), one.pending, one.claimed, one.published, one.dead)
+                for one in found.queues
+                if one.queue.startswith(self.prefix)
+            ],
+            purged=sum(count for queue, count in found.purged.items() if queue.startswith(self.prefix)),
         )
 
     def wait(self, job_id: UUID | str, timeout_seconds: float | None = None) -> Job:

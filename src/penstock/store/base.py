@@ -205,6 +205,8 @@ class Stats:
     oldest_snapshot_seconds: float | None
     relays: Sequence[RelayStats]
     dead_errors: Sequence[tuple[str, int]]
+    purged: Mapping[str, int] = field(default_factory=dict)
+    """PUBLISHED events that were purged, by queue."""
 
     def total(self, field_name: str) -> int:
         return sum(getattr(queue, field_name) for queue in self.queues)

@@ -100,6 +100,16 @@ def unsettled_counts(connection: Connection, selection: Selection) -> list[Settl
     return sorted(found, key=lambda one: (-one.count, one.state, one.queue, one.event_type))
 
 
+def published_by_queue(connection: Connection, seqs: list[int]) -> dict[str, int]:
+    """How many of these settled events are published, in each queue."""
+    statement = (
+        select(archive.c.queue, func.count())
+        .where(archive.c.seq.in_(seqs), archive.c.state == State.PUBLISHED.value)
+        .group_by(archive.c.queue)
+    )
+    return {row[0]: row[1] for row in connection.execute(statement)}
+
+
 def last_seq(connection: Connection) -> int:
     return int(connection.execute(select(func.coalesce(func.max(archive.c.seq), 0))).scalar_one())
 
@@ -209,6 +219,10 @@ def stats(connection: Connection, now: datetime, oldest_snapshot_seconds: float 
             for row in connection.execute(select(relays).order_by(relays.c.started_at))
         ],
         dead_errors=_dead_errors(connection),
+        purged={
+            row.queue: row.purged
+            for row in connection.execute(select(queues.c.queue, queues.c.purged).where(queues.c.purged > 0))
+        },
     )
 
 

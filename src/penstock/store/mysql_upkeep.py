@@ -102,6 +102,10 @@ INSERT INTO penstock_queues (queue, max_claimed) VALUES (:queue, :max_claimed)
 ON DUPLICATE KEY UPDATE max_claimed = :max_claimed
 """
 PAUSED = "SELECT EXISTS (SELECT 1 FROM penstock_queues WHERE queue = :queue AND paused_at IS NOT NULL)"
+COUNT_PURGED = """
+INSERT INTO penstock_queues (queue, purged) VALUES (:queue, :count)
+ON DUPLICATE KEY UPDATE purged = purged + :count
+"""
 LOCK_QUEUE = "SELECT max_claimed FROM penstock_queues WHERE queue = :queue FOR UPDATE"
 CLAIMED_OF_QUEUE = """
 SELECT count(*) FROM penstock_leases l FORCE INDEX (penstock_leases_open)

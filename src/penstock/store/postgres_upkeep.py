@@ -107,6 +107,10 @@ LIMIT = """
 INSERT INTO penstock_queues (queue, max_claimed) VALUES (:queue, :max_claimed)
 ON CONFLICT (queue) DO UPDATE SET max_claimed = excluded.max_claimed
 """
+COUNT_PURGED = """
+INSERT INTO penstock_queues (queue, purged) VALUES (:queue, :count)
+ON CONFLICT (queue) DO UPDATE SET purged = penstock_queues.purged + excluded.purged
+"""
 LOCK_QUEUE = "SELECT max_claimed FROM penstock_queues WHERE queue = :queue FOR UPDATE"
 # By way of the open leases, of which there are few: an index of its own would cost every claim.
 CLAIMED_OF_QUEUE = """

@@ -312,6 +312,7 @@ queues = Table(
     Column("paused_at", Moment),
     Column("paused_by", Words),
     Column("max_claimed", Integer),
+    Column("purged", BigInteger, nullable=False, server_default="0"),
 )
 
 # What a handler said of an event: how far it has come, and what came of it.

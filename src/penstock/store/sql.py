@@ -184,7 +184,15 @@ class SqlStore(Settling, Controlling, Staging, Announcing):
         chosen = inspect.purgeable(selection)
         if dry_run:
             return self._look(lambda tx: inspect.count_settled(tx.connection, chosen))
-        return self._in_batches(chosen, batch, self._purge, progress)
+        return self._in_batches(chosen, batch, self._purge_and_count, progress)
+
+    def _purge_and_count(self, tx: Transaction, seqs: list[int]) -> int:
+        """How many published events a queue has ever had is still known when they are gone."""
+        published = inspect.published_by_queue(tx.connection, seqs)
+        purged = self._purge(tx, seqs)
+        for queue in sorted(published):
+            tx.run(self.upkeep.COUNT_PURGED, queue=queue, count=published[queue])
+        return purged
 
     def _in_batches(
         self,

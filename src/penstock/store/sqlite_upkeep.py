@@ -90,6 +90,10 @@ INSERT INTO penstock_queues (queue, max_claimed) VALUES (:queue, :max_claimed)
 ON CONFLICT (queue) DO UPDATE SET max_claimed = excluded.max_claimed
 """
 PAUSED = "SELECT EXISTS (SELECT 1 FROM penstock_queues WHERE queue = :queue AND paused_at IS NOT NULL)"
+COUNT_PURGED = """
+INSERT INTO penstock_queues (queue, purged) VALUES (:queue, :count)
+ON CONFLICT (queue) DO UPDATE SET purged = purged + excluded.purged
+"""
 # Nothing to lock: there is one writer at a time.
 LOCK_QUEUE = "SELECT max_claimed FROM penstock_queues WHERE queue = :queue"
 CLAIMED_OF_QUEUE = """

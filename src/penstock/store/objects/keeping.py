@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock import lifecycle
+from penstock.lifecycle import State
 from penstock.store.objects import archive
 from penstock.store.objects.archive import Segment
 from penstock.store.objects.choosing import Choice, in_document, worth_reading
@@ -30,7 +31,14 @@ def replay(model: Model, args: Mapping[str, Any]) -> list[Any]:
 
 def purge(model: Model, args: Mapping[str, Any]) -> list[Any]:
     """Delete the next settled events of a selection: how many, and the last one's seq."""
-    return _each(model, args, lambda entry: model.drop(entry.seq))
+    return _each(model, args, lambda entry: _purge(model, entry))
+
+
+def _purge(model: Model, entry: Entry) -> None:
+    """How many published events a queue has ever had is still known when they are gone."""
+    if entry.state == State.PUBLISHED:
+        model.purged[entry.queue] = model.purged.get(entry.queue, 0) + 1
+    model.drop(entry.seq)
 
 
 def _each(model: Model, args: Mapping[str, Any], work: Callable[[Entry], None]) -> list[Any]:

@@ -73,6 +73,7 @@ def stats(model: Model, _: Mapping[str, Any]) -> dict[str, Any]:
         "expired_leases": expired,
         "relays": sorted(model.relays.values(), key=lambda relay: relay.started_at),
         "dead_errors": _dead_errors(model),
+        "purged": model.purged,
         "now": model.now,
     }
 

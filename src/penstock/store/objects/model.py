@@ -71,6 +71,7 @@ class Model:
         self.controls: dict[str, ControlRow] = {}
         self.relays: dict[str, RelayRow] = {}
         self.sessions: dict[str, SessionRow] = {}
+        self.purged: dict[str, int] = {}
         self.sinks: dict[str, int] = {}
         self.segments: dict[str, SegmentRow] = {}
         self.turns: dict[Key, int] = {}
@@ -231,6 +232,7 @@ class Model:
             "controls": self.controls,
             "relays": list(self.relays.values()),
             "sessions": self.sessions,
+            "purged": self.purged,
             "sinks": self.sinks,
             "segments": list(self.segments.values()),
             "turns": [(*key, at) for key, at in self.turns.items()],
@@ -263,6 +265,7 @@ class Model:
         self.controls = {queue: ControlRow(*row) for queue, row in document["controls"].items()}
         self.relays = {row[0]: RelayRow(*row) for row in document["relays"]}
         self.sessions = {name: SessionRow(*row) for name, row in document["sessions"].items()}
+        self.purged = document["purged"]
         self.sinks = document["sinks"]
         self.segments = {row[0]: SegmentRow(*row) for row in document["segments"]}
         turns = dict(self.turns)

@@ -135,6 +135,7 @@ def stats(answer: Mapping[str, Any]) -> Stats:
         oldest_snapshot_seconds=None,
         relays=[_relay(RelayRow(*row), now) for row in answer["relays"]],
         dead_errors=[(error, count) for error, count in answer["dead_errors"]],
+        purged=answer["purged"],
     )
 
 

@@ -160,6 +160,22 @@ class Purging(StoreScenario):
             store.purge(Selection())
         assert states(store) == {State.PUBLISHED: 1}
 
+    def test_how_many_were_published_is_known_after_they_are_gone(self, store: Store) -> None:
+        settle(store, PUBLISHED, 3)
+        settle(store, PUBLISHED, 2, queue="other")
+        settle(store, Dead("x"))
+        assert store.stats().purged == {}
+        store.purge(Selection(queue="other"))
+        store.purge(EVERYTHING, batch=2)
+        store.purge(Selection(states=frozenset({State.DEAD})))
+        assert store.stats().purged == {"outbox": 3, "other": 2}
+        settle(store, PUBLISHED)
+        store.limit("outbox", 5)
+        store.pause("new")
+        store.purge(EVERYTHING)
+        assert store.stats().purged == {"outbox": 4, "other": 2}
+        assert [control.queue for control in store.controls()] == ["new", "outbox"]
+
 
 class Tending(StoreScenario):
     def test_upkeep_leaves_events_alone(self, store: Store, clock: ManualClock) -> None:

@@ -1,9 +1,10 @@
--- Queues that somebody has paused or limited; the others have no row.
+-- Queues that somebody has paused or limited, or from whose archive published events were purged: how many.
 CREATE TABLE IF NOT EXISTS penstock_queues (
     queue       VARCHAR(255) NOT NULL PRIMARY KEY,
     paused_at   DATETIME(6),
     paused_by   LONGTEXT,
     max_claimed INTEGER,
+    purged      BIGINT NOT NULL DEFAULT 0,
     CONSTRAINT penstock_queues_limit CHECK (max_claimed > 0)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE {collation}
 --;

@@ -1,9 +1,10 @@
--- Queues that somebody has paused or limited; the others have no row.
+-- Queues that somebody has paused or limited, or from whose archive published events were purged: how many.
 CREATE TABLE penstock_queues (
     queue       TEXT NOT NULL PRIMARY KEY,
     paused_at   BIGINT,
     paused_by   TEXT,
-    max_claimed INTEGER CHECK (max_claimed > 0)
+    max_claimed INTEGER CHECK (max_claimed > 0),
+    purged      BIGINT NOT NULL DEFAULT 0
 )
 --;
 -- What a handler said of an event: how far it has come, and what came of it.
