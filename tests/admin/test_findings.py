@@ -65,6 +65,15 @@ def test_a_relay_of_another_queue_doesnt_help() -> None:
     )
 
 
+def test_jobs_wait_and_nobody_has_one() -> None:
+    assert said(stats(waiting("jobs/email:send", 3), waiting("other/a b", 1))) == [
+        "3 jobs of type email:send can be claimed, and no worker has one: penstock jobs list --type email:send",
+        "1 job of type a b can be claimed, and no worker has one: penstock jobs list --type 'a b' --name other",
+    ]
+    busy = QueueStats("jobs/email:send", pending=3, ready=3, claimed=1, oldest_pending_seconds=200.0)
+    assert said(stats(busy)) == []
+
+
 def test_a_burst_that_was_just_emitted_is_no_finding() -> None:
     assert said(stats(waiting(oldest=1.0))) == []
 

@@ -62,7 +62,9 @@ def _waiting(queue: QueueStats, control: QueueControl, stats: Stats) -> Iterator
         return
     relays = [relay for relay in stats.relays if relay.queue == queue.queue]
     running = [relay for relay in relays if alive(relay)]
-    if not running:
+    if not relays and "/" in queue.queue:
+        yield from _unclaimed(queue)
+    elif not running:
         yield _unattended(queue, relays)
     elif oldest >= SLOW_SECONDS and control.max_claimed is not None and queue.claimed >= control.max_claimed:
         yield _limited(queue, control.max_claimed, oldest)
@@ -85,6 +87,15 @@ def _unattended(queue: QueueStats, relays: list[RelayStats]) -> Finding:
         f"{_are(queue.ready)} pending in queue {queue.queue} and {_last_seen(relays)}",
         "penstock worker MODULE:WORKER" if workers else f"penstock relay --to URL{option}",
     )
+
+
+def _unclaimed(queue: QueueStats) -> Iterator[Finding]:
+    """A type of a job queue. Whoever claims jobs doesn't announce itself; that it has one says that it is there."""
+    name, _, kind = queue.queue.partition("/")
+    if not queue.claimed:
+        option = "" if name == "jobs" else f" --name {quote(name)}"
+        text = f"{count(queue.ready, 'job')} of type {kind} can be claimed, and no worker has one"
+        yield Finding("unclaimed", text, f"penstock jobs list --type {quote(kind)}{option}")
 
 
 def _limited(queue: QueueStats, limit: int, oldest: float) -> Finding:
