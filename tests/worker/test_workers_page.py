@@ -1,6 +1,8 @@
 """The page about workers: its code runs, and it names every option with its default."""
 
 import re
+import subprocess
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from penstock import AckPolicy
 from penstock.worker import HandlerOptions
 
 PAGE = (Path(__file__).parents[2] / "docs" / "workers.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def rows() -> dict[str, str]:
@@ -23,7 +26,7 @@ def rows() -> dict[str, str]:
 
 def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    *blocks, _ = BLOCKS
     assert len(blocks) >= 6
     names: dict[str, Any] = {"__name__": "shop"}
     for block in blocks:
@@ -31,6 +34,15 @@ def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = names["worker"]
     assert [one.queue for one in worker.registered] == ["emails", "newsletters", "payments", "orders"]
     assert [one.name for one in worker.periodics] == ["reports/report.due", "weekly"]
+
+
+def test_the_test_of_a_handler_passes(tmp_path: Path) -> None:
+    path = tmp_path / "test_reminders.py"
+    path.write_text(BLOCKS[-1])
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
 
 
 @pytest.mark.parametrize("field", fields(HandlerOptions), ids=lambda field: field.name)
