@@ -11,6 +11,7 @@ import pytest
 from penstock.errors import MissingDriver
 from penstock.testing.servers import (
     KafkaServer,
+    MariadbServer,
     NatsServer,
     PgBouncer,
     PostgresServer,
@@ -21,7 +22,9 @@ from penstock.testing.servers import (
 )
 
 # Readable failures from the shipped suites. Here, before any test module imports them.
-pytest.register_assert_rewrite("penstock.testing.publishers", "penstock.testing.brokers")
+pytest.register_assert_rewrite(
+    "penstock.testing.publishers", "penstock.testing.brokers", "penstock.testing.stores", "penstock.testing.workers"
+)
 
 AnyServer = TypeVar("AnyServer", bound=Server)
 
@@ -56,6 +59,20 @@ def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
     url = postgres_server.create_database()
     yield url
     postgres_server.drop_database(url)
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[MariadbServer]:
+    with started(MariadbServer(fsync=False)) as server:
+        yield server
+
+
+@pytest.fixture
+def mariadb_url(mariadb_server: MariadbServer) -> Iterator[str]:
+    """A fresh, empty database."""
+    url = mariadb_server.create_database()
+    yield url
+    mariadb_server.drop_database(url)
 
 
 @pytest.fixture(scope="session")

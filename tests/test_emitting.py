@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pymysql
 import pytest
 from psycopg.rows import dict_row, namedtuple_row, scalar_row
 from sqlalchemy import create_engine, text
@@ -17,14 +18,16 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import penstock
 from penstock import EventId, Outbox, Outcome, Retry, Selection
-from penstock.errors import StoreError, UsageError
+from penstock.errors import NotSupported, StoreError, UsageError
 
 Emit = Callable[[Any], object]
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgresql", "mysql"])
 def outbox(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Outbox]:
-    url = f"sqlite:///{tmp_path}/shop.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    servers = {"postgresql": "postgres_url", "mysql": "mariadb_url"}
+    on_server = servers.get(request.param)
+    url = request.getfixturevalue(on_server) if on_server else f"sqlite:///{tmp_path}/shop.db"
     with opened(url) as box:
         yield box
 
@@ -280,8 +283,11 @@ def django_connection(outbox: Outbox) -> Iterator[Any]:
         settings.configure(DATABASES={}, USE_TZ=True)
         django.setup()
     url = outbox.store.engine.url
-    kind = "sqlite3" if url.drivername == "sqlite" else "postgresql"
+    kind = {"sqlite": "sqlite3"}.get(url.get_backend_name(), url.get_backend_name())
+    if kind == "mysql":
+        pymysql.install_as_MySQLdb()  # Django knows MySQL by mysqlclient only, whose place PyMySQL takes
     place = {"NAME": url.database, "USER": url.username or "", "HOST": url.host or "", "PORT": url.port or ""}
+    place |= {"PASSWORD": url.password or ""}
     configured = connections.configure_settings({"default": {"ENGINE": f"django.db.backends.{kind}", **place}})
     connections.databases["default"] = configured["default"]
     yield connections["default"]
@@ -344,6 +350,10 @@ def test_django_without_time_zones(outbox: Outbox, django_connection: Any, monke
 
 
 def test_an_async_session_executes_the_statement(outbox: Outbox) -> None:
+    if not outbox.store.capabilities.insert_into_view:
+        with pytest.raises(NotSupported, match="no statement can emit"):
+            outbox.insert(outbox.event("a"))
+        return
     url = url_of(outbox).replace("sqlite:", "sqlite+aiosqlite:")
 
     async def run() -> None:
@@ -364,14 +374,15 @@ def test_an_async_session_executes_the_statement(outbox: Outbox) -> None:
 
 def test_an_async_connection_is_told_how(outbox: Outbox) -> None:
     engine = create_async_engine("sqlite+aiosqlite:///unused.db")
-    with pytest.raises(UsageError, match=r"await session\.execute\(outbox\.insert"):
-        outbox.emit("a", connection=AsyncSession(engine))
+    able = outbox.store.capabilities.insert_into_view
+    how = r"await session\.execute\(outbox\.insert" if able else "pass one that is not async"
 
     class OurSession(AsyncSession):
         pass
 
-    with pytest.raises(UsageError, match=r"await session\.execute\(outbox\.insert"):
-        outbox.emit("a", connection=OurSession(engine))
+    for kind in (AsyncSession, OurSession):
+        with pytest.raises(UsageError, match=how):
+            outbox.emit("a", connection=kind(engine))
 
 
 def test_a_connection_to_another_kind_of_database_is_refused(postgres_outbox: Outbox, tmp_path: Path) -> None:
@@ -384,6 +395,8 @@ def test_a_connection_to_another_kind_of_database_is_refused(postgres_outbox: Ou
 
 
 def test_plain_sql_emits(outbox: Outbox) -> None:
+    if not outbox.store.capabilities.insert_into_view:
+        pytest.skip("this store declares that its view takes no INSERT; its own tests see it refused")
     marker = "%s" if "postgresql" in url_of(outbox) else "?"
     with outbox.store.engine.begin() as connection:
         connection.exec_driver_sql(

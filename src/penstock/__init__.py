@@ -19,6 +19,7 @@ from penstock.lifecycle import Dead, Outcome, Published, Released, Retry, State
 from penstock.retry import RetryPolicy
 
 if TYPE_CHECKING:
+    from penstock.jobs import Jobs, JobsClient
     from penstock.outbox import Outbox, connect
     from penstock.routes import Routes, load_routes
     from penstock.store.base import Selection
@@ -32,6 +33,8 @@ __all__ = [
     "Delivery",
     "Event",
     "EventId",
+    "Jobs",
+    "JobsClient",
     "Outbox",
     "Outcome",
     "PenstockError",
@@ -50,6 +53,8 @@ __all__ = [
 
 
 _LAZY = {
+    "Jobs": "penstock.jobs",
+    "JobsClient": "penstock.jobs",
     "Outbox": "penstock.outbox",
     "Routes": "penstock.routes",
     "Selection": "penstock.store.base",

@@ -6,13 +6,19 @@ PenstockError
 │   ├── UnknownScheme     a URL that no store or publisher answers to
 │   ├── MissingDriver     an optional dependency is not installed
 │   ├── NotSupported      the backend declares that it can't do this
-│   └── EventNotFound     no event has this id
+│   ├── EventNotFound     no event has this id
+│   └── JobNotFound       no job has this id
 ├── StoreError            the store refused or failed: the command line exits with 1
 │   ├── StoreUnavailable  it can't be reached now; trying again may work
 │   ├── NotInitialised    its tables are missing or older than this code
 │   └── StoreConflict     concurrent work kept winning; trying again works
 ├── LeaseLost             another claimant may have the event by now: what was done under the lease is void
 ├── InvalidPayload        a payload that its handler's type refuses: the event is dead, not retried
+├── JobError              a job is not where its caller thinks it is
+│   ├── JobLost           its worker no longer holds it: it expired, was cancelled or settled; also a LeaseLost
+│   ├── JobSettled        it is settled, and can't be cancelled any more
+│   ├── JobFailed         it was waited for, and is DEAD
+│   └── JobUnfinished     it was waited for, and is not settled yet
 ├── PublishError          a destination can't be used at all (one event's failure is an outcome instead)
 ├── InvalidSignature      a webhook that its receiver must not trust
 └── PipelineError         Spark can't start or its query failed
@@ -53,6 +59,14 @@ class EventNotFound(UsageError):
         super().__init__(f"no event has the id {event_id}; list the ids with: penstock events")
 
 
+class JobNotFound(UsageError):
+    """No job has this id."""
+
+    @classmethod
+    def of(cls, job_id: object, name: str) -> "JobNotFound":
+        return cls(f"no job of {name!r} has the id {job_id}; list the ids with: penstock jobs list")
+
+
 class StoreError(PenstockError):
     """The store refused or failed."""
 
@@ -75,6 +89,26 @@ class LeaseLost(PenstockError):
 
 class InvalidPayload(PenstockError):
     """A payload that the type of its handler refuses."""
+
+
+class JobError(PenstockError):
+    """A job is not where its caller thinks it is."""
+
+
+class JobLost(JobError, LeaseLost):
+    """The worker no longer holds the job: what it does now counts for nothing, and it should stop."""
+
+
+class JobSettled(JobError):
+    """The job is settled, and can't be cancelled any more."""
+
+
+class JobFailed(JobError):
+    """The job that was waited for is DEAD; the message says of what."""
+
+
+class JobUnfinished(JobError):
+    """The job that was waited for is not settled yet."""
 
 
 class PublishError(PenstockError):

@@ -9,7 +9,7 @@ from typing import Any, Self
 from sqlalchemy import Insert
 
 from penstock.config import store_url
-from penstock.errors import InvalidEvent
+from penstock.errors import InvalidEvent, NotSupported
 from penstock.event import DEFAULT_QUEUE, Event, EventId, encode_payload
 from penstock.routes import Routes
 from penstock.store import Store, StoreOptions, open_store
@@ -54,7 +54,7 @@ class Outbox:
     ) -> EventId:
         """Write one event; with `connection`, in its transaction, so that both commit or neither does.
 
-        `connection` is a SQLAlchemy Session or Connection, a psycopg or sqlite3 connection, or a Django connection.
+        `connection` is a SQLAlchemy Session or Connection, a psycopg, sqlite3 or PyMySQL connection, or a Django one.
         A second emit with the same `dedupe_key` inside its window adds nothing and returns the first id.
         """
         event = self.event(
@@ -99,6 +99,11 @@ class Outbox:
 
     def insert(self, event: Event) -> Insert:
         """The statement that emits `event`, for async sessions: `await session.execute(outbox.insert(event))`."""
+        if not self.store.capabilities.insert_into_view:
+            raise NotSupported(
+                "this database's views take no INSERT, so no statement can emit: use emit, with the connection of a "
+                "session that is not async"
+            )
         if self.routes is not None:
             self.routes.require([event.event_type])
         named = event if event.event_id else replace(event, event_id=new_event_id())

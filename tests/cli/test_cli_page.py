@@ -1,6 +1,8 @@
 """The command line's page in the docs: it has every command and every option that there is."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from typer.main import get_command
 
@@ -14,7 +16,20 @@ def test_every_command_has_a_section() -> None:
     assert [name for name in commands if f"\n## penstock {name}\n" not in PAGE] == []
 
 
+def everything(commands: Iterable[Any]) -> Iterator[Any]:
+    """The commands, and those inside them."""
+    for command in commands:
+        yield command
+        yield from everything(getattr(command, "commands", {}).values())
+
+
+def test_every_command_of_a_group_is_on_the_page() -> None:
+    commands = get_command(app).commands.items()  # type: ignore[attr-defined]
+    inside = [f"penstock {group} {name}" for group, command in commands for name in getattr(command, "commands", {})]
+    assert [name for name in inside if f"`{name}" not in PAGE] == []
+
+
 def test_every_option_is_on_the_page() -> None:
-    commands = get_command(app).commands.values()  # type: ignore[attr-defined]
+    commands = everything(get_command(app).commands.values())  # type: ignore[attr-defined]
     options = {option for command in commands for parameter in command.params for option in parameter.opts}
     assert [option for option in sorted(options) if option.startswith("-") and f"`{option}" not in PAGE] == []

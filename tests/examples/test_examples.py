@@ -34,6 +34,16 @@ def test_claim_and_settle() -> None:
     ]
 
 
+def test_jobs_over_http() -> None:
+    assert run("jobs_over_http.py").splitlines() == [
+        "completed: {'sent_to': 'ada', 'attempts': 1}",
+        "completed: {'sent_to': 'bob', 'attempts': 2}",
+        "dead: invalid payload: to: Field required",
+        "dead: the order was cancelled",
+        "[{'type': 'email:send', 'pending': 0, 'claimed': 0, 'completed': 2, 'dead': 2}]",
+    ]
+
+
 def test_worker(tmp_path: Path) -> None:
     assert run("worker.py", str(tmp_path)).splitlines() == [
         "mail for order 1 sent at attempt 2",

@@ -53,6 +53,27 @@ SQLITE = (
     + _SQLITE_LEASE.format(verb="INSERT")
     + _SQLITE_LEASE.format(verb="UPDATE").replace("AFTER UPDATE", "AFTER UPDATE OF token")
 )
+_MYSQL_ROW = """
+CREATE TRIGGER see_{table}_{verb} AFTER {verb} ON penstock_{table} FOR EACH ROW
+    INSERT INTO seen (what, seq, ordering_key, lease_id, attempts, deliveries, replays, suspect, tx)
+    VALUES ({what}, NEW.seq, NEW.ordering_key, {lease}, NEW.attempts, NEW.deliveries, NEW.replays, NEW.suspect, {tx})
+"""
+_MYSQL_LEASE = """
+CREATE TRIGGER see_leases_{verb} AFTER {verb} ON penstock_leases FOR EACH ROW
+    INSERT INTO seen (what, lease_id, token) SELECT 'token', NEW.lease_id, NEW.token WHERE {new}
+"""
+MYSQL = (
+    "CREATE TABLE seen (id bigint AUTO_INCREMENT PRIMARY KEY, what varchar(20), seq bigint, ordering_key varchar(255), "
+    "lease_id binary(16), token binary(16), attempts int, deliveries int, replays int, suspect int, tx varchar(100))",
+    *(
+        _MYSQL_ROW.format(table=table, verb=verb, what=what, lease=lease, tx=tx.replace(sqlite_tx, mysql_tx))
+        for table, what, lease, tx in _SQLITE_TABLES
+        for verb in ("INSERT", "UPDATE")
+        for sqlite_tx, mysql_tx in [("NEW.lease_id || NEW.settled_at", "CONCAT(HEX(NEW.lease_id), NEW.settled_at)")]
+    ),
+    _MYSQL_LEASE.format(verb="INSERT", new="TRUE"),
+    _MYSQL_LEASE.format(verb="UPDATE", new="NEW.token <> OLD.token"),
+)
 
 
 class Seen(NamedTuple):

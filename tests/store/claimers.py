@@ -13,11 +13,14 @@ from typing import Any
 from uuid import UUID, uuid5
 
 import psycopg
+import pymysql
+from databases import MysqlConnection, connect_mysql
 
+from penstock.errors import StoreConflict
 from penstock.event import Event
 from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Outcome, Retry
 from penstock.store import SqlStore, open_store
-from penstock.store.base import Claim, Lease, LeaseId
+from penstock.store.base import Claim, Lease, LeaseId, Settlement
 
 MAX_ATTEMPTS = 8
 LEASE_SECONDS = 0.5
@@ -45,6 +48,8 @@ class Ring:
         """A connection of the database's own driver, with a transaction at the first statement."""
         if self.url.startswith("sqlite"):
             return sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=30)
+        if self.url.startswith("mysql"):
+            return connect_mysql(self.url, "READ COMMITTED")
         return psycopg.connect(self.url)
 
     @contextmanager
@@ -109,10 +114,23 @@ def settle(store: SqlStore, connection: Any, random: Random, claimed: Claim, cal
     outcomes = list(decide(random, claimed, calm).items())
     cut = len(outcomes) if random.random() < 0.7 else random.randint(0, len(outcomes))
     for part in (dict(outcomes[:cut]), dict(outcomes[cut:])):
-        told = store.settle_in(connection, claimed.lease, part)
-        log(connection, claimed.lease, told.published | told.dead | told.retried | told.released)
-        connection.commit()
+        told = settle_until_it_wins(store, connection, claimed.lease, part)
         assert told.published | told.dead | told.retried | told.released | told.lost | told.already_settled == set(part)
+
+
+def settle_until_it_wins(store: SqlStore, connection: Any, lease: Lease, part: dict[int, Outcome]) -> Settlement:
+    """MySQL may choose this transaction to end a deadlock with. Only its owner can begin it anew."""
+    while True:
+        try:
+            told = store.settle_in(connection, lease, part)
+            log(connection, lease, told.published | told.dead | told.retried | told.released)
+            connection.commit()
+        except (StoreConflict, pymysql.OperationalError):
+            if not isinstance(connection, MysqlConnection):
+                raise
+            connection.rollback()
+        else:
+            return told
 
 
 def decide(random: Random, claimed: Claim, calm: bool) -> dict[int, Outcome]:
@@ -137,6 +155,9 @@ def log(connection: Any, lease: Lease, settled: frozenset[int]) -> None:
     if isinstance(connection, sqlite3.Connection):
         rows = [("settled", seq, *(one.hex for one in ids)) for seq in settled]
         connection.executemany("INSERT INTO seen (what, seq, lease_id, token) VALUES (?, ?, ?, ?)", rows)
+    elif isinstance(connection, MysqlConnection):
+        rows = [("settled", seq, *(one.bytes for one in ids)) for seq in settled]
+        connection.cursor().executemany("INSERT INTO seen (what, seq, lease_id, token) VALUES (%s, %s, %s, %s)", rows)
     elif settled:
         statement = "INSERT INTO seen (what, seq, lease_id, token) SELECT 'settled', n, %s, %s FROM unnest(%s) n"
         connection.execute(statement, [*ids, list(settled)])

@@ -1,12 +1,15 @@
-"""What the tests of both databases ask about their tables and connections."""
+"""What the tests of the databases ask about their tables and connections."""
 
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from typing import Any
 
+import pymysql
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from sqlalchemy import make_url
 
 from penstock.event import Event
 from penstock.store import SqlStore
@@ -14,6 +17,36 @@ from penstock.store.migrate import VERSION_TABLE, Upgrade
 from penstock.store.schema import metadata
 
 STARTS = 6
+# MySQL has one that the others need not.
+TABLES_OF_MYSQL = [*metadata.tables, "penstock_holds"]
+
+
+class MysqlConnection(pymysql.Connection):  # type: ignore[misc]
+    """The driver's own connection, with as much of the others' manners as the suites ask for."""
+
+    def execute(self, statement: str, values: Any = None) -> Any:
+        cursor = self.cursor()
+        cursor.execute(statement, values)
+        return cursor
+
+
+def connect_mysql(url: str, isolation: str = "REPEATABLE READ") -> MysqlConnection:
+    """As strict as the server would make it, unless told."""
+    parts = make_url(url)
+    options = {"host": parts.host, "port": parts.port, "user": parts.username, "password": str(parts.password)}
+    return MysqlConnection(
+        **options,
+        database=parts.database,
+        init_command=f"SET SESSION TRANSACTION ISOLATION LEVEL {isolation}",
+    )
+
+
+def empty(url: str) -> None:
+    """Empty the tables of a MySQL store, which is faster there than to make them anew."""
+    with connect_mysql(url) as connection:
+        for table in TABLES_OF_MYSQL:
+            connection.execute(f"DELETE FROM {table}")
+        connection.commit()
 
 
 def differences(store: SqlStore, *, compare_defaults: bool) -> object:

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from plans import explaining, pages
 
-from penstock.store import SqlStore, open_store, postgres, postgres_hints
+from penstock.store import SqlStore, hints, open_store, postgres
 from penstock.testing.stores.scenario import ManualClock, claim, event, publish
 
 
@@ -46,7 +46,7 @@ def swell(store: SqlStore, clock: ManualClock, rounds: int) -> None:
 def test_dead_rows_that_vacuum_may_not_remove_are_not_looked_at(
     store: SqlStore, postgres_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_hints, "FULL_LOOK_SECONDS", 3_600)
+    monkeypatch.setattr(hints, "FULL_LOOK_SECONDS", 3_600)
     with old_snapshot(postgres_url):
         swell(store, clock, 11)
         claim(store)

@@ -16,6 +16,7 @@ import claimers
 import psycopg
 import pytest
 from claimers import Ring, some_event
+from databases import connect_mysql
 
 from penstock.lifecycle import State
 from penstock.store import SqlStore, open_store
@@ -153,6 +154,15 @@ def test_postgres(postgres_url: str, tmp_path: Path, seed: int) -> None:
         judge(run(ring, store, events=20_000, claimers_wanted=8, seconds=10), 20_000)
         found = connection.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
         assert found.fetchone() == (0,)
+
+
+def test_mariadb(mariadb_url: str, tmp_path: Path, seed: int) -> None:
+    with closing(open_store(mariadb_url)) as store, closing(connect_mysql(mariadb_url)) as connection:
+        store.initialise()
+        for statement in audit.MYSQL:
+            connection.execute(statement)
+        ring = Ring(mariadb_url, tmp_path, seed, most=80)
+        judge(run(ring, store, events=8_000, claimers_wanted=8, seconds=10), 8_000)
 
 
 def test_sqlite(tmp_path: Path, seed: int) -> None:

@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 
 import psycopg
+from databases import empty
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -46,3 +47,16 @@ def test_postgres(postgres_url: str) -> None:
             return open_store(postgres_url, UNBOUNDED, clock)
 
     run_state_machine_as_test(PostgresMachine, settings=settings(MACHINE, max_examples=15))  # type: ignore[no-untyped-call]
+
+
+def test_mariadb(mariadb_url: str) -> None:
+    first = open_store(mariadb_url)
+    first.initialise()
+    first.close()
+
+    class MariadbMachine(StoreMachine):
+        def open(self, clock: ManualClock) -> SqlStore:
+            empty(mariadb_url)
+            return open_store(mariadb_url, UNBOUNDED, clock)
+
+    run_state_machine_as_test(MariadbMachine, settings=settings(MACHINE, max_examples=15))  # type: ignore[no-untyped-call]

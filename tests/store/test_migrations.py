@@ -12,11 +12,11 @@ from penstock.store import SqlStore, migrate, open_store
 from penstock.store.base import Selection
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres", "mariadb"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'old.db'}"
-    url: str = request.getfixturevalue("postgres_url")
+    url: str = request.getfixturevalue(f"{request.param}_url")
     return url
 
 

@@ -15,7 +15,7 @@ from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Outcome, Retry
 from penstock.store import SqlStore, open_store
 from penstock.store import postgres_statements as statements
 from penstock.store.base import REAP_BATCH, Claim
-from penstock.store.postgres_hints import ALWAYS
+from penstock.store.hints import ALWAYS
 from penstock.store.transaction import Transaction
 from penstock.testing.servers import PostgresServer
 from penstock.testing.stores.scenario import ManualClock, claim, event, publish, seqs

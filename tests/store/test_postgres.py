@@ -10,7 +10,7 @@ from databases import differences, initialise_at_once, told
 
 from penstock.errors import NotInitialised, StoreError, StoreUnavailable, UsageError
 from penstock.event import EventId
-from penstock.store import SqlStore, StoreOptions, open_store, postgres_hints
+from penstock.store import SqlStore, StoreOptions, hints, open_store
 from penstock.store.moves import Clock
 from penstock.store.schema import metadata
 from penstock.testing.processes import wait_until
@@ -218,7 +218,7 @@ def test_what_another_process_gave_back_is_found_by_probing(
     store: SqlStore, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A claim starts to look near the present, where new events are; once in a while it looks at everything."""
-    monkeypatch.setattr(postgres_hints, "FULL_LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(hints, "FULL_LOOK_SECONDS", 0.2)
     store.append([event()])
     assert claim(store)
     assert not store.ready("outbox")

@@ -196,7 +196,7 @@ def test_acknowledged_first_means_before_the_handler_runs(
 ) -> None:
     seen: list[State] = []
 
-    @worker.handler(ack_policy=AckPolicy.ACK_FIRST)
+    @worker.handler(ack_policy="ack_first")
     def handle(event: Received) -> None:
         seen.append(store.find(Selection(ids=frozenset({event.event_id}))).records[0].state)
 
@@ -430,10 +430,10 @@ class Test_mistakes_are_told_when_they_are_made:  # noqa: N801
             ({"max_workers": 0}, "max_workers must lie in 1"),
             ({"overfetch_factor": 0.5}, "overfetch_factor"),
             ({"release_stuck_timeout": 0}, "more than 0 s"),
-            ({"flush_interval": -1}, "0 s or more"),
             ({"types": []}, "one type or more"),
             ({"types": "email"}, "a list of names"),
             ({"batch_size": 0}, "batch_size must be 1"),
+            ({"ack_policy": "maybe"}, "there are: ack_first"),
         ],
     )
     def test_options(self, options: dict[str, Any], message: str) -> None:

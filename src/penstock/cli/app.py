@@ -18,11 +18,13 @@ from penstock.cli.doctor import doctor
 from penstock.cli.emit import emit
 from penstock.cli.events import events, show
 from penstock.cli.failure import USAGE, tell
+from penstock.cli.jobs import jobs
 from penstock.cli.operate import init, purge, reap, replay
 from penstock.cli.options import StoreOption
 from penstock.cli.relay import relay
 from penstock.cli.status import status
 from penstock.cli.steer import cancel, limit, pause, resume
+from penstock.cli.worker import worker
 
 
 class _Group(TyperGroup):
@@ -71,7 +73,7 @@ def _global_options(
 
 
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    "The flow": (init, emit, relay, broker),
+    "The flow": (init, emit, relay, worker, broker),
     "Looking": (status, events, show, doctor),
     "Operating": (replay, reap, purge),
     "Steering": (pause, resume, limit, cancel),
@@ -79,6 +81,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
 for _panel, _functions in _COMMANDS.items():
     for _function in _functions:
         app.command(rich_help_panel=_panel)(_function)
+app.add_typer(jobs, rich_help_panel="The flow")
 app.command(rich_help_panel="Trying out")(demo)
 app.add_typer(bench, rich_help_panel="Trying out")
 

@@ -6,7 +6,14 @@ from penstock.store.base import Store, StoreOptions
 from penstock.store.moves import Clock
 from penstock.store.sql import SqlStore
 
-SCHEMES = {"sqlite": "sqlite", "postgresql": "postgres", "postgres": "postgres", "objects": "objects"}
+SCHEMES = {
+    "sqlite": "sqlite",
+    "postgresql": "postgres",
+    "postgres": "postgres",
+    "mysql": "mysql",
+    "mariadb": "mysql",
+    "objects": "objects",
+}
 
 
 def open_store(url: str, options: StoreOptions | None = None, clock: Clock | None = None) -> Store:
@@ -30,6 +37,10 @@ def open_sql_store(url: str, options: StoreOptions | None = None, clock: Clock |
             from penstock.store.postgres import PostgresStore
 
             return PostgresStore(url, chosen, clock)
+        case "mysql":
+            from penstock.store.mysql import MysqlStore
+
+            return MysqlStore(url, chosen, clock)
         case _:
             raise UnknownScheme(f"{mask_url(url)!r} is no database, and this needs one")
 

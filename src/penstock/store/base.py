@@ -241,6 +241,7 @@ class Capabilities:
     transactional_emit: bool
     ordering: bool
     concurrent_writers: bool
+    insert_into_view: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,10 @@ EMIT_COLUMNS = (
     "created_at",
 )
 
-_DRIVERS = {"psycopg": "postgresql", "psycopg2": "postgresql", "sqlite3": "sqlite"}
+_DRIVERS = {"psycopg": "postgresql", "psycopg2": "postgresql", "sqlite3": "sqlite", "pymysql": "mysql"}
+
+# MySQL says so in every answer.
+_IN_TRANSACTION = 1
 
 
 def new_event_id() -> EventId:
@@ -51,9 +54,11 @@ def ids_for(events: Sequence[Event]) -> Iterator[EventId]:
 def borrowed(connection: object, dialect: str) -> Iterator[Any]:
     """A cursor on the caller's connection, inside the caller's transaction.
 
-    Takes a SQLAlchemy Session or Connection, a Django connection, or a psycopg or sqlite3 connection. One that
+    Takes a SQLAlchemy Session or Connection, a Django connection, or a psycopg, sqlite3 or PyMySQL connection. One that
     commits every statement by itself gets a transaction for the emit.
     """
+    if dialect == "mysql" and _is_async(connection):
+        raise UsageError("an async session can't emit to MySQL or MariaDB: pass one that is not async")
     raw = _driver_connection(connection)
     driver = next((name for name in _modules(raw) if name in _DRIVERS), "")
     found = _DRIVERS.get(driver)
@@ -62,7 +67,7 @@ def borrowed(connection: object, dialect: str) -> Iterator[Any]:
     if found is None:
         raise UsageError(
             f"can't emit through a {type(connection).__module__}.{type(connection).__name__}; pass a SQLAlchemy "
-            "Session or Connection, a psycopg or sqlite3 connection, or a Django connection"
+            "Session or Connection, a psycopg, sqlite3 or PyMySQL connection, or a Django connection"
         )
     if found != dialect:
         raise UsageError(f"the connection is to {found}, but the store is on {dialect}: an emit can't be atomic")
@@ -81,16 +86,24 @@ def _cursor(raw: Any, driver: str) -> Any:
         from psycopg.rows import tuple_row
 
         return raw.cursor(row_factory=tuple_row)
+    if driver == "pymysql":
+        from pymysql.cursors import Cursor
+
+        return raw.cursor(Cursor)
     cursor = raw.cursor()
     if driver == "sqlite3":
         cursor.row_factory = None
     return cursor
 
 
+def _is_async(connection: object) -> bool:
+    return any(base.__module__.startswith("sqlalchemy.ext.asyncio") for base in type(connection).__mro__)
+
+
 def _driver_connection(connection: object) -> Any:
     """The driver's own connection. Kinds are told by their modules: importing them all would slow every start."""
     given: Any = connection
-    if any(base.__module__.startswith("sqlalchemy.ext.asyncio") for base in type(connection).__mro__):
+    if _is_async(connection):
         raise UsageError("with an async session, execute the statement: await session.execute(outbox.insert(event))")
     if hasattr(connection, "ensure_connection"):
         given.ensure_connection()
@@ -116,10 +129,24 @@ def _own_transaction(connection: object, raw: Any, driver: str) -> Iterator[None
     elif driver == "sqlite3" and not raw.in_transaction:
         with _sqlite_transaction(raw):
             yield
+    elif driver == "pymysql" and raw.get_autocommit() and not raw.server_status & _IN_TRANSACTION:
+        with _mysql_transaction(raw):
+            yield
     elif driver == "psycopg2" and raw.autocommit:
         raise UsageError("this psycopg2 connection commits every statement by itself: set autocommit to False to emit")
     else:
         yield
+
+
+@contextmanager
+def _mysql_transaction(raw: Any) -> Iterator[None]:
+    raw.begin()
+    try:
+        yield
+    except BaseException:
+        raw.rollback()
+        raise
+    raw.commit()
 
 
 @contextmanager

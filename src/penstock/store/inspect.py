@@ -223,7 +223,7 @@ def _queues(connection: Connection, now: datetime) -> list[QueueStats]:
     for row in connection.execute(waiting):
         age = (now - row.oldest).total_seconds()
         queues[row.queue] = QueueStats(
-            row.queue, pending=row.pending, ready=row.ready, oldest_pending_seconds=max(age, 0.0)
+            row.queue, pending=row.pending, ready=int(row.ready), oldest_pending_seconds=max(age, 0.0)
         )
     held = select(claimed.c.queue, literal("claimed").label("state"), func.count().label("count"))
     done = select(archive.c.queue, func.lower(archive.c.state), func.count())

@@ -20,10 +20,10 @@ from penstock.store import postgres_statements as statements
 from penstock.store import postgres_upkeep as upkeep
 from penstock.store.base import Capabilities, Committed, Lease, LeaseId, Part, StoreOptions, Token
 from penstock.store.emit import EMIT_COLUMNS, ids_for
+from penstock.store.hints import ALWAYS, Floor, Lines
 from penstock.store.moves import Clock, Wanted
 from penstock.store.outcomes import OutcomeRow, RouteRow
 from penstock.store.postgres_connections import bare, forgo_preparing_behind_a_pooler
-from penstock.store.postgres_hints import ALWAYS, Floor, Lines
 from penstock.store.sql import SqlStore
 from penstock.store.transaction import Transaction, percent_style
 

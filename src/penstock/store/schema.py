@@ -6,6 +6,7 @@ and a transition moves that row from one to the other in one transaction.
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 from sqlalchemy import (
     JSON,
@@ -18,13 +19,14 @@ from sqlalchemy import (
     LargeBinary,
     MetaData,
     SmallInteger,
+    String,
     Table,
     Text,
     Uuid,
     desc,
     text,
 )
-from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.types import Boolean, DateTime, Double, Float, TypeDecorator, TypeEngine
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -33,7 +35,7 @@ MICROSECOND = timedelta(microseconds=1)
 
 class Moment(TypeDecorator[datetime]):
     """A point in time with its zone. SQLite has no such type: there it is microseconds since 1970, as a number,
-    because numbers compare and add up where its date strings do neither."""
+    because numbers compare and add up where its date strings do neither. Nor has MySQL: there it is in UTC."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -41,17 +43,42 @@ class Moment(TypeDecorator[datetime]):
     def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
         if dialect.name == "sqlite":
             return dialect.type_descriptor(BigInteger())
+        if dialect.name == "mysql":
+            return dialect.type_descriptor(mysql.DATETIME(fsp=6))
         return dialect.type_descriptor(DateTime(timezone=True))
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
-        if value is None or dialect.name != "sqlite":
+        if value is None or dialect.name == "postgresql":
             return value
-        return to_micros(value)
+        return to_micros(value) if dialect.name == "sqlite" else value.astimezone(UTC).replace(tzinfo=None)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
-        if value is None or dialect.name != "sqlite":
-            return value if value is None else value.astimezone(UTC)
-        return from_micros(value)
+        if value is None:
+            return None
+        match dialect.name:
+            case "sqlite":
+                return from_micros(value)
+            case "mysql":
+                moment: datetime = value.replace(tzinfo=UTC)
+                return moment
+            case _:
+                return value.astimezone(UTC)  # type: ignore[no-any-return]
+
+
+class BinaryId(TypeDecorator[UUID]):
+    """An id as its 16 bytes."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[Any]:
+        return dialect.type_descriptor(mysql.BINARY(16))
+
+    def process_bind_param(self, value: UUID | None, dialect: Dialect) -> Any:  # noqa: ARG002
+        return None if value is None else value.bytes
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> UUID | None:  # noqa: ARG002
+        return None if value is None else UUID(bytes=value)
 
 
 def to_micros(moment: datetime) -> int:
@@ -69,15 +96,19 @@ Headers = JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_null=Tru
 # SQLite counts rows by an INTEGER primary key only.
 Seq = BigInteger().with_variant(Integer(), "sqlite")
 # Text on SQLite, so that a person with a shell can read and type it.
-Id = Uuid().with_variant(Uuid(native_uuid=False), "sqlite")
+Id = Uuid().with_variant(Uuid(native_uuid=False), "sqlite").with_variant(BinaryId(), "mysql")
+# What MySQL has in an index must have an end; what has none there is a LONGTEXT, because a TEXT has one too.
+Name = Text().with_variant(String(255), "mysql")
+Words = Text().with_variant(mysql.LONGTEXT(), "mysql")
+Payload = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql")
 
 
 def _changing() -> list[Column[Any]]:
     """The columns that travel with an event from state to state."""
     return [
         Column("seq", Seq, primary_key=True, autoincrement=False),
-        Column("queue", Text, nullable=False),
-        Column("ordering_key", Text),
+        Column("queue", Name, nullable=False),
+        Column("ordering_key", Name),
         Column("priority", SmallInteger, nullable=False),
         Column("attempts", Integer, nullable=False),
         Column("deliveries", Integer, nullable=False),
@@ -85,7 +116,7 @@ def _changing() -> list[Column[Any]]:
         Column("replays", Integer, nullable=False),
         Column("suspect", SmallInteger, nullable=False),
         Column("available_at", Moment, nullable=False),
-        Column("last_error", Text),
+        Column("last_error", Words),
     ]
 
 
@@ -96,11 +127,11 @@ events = Table(
     metadata,
     Column("seq", Seq, Identity(), primary_key=True),
     Column("event_id", Id, nullable=False, unique=True),
-    Column("event_type", Text, nullable=False),
-    Column("payload", LargeBinary, nullable=False),
+    Column("event_type", Name, nullable=False),
+    Column("payload", Payload, nullable=False),
     Column("headers", Headers),
-    Column("partition_key", Text),
-    Column("ordering_key", Text),
+    Column("partition_key", Name),
+    Column("ordering_key", Name),
     Column("created_at", Moment, nullable=False),
     Column("origin", Id),
 )
@@ -140,7 +171,7 @@ archive = Table(
     "penstock_archive",
     metadata,
     *_changing(),
-    Column("state", Text, nullable=False),
+    Column("state", Text().with_variant(String(9), "mysql"), nullable=False),
     Column("settled_at", Moment, nullable=False),
     Column("lease_id", Id),
 )
@@ -156,8 +187,8 @@ leases = Table(
     "penstock_leases",
     metadata,
     Column("lease_id", Id, primary_key=True),
-    Column("queue", Text, nullable=False),
-    Column("claimant", Text, nullable=False),
+    Column("queue", Name, nullable=False),
+    Column("claimant", Words, nullable=False),
     Column("token", Id, nullable=False),
     Column("claims", Integer, nullable=False),
     Column("moved", Boolean, nullable=False),
@@ -183,8 +214,8 @@ Index(
 keys = Table(
     "penstock_keys",
     metadata,
-    Column("queue", Text, primary_key=True),
-    Column("ordering_key", Text, primary_key=True),
+    Column("queue", Name, primary_key=True),
+    Column("ordering_key", Name, primary_key=True),
     Column("next_at", Moment, nullable=False),
     Column("lease_id", Id),
 )
@@ -205,8 +236,8 @@ Index(
 dedupe = Table(
     "penstock_dedupe",
     metadata,
-    Column("queue", Text, primary_key=True),
-    Column("dedupe_key", Text, primary_key=True),
+    Column("queue", Name, primary_key=True),
+    Column("dedupe_key", Name, primary_key=True),
     Column("event_id", Id, nullable=False),
     Column("expires_at", Moment, nullable=False),
 )
@@ -219,11 +250,11 @@ history = Table(
     Column("id", Seq, Identity(), primary_key=True),
     Column("seq", BigInteger, nullable=False),
     Column("at", Moment, nullable=False),
-    Column("what", Text, nullable=False),
+    Column("what", Words, nullable=False),
     Column("attempts", Integer, nullable=False),
     Column("lease_id", Id),
-    Column("by", Text),
-    Column("detail", Text),
+    Column("by", Words),
+    Column("detail", Words),
 )
 Index("penstock_history_seq", history.c.seq, history.c.id)
 
@@ -231,9 +262,9 @@ relays = Table(
     "penstock_relays",
     metadata,
     Column("relay_id", Id, primary_key=True),
-    Column("queue", Text, nullable=False),
-    Column("destination", Text, nullable=False),
-    Column("host", Text, nullable=False),
+    Column("queue", Name, nullable=False),
+    Column("destination", Words, nullable=False),
+    Column("host", Words, nullable=False),
     Column("started_at", Moment, nullable=False),
     Column("seen_at", Moment, nullable=False),
     Column("stopping", Boolean, nullable=False),
@@ -249,17 +280,17 @@ staged = Table(
     Column("part_id", Id, primary_key=True),
     Column("number", BigInteger, primary_key=True, autoincrement=False),
     Column("event_id", Id, nullable=False),
-    Column("event_type", Text, nullable=False),
-    Column("queue", Text, nullable=False),
-    Column("payload", LargeBinary, nullable=False),
+    Column("event_type", Name, nullable=False),
+    Column("queue", Name, nullable=False),
+    Column("payload", Payload, nullable=False),
     Column("headers", Headers),
-    Column("partition_key", Text),
-    Column("ordering_key", Text),
+    Column("partition_key", Name),
+    Column("ordering_key", Name),
     Column("priority", SmallInteger, nullable=False),
     Column("max_attempts", Integer),
     Column("available_at", Moment),
     Column("delay_seconds", Double),
-    Column("dedupe_key", Text),
+    Column("dedupe_key", Name),
     Column("dedupe_seconds", Double, nullable=False),
     Column("staged_at", Moment, nullable=False),
 )
@@ -277,9 +308,9 @@ sinks = Table(
 queues = Table(
     "penstock_queues",
     metadata,
-    Column("queue", Text, primary_key=True),
+    Column("queue", Name, primary_key=True),
     Column("paused_at", Moment),
-    Column("paused_by", Text),
+    Column("paused_by", Words),
     Column("max_claimed", Integer),
 )
 
@@ -288,8 +319,8 @@ notes = Table(
     "penstock_notes",
     metadata,
     Column("seq", Seq, primary_key=True, autoincrement=False),
-    Column("progress", LargeBinary),
-    Column("result", LargeBinary),
+    Column("progress", Payload),
+    Column("result", Payload),
     Column("noted_at", Moment, nullable=False),
 )
 
@@ -299,28 +330,28 @@ outbox = Table(
     MetaData(),
     Column("seq", Seq),
     Column("event_id", Id),
-    Column("event_type", Text),
-    Column("queue", Text),
-    Column("state", Text),
-    Column("payload", LargeBinary),
+    Column("event_type", Name),
+    Column("queue", Name),
+    Column("state", Words),
+    Column("payload", Payload),
     Column("headers", Headers),
-    Column("partition_key", Text),
-    Column("ordering_key", Text),
+    Column("partition_key", Name),
+    Column("ordering_key", Name),
     Column("priority", SmallInteger),
     Column("attempts", Integer),
     Column("deliveries", Integer),
     Column("max_attempts", Integer),
     Column("replays", Integer),
     Column("suspect", SmallInteger),
-    Column("last_error", Text),
+    Column("last_error", Words),
     Column("created_at", Moment),
     Column("available_at", Moment),
     Column("claimed_at", Moment),
-    Column("claimed_by", Text),
+    Column("claimed_by", Words),
     Column("lease_expires_at", Moment),
     Column("published_at", Moment),
     Column("settled_at", Moment),
-    Column("dedupe_key", Text),
+    Column("dedupe_key", Name),
     Column("dedupe_seconds", Float),
     Column("delay_seconds", Float),
 )

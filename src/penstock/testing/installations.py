@@ -73,6 +73,15 @@ def find_rabbitmq() -> Path:
     raise MissingService("A RabbitMQ server for tests")
 
 
+def find_mariadb() -> tuple[Path, Path]:
+    """The server `mariadbd`, and the program that makes its data folder."""
+    server = shutil.which("mariadbd") or shutil.which("mariadbd", path="/usr/sbin:/usr/libexec:/usr/local/sbin")
+    installer = shutil.which("mariadb-install-db")
+    if server is None or installer is None:
+        raise MissingService("A MariaDB server for tests")
+    return Path(server), Path(installer)
+
+
 def find_s3(folder: Path | None = None) -> Path:
     """The S3 server that `make services` built, the newest of them, else the PATH's."""
     built = sorted((folder or cache_folder()).glob("versitygw-*"), reverse=True)

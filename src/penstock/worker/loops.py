@@ -22,6 +22,10 @@ class Loop:
         self.name = name
         self.wake = wake or threading.Event()
         self.trouble: str | None = None
+        self.troubled_at: float | None = None
+        """When the trouble began."""
+        self.done = False
+        """Whether it ended because there is nothing for it to do: no reason to worry."""
         self.succeeded_at = monotonic()
         self._step = step
         self._over = False
@@ -55,6 +59,7 @@ class Loop:
                 self._recover()
                 backoff = FIRST_BACKOFF_SECONDS
             if wait is None:
+                self.done = True
                 return
             self.wake.wait(wait)
             if not self._over:
@@ -66,11 +71,12 @@ class Loop:
         if told != self.trouble:
             telemetry.warn(f"the {self.name} loop is in trouble and tries again", error=told)
         self.trouble = told
+        self.troubled_at = self.troubled_at or monotonic()
 
     def _recover(self) -> None:
         if self.trouble is not None:
             telemetry.info(f"the {self.name} loop is well again")
-        self.trouble = None
+        self.trouble = self.troubled_at = None
         self.succeeded_at = monotonic()
 
 

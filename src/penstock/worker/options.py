@@ -66,6 +66,7 @@ class HandlerOptions:
     """The most events of this queue that may be claimed at a time, over all processes."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "ack_policy", _policy(self.ack_policy))
         for name in ("max_workers", "fetch_batch_size"):
             _require(1 <= getattr(self, name) <= MANY, f"{name} must lie in 1 to {MANY:,}")
         for name in ("max_deliveries", "batch_size", "max_claimed"):
@@ -86,6 +87,14 @@ class HandlerOptions:
     def capacity(self) -> int:
         """How many events may wait in this process."""
         return int(self.fetch_batch_size * self.overfetch_factor)
+
+
+def _policy(given: AckPolicy | str) -> AckPolicy:
+    """A policy may be given by its name."""
+    try:
+        return AckPolicy(given)
+    except ValueError:
+        raise UsageError(f"there is no ack policy {given!r}; there are: {', '.join(AckPolicy)}") from None
 
 
 def _require(holds: bool, message: str) -> None:

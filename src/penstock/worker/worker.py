@@ -4,10 +4,12 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from uuid import uuid4
 
 from penstock import telemetry
@@ -18,10 +20,13 @@ from penstock.lifecycle import OrderPolicy
 from penstock.outbox import Outbox
 from penstock.store import StoreOptions, open_store
 from penstock.store.base import DEFAULT_MAX_LEASE_AGE_SECONDS
+from penstock.store.moves import Clock
 from penstock.worker.handling import Function, Handling, Middleware
 from penstock.worker.options import HandlerOptions
 from penstock.worker.periodic import Periodic
 from penstock.worker.running import Running
+
+LISTEN_SECONDS = 0.1
 
 Decorated = TypeVar("Decorated", bound=Function)
 AnyMiddleware = TypeVar("AnyMiddleware", bound=Middleware)
@@ -132,12 +137,13 @@ class Worker:
 
     def run(self, *, queues: Sequence[str] | None = None) -> None:
         """Run until SIGTERM, Ctrl-C or `stop()`, then stop gracefully. A second signal ends it at once."""
-        stop = threading.Event()
-        with _Signals(stop):
+        with _Signals() as signals:
             self.start(queues=queues)
             try:
-                while not stop.wait(0.5) and self.running:
-                    pass
+                while self.running and not signals.heard:
+                    time.sleep(LISTEN_SECONDS)
+                if signals.heard:
+                    telemetry.info("stopping: waiting for handlers; again to stop at once")
             finally:
                 self.stop()
 
@@ -152,8 +158,10 @@ class Worker:
             self._running = None
             raise
 
-    def prepare(self, queues: Sequence[str] | None = None) -> Running:
-        """All that runs, made but not started."""
+    def prepare(
+        self, queues: Sequence[str] | None = None, *, url: str | None = None, clock: Clock | None = None
+    ) -> Running:
+        """All that runs, made but not started; on another store or by another clock than its own, if they are given."""
         chosen = [one for one in self.registered if queues is None or one.queue in queues]
         missing = sorted(set(queues or ()) - {one.queue for one in chosen})
         if missing:
@@ -166,7 +174,7 @@ class Worker:
             max_lease_age_seconds=self.max_lease_age_seconds,
             pool_size=min(8 + hands, 30),
         )
-        store = open_store(self.url, options)
+        store = open_store(url or self.url, options, clock)
         handlings = [(one.queue, Handling(one.function, one.options, self.middlewares)) for one in chosen]
         return Running(
             store,
@@ -192,6 +200,17 @@ class Worker:
         """What runs now, to look at."""
         return self._running
 
+    @contextmanager
+    def lent_to(self, running: Running) -> Iterator[None]:
+        """While somebody else drives `running`, such as a test in its own thread, this worker counts as running."""
+        if self._running is not None:
+            raise UsageError("this worker runs already")
+        self._running = running
+        try:
+            yield
+        finally:
+            self._running = None
+
     @property
     def outbox(self) -> Outbox:
         """An outbox on the worker's own store, for handlers that emit."""
@@ -208,24 +227,27 @@ def _claimant() -> str:
 
 
 class _Signals:
-    """The first signal asks to stop, the second one means it. Only the main thread may listen to signals."""
+    """The first signal asks to stop, the second one means it. Only the main thread may listen to signals.
 
-    def __init__(self, stop: threading.Event) -> None:
-        self._stop = stop
+    A handler interrupts whatever that thread is at, a lock in its hands perhaps: so it only sets a flag.
+    """
+
+    def __init__(self) -> None:
+        self.heard = False
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._heard)
+                self._before[number] = signal.signal(number, self._hear)
+        return self
 
     def __exit__(self, *_: object) -> None:
         for number, before in self._before.items():
             signal.signal(number, before)
 
-    def _heard(self, number: int, _frame: object) -> None:
-        if self._stop.is_set():
-            telemetry.warn("stopping at once; what is being handled comes back when its lease is over")
+    def _hear(self, number: int, _frame: object) -> None:
+        if self.heard:
+            os.write(2, b"stopping at once; what is being handled comes back when its lease is over\n")
             os._exit(128 + number)
-        telemetry.info("stopping: waiting for handlers; again to stop at once")
-        self._stop.set()
+        self.heard = True

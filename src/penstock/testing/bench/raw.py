@@ -13,8 +13,8 @@ import psycopg
 from penstock.event import DEFAULT_QUEUE
 from penstock.store import postgres_statements as statements
 from penstock.store.base import Lease, LeaseId, Token
+from penstock.store.hints import ALWAYS
 from penstock.store.moves import Wanted
-from penstock.store.postgres_hints import ALWAYS
 from penstock.store.transaction import percent_style
 from penstock.testing.bench.workers import run_together, wait_for_start
 

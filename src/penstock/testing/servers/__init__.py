@@ -9,6 +9,7 @@ None outlives the process that started it, not even after a SIGKILL: a `Guard` s
 
 from penstock.testing.servers.base import Server
 from penstock.testing.servers.kafka import KafkaServer
+from penstock.testing.servers.mariadb import MariadbServer
 from penstock.testing.servers.nats import NatsServer
 from penstock.testing.servers.pgbouncer import PgBouncer
 from penstock.testing.servers.postgres import PostgresServer
@@ -19,6 +20,7 @@ from penstock.testing.servers.valkey import ValkeyServer
 
 __all__ = [
     "KafkaServer",
+    "MariadbServer",
     "NatsServer",
     "PgBouncer",
     "PostgresServer",

@@ -19,7 +19,14 @@ from penstock.testing.stores.reaping import Poison, Reaping
 from penstock.testing.stores.routing import Routing
 from penstock.testing.stores.scenario import ManualClock, OpenStore
 from penstock.testing.stores.settling import Dying, Settling, SettlingAgain, Timelines
-from penstock.testing.stores.sql import CallersTransaction, DatabaseConnection, Housekeeping, OutboxView
+from penstock.testing.stores.sql import (
+    CallersTransaction,
+    DatabaseConnection,
+    Housekeeping,
+    NoPlainSql,
+    OutboxView,
+    PlainSql,
+)
 from penstock.testing.stores.staging import CommittingOnce, DroppingStaged, FindingSeveral, StagedKeys, Staging
 from penstock.testing.stores.steering import Cancelling, Heads, KeepingNothing, Limiting, Noting, Pausing
 
@@ -64,7 +71,7 @@ class StoreConformance(
     """Every verb, every transition, and what must never happen."""
 
 
-class SqlStoreConformance(StoreConformance, CallersTransaction, OutboxView, Housekeeping):
+class SqlStoreConformance(StoreConformance, CallersTransaction, OutboxView, PlainSql, NoPlainSql, Housekeeping):
     """The same, and what only a SQL database can do."""
 
 

@@ -1,8 +1,8 @@
 """Staging: rows that tasks have written and no commit has made events yet, and how far each stream has come."""
 
-from pathlib import Path
-
 from alembic import op
+
+from penstock.store.migrate import run_beside
 
 revision = "0003"
 down_revision = "0002"
@@ -12,6 +12,4 @@ depends_on = None
 
 def upgrade() -> None:
     """The tables are written in each database's own SQL, to be read by the people who run it."""
-    path = Path(__file__).with_name(f"0003_staging.{op.get_bind().dialect.name}.sql")
-    for statement in path.read_text().split("\n--;\n"):
-        op.get_bind().exec_driver_sql(statement)
+    run_beside(__file__, op.get_bind())

@@ -1,8 +1,8 @@
 """Steering: queues that are paused or limited, and what handlers say of their events."""
 
-from pathlib import Path
-
 from alembic import op
+
+from penstock.store.migrate import run_beside
 
 revision = "0004"
 down_revision = "0003"
@@ -12,6 +12,4 @@ depends_on = None
 
 def upgrade() -> None:
     """The tables are written in each database's own SQL, to be read by the people who run it."""
-    path = Path(__file__).with_name(f"0004_steering.{op.get_bind().dialect.name}.sql")
-    for statement in path.read_text().split("\n--;\n"):
-        op.get_bind().exec_driver_sql(statement)
+    run_beside(__file__, op.get_bind())

@@ -1,5 +1,5 @@
-"""What a process learns from its own claims on PostgreSQL, to make the next ones cheaper. Hints only: without them a
-claim brings the same events, more slowly."""
+"""What a process learns from its own claims, to make the next ones cheaper. Hints only: without them a claim brings the
+same events, more slowly."""
 
 import time
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _ordering_key = attrgetter("ordering_key")
 
 
 class Floor:
-    """Where a claim starts to look. Deleted rows stay in the index until vacuum may remove them, and they gather
+    """Where a claim starts to look. Deleted rows stay in the index until nobody's snapshot needs them, and they gather
     at its front; starting behind them keeps a claim fast. Every few seconds a claim looks at everything, for
     what came back with an older time or was committed late."""
 

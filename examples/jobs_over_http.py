@@ -1,0 +1,65 @@
+"""Jobs over HTTP: a server, a shop that submits emails, and a worker that sends them. One fails at first, one has no
+address, and one is called off; what became of each stays on record."""
+
+import sys
+import tempfile
+import threading
+from typing import Any
+
+from pydantic import BaseModel
+
+import penstock
+from penstock.errors import JobFailed
+from penstock.jobs import Context
+from penstock.jobs.api import create_app
+from penstock.jobs.server import JobServer
+
+TOKEN = "correct-horse"
+
+
+class Email(BaseModel):
+    to: str
+
+
+def send(email: dict[str, str], context: Context) -> dict[str, Any]:
+    """A mail server that is busy the first time."""
+    if email["to"] == "bob" and context.job.attempts == 1:
+        raise ConnectionError("the mail server is busy")
+    context.progress({"percent": 50})
+    return {"sent_to": email["to"], "attempts": context.job.attempts}
+
+
+def shop(url: str, store: str) -> None:
+    """Submits, and asks what became of it."""
+    with penstock.JobsClient(url, TOKEN) as client:
+        unwanted = client.submit("email:send", {"to": "dave"}, delay=3600)
+        client.cancel(unwanted, "the order was cancelled")
+        with penstock.Jobs(store) as unchecked:  # somebody who doesn't know what an email has to have
+            invalid = unchecked.submit("email:send", {"subject": "Hello"})
+        for job_id in (*(client.submit("email:send", {"to": name}) for name in ("ada", "bob")), invalid, unwanted):
+            try:
+                sys.stdout.write(f"completed: {client.wait(job_id, 30).result}\n")
+            except JobFailed as error:
+                sys.stdout.write(f"{str(error).partition(' is ')[2]}\n")
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = f"sqlite:///{folder}/jobs.db"
+        with penstock.connect(store) as outbox:
+            outbox.store.initialise()
+        stop = threading.Event()
+        retry = penstock.RetryPolicy.constant(0.1)
+        with penstock.Jobs(store, models={"email:send": Email}, retry=retry) as jobs:
+            with JobServer(create_app(jobs, [TOKEN])) as server, penstock.JobsClient(server.url, TOKEN) as client:
+                work = {"worker_id": "worker-1", "stop": stop}
+                worker = threading.Thread(target=client.work, args=({"email:send": send},), kwargs=work)
+                worker.start()
+                shop(server.url, store)
+                stop.set()
+                worker.join()
+            sys.stdout.write(f"{jobs.stats().as_json()['types']}\n")
+
+
+if __name__ == "__main__":
+    main()

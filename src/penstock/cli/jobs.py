@@ -1,0 +1,275 @@
+"""`penstock jobs`: a job queue from the command line: its server, and the verbs of those who submit and look."""
+
+import json as codec
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.admin.wording import count, first_line
+from penstock.cli import moments, output
+from penstock.cli.events import ERROR_WIDTH, STATE_STYLES, short_time
+from penstock.cli.failure import FAILURE, USAGE
+from penstock.cli.options import DryRunOption, JsonOption, StoreOption, TypeOption, YesOption, opened, operator
+from penstock.errors import UsageError
+from penstock.lifecycle import State
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from penstock.jobs import Jobs
+
+TOKEN_VARIABLE = "PENSTOCK_JOBS_TOKEN"  # noqa: S105
+TOKENS_VARIABLE = "PENSTOCK_JOBS_TOKENS"
+
+jobs = typer.Typer(name="jobs", help="Jobs: submit, look, cancel, serve over HTTP.", invoke_without_command=True)
+
+NameOption = Annotated[str, typer.Option("--name", help="The job queue.")]
+JobArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
+
+
+@jobs.callback()
+def _help(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(USAGE)
+
+
+@contextmanager
+def _queue(context: typer.Context, store: str | None, name: str, **settings: Any) -> "Iterator[Jobs]":
+    from penstock.jobs import Jobs
+
+    with opened(context, store) as admin, Jobs(admin.store, name, **settings) as queue:
+        yield queue
+
+
+@jobs.command()
+def serve(
+    context: typer.Context,
+    host: Annotated[str, typer.Option(help="The address to listen on; any but this machine's own needs a token.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="The port; 0 takes a free one.")] = 8070,
+    token: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOKEN",
+            help=f"Requests need one of these; can be given again. Better in the variable {TOKEN_VARIABLE}.",
+        ),
+    ] = None,
+    heartbeat_seconds: Annotated[float, typer.Option(min=0.001, help="How often workers are to send one.")] = 5.0,
+    timeout_seconds: Annotated[float, typer.Option(min=0.002, help="Without a heartbeat for so long, it is lost.")] = (
+        30.0
+    ),
+    name: NameOption = "jobs",
+    store: StoreOption = None,
+) -> None:
+    """Serve a job queue over HTTP, until Ctrl-C."""
+    from penstock.config import needs_extra
+
+    with needs_extra("the job server", "jobs"):
+        from penstock.jobs.api import create_app
+        from penstock.jobs.server import JobServer, require_safe
+
+    tokens = [*(token or ()), *_tokens_of_environment()]
+    require_safe(host, tokens)
+    with _queue(context, store, name, heartbeat_seconds=heartbeat_seconds, timeout_seconds=timeout_seconds) as queue:
+        queue.stats()  # a store that can't be used is told now
+        server = JobServer(create_app(queue, tokens), host, port)
+        output.write(f"serving {name} at {server.url}")
+        server.serve_until_stopped()
+
+
+def _tokens_of_environment() -> list[str]:
+    several = os.environ.get(TOKENS_VARIABLE, "").split(",")
+    return [one.strip() for one in (os.environ.get(TOKEN_VARIABLE, ""), *several) if one.strip()]
+
+
+@jobs.command()
+def submit(
+    context: typer.Context,
+    job_type: Annotated[str, typer.Argument(metavar="TYPE", help="The job's type, such as email:send.")],
+    payload: Annotated[str, typer.Argument(help="JSON.")] = "null",
+    max_attempts: Annotated[int, typer.Option(min=1, help="How often it may be tried.")] = 3,
+    priority: Annotated[int, typer.Option(min=-100, max=100, help="Higher goes first.")] = 0,
+    delay: Annotated[str | None, typer.Option(metavar="TIME", help="Wait this long: seconds, or such as 10m.")] = None,
+    dedupe_key: Annotated[str | None, typer.Option(help="A second one with this key, within a day, is none.")] = None,
+    name: NameOption = "jobs",
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Submit a job, and print its id."""
+    try:
+        body = codec.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"the payload is not JSON: {error}; text needs quotes of its own, as in '\"text\"'") from error
+    seconds = None if delay is None else moments.seconds(delay)
+    with _queue(context, store, name) as queue:
+        job_id = queue.submit(
+            job_type, body, max_attempts=max_attempts, priority=priority, delay=seconds, dedupe_key=dedupe_key
+        )
+    if json:
+        output.write_json({"job_id": str(job_id)})
+    else:
+        output.write(str(job_id))
+
+
+@jobs.command("list")
+def list_jobs(
+    context: typer.Context,
+    state: Annotated[
+        State | None,
+        typer.Option(
+            metavar="STATE",
+            case_sensitive=False,
+            help="In this state: pending, claimed, published or dead.",
+            show_default=False,
+        ),
+    ] = None,
+    job_type: TypeOption = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many, at most.")] = 50,
+    after: Annotated[
+        int | None, typer.Option(metavar="SEQ", help="Go on after this one, as the last list said.")
+    ] = None,
+    name: NameOption = "jobs",
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List jobs, newest first."""
+    with _queue(context, store, name) as queue:
+        page = queue.list(state, job_type, limit=limit, after=after)
+    found = [one.as_json() for one in page.jobs]
+    if json:
+        output.write_json(found)
+    elif found:
+        output.show(_table(found))
+    else:
+        output.note("no jobs match")
+    if page.after is not None:
+        output.note(f"there are more: --after {page.after}")
+
+
+@jobs.command()
+def show(
+    context: typer.Context,
+    job: JobArgument,
+    name: NameOption = "jobs",
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show one job: where it stands, its payload, and what came of it. `penstock show` has its timeline."""
+    with _queue(context, store, name) as queue:
+        _show(queue.get(job).as_json(), json)
+
+
+@jobs.command()
+def wait(
+    context: typer.Context,
+    job: JobArgument,
+    timeout: Annotated[str | None, typer.Option(metavar="TIME", help="No longer than this.")] = None,
+    name: NameOption = "jobs",
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Wait until a job is completed, and show it. The exit code is 1 if it is dead, or not done in time."""
+    seconds = None if timeout is None else moments.seconds(timeout)
+    with _queue(context, store, name) as queue, output.waiting(f"waiting for {job}"):
+        done = queue.wait(job, seconds).as_json()
+    _show(done, json)
+
+
+@jobs.command()
+def cancel(
+    context: typer.Context,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID…", help="The jobs, pending or claimed.")] = None,
+    job_type: Annotated[str | None, typer.Option("--type", help="All jobs of this type that are pending.")] = None,
+    reason: Annotated[str, typer.Option(help="Why; workers and whoever waits are told.")] = "cancelled",
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    name: NameOption = "jobs",
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make jobs dead that are not done yet; their workers are told so at their next heartbeat."""
+    if bool(ids) == (job_type is not None):
+        raise UsageError("cancel needs to know which: the ids of jobs, or --type")
+    with _queue(context, store, name) as queue:
+        if job_type is not None:
+            total = queue.cancel_pending(job_type, reason, by=operator(), dry_run=True)
+            if not dry_run:
+                _ask(f"cancel {count(total, 'job')}?", yes)
+                total = queue.cancel_pending(job_type, reason, by=operator())
+        else:
+            total = len([queue.get(one) for one in ids or ()])  # an id that no job has is told before anything is done
+            for one in () if dry_run else ids or ():
+                queue.cancel(one, reason, by=operator())
+    if json:
+        output.write_json({"dry_run": True, "total": total} if dry_run else {"cancelled": total})
+    else:
+        output.write(f"would cancel {count(total, 'job')}" if dry_run else f"{count(total, 'job')} cancelled")
+
+
+def _ask(question: str, yes: bool) -> None:
+    if not yes and not output.confirmed(question):
+        output.note("nothing was done")
+        raise typer.Exit(FAILURE)
+
+
+@jobs.command()
+def stats(
+    context: typer.Context, name: NameOption = "jobs", store: StoreOption = None, json: JsonOption = False
+) -> None:
+    """How many jobs of which type are where."""
+    with _queue(context, store, name) as queue:
+        counted = queue.stats()
+    if json:
+        output.write_json(counted.as_json())
+        return
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("type")
+    for column in ("pending", "claimed", "completed", "dead"):
+        table.add_column(column, justify="right")
+    for one in counted.types:
+        table.add_row(output.clean_line(one.type), *map(str, (one.pending, one.claimed, one.completed, one.dead)))
+    output.show(table)
+
+
+def _table(found: list[dict[str, Any]]) -> "RenderableType":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("id", no_wrap=True)
+    for column in ("type", "state", "attempts", "submitted", "worker", "error"):
+        table.add_column(column, justify="right" if column == "attempts" else "left", overflow="fold")
+    for job in found:
+        table.add_row(
+            job["job_id"],
+            output.clean_line(job["type"]),
+            Text(job["state"], style=STATE_STYLES[job["state"]]),
+            f"{job['attempts']}/{job['max_attempts'] or '∞'}",
+            short_time(job["submitted_at"]),
+            output.clean_line(job["worker"] or ""),
+            output.clean_line(first_line(job["error"] or "", ERROR_WIDTH)),
+        )
+    return table
+
+
+def _show(job: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        output.write_json(job)
+        return
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    for field, value in job.items():
+        if value is not None and value != {}:
+            text = value if isinstance(value, str) else codec.dumps(value, ensure_ascii=False)
+            grid.add_row(field, output.clean_line(text))
+    output.show(grid)

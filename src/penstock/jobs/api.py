@@ -1,0 +1,248 @@
+"""The job queue over HTTP. Every endpoint is one verb of `Jobs`; the store's calls run in threads, and whoever waits
+for a job waits without one."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Annotated, Any, cast
+from uuid import UUID
+
+from anyio import to_thread
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response, Security
+from fastapi.concurrency import run_in_threadpool
+from fastapi.security import HTTPBearer
+
+import penstock
+from penstock.errors import UsageError
+from penstock.event import EventId
+from penstock.jobs import problems
+from penstock.jobs.bell import pauses
+from penstock.jobs.documents import (
+    LONGEST_WAIT_SECONDS,
+    Cancellation,
+    ClaimedDocument,
+    ClaimRequest,
+    Completion,
+    Failure,
+    Health,
+    Heartbeat,
+    JobDocument,
+    Listing,
+    Looking,
+    PageDocument,
+    Problem,
+    Release,
+    Standing,
+    StatsDocument,
+    Submission,
+    Submitted,
+)
+from penstock.jobs.door import Door
+from penstock.jobs.job import ClaimedJob
+from penstock.jobs.queue import Jobs
+from penstock.lifecycle import State
+from penstock.store.base import Selection
+
+MAX_BODY_BYTES = 1_048_576
+THREADS = 15
+SAID = ("job_id", "type", "lease", "attempts", "max_attempts", "priority", "headers", "submitted_at")
+NOBODY = EventId(UUID(int=0))
+
+
+class JobsApp(FastAPI):
+    """The application, with the job queue that it serves."""
+
+    jobs: Jobs
+    max_wait_seconds: float
+    closing: threading.Event
+
+    def openapi(self) -> dict[str, Any]:
+        schema = super().openapi()
+        schema["components"]["schemas"].setdefault("Problem", Problem.model_json_schema())
+        for name, one in Problem.model_json_schema().get("$defs", {}).items():
+            schema["components"]["schemas"].setdefault(name, one)
+        return schema
+
+    def end_waiting(self) -> None:
+        """Answer all who wait, so that the server can end."""
+        self.closing.set()
+        self.jobs.bell.ring()
+
+
+def create_app(
+    jobs: Jobs,
+    tokens: Sequence[str] = (),
+    *,
+    max_body_bytes: int = MAX_BODY_BYTES,
+    max_wait_seconds: float = LONGEST_WAIT_SECONDS,
+) -> JobsApp:
+    """The HTTP API of a job queue. With `tokens` every request but those for the health and the schema needs one."""
+    app = JobsApp(
+        title="Penstock jobs",
+        version=penstock.__version__,
+        description="Submit jobs, claim them under a lease, keep them alive, and settle them.",
+        docs_url=None,
+        redoc_url=None,
+        lifespan=_lifespan,
+    )
+    app.jobs, app.max_wait_seconds, app.closing = jobs, max_wait_seconds, threading.Event()
+    bearer = HTTPBearer(auto_error=False, description="One of the server's tokens; it may have none.")
+    app.include_router(router, dependencies=[Security(bearer)] if tokens else [])
+    app.include_router(open_router)
+    app.add_middleware(Door, tokens=tuple(tokens), max_body_bytes=max_body_bytes)
+    problems.install(app, router, open_router)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    # Any more threads than the store has connections would only wait for one.
+    to_thread.current_default_thread_limiter().total_tokens = THREADS
+    yield
+    cast(JobsApp, app).end_waiting()
+
+
+def _jobs(request: Request) -> Jobs:
+    return cast(JobsApp, request.app).jobs
+
+
+def _once_each(request: Request) -> None:
+    """A parameter that is given twice would count once, and nobody could say which."""
+    for name in request.query_params:
+        if len(request.query_params.getlist(name)) > 1:
+            raise UsageError(f"the parameter {name!r} is given more than once")
+
+
+Queue = Annotated[Jobs, Depends(_jobs)]
+
+open_router = APIRouter()
+router = APIRouter(prefix="/v1", dependencies=[Depends(_once_each)])
+
+
+@open_router.get("/health", responses={503: problems.answers()[503]})
+def health(jobs: Queue) -> Health:
+    """Whether the server is there, and reaches its store."""
+    jobs.store.find(Selection(ids=frozenset({NOBODY})), limit=1)
+    return Health()
+
+
+@router.post("/jobs", status_code=201, responses=problems.answers(409))
+def submit(asked: Submission, jobs: Queue) -> Submitted:
+    """Submit a job."""
+    job_id = jobs.submit(
+        asked.type,
+        asked.payload,
+        max_attempts=asked.max_attempts,
+        job_id=asked.job_id,
+        priority=asked.priority,
+        delay=asked.delay_seconds,
+        dedupe_key=asked.dedupe_key,
+        headers=asked.headers,
+    )
+    return Submitted(job_id=job_id)
+
+
+@router.post(
+    "/jobs/claim",
+    response_model=ClaimedDocument,
+    responses={204: {"description": "There is no job now"}, **problems.answers()},
+)
+async def claim(asked: ClaimRequest, request: Request, jobs: Queue) -> ClaimedDocument | Response:
+    """Claim the next job; 204 if there is none, and none came in `wait_seconds`."""
+    job = await _claimed(request, jobs, asked)
+    if job is None:
+        return Response(status_code=204)
+    if await request.is_disconnected():  # nobody is there to take it: back with it, uncounted
+        await run_in_threadpool(jobs.release, job)
+        return Response(status_code=204)
+    said = {name: getattr(job, name) for name in SAID} | {"payload": job.json}
+    return ClaimedDocument(**said, heartbeat_seconds=jobs.heartbeat_seconds, timeout_seconds=jobs.timeout_seconds)
+
+
+@router.post("/jobs/{job_id:uuid}/heartbeat", responses=problems.answers(404, 409))
+def heartbeat(job_id: UUID, asked: Heartbeat, jobs: Queue) -> Standing:
+    """The worker is still at it. 409 says that it has lost the job, and should stop."""
+    jobs.heartbeat((job_id, asked.lease), asked.progress)
+    return Standing(job_id=job_id, state=State.CLAIMED)
+
+
+@router.post("/jobs/{job_id:uuid}/complete", responses=problems.answers(404, 409))
+def complete(job_id: UUID, asked: Completion, jobs: Queue) -> Standing:
+    """The job is done. A repeat by the worker that completed it is fine."""
+    jobs.complete((job_id, asked.lease), asked.result)
+    return Standing(job_id=job_id, state=State.PUBLISHED)
+
+
+@router.post("/jobs/{job_id:uuid}/fail", responses=problems.answers(404, 409))
+def fail(job_id: UUID, asked: Failure, jobs: Queue) -> Standing:
+    """The job failed: it is PENDING again, or DEAD at its last attempt."""
+    return Standing(job_id=job_id, state=jobs.fail((job_id, asked.lease), asked.reason, delay=asked.delay_seconds))
+
+
+@router.post("/jobs/{job_id:uuid}/release", responses=problems.answers(404, 409))
+def release(job_id: UUID, asked: Release, jobs: Queue) -> Standing:
+    """The worker gives the job back; the attempt doesn't count."""
+    jobs.release((job_id, asked.lease))
+    return Standing(job_id=job_id, state=State.PENDING)
+
+
+@router.post("/jobs/{job_id:uuid}/cancel", responses=problems.answers(404, 409))
+def cancel(job_id: UUID, asked: Cancellation, jobs: Queue) -> Standing:
+    """Make a job that is not settled DEAD."""
+    jobs.cancel(job_id, asked.reason, by="http")
+    return Standing(job_id=job_id, state=State.DEAD)
+
+
+@router.get("/jobs/{job_id:uuid}", responses=problems.answers(404))
+async def get(job_id: UUID, asked: Annotated[Looking, Query()], request: Request, jobs: Queue) -> JobDocument:
+    """A job as it stands; with `wait_seconds`, once it is settled or time is up."""
+    until = _now() + min(asked.wait_seconds, _app(request).max_wait_seconds)
+    for pause in pauses():
+        job = await run_in_threadpool(jobs.get, job_id)
+        left = until - _now()
+        if job.settled or left <= 0 or _app(request).closing.is_set() or await request.is_disconnected():
+            return JobDocument.model_validate(job)
+        await asyncio.sleep(min(pause, left))
+    raise AssertionError("unreachable")
+
+
+@router.get("/jobs", responses=problems.answers())
+def list_jobs(asked: Annotated[Listing, Query()], jobs: Queue) -> PageDocument:
+    """Jobs, newest first, a page at a time."""
+    return PageDocument.model_validate(jobs.list(asked.state, asked.type, limit=asked.limit, after=asked.after))
+
+
+@router.get("/stats", responses=problems.answers())
+def stats(jobs: Queue) -> StatsDocument:
+    """How many jobs of which type are where."""
+    return StatsDocument.model_validate(jobs.stats())
+
+
+async def _claimed(request: Request, jobs: Jobs, asked: ClaimRequest) -> ClaimedJob | None:
+    """A job, now or within the time asked for. Rung when one is submitted here, else it looks again and again."""
+    loop, rung = asyncio.get_running_loop(), asyncio.Event()
+
+    def ring() -> None:
+        with suppress(RuntimeError):  # a loop that has ended has nobody left who waits
+            loop.call_soon_threadsafe(rung.set)
+
+    until = _now() + min(asked.wait_seconds, _app(request).max_wait_seconds)
+    with jobs.bell.heard_by(ring):
+        for pause in pauses():
+            rung.clear()
+            job = await run_in_threadpool(jobs.claim, asked.worker_id, asked.types)
+            left = until - _now()
+            if job or left <= 0 or _app(request).closing.is_set() or await request.is_disconnected():
+                return job
+            with suppress(TimeoutError):
+                await asyncio.wait_for(rung.wait(), min(pause, left))
+    raise AssertionError("unreachable")
+
+
+def _app(request: Request) -> JobsApp:
+    return cast(JobsApp, request.app)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

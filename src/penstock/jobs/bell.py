@@ -1,0 +1,45 @@
+"""A bell that a submit rings, so that whoever waits for a job in the same process looks at once. It only saves time:
+jobs from other processes are found by looking again and again."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+FIRST_PAUSE_SECONDS = 0.02
+LONGEST_PAUSE_SECONDS = 1.0
+
+
+class Bell:
+    """Rings for all who listen."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listeners: dict[int, Callable[[], None]] = {}
+        self._number = 0
+
+    @contextmanager
+    def heard_by(self, listener: Callable[[], None]) -> Iterator[None]:
+        """Call `listener`, from any thread, whenever the bell rings. It must not wait."""
+        with self._lock:
+            self._number += 1
+            number = self._number
+            self._listeners[number] = listener
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._listeners[number]
+
+    def ring(self) -> None:
+        with self._lock:
+            listeners = list(self._listeners.values())
+        for listener in listeners:
+            listener()
+
+
+def pauses() -> Iterator[float]:
+    """How long to wait before each further look: ever longer, up to a second."""
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        yield pause
+        pause = min(pause * 1.5, LONGEST_PAUSE_SECONDS)

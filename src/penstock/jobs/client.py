@@ -1,0 +1,259 @@
+"""A client of the HTTP API, with the verbs of `Jobs`. What can be repeated without harm is tried again when the
+connection breaks: all but a claim, whose answer may be under way to nobody."""
+
+import threading
+import time
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+from uuid import UUID
+
+import uuid_utils.compat as uuid7
+
+from penstock.config import mask_url, needs_extra
+from penstock.errors import (
+    JobError,
+    JobFailed,
+    JobLost,
+    JobNotFound,
+    JobSettled,
+    JobUnfinished,
+    PenstockError,
+    StoreUnavailable,
+    UsageError,
+)
+from penstock.jobs.job import ClaimedJob, Job, JobId, JobPage, JobStats, TypeStats, as_job_id
+from penstock.jobs.payloads import encode
+from penstock.jobs.queue import HEARTBEAT_SECONDS, MAX_ATTEMPTS, Held
+from penstock.jobs.work import Handler, run
+from penstock.lifecycle import State
+
+with needs_extra("the jobs client", "jobs"):
+    import httpx
+
+TIMEOUT_SECONDS = 10.0
+TRIES = 5
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_POLL_SECONDS = 30.0
+STOPPABLE_POLL_SECONDS = 2.0
+# Never reached the server, so that even a claim can be tried again.
+UNREACHED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+
+
+class JobsClient:
+    """A job queue behind a server. Any thread may call any verb."""
+
+    def __init__(self, url: str, token: str | None = None, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        self.url = mask_url(url)
+        self.heartbeat_seconds = HEARTBEAT_SECONDS
+        self._timeout_seconds = timeout_seconds
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        try:
+            self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_seconds)
+        except (httpx.InvalidURL, ValueError) as error:
+            raise UsageError(f"{self.url!r} can't be used; a server is at such as http://127.0.0.1:8070") from error
+
+    def submit(
+        self,
+        type: str,
+        payload: Any = None,
+        *,
+        max_attempts: int = MAX_ATTEMPTS,
+        job_id: UUID | str | None = None,
+        priority: int = 0,
+        delay: float | None = None,
+        dedupe_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> JobId:
+        """Submit a job; its id is made here, so that a repeat after a broken connection adds nothing."""
+        asked = {
+            "type": type,
+            "payload": payload,
+            "max_attempts": max_attempts,
+            "job_id": str(as_job_id(job_id or uuid7.uuid7())),
+            "priority": priority,
+            "delay_seconds": delay,
+            "dedupe_key": dedupe_key,
+            "headers": dict(headers or {}),
+        }
+        return as_job_id(self._post("/v1/jobs", asked, JobError)["job_id"])
+
+    def claim(
+        self,
+        worker_id: str,
+        types: Collection[str] | None = None,
+        *,
+        wait_seconds: float = 0,
+        stop: threading.Event | None = None,
+    ) -> ClaimedJob | None:
+        """The next job of these types (or of any); None if there is none, and none came in `wait_seconds`."""
+        until = time.monotonic() + wait_seconds
+        longest = LONGEST_POLL_SECONDS if stop is None else STOPPABLE_POLL_SECONDS
+        while True:
+            wait = max(0.0, min(until - time.monotonic(), longest))
+            asked = {"worker_id": worker_id, "types": None if types is None else list(types), "wait_seconds": wait}
+            answer = self._call("POST", "/v1/jobs/claim", JobError, json=asked, once=True, wait=wait)
+            if answer is not None:
+                self.heartbeat_seconds = answer["heartbeat_seconds"]
+                return _claimed(answer)
+            if time.monotonic() >= until or (stop is not None and stop.is_set()):
+                return None
+
+    def heartbeat(self, held: Held, progress: Any = None) -> None:
+        """The worker is still at it, and has come so far. `JobLost` says that it should stop."""
+        self._say(held, "heartbeat", progress=progress)
+
+    def complete(self, held: Held, result: Any = None) -> None:
+        """The job is done."""
+        self._say(held, "complete", result=result)
+
+    def fail(self, held: Held, reason: str, *, delay: float | None = None) -> State:
+        """The job failed: PENDING again, or DEAD at its last attempt."""
+        return State(self._say(held, "fail", reason=reason, delay_seconds=delay)["state"])
+
+    def release(self, held: Held) -> None:
+        """The worker gives the job back untouched; the attempt doesn't count."""
+        self._say(held, "release")
+
+    def cancel(self, job_id: UUID | str, reason: str = "cancelled") -> None:
+        """Make a job that is not settled DEAD."""
+        self._post(f"/v1/jobs/{as_job_id(job_id)}/cancel", {"reason": reason}, JobSettled)
+
+    def get(self, job_id: UUID | str) -> Job:
+        return self._get(as_job_id(job_id), 0.0)
+
+    def wait(self, job_id: UUID | str, timeout_seconds: float | None = None) -> Job:
+        """The job, once it is PUBLISHED. `JobFailed` if it is DEAD, `JobUnfinished` if time is up before."""
+        wanted, started = as_job_id(job_id), time.monotonic()
+        while True:
+            spent = time.monotonic() - started
+            left = LONGEST_POLL_SECONDS if timeout_seconds is None else max(0.0, timeout_seconds - spent)
+            job = self._get(wanted, min(left, LONGEST_POLL_SECONDS))
+            if job.state is State.DEAD:
+                raise JobFailed(f"job {wanted} is dead: {job.error}")
+            if job.settled:
+                return job
+            if timeout_seconds is not None and time.monotonic() - started >= timeout_seconds:
+                raise JobUnfinished(f"job {wanted} is still {job.state} after {timeout_seconds:g} s")
+
+    def stats(self) -> JobStats:
+        answer = self._call("GET", "/v1/stats", JobError)
+        return JobStats([TypeStats(**one) for one in answer["types"]])
+
+    def work(
+        self, handlers: Mapping[str, Handler], worker_id: str, *, stop: threading.Event, concurrency: int = 1
+    ) -> None:
+        """Claim and handle jobs until `stop` is set: see `penstock.jobs.work`."""
+        run(self, handlers, worker_id, stop=stop, concurrency=concurrency)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _get(self, job_id: JobId, wait: float) -> Job:
+        return _job(self._call("GET", f"/v1/jobs/{job_id}", JobError, query={"wait_seconds": wait}, wait=wait))
+
+    def _say(self, held: Held, verb: str, **said: Any) -> Any:
+        job_id, lease = (held.job_id, held.lease) if isinstance(held, ClaimedJob) else held
+        return self._post(f"/v1/jobs/{as_job_id(job_id)}/{verb}", {"lease": lease, **said}, JobLost)
+
+    def _post(self, path: str, asked: Any, conflict: type[JobError]) -> Any:
+        return self._call("POST", path, conflict, json=asked)
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        conflict: type[JobError],
+        *,
+        json: Any = None,
+        query: Mapping[str, Any] | None = None,
+        once: bool = False,
+        wait: float = 0.0,
+    ) -> Any:
+        """What the server answers, or its problem as an error. `once`: not again where it may have been heard."""
+        body = None if json is None else encode("the request", json)
+        again = UNREACHED if once else (httpx.TransportError,)
+        pause = FIRST_PAUSE_SECONDS
+        for left in reversed(range(TRIES)):
+            try:
+                answer = self._http.request(
+                    method,
+                    path,
+                    content=body,
+                    params=query,
+                    headers={"Content-Type": "application/json"},
+                    timeout=self._timeout_seconds + wait,
+                )
+                return _read(answer, conflict)
+            except httpx.TransportError as error:
+                if not left or not isinstance(error, again):
+                    raise StoreUnavailable(f"can't reach the job server at {self.url}: {error!r}") from error
+            time.sleep(pause)
+            pause *= 2
+        raise AssertionError("unreachable")
+
+    # Last, for within the class its name hides the type.
+    def list(
+        self, state: State | None = None, type: str | None = None, *, limit: int = 100, after: int | None = None
+    ) -> JobPage:
+        """Jobs, newest first, a page at a time."""
+        asked = {"state": state, "type": type, "limit": limit, "after": after}
+        query = {name: str(value) for name, value in asked.items() if value is not None}
+        answer = self._call("GET", "/v1/jobs", JobError, query=query)
+        return JobPage([_job(one) for one in answer["jobs"]], answer["after"])
+
+
+def _read(answer: httpx.Response, conflict: type[JobError]) -> Any:
+    if answer.status_code == 204:
+        return None
+    if answer.is_success:
+        return answer.json()
+    try:
+        detail = str(answer.json()["detail"])
+    except (ValueError, KeyError, TypeError):
+        detail = f"{answer.reason_phrase}, with no reason that can be read"
+    raise _error(answer.status_code, detail, conflict)
+
+
+def _error(status: int, detail: str, conflict: type[JobError]) -> PenstockError:
+    match status:
+        case 404:
+            return JobNotFound(detail)
+        case 409:
+            return conflict(detail)
+        case 503:
+            return StoreUnavailable(detail)
+        case _ if status < 500:
+            return UsageError(f"the job server refused: {detail}")
+        case _:
+            return PenstockError(f"the job server failed: {detail}")
+
+
+def _claimed(answer: Mapping[str, Any]) -> ClaimedJob:
+    return ClaimedJob(
+        job_id=as_job_id(answer["job_id"]),
+        type=answer["type"],
+        payload=answer["payload"],
+        json=answer["payload"],
+        lease=answer["lease"],
+        attempts=answer["attempts"],
+        max_attempts=answer["max_attempts"],
+        priority=answer["priority"],
+        headers=answer["headers"],
+        submitted_at=datetime.fromisoformat(answer["submitted_at"]),
+    )
+
+
+def _job(answer: Mapping[str, Any]) -> Job:
+    moments = ("submitted_at", "available_at", "claimed_at", "expires_at", "settled_at")
+    read = {name: answer[name] and datetime.fromisoformat(answer[name]) for name in moments}
+    return Job(**{**answer, **read, "job_id": as_job_id(answer["job_id"]), "state": State(answer["state"])})

@@ -1,0 +1,113 @@
+"""Failures over HTTP: every one a problem document (RFC 9457), and none with more than its caller should know."""
+
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
+
+from penstock import telemetry
+from penstock.errors import JobError, JobNotFound, PenstockError, StoreError, UsageError
+from penstock.jobs.documents import FieldProblem, Problem
+
+MEDIA_TYPE = "application/problem+json"
+MOST_ERRORS = 20
+
+_MEANINGS = {
+    400: "The request can't be read",
+    401: "The token is missing or wrong",
+    404: "There is no such job",
+    409: "The job is not where the caller thinks it is",
+    413: "The request is too large",
+    422: "The request is not as it has to be; `errors` says where",
+    503: "The store can't be used now",
+}
+
+
+def answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The failures that an operation may answer with, for its schema. Any may be unreadable, or lack a token."""
+    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    every = (400, 401, 413, 422, 503, *statuses)
+    return {status: {"description": _MEANINGS[status], "content": content} for status in sorted(every)}
+
+
+class ProblemResponse(Response):
+    """A problem as an answer, in ASCII: nothing that a request held can make it fail."""
+
+    media_type = MEDIA_TYPE
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        errors: list[FieldProblem] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        problem = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail, errors=errors or [])
+        super().__init__(json.dumps(problem.model_dump()), status, headers)
+
+
+def install(app: FastAPI, *routers: APIRouter) -> None:
+    """Turn every failure in `app`, which has these routers, into a problem."""
+    app.state.known_routes = [one for router in routers for one in router.routes if isinstance(one, Route)]
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _refused)
+    app.add_exception_handler(PenstockError, _told)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+def _invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    errors = [
+        FieldProblem(field=_printable(".".join(map(str, one["loc"]))), message=_printable(one["msg"]))
+        for one in error.errors()[:MOST_ERRORS]
+    ]
+    said = "; ".join(f"{one.field}: {one.message}" for one in errors[:3])
+    return ProblemResponse(422, f"the request is not as it has to be: {said}", errors)
+
+
+def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    match error.status_code:
+        case 404:
+            return ProblemResponse(404, f"there is no {request.url.path}; /openapi.json says what there is")
+        case 405:
+            methods = ", ".join(_methods(request))
+            return ProblemResponse(405, f"{request.url.path} takes {methods}", headers={"Allow": methods})
+        case status:
+            return ProblemResponse(status, str(error.detail), headers=error.headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """What this path takes, in all of its routes: Starlette only tells of the first."""
+    known: list[Route] = request.app.state.known_routes
+    matching = [route for route in known if route.matches(request.scope)[0] is not Match.NONE]
+    return sorted({method for route in matching for method in route.methods or ()})
+
+
+def _told(_: Request, error: Exception) -> Response:
+    match error:
+        case JobNotFound():
+            status = 404
+        case JobError():
+            status = 409
+        case UsageError():
+            status = 422
+        case StoreError():
+            status = 503
+        case _:
+            status = 500
+    return ProblemResponse(status, _printable(str(error)))
+
+
+def _unexpected(request: Request, error: Exception) -> Response:
+    telemetry.warn("a request failed", path=request.url.path, error=repr(error))
+    return ProblemResponse(500, "something unexpected happened; the server's log says what")
+
+
+def _printable(text: str) -> str:
+    return text.encode(errors="replace").decode()

@@ -1,0 +1,334 @@
+"""The verbs of a job queue, over any store: submit, claim, heartbeat, complete, fail, and what is beside them.
+
+Each type of job has a queue of its own in the store, `jobs/email:send`, and each claimed job a lease of its own.
+Everything else is the store's: there is no second life cycle here.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+from uuid import UUID
+
+from penstock.config import store_url
+from penstock.errors import InvalidEvent, InvalidPayload, JobError, JobLost, JobNotFound, JobSettled, UsageError
+from penstock.event import NAME_LIMIT, Event
+from penstock.jobs.bell import Bell, pauses
+from penstock.jobs.job import (
+    ClaimedJob,
+    Holding,
+    JobId,
+    as_job_id,
+    claimed_job,
+    holding,
+)
+from penstock.jobs.looking import Looking
+from penstock.jobs.payloads import encode, fitted
+from penstock.jobs.work import Handler, run
+from penstock.lifecycle import Dead, Outcome, Published, Released, Retry, State
+from penstock.retry import RetryPolicy
+from penstock.store import Store, open_store
+from penstock.store.base import Claim, Record, Selection, Settlement
+from penstock.store.outcomes import storable
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+Held = ClaimedJob | tuple[UUID | str, str]
+
+DEFAULT_NAME = "jobs"
+MAX_ATTEMPTS = 3
+HEARTBEAT_SECONDS = 5.0
+TIMEOUT_SECONDS = 30.0
+EXPIRE_EVERY_SECONDS = 1.0
+EXPIRE_BATCH = 1_000
+LOOKS = 3
+
+
+class Jobs(Looking):
+    """A job queue in a store. Any thread may call any verb; processes share a queue by sharing the store and its name.
+
+    A worker sends a heartbeat every `heartbeat_seconds`; a job without one for `timeout_seconds` is taken back.
+    """
+
+    def __init__(
+        self,
+        store: Store | str | None = None,
+        name: str = DEFAULT_NAME,
+        *,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+        timeout_seconds: float = TIMEOUT_SECONDS,
+        models: "Mapping[str, type[BaseModel]] | None" = None,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        if not 0 < heartbeat_seconds < timeout_seconds:
+            raise UsageError("heartbeat_seconds must be greater than 0 and less than timeout_seconds")
+        self._owned = store is None or isinstance(store, str)
+        opened = open_store(store_url(store)) if store is None or isinstance(store, str) else store
+        super().__init__(opened, name)
+        self.heartbeat_seconds = heartbeat_seconds
+        self.timeout_seconds = timeout_seconds
+        self.models = dict(models or {})
+        self.retry = retry or RetryPolicy()
+        self.bell = Bell()
+        self._expired_at = -EXPIRE_EVERY_SECONDS
+
+    # -- submit -----------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        type: str,
+        payload: Any = None,
+        *,
+        max_attempts: int = MAX_ATTEMPTS,
+        job_id: UUID | str | None = None,
+        priority: int = 0,
+        delay: float | None = None,
+        dedupe_key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        connection: object | None = None,
+    ) -> JobId:
+        """Write a job; with `connection`, in the caller's transaction, so that both commit or neither does.
+
+        The payload is JSON, and has to fit the type's model. With a `job_id` a repeat adds nothing.
+        """
+        event = Event(
+            event_type=type,
+            queue=self.queue(type),
+            payload=self._fitting(type, payload),
+            headers={"content-type": "application/json", **(headers or {})},
+            max_attempts=max_attempts,
+            priority=priority,
+            delay_seconds=delay,
+            dedupe_key=dedupe_key,
+            event_id=None if job_id is None else as_job_id(job_id),
+        )
+        submitted = self._append(event, connection)
+        self.bell.ring()
+        return submitted
+
+    def _fitting(self, kind: str, payload: Any) -> bytes:
+        body = encode("the payload", payload)
+        try:
+            fitted(body, self.models.get(kind))
+        except InvalidPayload as error:
+            raise InvalidEvent(str(error)) from error
+        return body
+
+    def _append(self, event: Event, connection: object | None) -> JobId:
+        try:
+            return self.store.append([event], connection=connection)[0]
+        except InvalidEvent:
+            if event.event_id is None or connection is not None:
+                raise
+            if not self._same(event, self.find(event.event_id)):
+                raise JobError(f"{event.event_id} is the id of something else already; give a new one") from None
+            return event.event_id
+
+    def _same(self, event: Event, record: Record | None) -> bool:
+        """Whether that record came of an earlier submit of this event."""
+        return record is not None and (record.queue, record.payload) == (event.queue, event.payload)
+
+    # -- claim ------------------------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        worker_id: str,
+        types: Collection[str] | None = None,
+        *,
+        wait_seconds: float = 0,
+        stop: threading.Event | None = None,
+    ) -> ClaimedJob | None:
+        """The next job of these types (or of any), for `worker_id` alone; None if there is none.
+
+        First in, first out, but higher priorities first. With `wait_seconds` it waits that long for one to come;
+        `stop` and `close` end the waiting.
+        """
+        if not 0 < len(worker_id) <= NAME_LIMIT or storable(worker_id) != worker_id:
+            raise UsageError(f"a worker's id has 1 to {NAME_LIMIT} characters of Unicode, and no NUL among them")
+        queues = None if types is None else [self.queue(one) for one in types]
+        rung, until = threading.Event(), time.monotonic() + wait_seconds
+        with self.bell.heard_by(rung.set):
+            for pause in pauses():
+                rung.clear()
+                found = self._next(worker_id, queues)
+                left = until - time.monotonic()
+                if found or left <= 0 or self._closed.is_set() or (stop is not None and stop.is_set()):
+                    return found
+                rung.wait(min(pause, left))
+        raise AssertionError("unreachable")
+
+    def _next(self, worker_id: str, queues: Sequence[str] | None) -> ClaimedJob | None:
+        self._expire_now_and_then()
+        looks = LOOKS
+        while looks and (turns := self._turns(queues)):
+            claim = next(filter(None, (self._take(queue, worker_id) for queue in turns)), None)
+            if claim is None:  # others were faster, or as many are claimed as may be
+                looks -= 1
+            elif found := self._accepted(claim):
+                return found
+        return None
+
+    def _turns(self, queues: Sequence[str] | None) -> Sequence[str]:
+        """The queues that have something ready, in the order of whose turn it is."""
+        if queues is not None and len(queues) == 1:
+            return queues if self.store.ready(queues[0]) else ()
+        heads = self.store.heads(self.prefix, queues=queues)
+        return [head.queue for head in heads if head.queue.startswith(self.prefix)]
+
+    def _take(self, queue: str, worker_id: str) -> Claim:
+        return self.store.claim(queue, limit=1, claimant=worker_id, lease_seconds=self.timeout_seconds)
+
+    def _accepted(self, claim: Claim) -> ClaimedJob | None:
+        """The job, if its payload can be handled; if not it is dead, and nobody gets it."""
+        (delivery,) = claim.events
+        try:
+            payload = fitted(delivery.payload, self.models.get(delivery.event_type))
+        except InvalidPayload as error:
+            self.store.settle(claim.lease, {delivery.seq: Dead(str(error))})
+            return None
+        return claimed_job(delivery, claim.lease, payload)
+
+    # -- what a worker says of its job ------------------------------------------------------------------------
+
+    def heartbeat(self, held: Held, progress: Any = None) -> None:
+        """The worker is still at it, and has come so far. `JobLost` says that it should stop."""
+        said = None if progress is None else encode("the progress", progress)
+        holds = self._holding(held)
+        if not self.store.extend([holds.lease]):
+            raise self._lost(holds)
+        if said is not None and holds.seq not in self.store.note(holds.lease, {holds.seq: said}):
+            raise self._lost(holds)
+
+    def complete(self, held: Held, result: Any = None) -> None:
+        """The job is done. A repeat by the one who completed it says the same again."""
+        said = None if result is None else encode("the result", result)
+        holds = self._holding(held)
+        settlement = self._settle(holds, Published(said))
+        if settlement.already_settled and self.record(holds.job_id).state is not State.PUBLISHED:
+            raise self._lost(holds)
+
+    def fail(self, held: Held, reason: str, *, delay: float | None = None) -> State:
+        """The job failed: PENDING again, after `delay` seconds or as the retry policy says, or DEAD at its last try."""
+        holds = self._holding(held)
+        record = self.record(holds.job_id)
+        outcome = self._after_failure(record, reason, delay)
+        settlement = self._settle(holds, outcome)
+        if not settlement.already_settled:
+            return State.DEAD if settlement.dead else State.PENDING
+        if record.state is State.DEAD and not (record.last_error or "").startswith(storable(reason)):
+            raise self._lost(holds)  # dead of something else
+        return record.state
+
+    def release(self, held: Held) -> None:
+        """The worker gives the job back untouched; the attempt doesn't count."""
+        holds = self._holding(held)
+        settlement = self._settle(holds, Released())
+        if settlement.already_settled and self.record(holds.job_id).state in (State.PUBLISHED, State.DEAD):
+            raise self._lost(holds)
+        self.bell.ring()
+
+    def _after_failure(self, record: Record, reason: str, delay: float | None) -> Retry | Dead:
+        decided = self.retry.decide(
+            reason,
+            attempts=record.attempts,
+            age_seconds=((record.claimed_at or record.created_at) - record.created_at).total_seconds(),
+            roll=random.random(),
+            event_max_attempts=record.max_attempts,
+        )
+        if delay is not None and isinstance(decided, Retry):
+            return replace(decided, delay_seconds=delay)
+        return decided
+
+    def _settle(self, holds: Holding, outcome: Outcome) -> Settlement:
+        settlement = self.store.settle(holds.lease, {holds.seq: outcome})
+        if settlement.lost:
+            raise self._lost(holds)
+        return settlement
+
+    def _holding(self, held: Held) -> Holding:
+        job_id, lease = (held.job_id, held.lease) if isinstance(held, ClaimedJob) else held
+        try:
+            return holding(job_id, lease, self.prefix, self.timeout_seconds)
+        except JobLost:
+            self.record(as_job_id(job_id))  # that there is no such job says more
+            raise
+
+    def _lost(self, holds: Holding) -> Exception:
+        """What to tell a worker who no longer holds its job: where the job is now."""
+        record = self.find(holds.job_id)
+        if record is None:
+            return JobNotFound.of(holds.job_id, self.name)
+        match record.state:
+            case State.PENDING:
+                now = f"it was given back, or had no heartbeat for {self.timeout_seconds:g} s, and waits to be claimed"
+            case State.CLAIMED if self._still_named(holds):
+                now = "it was held for longer than the store lets anyone hold a lease (max_lease_age_seconds)"
+            case State.CLAIMED:
+                now = f"it was taken back, and {record.claimed_by} has claimed it since"
+            case State.PUBLISHED:
+                now = "it is completed"
+            case State.DEAD:
+                now = f"it is dead: {record.last_error}"
+        return JobLost(f"job {holds.job_id} is no longer yours: {now}")
+
+    def _still_named(self, holds: Holding) -> bool:
+        return any(held.lease.token == holds.lease.token for held in self.store.held([holds.lease.lease_id]))
+
+    # -- beside the flow --------------------------------------------------------------------------------------
+
+    def cancel(self, job_id: UUID | str, reason: str = "cancelled", *, by: str = "operator") -> None:
+        """Make a job that is not settled DEAD. A worker that has it is told so at its next heartbeat."""
+        wanted = self.record(as_job_id(job_id)).event_id
+        if self.store.cancel(Selection(ids=frozenset({wanted})), reason=reason, by=by):
+            return
+        record = self.record(wanted)
+        if record.state is not State.DEAD or record.last_error != storable(reason):
+            raise JobSettled(f"job {wanted} can't be cancelled: it is {record.state} already")
+
+    def cancel_pending(
+        self, type: str, reason: str = "cancelled", *, by: str = "operator", dry_run: bool = False
+    ) -> int:
+        """Make all jobs of a type that wait DEAD; returns how many. Those that a worker has are left to it."""
+        return self.store.cancel(Selection(queue=self.queue(type)), reason=reason, by=by, dry_run=dry_run)
+
+    def expire(self) -> int:
+        """Take back the jobs without heartbeats; DEAD at their last attempt. Claims see to it by themselves."""
+        return self.store.reap(limit=EXPIRE_BATCH)
+
+    def _expire_now_and_then(self) -> None:
+        now = time.monotonic()
+        if now - self._expired_at >= EXPIRE_EVERY_SECONDS:
+            self._expired_at = now
+            self.expire()
+
+    # -- working ----------------------------------------------------------------------------------------------
+
+    def work(
+        self,
+        handlers: Mapping[str, Handler],
+        worker_id: str,
+        *,
+        stop: threading.Event,
+        concurrency: int = 1,
+    ) -> None:
+        """Claim and handle jobs until `stop` is set: see `penstock.jobs.work`."""
+        run(self, handlers, worker_id, stop=stop, concurrency=concurrency)
+
+    def close(self) -> None:
+        """End all waiting, and close the store if it was opened here."""
+        self._closed.set()
+        self.bell.ring()
+        if self._owned:
+            self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,127 @@
+"""The loop of a worker for jobs: claim, heartbeat in a thread of its own, complete with what the handler returns or
+fail with what it raises. It works on a `Jobs` and on a `JobsClient` alike."""
+
+import threading
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from penstock import telemetry
+from penstock.errors import JobLost, JobNotFound, PenstockError, UsageError
+from penstock.jobs.job import ClaimedJob
+from penstock.lifecycle import State
+
+IDLE_SECONDS = 10.0
+TROUBLE_SECONDS = 1.0
+
+
+class JobQueue(Protocol):
+    """What the loop needs of a job queue."""
+
+    @property
+    def heartbeat_seconds(self) -> float: ...
+    def claim(
+        self,
+        worker_id: str,
+        types: Collection[str] | None = None,
+        *,
+        wait_seconds: float = 0,
+        stop: threading.Event | None = None,
+    ) -> ClaimedJob | None: ...
+    def heartbeat(self, held: ClaimedJob, progress: Any = None) -> None: ...
+    def complete(self, held: ClaimedJob, result: Any = None) -> None: ...
+    def fail(self, held: ClaimedJob, reason: str) -> State: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a handler may ask and say while it works."""
+
+    job: ClaimedJob
+    jobs: JobQueue
+    stop: threading.Event
+    lost: threading.Event = field(default_factory=threading.Event)
+    """Set when the job is no longer ours: whatever the handler returns now is thrown away."""
+
+    def progress(self, said: Any) -> None:
+        """How far it has come; any JSON. Counts as a heartbeat."""
+        try:
+            self.jobs.heartbeat(self.job, said)
+        except (JobLost, JobNotFound):
+            self.lost.set()
+            raise
+
+
+Handler = Callable[[Any, Context], Any]
+"""A function of a payload and a context. What it returns is the job's result."""
+
+
+def run(
+    jobs: JobQueue, handlers: Mapping[str, Handler], worker_id: str, *, stop: threading.Event, concurrency: int = 1
+) -> None:
+    """Handle jobs of the handlers' types, `concurrency` at a time, until `stop` is set; those begun are finished."""
+    if not handlers or concurrency < 1:
+        raise UsageError("a worker needs a handler at least, and a concurrency of 1 or more")
+    with ThreadPoolExecutor(concurrency, thread_name_prefix="penstock-job") as threads:
+        loops = [threads.submit(_loop, jobs, handlers, worker_id, stop) for _ in range(concurrency)]
+        try:
+            for loop in loops:
+                loop.result()
+        finally:
+            stop.set()
+
+
+def _loop(jobs: JobQueue, handlers: Mapping[str, Handler], worker_id: str, stop: threading.Event) -> None:
+    while not stop.is_set():
+        try:
+            job = jobs.claim(worker_id, list(handlers), wait_seconds=IDLE_SECONDS, stop=stop)
+            if job is not None:
+                _handle(jobs, handlers[job.type], job, stop)
+        except UsageError:
+            stop.set()
+            raise
+        except PenstockError as error:  # a store that is away comes back, and what was claimed expires
+            telemetry.warn("the job worker goes on after an error", error=error)
+            stop.wait(TROUBLE_SECONDS)
+
+
+def _handle(jobs: JobQueue, handler: Handler, job: ClaimedJob, stop: threading.Event) -> None:
+    context, done = Context(job, jobs, stop), threading.Event()
+    beating = threading.Thread(target=_beat, args=(jobs, context, done), name="penstock-heartbeat", daemon=True)
+    beating.start()
+    try:
+        result, error = handler(job.payload, context), None
+    except Exception as raised:
+        result, error = None, f"{type(raised).__name__}: {raised}"
+    finally:
+        done.set()
+        beating.join()
+    if context.lost.is_set():
+        telemetry.warn("a job was lost while it was handled, and its result is dropped", job=job.job_id)
+        return
+    try:
+        _settle(jobs, job, result, error)
+    except (JobLost, JobNotFound) as lost:
+        telemetry.warn("the result of a job is dropped", job=job.job_id, because=lost)
+
+
+def _settle(jobs: JobQueue, job: ClaimedJob, result: Any, error: str | None) -> None:
+    if error is None:
+        try:
+            jobs.complete(job, result)
+            return
+        except UsageError as unfit:  # a result that is not JSON is the handler's failure
+            error = f"the handler's result can't be kept: {unfit}"
+    jobs.fail(job, error)
+
+
+def _beat(jobs: JobQueue, context: Context, done: threading.Event) -> None:
+    while not done.wait(jobs.heartbeat_seconds):
+        try:
+            jobs.heartbeat(context.job)
+        except (JobLost, JobNotFound):
+            context.lost.set()
+            return
+        except PenstockError as error:
+            telemetry.warn("a heartbeat failed, and the next may do", job=context.job.job_id, error=error)

@@ -1,0 +1,257 @@
+"""Testing handlers: a worker that runs what was emitted in the test's own thread, at once and in order.
+
+    from penstock.testing.workers import InProcessWorker
+    from shop.workers import worker
+
+    @pytest.fixture
+    def working(tmp_path):
+        with InProcessWorker(worker, f"sqlite:///{tmp_path}/events.db") as working:
+            yield working
+
+    def test_a_receipt_is_sent(working, mailbox):
+        working.outbox.emit("order.paid", {"order": 7}, queue="emails")
+        (handled,) = working.drain()
+        assert handled.outcome == PUBLISHED
+        assert mailbox == ["receipt for order 7"]
+
+    def test_a_reminder_is_sent_tomorrow_even_if_the_mail_server_fails_once(working, mailbox):
+        mailbox.fail_once(ConnectionError())
+        working.outbox.emit("order.unpaid", {"order": 7}, queue="emails", delay=86_400)
+        assert working.drain() == []
+        first, second = working.drain(delayed=True)
+        assert isinstance(first.error, ConnectionError) and second.error is None
+
+There are no threads, no sleeps and no Spark, and nothing is imitated: the events lie in a real store, and claims,
+arguments, middlewares, ack policies and retries are the worker's own.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Self
+
+from penstock.errors import StoreError, UsageError
+from penstock.event import EventId
+from penstock.lifecycle import OrderPolicy, Outcome, State
+from penstock.outbox import Outbox
+from penstock.store import Store, open_store
+from penstock.store.base import Record, Selection
+from penstock.worker import Received, Worker
+from penstock.worker.hands import Hands
+from penstock.worker.holdings import Holdings
+from penstock.worker.subscription import Subscription
+
+PAGE = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """An event that had its turn: what became of it, and what its handler raised.
+
+    Without an outcome it is still claimed: its handler is to decide later.
+    """
+
+    event: Received
+    outcome: Outcome | None
+    error: BaseException | None = None
+
+
+class InProcessWorker:
+    """Runs a worker's handlers whenever `drain` is called, and never else.
+
+    It works on the worker's own store, or on the one at `store_url`, whose tables it makes. The time limit of a plain
+    handler is not kept: nothing can interrupt the test's own thread.
+    """
+
+    def __init__(self, worker: Worker, store_url: str | None = None) -> None:
+        url = store_url or worker.url
+        self._worker = worker
+        self._clock = JumpingClock(_ahead(url, initialise=store_url is not None))
+        self._running = worker.prepare(url=url, clock=self._clock)
+        policy = worker.order_policy
+        self._lanes = [_Lane(subscription, policy) for subscription in self._running.subscriptions]
+
+    @property
+    def store(self) -> Store:
+        """The store, by this worker's clock: to look at what has become of events."""
+        return self._running.store
+
+    @property
+    def outbox(self) -> Outbox:
+        """An outbox on the same store."""
+        return self._running.outbox
+
+    def drain(self, *, delayed: bool = False, most: int = 10_000, raise_errors: bool = False) -> list[Handled]:
+        """Handle what is ready, also what handlers emit meanwhile, until nothing is; returns it in its order.
+
+        With `delayed` nothing has to be waited for: time moves on to the next event that is scheduled or waits for a
+        retry. `most` is how many events are handled at most, and ends what would go on for ever. With `raise_errors`
+        the first error of a handler is raised, after it has had its consequences.
+        """
+        self._refuse_running_loop()
+        done: list[Handled] = []
+        with self._worker.lent_to(self._running), asyncio.Runner() as runner:
+            while len(done) < most:
+                fresh = self._round(runner, most - len(done), raise_errors)
+                done += fresh
+                if not fresh and not (delayed and self._move_on()):
+                    break
+        return done
+
+    def fire_periodic(self) -> list[EventId]:
+        """Emit each of the worker's periodic events once, as if its time had come; returns their ids."""
+        now = self._clock()
+        return self.outbox.emit_many([periodic.event(self.outbox, now) for periodic in self._worker.periodics])
+
+    def close(self) -> None:
+        """Write what was decided after the last `drain`, and let go of the store."""
+        for lane in self._lanes:
+            lane.subscription.flush(all_of_it=True)
+        self.store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _refuse_running_loop(self) -> None:
+        if not any(lane.handling.is_async for lane in self._lanes):
+            return
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        raise UsageError("async handlers get a loop of their own: call drain() from a test that is not async")
+
+    def _round(self, runner: asyncio.Runner, most: int, raise_errors: bool) -> list[Handled]:
+        """One claim for each handler."""
+        while self.store.reap():
+            pass
+        done: list[Handled] = []
+        for lane in self._lanes:
+            if len(done) < most:
+                done += lane.work(runner, most - len(done), raise_errors)
+        return done
+
+    def _move_on(self) -> bool:
+        """On to the next event whose time has not come; says whether there is one."""
+        now = self._clock()
+        moments = (record.available_at for record in self._pending() if record.available_at > now)
+        following = min(moments, default=None)
+        if following is None:
+            return False
+        self._clock.jump_to(following)
+        for lane in self._lanes:
+            lane.subscription.beat()  # as it would have done all the while, for what is to be decided later
+        return True
+
+    def _pending(self) -> list[Record]:
+        """What waits for one of the handlers."""
+        queues = frozenset(lane.subscription.queue for lane in self._lanes)
+        selection = Selection(queues=queues, states=frozenset({State.PENDING}))
+        page = self.store.find(selection, limit=PAGE)
+        records = list(page.records)
+        while page.after is not None:
+            page = self.store.find(selection, after=page.after, limit=PAGE)
+            records += page.records
+        return [record for record in records if any(lane.wants(record) for lane in self._lanes)]
+
+
+class JumpingClock:
+    """The real time, and what it was moved on by."""
+
+    def __init__(self, ahead: timedelta) -> None:
+        self._ahead = ahead
+
+    def __call__(self) -> datetime:
+        return datetime.now(UTC) + self._ahead
+
+    def jump_to(self, moment: datetime) -> None:
+        self._ahead = max(self._ahead, moment - datetime.now(UTC))
+
+
+class _Lane:
+    """One handler, driven by hand: the worker's subscription and decisions, without its threads."""
+
+    def __init__(self, subscription: Subscription, order_policy: OrderPolicy) -> None:
+        self.subscription = subscription
+        self.handling = subscription.handling
+        self._holdings = subscription.holdings = _Noted(order_policy)
+        self._hands = Hands(subscription)
+
+    def wants(self, record: Record) -> bool:
+        types = self.subscription.options.types
+        return record.queue == self.subscription.queue and (types is None or record.event_type in types)
+
+    def work(self, runner: asyncio.Runner, most: int, raise_errors: bool) -> list[Handled]:
+        """Claim once, and handle what the claim brings."""
+        subscription = self.subscription
+        claim = subscription.claim(min(most, subscription.options.fetch_batch_size))
+        if claim:
+            subscription.feed(claim)
+        called: dict[Received, BaseException | None] = {}
+        try:
+            while taken := self._holdings.take(self._hands.most):
+                error = self._handle(runner, taken, called)
+                if error is not None and raise_errors:
+                    raise error
+        finally:
+            self._write()
+            finished, self._holdings.finished = self._holdings.finished, []
+        return [Handled(event, self._outcome(event, outcome, called), called.get(event)) for event, outcome in finished]
+
+    def _handle(
+        self, runner: asyncio.Runner, events: Sequence[Received], called: dict[Received, BaseException | None]
+    ) -> BaseException | None:
+        accepted = self._hands.accept(events)
+        if not accepted:
+            return None
+        if self.handling.is_async:
+            error = runner.run(self.handling.call_async(accepted))
+        else:
+            error = self.handling.call(accepted)
+        called |= dict.fromkeys(accepted, error)
+        self._hands.finish(accepted, error)
+        return error
+
+    def _write(self) -> None:
+        self._holdings.drain()
+        self.subscription.flush(all_of_it=True)
+        if self._holdings.unwritten:
+            raise StoreError(f"what became of events in {self.subscription.queue} can't be written; the log says why")
+
+    def _outcome(
+        self, event: Received, outcome: Outcome | None, called: dict[Received, BaseException | None]
+    ) -> Outcome | None:
+        """What the store knew before the handler had returned is no less an outcome."""
+        return self.subscription.published(None) if event.settled and event in called else outcome
+
+
+class _Noted(Holdings):
+    """Remembers what was finished, in its order."""
+
+    def __init__(self, order_policy: OrderPolicy) -> None:
+        super().__init__(order_policy)
+        self.finished: list[tuple[Received, Outcome | None]] = []
+
+    def finish(self, event: Received, outcome: Outcome | None) -> None:
+        super().finish(event, outcome)
+        self.finished.append((event, outcome))
+
+
+def _ahead(url: str, *, initialise: bool) -> timedelta:
+    """How far the store's clock is ahead of ours, rather too far than not far enough: what has just been emitted by its
+    clock is ready by ours."""
+    store = open_store(url)
+    try:
+        if initialise:
+            store.initialise()
+        before = datetime.now(UTC)
+        return max(store.now() - before, timedelta(0))
+    finally:
+        store.close()

@@ -1,0 +1,49 @@
+"""A job queue on every backend, by the real clock and by one that stands still until it is told to move on."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.jobs import Jobs
+from penstock.store import SqlStore, open_store
+from penstock.testing.stores import ManualClock
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Where an initialised store is."""
+    found: str = f"sqlite:///{tmp_path / 'jobs.db'}"
+    if request.param == "postgresql":
+        found = request.getfixturevalue("postgres_url")
+    with_tables = open_store(found)
+    with_tables.initialise()
+    with_tables.close()
+    return found
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def still(url: str, clock: ManualClock) -> Iterator[SqlStore]:
+    """The store by the test's clock."""
+    opened = open_store(url, clock=clock)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def jobs(still: SqlStore) -> Iterator[Jobs]:
+    """The job queue by the test's clock."""
+    with Jobs(still) as opened:
+        yield opened
+
+
+@pytest.fixture
+def live(url: str) -> Iterator[Jobs]:
+    """The job queue by the database's clock."""
+    with Jobs(url) as opened:
+        yield opened

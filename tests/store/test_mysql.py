@@ -1,0 +1,283 @@
+"""The store on MariaDB: the conformance suite, and what only MySQL and MariaDB have to get right."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from databases import (
+    MysqlConnection,
+    connect_mysql,
+    differences,
+    empty,
+    initialise_at_once,
+    tends_without_staging,
+    told,
+)
+from sqlalchemy import Connection as SqlConnection
+
+from penstock.errors import InvalidEvent, NotInitialised, StoreError, StoreUnavailable, UsageError
+from penstock.lifecycle import PUBLISHED, Dead, Retry
+from penstock.store import SqlStore, StoreOptions, open_store
+from penstock.store.base import Selection
+from penstock.store.moves import Clock
+from penstock.testing.servers import MariadbServer
+from penstock.testing.stores import OpenStore, SqlStoreConformance
+from penstock.testing.stores.scenario import all_to, claim, event, ids
+
+
+@pytest.fixture(scope="module")
+def shared_url(mariadb_server: MariadbServer) -> Iterator[str]:
+    """A database with its tables, for all tests of the suite: emptying it is faster than making another."""
+    url = mariadb_server.create_database()
+    store = open_store(url)
+    store.initialise()
+    store.close()
+    yield url
+    mariadb_server.drop_database(url)
+
+
+@pytest.fixture
+def database(shared_url: str) -> str:
+    empty(shared_url)
+    return shared_url
+
+
+class TestMysqlStore(SqlStoreConformance):
+    @pytest.fixture
+    def open_store(self, database: str) -> OpenStore:
+        def opened(options: StoreOptions | None = None, clock: Clock | None = None) -> SqlStore:
+            return open_store(database, options, clock)
+
+        return opened
+
+    @pytest.fixture
+    def connection(self, database: str) -> Iterator[MysqlConnection]:
+        """As the server makes it: REPEATABLE READ, which is stricter than the store's own."""
+        with connect_mysql(database) as connection:
+            yield connection
+
+
+@pytest.fixture
+def store(database: str) -> Iterator[SqlStore]:
+    store = open_store(database)
+    yield store
+    store.close()
+
+
+SECRET = "s3cr3t/pass:word"
+
+
+class TestTables:
+    def test_the_tables_are_the_ones_in_the_code(self, store: SqlStore) -> None:
+        """Indexes are others here, where there are no partial ones, and one table is MySQL's own."""
+        found = differences(store, compare_defaults=False)
+        assert isinstance(found, list)
+        kinds = {change[0] for change in found}
+        assert kinds <= {"add_index", "remove_index", "remove_table"}, found
+        assert [change[1].name for change in found if change[0] == "remove_table"] == ["penstock_holds"]
+
+    def test_many_starts_at_once_create_the_tables_once(self, mariadb_url: str) -> None:
+        upgrades = initialise_at_once(lambda: open_store(mariadb_url))
+        assert sum(bool(upgrade.steps) for upgrade in upgrades) == 1
+        store = open_store(mariadb_url)
+        assert store.append([event()])
+        assert store.versions() == (upgrades[0].after, upgrades[0].after)
+        store.close()
+
+    def test_a_start_that_was_interrupted_is_repeated(self, mariadb_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A CREATE commits by itself here: what an interrupted start has made is there, and nothing says so."""
+        store = open_store(mariadb_url)
+        run = SqlConnection.exec_driver_sql
+        done: list[str] = []
+        for stop_after in range(1, 40):
+
+            def interrupted(
+                self: SqlConnection, statement: str, *rest: Any, stop: int = stop_after, **more: Any
+            ) -> Any:
+                if len(done) == stop:
+                    raise KeyboardInterrupt
+                done.append(statement)
+                return run(self, statement, *rest, **more)
+
+            done.clear()
+            with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
+                patched.setattr(SqlConnection, "exec_driver_sql", interrupted)
+                store.initialise()
+                break
+        else:
+            raise AssertionError("it never came to its end")
+        assert stop_after > 3
+        assert store.versions()[0] == store.versions()[1]
+        assert store.append([event(ordering_key="k")]) == ids(claim(store))
+        store.close()
+
+    def test_a_database_without_tables_says_how_to_make_them(self, mariadb_url: str) -> None:
+        store = open_store(mariadb_url)
+        for verb in (store.stats, store.reap, lambda: store.append([event()]), lambda: claim(store)):
+            with pytest.raises(NotInitialised, match=r"penstock init --store mysql://penstock:\*\*\*@"):
+                verb()
+        assert store.versions()[0] is None
+        store.close()
+
+    def test_tables_of_newer_code_are_refused(self, mariadb_url: str) -> None:
+        store = open_store(mariadb_url)
+        store.initialise()
+        with store.transaction() as connection:
+            connection.exec_driver_sql("UPDATE penstock_version SET version_num = '9999'")
+        with pytest.raises(NotInitialised, match=r"version 9999.*upgrade Penstock"):
+            store.initialise()
+        store.close()
+
+    def test_upkeep_runs_on_the_tables_before_staging(self, mariadb_url: str) -> None:
+        tends_without_staging(open_store(mariadb_url))
+
+
+class TestConnecting:
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "mysql://someone:{secret}@127.0.0.1:1/nowhere",
+            "mariadb://someone:{secret}@127.0.0.1:1/nowhere?connect_timeout=2",
+            "mysql+pymysql://someone@127.0.0.1:1/nowhere?password={secret}",
+            "mysql://someone:{secret}@127.0.0.1:1/nowhere?no_such_option=1",
+            "mysql://someone:{secret}@127.0.0.1:1/nowhere?connect_timeout=soon",
+            "mysql://someone:{secret}@127.0.0.1:port/nowhere",
+            "mysql:someone:{secret}@nowhere",
+        ],
+    )
+    def test_no_error_shows_a_password(self, url: str) -> None:
+        for secret in ("s3cr3t", SECRET):
+            with pytest.raises((StoreError, UsageError)) as caught:
+                open_store(url.format(secret=secret)).stats()
+            assert "s3cr3t" not in told(caught.value)
+            assert "pass:word" not in told(caught.value)
+            assert "\n" not in str(caught.value)
+
+    def test_a_wrong_password_is_named_as_one(self, mariadb_server: MariadbServer) -> None:
+        store = open_store(mariadb_server.url(password="s3cr3t"))
+        with pytest.raises(StoreUnavailable, match=r"can't reach mysql://penstock:\*\*\*@.*: Access denied") as caught:
+            store.stats()
+        assert "s3cr3t" not in told(caught.value)
+        assert "\n" not in str(caught.value)
+
+    def test_a_server_that_is_not_there_is_named(self) -> None:
+        store = open_store("mariadb://someone@127.0.0.1:1/nowhere")
+        with pytest.raises(StoreUnavailable, match=r"can't reach mariadb://someone@127.0.0.1:1/nowhere: .*refused"):
+            store.stats()
+
+    @pytest.mark.parametrize("scheme", ["mysql", "mariadb", "mysql+pymysql", "mariadb+pymysql", "mysql+mysqldb"])
+    def test_every_name_for_it_opens_it(self, database: str, scheme: str) -> None:
+        store = open_store(database.replace("mysql:", f"{scheme}:", 1))
+        assert store.append([event()])
+        store.close()
+
+    def test_a_lost_connection_is_an_error_once(self, store: SqlStore, mariadb_server: MariadbServer) -> None:
+        store.append([event()])
+        asked = "SELECT id FROM information_schema.processlist WHERE db = %s"
+        for (number,) in mariadb_server.execute(asked, store.engine.url.database):
+            mariadb_server.execute(f"KILL CONNECTION {number}")
+        with pytest.raises(StoreUnavailable, match="can't reach"):
+            claim(store)
+        assert len(claim(store)) == 1
+
+    def test_the_store_is_as_it_must_be_whatever_the_server_prefers(self, mariadb_server: MariadbServer) -> None:
+        """READ COMMITTED, because stricter levels lock what is not there; refusing what doesn't fit; and UTC."""
+        url = mariadb_server.create_database()
+        preferred = {
+            "tx_isolation": "SERIALIZABLE",
+            "sql_mode": "ANSI,NO_BACKSLASH_ESCAPES",
+            "time_zone": "+05:45",
+            "character_set_server": "latin1",
+        }
+        before = {name: mariadb_server.execute(f"SELECT @@global.{name}")[0][0] for name in preferred}
+        try:
+            for name, value in preferred.items():
+                mariadb_server.execute(f"SET GLOBAL {name} = %s", value)
+            check_that_it_is_as_it_must_be(url)
+        finally:
+            for name, value in before.items():
+                mariadb_server.execute(f"SET GLOBAL {name} = %s", value)
+            mariadb_server.drop_database(url)
+
+
+def check_that_it_is_as_it_must_be(url: str) -> None:
+    store = open_store(url)
+    store.initialise()
+    for _ in range(2):
+        with store.transaction() as inside:
+            assert inside.exec_driver_sql("SELECT @@tx_isolation").scalar() == "READ-COMMITTED"
+    fields = {"event_type": "größer\\'\"", "payload": b"\xff\x00\\'\n", "headers": {"Grüße": "水 🚰\\"}}
+    emitted = store.append([event(**fields, queue="水 \\ ' 🚰") for _ in range(3)])
+    held = claim(store, queue="水 \\ ' 🚰")
+    assert ids(held) == emitted
+    assert {name: getattr(held.events[0], name) for name in fields} == fields
+    assert abs(held.events[0].created_at - datetime.now(UTC)) < timedelta(minutes=1)
+    store.settle(held.lease, all_to(Retry("nö 🚰\\'\"\n", 0), held))
+    assert store.find(Selection(everything=True)).records[0].last_error == "nö 🚰\\'\"\n"
+    with pytest.raises(StoreError, match="refused: Data too long"), store.transaction() as inside:
+        inside.exec_driver_sql(f"INSERT INTO penstock_queues (queue) VALUES ('{'q' * 300}')")
+    store.close()
+
+
+class TestNames:
+    def test_names_are_compared_to_the_last_space_and_letter(self, store: SqlStore) -> None:
+        names = ["a", "a ", "A", "ä", "a\u0308", "a\t"]
+        emitted = {
+            name: store.append([event(queue=name, ordering_key=name, dedupe_key=name), event(queue=name)])
+            for name in names
+        }
+        for name in names:
+            assert sorted(ids(claim(store, queue=name))) == sorted(emitted[name])
+        keys = store.append([event(ordering_key=name) for name in names])
+        assert len({store.append([event(dedupe_key=name)])[0] for name in names}) == len(names)
+        held = [claim(store, 2), claim(store, 20)]
+        assert sum(one.ordering_key is not None for claimed in held for one in claimed.events) == len(keys)
+
+    def test_the_longest_names_have_a_place(self, store: SqlStore) -> None:
+        longest = "🚰" * 255
+        fields = {"event_type": longest, "queue": longest, "ordering_key": longest, "partition_key": longest}
+        emitted = store.append([event(**fields, dedupe_key=longest)])
+        assert ids(claim(store, queue=longest)) == emitted
+
+    def test_a_long_error_is_kept_whole(self, store: SqlStore) -> None:
+        (one,) = store.append([event()])
+        held = claim(store)
+        store.settle(held.lease, all_to(Dead("x" * 100_000), held))
+        (found,) = store.find(Selection(ids=frozenset({one}))).records
+        assert found.last_error == "x" * 100_000
+
+
+def test_emits_of_a_thousand_rows_and_of_many_megabytes(store: SqlStore) -> None:
+    emitted = store.append([event(payload=bytes([number % 256]) * 5_000) for number in range(5_000)])
+    found = claim(store, 5_000)
+    assert ids(found) == emitted
+    assert [one.payload[:1] for one in found.events[:300]] == [bytes([number % 256]) for number in range(300)]
+
+
+def test_a_payload_that_the_server_takes_no_packet_for_says_so(store: SqlStore) -> None:
+    with pytest.raises(InvalidEvent, match=r"payload of 8,000,000 bytes .* raise its max_allowed_packet"):
+        store.append([event(payload=b"x" * 8_000_000)])
+    store.append([event(payload=bytes(7_000_000), queue="large")] * 2)
+    assert claim(store, 1, queue="large").events[0].payload == bytes(7_000_000)
+    assert store.append([event()]) == ids(claim(store))
+
+
+@pytest.mark.crash
+@pytest.mark.usefixtures("mariadb_server")
+def test_what_was_emitted_and_settled_survives_a_crash_of_the_server() -> None:
+    with MariadbServer() as server:
+        store = open_store(server.create_database())
+        store.initialise()
+        emitted = [one for _ in range(5) for one in store.append([event(ordering_key="k"), event()])]
+        held = claim(store, 4)
+        store.settle(held.lease, all_to(PUBLISHED, held))
+        server.kill()
+        with pytest.raises(StoreUnavailable, match="can't reach"):
+            store.append([event()])
+        server.start()
+        left = ids(claim(store))
+        assert set(left) == set(emitted) - set(ids(held))
+        assert len(left) == 6
+        store.close()

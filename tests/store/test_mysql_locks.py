@@ -1,0 +1,320 @@
+"""Who waits for whom on MariaDB, and who doesn't; and what a deadlock costs."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from threading import Event as Signal
+from typing import Any
+
+import pymysql
+import pytest
+from databases import MysqlConnection, connect_mysql
+
+from penstock.errors import StoreConflict, UsageError
+from penstock.event import EventId
+from penstock.lifecycle import PUBLISHED, RELEASED, Retry, State
+from penstock.outbox import Outbox
+from penstock.store import SqlStore, hints, mysql_statements, open_store
+from penstock.store.base import Selection
+from penstock.store.transaction import Transaction
+from penstock.testing.processes import wait_until
+from penstock.testing.servers import MariadbServer
+from penstock.testing.stores.scenario import all_to, claim, event, ids, publish, seqs
+
+LEVELS = ["READ COMMITTED", "REPEATABLE READ"]
+
+
+@pytest.fixture
+def store(mariadb_url: str) -> Iterator[SqlStore]:
+    store = open_store(mariadb_url)
+    store.initialise()
+    yield store
+    store.close()
+
+
+def impatient(url: str, isolation: str = "READ COMMITTED") -> MysqlConnection:
+    """A connection that would rather fail than wait for a lock."""
+    connection = connect_mysql(url, isolation)
+    connection.execute("SET SESSION innodb_lock_wait_timeout = 1")
+    return connection
+
+
+@pytest.mark.parametrize("level", LEVELS)
+class TestEmittersAndClaimers:
+    def test_neither_waits_for_the_other(self, store: SqlStore, mariadb_url: str, level: str) -> None:
+        (first,) = store.append([event(ordering_key="k")])
+        with impatient(mariadb_url, level) as emitting, impatient(mariadb_url) as claiming:
+            store.append([event(ordering_key="k"), event(ordering_key="new")], connection=emitting)
+            held = claim(store)
+            assert ids(held) == [first]
+            claiming.execute("SELECT * FROM penstock_keys WHERE queue = 'outbox' AND ordering_key = 'k' FOR UPDATE")
+            store.append([event(ordering_key="k")], connection=emitting)
+            store.append([event(ordering_key="k"), event(ordering_key="newer")], connection=emitting)
+            claiming.rollback()
+            told = store.settle_in(claiming, held.lease, all_to(PUBLISHED, held))
+            claiming.commit()
+            assert told.published == set(seqs(held))
+
+    def test_a_key_that_an_emitter_holds_is_not_lost_when_its_line_runs_dry(
+        self, store: SqlStore, mariadb_url: str, level: str
+    ) -> None:
+        (first,) = store.append([event(ordering_key="k")])
+        with connect_mysql(mariadb_url, level) as connection:
+            (second,) = store.append([event(ordering_key="k")], connection=connection)
+            held = claim(store)
+            assert ids(held) == [first]
+            publish(store, held)
+            assert not claim(store)
+            connection.commit()
+        found: list[EventId] = []
+        assert wait_until(lambda: found.extend(ids(claim(store))) or bool(found), 10)
+        assert found == [second]
+
+    def test_new_keys_side_by_side_are_no_deadlock(self, store: SqlStore, mariadb_url: str, level: str) -> None:
+        """A stricter transaction that locked what isn't there yet would lock the place of the other's key too."""
+        with impatient(mariadb_url, level) as one, impatient(mariadb_url, level) as other:
+            emitted = [
+                store.append([event(ordering_key=f"order-{number}")], connection=connection)[0]
+                for number, connection in enumerate([one, other, other, one])
+            ]
+            one.commit()
+            other.commit()
+        assert sorted(ids(claim(store))) == sorted(emitted)
+
+    def test_a_key_that_is_being_made_is_waited_for(self, store: SqlStore, mariadb_url: str, level: str) -> None:
+        with closing(connect_mysql(mariadb_url, level)) as making, ThreadPoolExecutor(1) as thread:
+            (first,) = store.append([event(ordering_key="k")], connection=making)
+            second = thread.submit(store.append, [event(ordering_key="k")])
+            assert wait_until(lambda: waits(mariadb_url), 10)
+            making.commit()
+            assert ids(claim(store)) == [first, *second.result(10)]
+
+    def test_settling_sees_the_newest_though_the_caller_looks_at_the_past(
+        self, store: SqlStore, mariadb_url: str, level: str
+    ) -> None:
+        with connect_mysql(mariadb_url, level) as caller:
+            caller.execute("SELECT * FROM penstock_pending, penstock_claimed, penstock_keys, penstock_leases")
+            emitted = store.append([event(ordering_key="k") for _ in range(4)])
+            held = claim(store, 3)
+            first, second, third = seqs(held)
+            assert store.settle_in(caller, held.lease, {first: PUBLISHED}).published == {first}
+            caller.commit()
+            assert not claim(store), "the key is still under its lease"
+            caller.execute("SELECT * FROM penstock_pending, penstock_claimed, penstock_keys, penstock_leases")
+            late = store.append([event(ordering_key="k")])
+            assert store.settle_in(caller, held.lease, {second: Retry("x", 0), third: RELEASED}).applied == 2
+            caller.commit()
+        assert ids(claim(store)) == emitted[1:] + late
+
+    def test_an_emit_repeated_with_its_key_finds_a_window_that_is_newer_than_its_transaction(
+        self, store: SqlStore, mariadb_url: str, level: str
+    ) -> None:
+        with connect_mysql(mariadb_url, level) as caller:
+            caller.execute("SELECT * FROM penstock_dedupe")
+            first = store.append([event(dedupe_key="x")])
+            assert store.append([event(dedupe_key="x")], connection=caller) == first
+            caller.commit()
+        assert ids(claim(store)) == first
+
+
+def waits(url: str) -> bool:
+    with connect_mysql(url) as connection:
+        return bool(connection.execute("SELECT * FROM information_schema.innodb_lock_waits").fetchall())
+
+
+def test_batches_whose_keys_come_in_another_order_never_wait_for_each_other(
+    store: SqlStore, mariadb_server: MariadbServer
+) -> None:
+    def emit(turn: int) -> None:
+        for number in range(30):
+            keys = [f"{number}-{place}" for place in range(15)]
+            store.append([event(ordering_key=key) for key in (keys if turn else reversed(keys))])
+
+    asked = "SHOW GLOBAL STATUS LIKE 'Innodb_deadlocks'"
+    before = mariadb_server.execute(asked)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(emit, range(2)))
+    assert mariadb_server.execute(asked) == before
+    assert len(claim(store, 1_000)) == 900
+
+
+def test_a_deadlock_is_tried_again(store: SqlStore, mariadb_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real one: a stranger locks pending, then wants the lease that a release has locked and that wants pending."""
+    store.append([event() for _ in range(3)])
+    held = claim(store)
+    stranger = connect_mysql(mariadb_url)
+    # The server gives up the one that has changed less.
+    stranger.execute("CREATE TABLE weight (number int)")
+    stranger.execute("INSERT INTO weight SELECT seq FROM seq_1_to_1000")
+    stranger.execute("SELECT * FROM penstock_claimed FOR UPDATE")
+    locked, tries = Signal(), 0
+    run = Transaction.run
+
+    def counted(tx: Transaction, statement: str, **given: Any) -> int:
+        nonlocal tries
+        if statement == mysql_statements.RELEASE[0]:
+            tries += 1
+        if statement == mysql_statements.RELEASE[-1] and tries == 1:
+            locked.set()
+        return run(tx, statement, **given)
+
+    monkeypatch.setattr(Transaction, "run", counted)
+    with ThreadPoolExecutor(1) as thread:
+        released = thread.submit(store.release, held.lease)
+        assert locked.wait(10)
+        stranger.execute("SELECT * FROM penstock_leases FOR UPDATE")
+        assert tries == 1
+        stranger.rollback()
+        assert released.result(30) == 3
+    assert tries == 2
+    stranger.close()
+    assert len(claim(store)) == 3
+
+
+def test_a_lock_that_is_never_had_is_a_conflict(store: SqlStore, mariadb_url: str) -> None:
+    store.append([event()])
+    held = claim(store)
+    with connect_mysql(mariadb_url) as stranger, impatient(mariadb_url) as caller:
+        stranger.execute("SELECT * FROM penstock_leases FOR UPDATE")
+        with pytest.raises(StoreConflict, match="try again"):
+            store.settle_in(caller, held.lease, all_to(PUBLISHED, held))
+        stranger.rollback()
+        caller.rollback()
+    publish(store, held)
+
+
+class TestCallersConnections:
+    def test_one_that_commits_by_itself_emits_all_or_nothing(self, store: SqlStore, mariadb_url: str) -> None:
+        with connect_mysql(mariadb_url) as connection:
+            connection.autocommit(True)
+            kept = store.append([event(ordering_key="k"), event()], connection=connection)
+            with pytest.raises(Exception, match="event_id"):
+                store.append([event(), event(event_id=kept[0])], connection=connection)
+            connection.begin()
+            store.append([event()], connection=connection)
+            connection.rollback()
+        assert sorted(ids(claim(store))) == sorted(kept)
+
+    def test_rows_may_be_of_any_kind(self, store: SqlStore, mariadb_url: str) -> None:
+        with connect_mysql(mariadb_url) as connection:
+            connection.cursorclass = pymysql.cursors.DictCursor
+            fields = {"payload": b"\xff\x00'\\", "headers": {"ü": "🚰"}, "ordering_key": "k", "dedupe_key": "d"}
+            emitted = store.append([event(**fields)], connection=connection)
+            connection.commit()
+        held = claim(store)
+        assert ids(held) == emitted
+        assert held.events[0].payload == fields["payload"]
+        assert dict(held.events[0].headers) == fields["headers"]
+
+    def test_sqlalchemy_commits_both_or_neither(self, store: SqlStore, mariadb_url: str) -> None:
+        from sqlalchemy import create_engine, text
+        from sqlalchemy.orm import Session
+
+        engine = create_engine(mariadb_url.replace("mysql:", "mariadb+pymysql:"))
+        outbox = Outbox(store)
+        with engine.begin() as connection:
+            connection.execute(text("CREATE TABLE orders (id int)"))
+        for give_up in (True, False):
+            with Session(engine) as session:
+                session.execute(text("INSERT INTO orders VALUES (1)"))
+                outbox.emit("orders.created", {"id": 1}, connection=session)
+                session.rollback() if give_up else session.commit()
+        with engine.connect() as connection:
+            assert connection.execute(text("SELECT count(*) FROM orders")).scalar() == 1
+        assert len(claim(store)) == 1
+        engine.dispose()
+
+    def test_another_databases_connection_is_refused(self, store: SqlStore) -> None:
+        import sqlite3
+
+        with closing(sqlite3.connect(":memory:")) as connection, pytest.raises(UsageError, match="store is on mysql"):
+            store.append([event()], connection=connection)
+
+
+def test_an_operators_cancel_and_a_claim_never_take_the_same_event(store: SqlStore) -> None:
+    for keys in (5, None):
+        store.append([event(ordering_key=f"k{n % keys}" if keys else None) for n in range(600)])
+        with ThreadPoolExecutor(3) as threads:
+            cancelled = threads.submit(store.cancel, Selection(queue="outbox"))
+            claimed = list(threads.map(lambda _: len(claim(store, 200)), range(2)))
+            counted = cancelled.result(60)
+        states = store.stats().queues[0]
+        assert (states.claimed, states.dead, states.pending) == (sum(claimed), counted, 600 - sum(claimed) - counted)
+        found = store.find(Selection(everything=True), limit=10_000).records
+        assert len({record.seq for record in found}) == len(found) == 600
+        with store.transaction() as connection:
+            for table in ("events", "pending", "claimed", "archive", "keys", "holds", "leases", "history"):
+                connection.exec_driver_sql(f"DELETE FROM penstock_{table}")
+        assert {record.state for record in found} <= set(State)
+
+
+def test_claimers_at_once_never_hold_more_than_a_queue_allows(store: SqlStore, mariadb_url: str) -> None:
+    store.append([event(ordering_key=f"k{number}" if number % 3 else None) for number in range(120)])
+    store.limit("outbox", 5)
+    seen: list[int] = []
+
+    def work(_: int) -> int:
+        done = 0
+        with closing(open_store(mariadb_url)) as own, closing(connect_mysql(mariadb_url, "READ COMMITTED")) as looking:
+            while sum(queue.pending + queue.claimed for queue in own.stats().queues):
+                held = claim(own, 3)
+                seen.append(looking.execute("SELECT count(*) FROM penstock_claimed").fetchone()[0])
+                done += own.settle(held.lease, all_to(PUBLISHED, held)).applied
+        return done
+
+    with ThreadPoolExecutor(6) as threads:
+        assert sum(threads.map(work, range(6))) == 120
+    assert 3 < max(seen) <= 5
+
+
+def test_what_another_process_gave_back_is_found_by_probing(
+    store: SqlStore, mariadb_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim starts to look near the present, where new events are; once in a while it looks at everything."""
+    monkeypatch.setattr(hints, "FULL_LOOK_SECONDS", 0.2)
+    store.append([event()])
+    assert claim(store)
+    assert not store.ready("outbox")
+    with closing(open_store(mariadb_url)) as other:
+        old = other.append([event(available_at=datetime.now(UTC) - timedelta(hours=1))])
+    assert wait_until(lambda: store.ready("outbox"), 10)
+    assert ids(claim(store)) == old
+
+
+def test_the_oldest_snapshot_is_shown_to_those_who_may_see_it(
+    store: SqlStore, mariadb_url: str, mariadb_server: MariadbServer
+) -> None:
+    with connect_mysql(mariadb_url) as connection:
+        connection.execute("SELECT count(*) FROM penstock_events")
+        shown = store.stats().oldest_snapshot_seconds
+        assert shown is not None
+        assert 0 <= shown < 60
+    # Who asks more often than every tenth of a second is told the same again.
+    assert wait_until(lambda: Signal().wait(0.2) or store.stats().oldest_snapshot_seconds is None, 10)
+    name = store.engine.url.database
+    mariadb_server.execute(f"CREATE USER {name[:30]}@'127.0.0.1' IDENTIFIED BY 'word'")
+    mariadb_server.execute(f"GRANT ALL ON `{name}`.* TO {name[:30]}@'127.0.0.1'")
+    with closing(open_store(mariadb_server.url(name, user=name[:30], password="word"))) as confined:
+        confined.append([event()])
+        assert confined.stats().oldest_snapshot_seconds is None
+        assert len(claim(confined)) == 1
+    mariadb_server.execute(f"DROP USER {name[:30]}@'127.0.0.1'")
+
+
+def test_time_is_the_servers_where_no_clock_is_given(store: SqlStore, mariadb_url: str) -> None:
+    store.append([event(), event(ordering_key="k")])
+    assert len(claim(store)) == 2
+    with connect_mysql(mariadb_url) as connection:
+        found = connection.execute(
+            "SELECT count(*) FROM penstock_outbox WHERE claimed_at >= created_at AND claimed_at <= UTC_TIMESTAMP(6) "
+            "AND created_at > UTC_TIMESTAMP(6) - INTERVAL 1 MINUTE"
+        )
+        assert found.fetchone() == (2,)
+    assert abs(store.now() - datetime.now(UTC)) < timedelta(minutes=1)
+
+
+def test_an_id_is_shown_as_people_write_it(store: SqlStore, mariadb_url: str) -> None:
+    (emitted,) = store.append([event()])
+    with connect_mysql(mariadb_url) as connection:
+        assert connection.execute("SELECT event_id FROM penstock_outbox").fetchall() == ((str(emitted),),)

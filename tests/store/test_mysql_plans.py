@@ -1,0 +1,121 @@
+"""How much a verb costs on MariaDB as a store grows: by the plans that it makes, and by the rows that it reads."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from databases import MysqlConnection, connect_mysql
+
+from penstock.lifecycle import PUBLISHED
+from penstock.store import SqlStore, open_store
+from penstock.store import mysql_statements as statements
+from penstock.testing.servers import MariadbServer
+from penstock.testing.stores.scenario import all_to, claim, event
+
+PENDING = 100_000
+CLAIM = 100
+LONG = 5_000
+# Half of them wait for a far time, at a priority above the others; one line in a thousand is long.
+LOAD = (
+    f"""
+    INSERT INTO penstock_events (seq, event_id, event_type, payload, created_at)
+    SELECT seq, UNHEX(MD5(seq)), 'orders.created', '', UTC_TIMESTAMP(6) FROM seq_1_to_{PENDING}
+    """,
+    f"""
+    INSERT INTO penstock_pending
+    SELECT seq, 'outbox', NULL, IF(seq % 2, 5, seq % 3), 0, 0, NULL, 0, 0,
+           UTC_TIMESTAMP(6) + INTERVAL IF(seq % 2, 86400, -seq) SECOND, NULL
+    FROM seq_1_to_{PENDING}
+    """,
+    f"""
+    INSERT INTO penstock_archive
+    SELECT {10 * PENDING} + seq, 'outbox', NULL, 0, 0, 1, NULL, 0, 0, UTC_TIMESTAMP(6), NULL, 'PUBLISHED',
+           UTC_TIMESTAMP(6), NULL
+    FROM seq_1_to_{PENDING}
+    """,
+    "ANALYZE TABLE penstock_pending, penstock_events, penstock_archive",
+)
+
+
+@pytest.fixture(scope="module")
+def big_url(mariadb_server: MariadbServer) -> Iterator[str]:
+    """A database with a hundred thousand pending events, and as many settled."""
+    url = mariadb_server.create_database()
+    store = open_store(url)
+    store.initialise()
+    with connect_mysql(url) as connection:
+        for statement in LOAD:
+            connection.execute(statement)
+        connection.commit()
+    for start in range(0, 2 * LONG, 1_000):
+        keys = ["long" if start < LONG else f"short-{start + number}" for number in range(1_000)]
+        store.append([event(queue="keyed", ordering_key=key) for key in keys])
+    store.close()
+    yield url
+    mariadb_server.drop_database(url)
+
+
+@pytest.fixture
+def store(big_url: str) -> Iterator[SqlStore]:
+    store = open_store(big_url)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def connection(big_url: str) -> Iterator[MysqlConnection]:
+    with connect_mysql(big_url) as connection:
+        yield connection
+
+
+def rows_read(connection: MysqlConnection, verb: Callable[[], object]) -> int:
+    """How many rows the whole server read meanwhile, in all of its ways; without those that it takes to ask."""
+
+    def counted(work: Callable[[], object]) -> int:
+        before = _reads(connection)
+        work()
+        return _reads(connection) - before
+
+    idle = counted(lambda: None)
+    return counted(verb) - idle
+
+
+def _reads(connection: MysqlConnection) -> int:
+    return sum(int(value) for _, value in connection.execute("SHOW GLOBAL STATUS LIKE 'Handler_read%'").fetchall())
+
+
+def test_a_claim_follows_its_index_and_sorts_nothing(store: SqlStore, connection: MysqlConnection) -> None:
+    statement = statements.CHOOSE_READY.replace("{of_types}", "").replace("{now}", "UTC_TIMESTAMP(6)")
+    values = {"queue": "'outbox'", "priority": "2", "room": "1000", "floor": "'0001-01-01'"}
+    for name, value in values.items():
+        statement = statement.replace(f":{name}", value)
+    ((_, _, table, kind, _, key, length, _, _, extra),) = connection.execute(f"EXPLAIN {statement}").fetchall()
+    assert (table, kind, key) == ("p", "range", "penstock_pending_ready")
+    # All of queue, ordering key, priority and time bound the range.
+    assert int(length) == (255 * 4 + 2) + (255 * 4 + 2 + 1) + 2 + 8
+    assert "filesort" not in extra
+
+
+def test_a_claim_and_its_settle_read_about_what_they_take(store: SqlStore, connection: MysqlConnection) -> None:
+    def turn() -> None:
+        held = claim(store, CLAIM)
+        assert len(held) == CLAIM
+        store.settle(held.lease, all_to(PUBLISHED, held))
+
+    # Chosen, moved, deleted and read, here and in the events; then the same again for the settle.
+    assert rows_read(connection, turn) < 20 * CLAIM
+
+
+def test_a_probe_reads_next_to_nothing(store: SqlStore, connection: MysqlConnection) -> None:
+    assert rows_read(connection, lambda: store.ready("outbox")) < 20
+    assert rows_read(connection, lambda: store.ready("nothing")) < 20
+    assert rows_read(connection, lambda: store.heads("out")) < 20
+
+
+@pytest.mark.parametrize("limit", [10, 100])
+def test_a_long_line_is_not_read_to_its_end(store: SqlStore, connection: MysqlConnection, limit: int) -> None:
+    def turn() -> None:
+        held = claim(store, limit, queue="keyed")
+        assert len(held) == limit
+        store.settle(held.lease, all_to(PUBLISHED, held))
+
+    assert rows_read(connection, turn) < 40 * limit + 300

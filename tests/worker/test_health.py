@@ -1,0 +1,119 @@
+"""The health endpoint: what it answers, and when a worker is no longer well."""
+
+import socket
+from collections.abc import Iterator
+from time import monotonic
+from urllib.request import Request
+
+import pytest
+from worker_commands import PATIENCE, get
+
+from penstock import AckPolicy, Outbox, Received, Worker
+from penstock.errors import PenstockError
+from penstock.testing.processes import wait_until
+from penstock.testing.servers import PostgresServer
+from penstock.worker import health
+from penstock.worker.health import HealthServer, parse_address, report
+from penstock.worker.loops import Loop
+
+ANYWHERE = ("127.0.0.1", 0)
+
+
+@pytest.fixture(params=["sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: object) -> str:
+    return f"sqlite:///{tmp_path}/events.db"
+
+
+@pytest.fixture
+def served(worker: Worker) -> Iterator[HealthServer]:
+    with HealthServer(ANYWHERE, lambda: report(worker.runtime)) as server:
+        yield server
+
+
+def test_counts_by_queue(worker: Worker, outbox: Outbox, served: HealthServer) -> None:
+    @worker.handler("orders", types=["good"])
+    def good(event: Received) -> None: ...
+
+    @worker.handler("orders", types=["bad"], ack_policy=AckPolicy.REJECT_ON_ERROR)
+    def bad(event: Received) -> None:
+        raise ValueError("bad")
+
+    for kind in ("good", "good", "bad"):
+        outbox.emit(kind, queue="orders")
+    worker.start()
+    assert wait_until(lambda: get(served.url)[1]["queues"]["orders"]["dead"] == 1, PATIENCE)
+    assert wait_until(lambda: get(served.url)[1]["queues"]["orders"]["handled"] == 2, PATIENCE)
+    code, told = get(served.url)
+    assert (code, told["claimant"]) == (200, worker.runtime and worker.runtime.claimant)
+    worker.stop()
+    assert get(served.url) == (
+        503,
+        {"status": "failing", "reasons": ["it is starting or stopping"], "claimant": None, "queues": {}, "loops": {}},
+    )
+
+
+def test_there_is_nothing_else(worker: Worker, served: HealthServer) -> None:
+    assert get(served.url.replace("/health", "/"))[0] == 404
+    assert get(served.url.replace("/health", "/healthy"))[0] == 404
+    assert get(Request(served.url, data=b"{}", method="POST"))[0] == 404  # type: ignore[arg-type]
+    assert get(f"{served.url}?verbose")[0] == 503
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_loop_that_died_and_one_that_is_done(worker: Worker) -> None:
+    worker.handler("orders")(print)
+    worker.start()
+    running = worker.runtime
+    assert running is not None
+    done, dead = Loop("done", lambda: None), Loop("dead", _die)
+    for loop in (done, dead):
+        running.loops.append(loop)
+        loop.start()
+        assert loop.join(monotonic() + PATIENCE)
+    assert report(running)["reasons"] == ["the dead loop is dead"]
+    running.loops.remove(dead)
+    assert report(running)["status"] == "ok"
+
+
+def _die() -> float:
+    raise SystemExit
+
+
+# Connections that other threads had when the store gave up its pool end with it, and are not closed one by one.
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <function BaseConnection:pytest.PytestUnraisableExceptionWarning"
+)
+def test_an_outage_is_told_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    with PostgresServer(fsync=False) as server:
+        worker = Worker(server.create_database())
+        worker.handler("orders")(print)
+        with Outbox(worker.prepare().store) as outbox:
+            outbox.store.initialise()
+        worker.start()
+        try:
+            with HealthServer(ANYWHERE, lambda: report(worker.runtime)) as served:
+                _through_an_outage(server, served, monkeypatch)
+        finally:
+            worker.stop()
+
+
+def _through_an_outage(server: PostgresServer, served: HealthServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert get(served.url)[0] == 200
+    server.stop()
+    assert wait_until(lambda: bool(get(served.url)[1]["loops"]["fetch of orders"]["trouble"]), PATIENCE)
+    assert get(served.url)[0] == 200  # for a while
+    monkeypatch.setattr(health, "PATIENCE_SECONDS", 0.0)
+    code, told = get(served.url)
+    assert (code, told["status"]) == (503, "failing")
+    assert any(why.startswith("the fetch of orders loop has been in trouble for 0 s: ") for why in told["reasons"])
+    server.start()
+    assert wait_until(lambda: get(served.url)[0] == 200, PATIENCE)
+
+
+def test_addresses() -> None:
+    assert parse_address("0.0.0.0:80") == ("0.0.0.0", 80)
+    assert parse_address("[::1]:0") == ("::1", 0)
+    with socket.create_server(ANYWHERE) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PenstockError, match=f"health can't be served on 127.0.0.1:{port}: Address already in use"):
+            HealthServer(("127.0.0.1", port), dict)

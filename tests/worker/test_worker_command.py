@@ -1,0 +1,264 @@
+"""`penstock worker`, as real processes: it handles, stops, restarts what dies, reloads, and says how it is."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from worker_commands import PATIENCE, Ground
+
+from penstock import telemetry
+from penstock.cli import main
+from penstock.outbox import Outbox, connect
+from penstock.testing.processes import wait_until
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[Outbox]:
+    with connect(f"sqlite:///{tmp_path / 'events.db'}") as outbox:
+        outbox.store.initialise()
+        yield outbox
+
+
+@pytest.fixture
+def ground(tmp_path: Path, db: Outbox) -> Iterator[Ground]:
+    made = Ground(tmp_path, f"sqlite:///{tmp_path / 'events.db'}")
+    yield made
+    made.close()
+
+
+def emit(db: Outbox, *payloads: str) -> None:
+    db.emit_many([db.event("worked", payload, queue="work") for payload in payloads])
+
+
+def await_settled(db: Outbox, published: int) -> None:
+    assert wait_until(lambda: db.store.stats().total("published") >= published, PATIENCE), db.store.stats()
+
+
+def test_it_handles_and_stops_gracefully(ground: Ground, db: Outbox) -> None:
+    emit(db, "gate", *"abc")
+    command = ground.run("workers:worker", "--queue", "work", "--health", "127.0.0.1:0")
+    command.await_running()
+    assert wait_until(lambda: command.health()[1]["queues"]["work"]["running"] == 1, PATIENCE)
+    code, told = command.health()
+    assert (code, told["status"], told["reasons"]) == (200, "ok", [])
+    assert told["queues"]["work"] == {
+        "running": 1,
+        "queued": 3,
+        "handled": 0,
+        "failed": 0,
+        "dead": 0,
+        "lost": 0,
+        "fetched_seconds_ago": told["queues"]["work"]["fetched_seconds_ago"],
+    }
+    assert told["loops"]["fetch of work"] == {"alive": True, "trouble": None}
+    command.send(signal.SIGTERM)
+    command.await_log("stopping")
+    assert wait_until(lambda: command.health()[0] == 503, PATIENCE)
+    ground.open_gate()
+    assert command.wait() == 0
+    assert ground.handled() == ["v1 gate"]
+    stats = db.store.stats()
+    assert [stats.total(state) for state in ("published", "pending", "claimed")] == [1, 3, 0]
+
+
+def test_another_store_can_be_named(ground: Ground, db: Outbox, tmp_path: Path) -> None:
+    with connect(f"sqlite:///{tmp_path / 'other.db'}") as other:
+        other.store.initialise()
+        emit(other, "other")
+        command = ground.run("workers:worker", "--store", f"sqlite:///{tmp_path / 'other.db'}")
+        await_settled(other, 1)
+    command.send(signal.SIGINT)
+    assert command.wait() == 0
+
+
+@pytest.mark.crash
+def test_a_killed_process_is_replaced_and_its_events_are_handled(ground: Ground, db: Outbox) -> None:
+    command = ground.run("workers:worker", "--processes", "2", "--health", "127.0.0.1:0")
+    command.await_running(2)
+    emit(db, "gate")
+    victim = command.await_call()
+    os.kill(victim["pid"], signal.SIGKILL)
+    command.await_log(rf"ended and is restarted process={victim['process']} pid={victim['pid']} how=signal SIGKILL")
+    ground.open_gate()
+    emit(db, *map(str, range(20)))
+    command.await_running(3)
+    await_settled(db, 21)
+    assert sorted(set(ground.handled())) == sorted({"v1 gate", *(f"v1 {number}" for number in range(20))})
+    assert wait_until(lambda: command.health()[0] == 200, PATIENCE)
+    command.send(signal.SIGTERM)
+    assert command.wait() == 0
+    assert command.group() == set()
+
+
+def test_pauses_between_restarts_grow(ground: Ground, tmp_path: Path) -> None:
+    later = f"sqlite:///{tmp_path / 'later.db'}"
+    command = ground.run("workers:worker", "--processes", "2", "--store", later)
+    pauses = command.await_log(r"restarted process=1 .* error=.*run: penstock init.* after=(\S+ s)", times=2)
+    assert pauses[:2] == ["0.1 s", "0.2 s"]
+    with connect(later) as outbox:
+        outbox.store.initialise()
+        command.await_running(2)
+    command.send(signal.SIGTERM)
+    assert command.wait() == 0
+
+
+@pytest.mark.crash
+def test_processes_do_not_outlive_their_supervisor(ground: Ground, db: Outbox) -> None:
+    emit(db, "gate", *"abc")
+    command = ground.run("workers:worker", "--processes", "2", "--health", "127.0.0.1:0")
+    command.await_running(2)
+    command.await_call()
+    assert len(command.children()) == 2
+    command.send(signal.SIGKILL)
+    command.wait()
+    ground.open_gate()  # what was under way ends in good order
+    assert wait_until(lambda: command.group() == set(), PATIENCE)
+    stats = db.store.stats()
+    assert (stats.total("claimed"), stats.open_leases) == (0, 0)
+    assert "v1 gate" in ground.handled()
+
+
+def test_a_ctrl_c_that_reaches_everybody_is_graceful(ground: Ground, db: Outbox) -> None:
+    emit(db, "gate")
+    command = ground.run("workers:worker", "--processes", "2", "--health", "127.0.0.1:0")
+    command.await_running(2)
+    command.await_call()
+    command.send_to_all(signal.SIGINT)
+    command.await_log("stopping: waiting for the processes")
+    code, told = command.health()
+    assert (code, told["reasons"][0]) == (503, "it is stopping")
+    ground.open_gate()
+    assert command.wait() == 0
+    assert ground.handled() == ["v1 gate"]
+    assert db.store.stats().total("published") == 1
+
+
+def test_a_second_signal_ends_it_at_once(ground: Ground, db: Outbox) -> None:
+    emit(db, "gate")
+    command = ground.run("workers:worker", "--processes", "2", "--health", "127.0.0.1:0")
+    command.await_running(2)
+    command.await_call()
+    stuck = max(command.children())
+    os.kill(stuck, signal.SIGSTOP)
+    assert wait_until(lambda: command.health()[0] == 503, PATIENCE)  # its threads may go on for a moment
+    code, told = command.health()
+    (process,) = [one for one in told["processes"] if one["status"] == "down"]
+    assert (code, process["pid"], process["reasons"]) == (503, stuck, ["down: it gave no answer within 2 s"])
+    command.send(signal.SIGTERM)
+    command.await_log("stopping: waiting for the processes")
+    command.send(signal.SIGTERM)
+    assert command.wait() == 128 + signal.SIGTERM
+    assert wait_until(lambda: command.group() == set(), PATIENCE)
+    assert ground.handled() == []
+
+
+def test_changed_code_is_run(ground: Ground, db: Outbox) -> None:
+    command = ground.run("workers:worker", "--reload", "--health", "127.0.0.1:0")
+    command.await_running()
+    emit(db, "one")
+    await_settled(db, 1)
+    ground.write(version=2, more="def oops(:\n")
+    (told,) = command.await_log(r"can't run; waiting for a change error=(.*)")
+    assert told.startswith("workers can't be imported: ")
+    assert "workers.py, line 13: SyntaxError: invalid syntax" in told
+    code, health = command.health()
+    assert (code, health["processes"][0]["status"]) == (503, "down")
+    ground.write(version=3)
+    command.await_running(2)
+    emit(db, "two")
+    await_settled(db, 2)
+    assert ground.handled() == ["v1 one", "v3 two"]
+    command.send(signal.SIGTERM)
+    assert command.wait() == 0
+
+
+def test_a_mistake_ends_all_processes_with_one_line(ground: Ground) -> None:
+    command = ground.run("workers:worker", "--processes", "2", "--queue", "elsewhere")
+    assert command.wait() == 2
+    assert command.log.splitlines()[1:] == ["error: this worker has no handler for queue 'elsewhere'"]
+
+
+MODULES = {
+    "empty_at_hand": "",
+    "failing_at_hand": "import json\n\njson.loads('{')\n",
+    "leaving_at_hand": "import sys\nsys.exit(3)\n",
+    "lacking_at_hand": "import os\nimport no_such_library\n",
+    "rivals_at_hand": (
+        "from penstock import Worker\nworker = other = Worker()\n"
+        "worker.handler('a')(print)\nworker.handler('a')(print)\n"
+    ),
+    "good_at_hand": "from penstock import Worker\nworker = Worker()\nsettings = {}\n",
+}
+
+
+@pytest.fixture
+def modules_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The command runs in this process and in the modules' folder, and leaves this process as it was."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(telemetry, "to_stderr", lambda: None)
+    for name, text in MODULES.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    yield
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["good_at_hand"], "'good_at_hand' names no worker; one is named like shop.workers:worker"),
+        (["good_at_hand:"], "'good_at_hand:' names no worker"),
+        (["no_module:worker"], "there is no module no_module in {folder} or on Python's path"),
+        (["good_at_hand.deeper:worker"], "there is no module good_at_hand.deeper in {folder}"),
+        (["empty_at_hand:worker"], "the module empty_at_hand has no worker\n"),
+        (["good_at_hand:wroker"], "the module good_at_hand has no wroker; it has good_at_hand:worker\n"),
+        (
+            ["good_at_hand:settings"],
+            "good_at_hand:settings is not a worker but of type dict; it has good_at_hand:worker",
+        ),
+        (["failing_at_hand:worker"], "{folder}/failing_at_hand.py, line 3: JSONDecodeError: Expecting"),
+        (["leaving_at_hand:worker"], "{folder}/leaving_at_hand.py, line 2: SystemExit: 3"),
+        (
+            ["lacking_at_hand:worker"],
+            "lacking_at_hand.py, line 2: ModuleNotFoundError: No module named 'no_such_library'",
+        ),
+        (
+            ["rivals_at_hand:worker"],
+            "{folder}/rivals_at_hand.py, line 4: queue 'a' has a handler for these events already",
+        ),
+        (["good_at_hand:worker"], "this worker has nothing to do"),
+        (["good_at_hand:worker", "--queue", "x"], "this worker has no handler for queue 'x'"),
+        (["good_at_hand:worker", "--reload", "--processes", "2"], "--reload is for one process"),
+        (["no_module:worker", "--reload"], "there is no module no_module in {folder}"),
+        (["good_at_hand:worker", "--processes", "0"], "--processes"),
+        (["good_at_hand:worker", "--graceful-timeout", "-1"], "--graceful-timeout must be a number of seconds"),
+        (["good_at_hand:worker", "--graceful-timeout", "nan"], "--graceful-timeout must be a number of seconds"),
+        (
+            ["good_at_hand:worker", "--health", "8080"],
+            "'8080' is no address for --health; one looks like 127.0.0.1:8080",
+        ),
+        (["good_at_hand:worker", "--health", "::1:99999"], "is no address for --health"),
+    ],
+)
+@pytest.mark.usefixtures("modules_at_hand")
+def test_mistakes_are_told_in_one_line(
+    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["worker", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert told.format(folder=tmp_path) in error
+
+
+@pytest.mark.usefixtures("modules_at_hand")
+def test_a_stack_trace_is_there_for_whoever_wants_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PENSTOCK_DEBUG", "1")
+    assert main(["worker", "failing_at_hand:worker"]) == 2
+    assert "json.loads('{')\n" in capsys.readouterr().err

@@ -1,0 +1,167 @@
+"""`penstock worker` in a process of its own, for tests that send it signals, kill it, and read its log."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+from penstock.testing.processes import living, wait_until
+
+PROGRAM = [sys.executable, "-c", "import sys; from penstock.cli import main; sys.exit(main())", "worker"]
+PATIENCE = 60.0
+
+# What a test's handler does is in its event: it passes a gate that the test opens, or just writes its line.
+MODULE = """
+import os
+from penstock import Worker
+
+worker = Worker(STORE)
+
+@worker.handler("work", max_workers=1, release_stuck_timeout=1.0, release_stuck_interval=0.1, max_fetch_interval=0.05)
+def handle(event):
+    if event.text() == "gate":
+        open("gate").read()
+    with open("handled", "a") as lines:
+        lines.write(f"{os.getpid()} VERSION {event.text()}\\n")
+"""
+
+
+class Ground:
+    """A folder with a worker in it, and the command run there."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder = folder
+        self.url = url
+        self.commands: list[Command] = []
+        self.write(version=1)
+        os.mkfifo(folder / "gate")
+
+    def write(self, *, version: int, more: str = "") -> None:
+        """The worker's module, in one of its versions, which its lines show."""
+        text = MODULE.replace("STORE", repr(self.url)).replace("VERSION", f"v{version}") + more
+        draft = self.folder / "workers.draft"
+        draft.write_text(text)
+        draft.rename(self.folder / "workers.py")  # never seen half written
+
+    def run(self, *arguments: str, **settings: Any) -> "Command":
+        command = Command(self.folder, arguments, **settings)
+        self.commands.append(command)
+        return command
+
+    def handled(self) -> list[str]:
+        """What was handled, and by which version: without the process."""
+        return sorted(line.partition(" ")[2] for line in self._lines())
+
+    def handlers(self) -> set[int]:
+        """The processes that handled something."""
+        return {int(line.partition(" ")[0]) for line in self._lines()}
+
+    def _lines(self) -> list[str]:
+        written = self.folder / "handled"
+        return written.read_text().splitlines() if written.exists() else []
+
+    def open_gate(self) -> None:
+        """Let the handler through that waits at the gate; waits for one to come."""
+        (self.folder / "gate").write_text("")
+
+    def close(self) -> None:
+        for command in self.commands:
+            command.close()
+
+
+class Command:
+    """A running command. As if started in a terminal, it leads a process group of its own."""
+
+    def __init__(self, folder: Path, arguments: tuple[str, ...], environment: Mapping[str, str] | None = None) -> None:
+        self._log = folder / "command.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*PROGRAM, *arguments],
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def await_log(self, pattern: str, *, times: int = 1) -> list[str]:
+        """Wait for lines; returns what the pattern's group, or all of it, matches."""
+
+        def found() -> list[str]:
+            return re.findall(pattern, self.log)
+
+        wait_until(lambda: self._process.poll() is not None or len(found()) >= times, PATIENCE)
+        assert len(found()) >= times, f"never said {pattern!r} {times} times:\n{self.log}"
+        return found()
+
+    def await_running(self, processes: int = 1) -> None:
+        self.await_log("worker runs", times=processes)
+
+    def children(self) -> set[int]:
+        return {pid for pid, parent in living().items() if parent == self.pid}
+
+    def group(self) -> set[int]:
+        """All that came from it, also when it has gone itself."""
+        return {pid for pid in living() if _session(pid) == self.pid}
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
+
+    def send_to_all(self, number: signal.Signals) -> None:
+        """As a terminal does at Ctrl-C, or an orchestrator."""
+        os.killpg(self.pid, number)
+
+    def wait(self) -> int:
+        return self._process.wait(PATIENCE)
+
+    def health(self) -> tuple[int, dict[str, Any]]:
+        """What its endpoint answers."""
+        (url,) = self.await_log(r"health is served url=(\S+)")
+        return get(url)
+
+    def await_call(self) -> dict[str, Any]:
+        """Wait until one of several processes is in a handler's call; returns how it is."""
+
+        def busy() -> list[dict[str, Any]]:
+            told = self.health()[1]["processes"]
+            return [one for one in told if any(queue["running"] for queue in one["queues"].values())]
+
+        assert wait_until(lambda: bool(busy()), PATIENCE), self.log
+        return busy()[0]
+
+    def close(self) -> None:
+        for pid in self.group():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.wait()
+
+
+def get(url: str) -> tuple[int, dict[str, Any]]:
+    """The status and the JSON of an answer."""
+    try:
+        with urlopen(url, timeout=PATIENCE) as answer:
+            return answer.status, json.load(answer)
+    except HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
