@@ -170,7 +170,20 @@ class TestGroups:
             first = document(store).broker
             assert first is not None
             assert wait_until(lambda: (document(store).broker or first).expires_at > first.expires_at, SECONDS)
-            assert committer(store).leads
+
+    def test_without_work_the_lease_is_given_back(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Or a process that emitted once would write for ever after."""
+        monkeypatch.setattr("penstock.store.objects.commit.IDLE_SECONDS", 0.2)
+        with closing(opened(f"objects+file://{tmp_path}/queue?broker_seconds=3")) as store:
+            store.initialise()
+            emit(store)
+            assert wait_until(lambda: document(store).broker is None, SECONDS)
+            writes = committer(store).writes
+            assert len(records(store)) == 1
+            assert not committer(store).leads
+            emit(store)
+            assert committer(store).writes > writes
+            assert document(store).broker is not None
 
 
 class TestUnknownWrites:
@@ -256,16 +269,20 @@ class TestCrashes:
     def test_before_the_document_nothing_was_emitted(self, url: str, tmp_path: Path) -> None:
         self.die(url, "before")
         (orphan,) = (tmp_path / "queue" / "payloads").iterdir()
+        draft = tmp_path / "queue" / "drafts" / "half-written"
+        draft.write_bytes(b"half")
         with closing(opened(url)) as store:
             assert records(store) == []
             store.tend()
             assert orphan.exists(), "it may still be on its way into a document"
         long_ago = (datetime.now(UTC) - timedelta(days=2)).timestamp()
-        os.utime(orphan, (long_ago, long_ago))
+        for left_over in (orphan, draft):
+            os.utime(left_over, (long_ago, long_ago))
         with closing(opened(url)) as store:
             emit(store, payload=LARGE)
             store.tend()
             assert not orphan.exists()
+            assert not draft.exists()
             assert [one.payload for one in records(store)] == [LARGE]
 
     def test_after_the_document_it_was(self, url: str) -> None:

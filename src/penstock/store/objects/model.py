@@ -6,7 +6,7 @@ to be durable, and a write that failed is undone by forgetting the copy. Verbs r
 
 import json
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from penstock.errors import StoreError
@@ -212,10 +212,6 @@ class Model:
     def record(self, seq: int, line: Line) -> None:
         self.history[seq] = (*self.history.get(seq, ()), line)
         self.touched = True
-
-    def known(self, event_id: str) -> Iterator[Entry]:
-        """The event of this id, and its copies, as far as they are in the document."""
-        return (self.events[seq] for seq in self.ids.get(event_id, ()))
 
     # -- the document -----------------------------------------------------------------------------------------
 

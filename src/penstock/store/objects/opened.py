@@ -42,6 +42,9 @@ class Opened:
     @property
     def runtime(self) -> Runtime:
         """The threads of this process: a forked child has none of its parent's."""
+        known = self._runtime
+        if known is not None and self._owner == os.getpid():
+            return known
         with self._lock:
             if self._runtime is None or self._owner != os.getpid():
                 self._runtime = Runtime(self.address, self.bucket, self._micros)

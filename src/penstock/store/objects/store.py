@@ -66,9 +66,9 @@ class ObjectStore(Opened):
             return []
         refuse_twins(events)
         ids = list(ids_for(events))
-        large = [event for event in events if len(event.payload) > PAYLOAD_LIMIT]
-        mapped = map if len(large) < 2 else self._pool().map
-        blobs = list(mapped(lambda pair: self._put(pair[1].hex, pair[0].payload), zip(events, ids, strict=True)))
+        large = sum(len(event.payload) > PAYLOAD_LIMIT for event in events)
+        mapped = map if large < 2 else self._pool().map
+        blobs = mapped(lambda event, own: self._put(own.hex, event.payload), events, ids)
         rows = [wire.new_event(*row) for row in zip(events, ids, blobs, strict=True)]
         for place, first in self._change("append", events=rows)["duplicates"]:
             ids[place] = EventId(UUID(first))

@@ -1,11 +1,10 @@
 """Between the values that callers know and the ones that requests and documents hold."""
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from typing import Any, assert_never
 from uuid import UUID
 
-from penstock.event import Delivery, Event, EventId
+from penstock.event import MILLENNIUM, Delivery, Event, EventId
 from penstock.lifecycle import Dead, Outcome, Published, Released, Retry, State
 from penstock.store.base import (
     HistoryEntry,
@@ -21,12 +20,14 @@ from penstock.store.objects.values import MICROS, Blob, Entry, Line, RelayRow
 from penstock.store.outcomes import storable, wait_seconds
 from penstock.store.schema import from_micros, to_micros
 
+_MILLENNIUM = to_micros(MILLENNIUM)
+
 Put = Callable[[str, bytes], Blob]
 Get = Callable[[int, str], bytes]
 
 
 def micros(seconds: float) -> int:
-    return timedelta(seconds=seconds) // timedelta(microseconds=1)
+    return round(seconds * MICROS)
 
 
 def new_event(event: Event, event_id: EventId, blob: Blob) -> NewEvent:
@@ -68,19 +69,20 @@ def settlement(answer: Mapping[str, Sequence[int]]) -> Settlement:
 
 
 def delivery(row: Sequence[Any], get: Get) -> Delivery:
+    """Ids and times stay raw: a delivery decodes them when it is asked."""
     entry = Entry(*row)
     return Delivery(
         entry.seq,
-        EventId(UUID(entry.known_as)),
+        bytes.fromhex(entry.known_as),
         entry.event_type,
         entry.queue,
         get(entry.form, entry.payload),
-        entry.headers or {},
+        entry.headers,
         entry.partition_key,
         entry.ordering_key,
         entry.priority,
-        from_micros(entry.created_at),
-        from_micros(entry.available_at),
+        entry.created_at - _MILLENNIUM,
+        entry.available_at - _MILLENNIUM,
         entry.attempts,
         entry.deliveries,
         entry.max_attempts,
