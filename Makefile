@@ -12,6 +12,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
+# Each has servers and a Spark of its own.
+PROCESSES ?= 2
 
 .PHONY: help setup demo test check bench services clean lock
 
@@ -25,8 +27,8 @@ setup: $(STAMP) ## Make .venv with everything that is needed; does nothing when 
 demo: setup ## Run the demo: events from a database transaction to a destination
 	@$(BIN)/penstock demo $(ARGS)
 
-test: setup ## Run the tests (ARGS='-k lease' for some of them)
-	@$(BIN)/python -m pytest $(ARGS)
+test: setup ## Run the tests, two files at a time (ARGS='-k lease' for some of them, PROCESSES=0 for one at a time)
+	@$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: setup ## Check style, types, the direction of imports, and tidiness
 	@echo "ruff check";    $(BIN)/ruff check --quiet .
