@@ -47,9 +47,12 @@ def measure(ground: Ground, plan: Plan) -> Measured:
 
 
 def _best_batch(ground: Ground, plan: Plan) -> int:
-    """Both contenders are tried out before they are measured."""
-    ground.note("trying workers with batches of " + ", ".join(map(str, BATCHES)))
-    return max(BATCHES, key=lambda batch: _run_workers(ground, plan, plan.tries, batch).per_second)
+    """Both contenders are tried out before they are measured, but for batches that are too large for so few events."""
+    batches = [batch for batch in BATCHES if batch * plan.tasks * 5 <= plan.tries]
+    if not batches:
+        return plan.batch
+    ground.note("trying workers with batches of " + ", ".join(map(str, batches)))
+    return max(batches, key=lambda batch: _run_workers(ground, plan, plan.tries, batch).per_second)
 
 
 def _run_workers(ground: Ground, plan: Plan, events: int, batch: int) -> Run:
