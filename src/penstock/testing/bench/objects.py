@@ -3,7 +3,8 @@
 Clients are threads of one process, each of which submits a job, claims one and completes it, over and over. Both
 contenders run the same code; the second may put no more than one change into a write. They run in turn, for so many
 seconds each, on S3's protocol (a server on this machine), and on the same server behind a proxy that adds the time
-that a request to a cloud's object store takes at least.
+that a request to a cloud's object store takes at least. The target is for the latter: where a write takes no longer than
+the work on it, there is little to be had by grouping.
 """
 
 import json
@@ -21,7 +22,7 @@ from penstock.event import Event
 from penstock.lifecycle import PUBLISHED
 from penstock.store import open_store
 from penstock.store.objects import ObjectStore
-from penstock.testing.bench.plan import Figure, Measured, at_least
+from penstock.testing.bench.plan import Figure, Measured, Target
 from penstock.testing.bench.report import describe, documents, table
 from penstock.testing.gates import Gate
 from penstock.testing.servers import S3Server
@@ -59,7 +60,7 @@ def measure(server: S3Server, plan: ObjectsPlan) -> Measured:
         }
         for place, endpoint in places.items():
             runs = [_round(server, endpoint, plan, f"{place}, round {number}") for number in range(1, plan.rounds + 1)]
-            figures += _figures(place, runs)
+            figures += _figures(place, runs, Target(TARGET) if endpoint != server.endpoint else None)
             details[place] = [{name: asdict(run) for name, run in one.items()} for one in runs]
     return Measured(tuple(figures), details)
 
@@ -71,12 +72,12 @@ def _round(server: S3Server, endpoint: str, plan: ObjectsPlan, what: str) -> dic
     return runs
 
 
-def _figures(place: str, runs: list[dict[str, Run]]) -> Iterator[Figure]:
+def _figures(place: str, runs: list[dict[str, Run]], target: Target | None) -> Iterator[Figure]:
     for name in ("grouped", "one by one"):
         yield Figure(f"{place}: {name}", median(run[name].jobs_per_second for run in runs), "jobs/s")
     yield Figure(f"{place}: changes in a write", median(run["grouped"].changes_per_write for run in runs), "changes")
     ratio = median(run["grouped"].jobs_per_second / run["one by one"].jobs_per_second for run in runs)
-    yield Figure(f"{place}: grouped / one by one", ratio, "times", at_least(TARGET))
+    yield Figure(f"{place}: grouped / one by one", ratio, "times", target)
 
 
 def _run(server: S3Server, endpoint: str, plan: ObjectsPlan, **options: Any) -> Run:
