@@ -3,8 +3,8 @@
 Clients are threads of one process, each of which submits a job, claims one and completes it, over and over. Both
 contenders run the same code; the second may put no more than one change into a write. They run in turn, for so many
 seconds each, on S3's protocol (a server on this machine), and on the same server behind a proxy that adds the time
-that a request to a cloud's object store takes at least. The target is for the latter: where a write takes no longer than
-the work on it, there is little to be had by grouping.
+that a request to a cloud's object store takes at least. The target is for the latter: where a write takes no longer
+than the work on it, there is little to be had by grouping.
 """
 
 import json
