@@ -1,0 +1,1 @@
+"""Exactly-once streams: handlers with state, whose effects happen once whatever is killed, lost or run twice."""

@@ -1,0 +1,142 @@
+"""The seam between a stream and its state store.
+
+A stream has a fixed number of parts; every key belongs to one. One transaction per part holds the inbox, the state and
+the emitted events. What fences: a starting driver takes the stream's next epoch, and a task sets a token of its own on
+its part, where the epoch is its driver's; a transaction commits only if both are still there.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from penstock.errors import PenstockError
+from penstock.event import Event
+
+
+class Fenced(PenstockError):
+    """Another driver has started this stream, or another task has its part: what this one does counts no more."""
+
+
+class Arrival(NamedTuple):
+    """What an event is known by in the inbox. Ids are only compared for equality, and a replay is another arrival."""
+
+    event_id: str
+    replays: int = 0
+
+
+class Position(NamedTuple):
+    """Where an event stands in a source whose order is fixed, such as a partition of a Kafka topic."""
+
+    line: str
+    """The topic and its partition."""
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A stream as its driver finds it: the epoch is this driver's, the parts are those it was created with."""
+
+    stream: str
+    epoch: int
+    parts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The state of one key: opaque bytes, and when they are forgotten (seconds since 1970), if ever."""
+
+    data: bytes
+    expires_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """Events that a part's transactions emitted and that are not yet in the outbox. `batch` numbers their commits."""
+
+    batch: int
+    events: Sequence[Event]
+
+
+class PartTransaction(Protocol):
+    """One part's transaction: nothing of it is seen before it commits, and all of it after."""
+
+    def fresh(self, arrivals: Sequence[Arrival]) -> set[Arrival]:
+        """Enter these in the inbox; returns those that were not in it."""
+        ...
+
+    def reached(self, lines: Collection[str]) -> Mapping[str, int]:
+        """The highest offset that is in the state, of each of these lines; lines without one are left out."""
+        ...
+
+    def advance(self, offsets: Mapping[str, int]) -> None:
+        """These offsets are in the state now. A lower one than before changes nothing."""
+        ...
+
+    def load(self, keys: Collection[str]) -> Mapping[str, Saved]:
+        """The state of these keys; those without any are left out, expired or not is for the caller to see."""
+        ...
+
+    def save(self, changed: Mapping[str, Saved | None]) -> None:
+        """Write the state of these keys; None forgets one."""
+        ...
+
+    def emit(self, events: Sequence[Event]) -> None:
+        """Keep events that are to be emitted with this transaction. Each has an id."""
+        ...
+
+
+class Part(Protocol):
+    """One part of a stream in the hands of one task."""
+
+    def transaction(self) -> AbstractContextManager[PartTransaction]:
+        """A transaction that commits at its end, and not if the block raises. `Fenced` if the part is another's."""
+        ...
+
+    def holds(self, arrivals: Sequence[Arrival]) -> set[Arrival]:
+        """Those of these that the inbox holds: only they may be acknowledged."""
+        ...
+
+    def trim(self, arrivals: Sequence[Arrival]) -> None:
+        """Forget these: their source has the acknowledgement, and won't bring them again. Fenced by the epoch."""
+        ...
+
+    def outgoing(self) -> Iterator[Outgoing]:
+        """What was committed and is not yet known to be emitted, oldest first."""
+        ...
+
+    def sent(self, batch: int) -> None:
+        """Everything up to this batch is in the outbox."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class StateStore(Protocol):
+    """The state of streams. Small, and opened where it is used."""
+
+    url: str
+    shared: bool
+    """Whether tasks on other machines see the same state."""
+
+    def start(self, stream: str, parts: int) -> Started:
+        """A driver starts: it takes the next epoch. A new stream gets so many parts; an old one keeps its own."""
+        ...
+
+    def open_part(self, started: Started, number: int) -> Part:
+        """A task takes a part, with a fresh token. `Fenced` if the epoch is no longer the stream's."""
+        ...
+
+    def streams(self) -> Sequence[Started]:
+        """The streams that there are, by name."""
+        ...
+
+    def read(self, stream: str, keys: Collection[str] | None = None) -> Iterator[tuple[str, Saved]]:
+        """The state of these keys or of all, by key, as committed: from outside, while the stream runs."""
+        ...
+
+    def forget(self, stream: str, *, older_than_seconds: float) -> int:
+        """Drop what the inbox holds for longer than that, and expired state; returns how much."""
+        ...
+
+    def close(self) -> None: ...
