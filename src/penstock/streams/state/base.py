@@ -65,6 +65,10 @@ class PartTransaction(Protocol):
         """Enter these in the inbox; returns those that were not in it."""
         ...
 
+    def refuse(self, arrivals: Sequence[Arrival]) -> None:
+        """Take these out of the inbox again: they failed, and are to come another time."""
+        ...
+
     def reached(self, lines: Collection[str]) -> Mapping[str, int]:
         """The highest offset that is in the state, of each of these lines; lines without one are left out."""
         ...
