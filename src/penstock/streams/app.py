@@ -68,7 +68,7 @@ class Streams:
         """
 
         def register(function: Decorated) -> Decorated:
-            known_as = name or getattr(function, "__name__", "stream")
+            known_as = name or str(getattr(function, "__name__", "stream"))
             if known_as in self.streams:
                 raise UsageError(f"there is a stream called {known_as!r} already: give this one another name")
             try:

@@ -21,6 +21,8 @@ class StreamEvent:
     created_at: datetime | None = None
     replays: int = 0
     attempts: int = 0
+    partition_key: str | None = None
+    ordering_key: str | None = None
     position: Position | None = None
 
     @property

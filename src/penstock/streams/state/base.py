@@ -40,6 +40,8 @@ class Started:
     stream: str
     epoch: int
     parts: int
+    identity: str = ""
+    """Made up when the stream was created: one that was deleted and created anew is another one."""
 
 
 @dataclass(frozen=True, slots=True)

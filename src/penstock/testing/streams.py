@@ -1,0 +1,150 @@
+"""What users test their streams with: the real protocol over a real state store, in the test's own thread, without
+Spark. Crashes can be put into the input."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+from penstock.event import Event
+from penstock.lifecycle import Dead, Published
+from penstock.streams.app import Stream, Streams
+from penstock.streams.context import KeyState
+from penstock.streams.engine import run_part
+from penstock.streams.event import StreamEvent
+from penstock.streams.state import open_state
+from penstock.streams.state.base import Part, PartTransaction, Started
+
+CRASH = "CRASH"
+"""In the input: the process dies after the commit of what came before, and nothing of that is acknowledged."""
+LOST_COMMIT = "LOST_COMMIT"
+"""The process dies before the commit of what came before."""
+
+
+class Died(BaseException):
+    """A crash that was asked for."""
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of it."""
+
+    applied: list[StreamEvent] = field(default_factory=list)
+    dead: list[tuple[StreamEvent, str]] = field(default_factory=list)
+    emitted: list[Event] = field(default_factory=list)
+
+
+class StreamHarness:
+    """Runs one stream of an application over lists of events.
+
+        harness = StreamHarness(app, "total", f"sqlite:///{tmp_path}")
+        harness.run([{"amount": 1}, CRASH, {"amount": 2}], key=lambda payload: "a")
+        assert harness.state("a") == {"sum": 3}
+
+    An item is a payload, or a `StreamEvent`. After a crash another driver starts, and what was not acknowledged comes
+    again, as it would from any source.
+    """
+
+    def __init__(self, app: Streams, stream: str, state: str) -> None:
+        self.report = Report()
+        self._stream: Stream = app.streams[stream]
+        self._state = open_state(state)
+        self._numbers = count(1)
+        self._started = self._start()
+
+    def _start(self) -> Started:
+        return self._state.start(self._stream.name, self._stream.parts)
+
+    def run(self, items: Sequence[Any], *, batch: int = 100) -> Report:
+        """Process items in batches. Failures are tried again, without waiting, until they are dead."""
+        waiting: list[StreamEvent] = []
+        for item in items:
+            if item in (CRASH, LOST_COMMIT):
+                self._crash(waiting, committed=item == CRASH)
+                continue
+            waiting.append(self._event(item))
+            if len(waiting) >= batch:
+                waiting = self._attempt(waiting)
+        while waiting:
+            waiting = self._attempt(waiting)
+        return self.report
+
+    def state(self, key: str) -> dict[str, Any]:
+        """The state of a key, as it is committed."""
+        found = dict(self._state.read(self._stream.name, [key]))
+        return dict(KeyState(found[key])) if key in found else {}
+
+    def close(self) -> None:
+        self._state.close()
+
+    def _event(self, item: Any) -> StreamEvent:
+        from penstock.event import encode_payload
+
+        if not isinstance(item, StreamEvent):
+            item = StreamEvent(str(next(self._numbers)), "", payload=encode_payload(item)[0])
+        return replace(item, key=item.key or str(self._stream.key(item)))
+
+    def _crash(self, waiting: list[StreamEvent], *, committed: bool) -> None:
+        """Nobody hears what became of these: they come again, to another driver."""
+        with _dying(committed=committed) as wrap:
+            self._process(waiting, wrap)
+        self._started = self._start()
+
+    def _attempt(self, events: list[StreamEvent]) -> list[StreamEvent]:
+        """Process and acknowledge; returns those that are to come again."""
+        again: list[StreamEvent] = []
+        for event, outcome in self._process(events, _as_it_is):
+            match outcome:
+                case Published():
+                    self.report.applied.append(event)
+                case Dead(error=error):
+                    self.report.dead.append((event, error))
+                case _:
+                    again.append(replace(event, attempts=event.attempts + 1))
+        return again
+
+    def _process(self, events: list[StreamEvent], wrap: Any) -> list[tuple[StreamEvent, Any]]:
+        done: list[tuple[StreamEvent, Any]] = []
+        by_part: dict[int, list[StreamEvent]] = {}
+        for event in events:
+            by_part.setdefault(self._stream.part_of(event.key, self._started.parts), []).append(event)
+        for number, mine in sorted(by_part.items()):
+            part = self._state.open_part(self._started, number)
+            try:
+                results = run_part(wrap(part), self._stream, mine, 0.0)
+                for outgoing in part.outgoing():
+                    self.report.emitted += outgoing.events
+                    part.sent(outgoing.batch)
+            finally:
+                part.close()
+            done += [(result.event, result.outcome) for result in results]
+        return done
+
+
+def _as_it_is(part: Part) -> Part:
+    return part
+
+
+@contextmanager
+def _dying(*, committed: bool) -> Iterator[Any]:
+    try:
+        yield lambda part: _Doomed(part, committed)
+    except Died:
+        return
+
+
+class _Doomed:
+    """A part whose process dies at the first commit: before it, or after."""
+
+    def __init__(self, part: Part, committed: bool) -> None:
+        self._part = part
+        self._committed = committed
+
+    @contextmanager
+    def transaction(self) -> Iterator[PartTransaction]:
+        with self._part.transaction() as tx:
+            yield tx
+            if not self._committed:
+                raise Died
+        raise Died

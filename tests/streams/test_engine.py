@@ -1,0 +1,142 @@
+"""The protocol of one part, over each state store: effects once, whatever is repeated, fails or crashes."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import UsageError
+from penstock.streams.app import Streams
+from penstock.streams.context import Context
+from penstock.streams.event import StreamEvent
+from penstock.streams.state.base import Position
+from penstock.testing.streams import CRASH, LOST_COMMIT, StreamHarness
+
+
+@pytest.fixture(params=["sqlite", "rocksdb", "postgresql"])
+def state(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgresql":
+        found: str = request.getfixturevalue("postgres_url")
+        return found
+    return f"{request.param}:///{tmp_path / 'state'}"
+
+
+@pytest.fixture
+def app() -> Streams:
+    made = Streams("sqlite:///unused.db")
+
+    @made.stream("orders", key=lambda event: event.json()["key"], parts=3)
+    def total(event: StreamEvent, ctx: Context) -> None:
+        order = event.json()
+        ctx.state["sum"] = ctx.state.get("sum", 0) + order["amount"]
+        ctx.state.setdefault("seen", []).append(order["amount"])
+        ctx.emit("total.changed", {"sum": ctx.state["sum"]})
+        if order.get("fails", 0) > event.attempts:
+            raise ConnectionError("not yet")
+
+    return made
+
+
+@pytest.fixture
+def harness(app: Streams, state: str) -> Iterator[StreamHarness]:
+    made = StreamHarness(app, "total", state)
+    yield made
+    made.close()
+
+
+def order(amount: int, key: str = "a", **fields: int) -> dict[str, object]:
+    return {"key": key, "amount": amount, **fields}
+
+
+def test_state_is_kept_by_key(harness: StreamHarness) -> None:
+    report = harness.run([order(1), order(2, "b"), order(3)], batch=2)
+    assert harness.state("a") == {"sum": 4, "seen": [1, 3]}
+    assert harness.state("b") == {"sum": 2, "seen": [2]}
+    assert harness.state("c") == {}
+    assert sorted(event.payload for event in report.emitted) == [b'{"sum":1}', b'{"sum":2}', b'{"sum":4}']
+
+
+@pytest.mark.parametrize("crash", [CRASH, LOST_COMMIT])
+def test_a_crash_neither_loses_nor_doubles(harness: StreamHarness, crash: str) -> None:
+    items = [order(1), order(2, "b"), crash, order(3), order(4, "b"), crash, crash, order(5)]
+    report = harness.run(items)
+    assert harness.state("a") == {"sum": 9, "seen": [1, 3, 5]}
+    assert harness.state("b") == {"sum": 6, "seen": [2, 4]}
+    assert len(report.emitted) == len({event.event_id for event in report.emitted}) == 5
+
+
+def test_an_event_that_fails_leaves_nothing_and_comes_again(harness: StreamHarness) -> None:
+    report = harness.run([order(1, fails=2), order(2)])
+    assert harness.state("a") == {"sum": 3, "seen": [2, 1]}, "what stood behind it went on"
+    assert [event.payload for event in report.emitted] == [b'{"sum":2}', b'{"sum":3}']
+    assert report.dead == []
+
+
+def test_one_that_fails_too_often_is_dead_and_blocks_nobody(harness: StreamHarness) -> None:
+    report = harness.run([order(1, fails=99), order(2), CRASH, order(3)])
+    assert harness.state("a") == {"sum": 5, "seen": [2, 3]}
+    ((dead, error),) = report.dead
+    assert (dead.json()["amount"], dead.attempts) == (1, 3)
+    assert error.startswith("ConnectionError: not yet\n")
+    assert "in total" in error
+
+
+def test_an_event_that_comes_twice_counts_once_and_its_replay_again(harness: StreamHarness) -> None:
+    event = StreamEvent("9-0", "a", payload=b'{"key": "a", "amount": 1}')
+    later = StreamEvent("10-0", "a", payload=b'{"key": "a", "amount": 10}')
+    harness.run([later, event, event])
+    harness.run([event, later])
+    assert harness.state("a")["sum"] == 11
+    harness.run([StreamEvent("9-0", "a", payload=event.payload, replays=1)])
+    assert harness.state("a")["sum"] == 12
+
+
+def test_positions_only_go_forward(harness: StreamHarness) -> None:
+    def at(offset: int, line: str = "topic-0") -> StreamEvent:
+        return StreamEvent("", "a", payload=b'{"key": "a", "amount": 1}', position=Position(line, offset))
+
+    harness.run([at(9), at(10), at(100)])
+    harness.run([at(9), at(10), at(100), at(101), at(0, "topic-1")])
+    assert harness.state("a")["sum"] == 5
+
+
+def test_state_that_json_can_not_say_fails_its_event_only(state: str) -> None:
+    app = Streams("sqlite:///unused.db")
+
+    @app.stream("orders", key=lambda event: "a", max_retries=0)
+    def keep(event: StreamEvent, ctx: Context) -> None:
+        ctx.state.put("last", {1, 2} if event.text() == "set" else event.text())
+
+    harness = StreamHarness(app, "keep", state)
+    report = harness.run(["one", "set", "two"])
+    assert harness.state("a") == {"last": "two"}
+    assert "can't be written as JSON" in report.dead[0][1]
+    harness.close()
+
+
+def test_state_is_forgotten_in_time(state: str) -> None:
+    app = Streams("sqlite:///unused.db")
+
+    @app.stream("orders", key=lambda event: "a", ttl_seconds=5)
+    def keep(event: StreamEvent, ctx: Context) -> None:
+        ctx.state["count"] = ctx.state.get("count", 0) + 1
+        if event.text() == "empty":
+            ctx.state.delete("count")
+
+    harness = StreamHarness(app, "keep", state)
+    harness.run(["x", "y"])
+    assert harness.state("a") == {"count": 2}
+    harness.run(["empty"])
+    assert harness.state("a") == {}
+    harness.close()
+
+
+def test_mistakes_are_told() -> None:
+    app = Streams("sqlite:///unused.db")
+    app.stream("a", name="one")(lambda event, ctx: None)
+    with pytest.raises(UsageError, match="another name"):
+        app.stream("b", name="one")(lambda event, ctx: None)
+    with pytest.raises(UsageError, match="parts must lie"):
+        app.stream("a", name="two", parts=0)(lambda event, ctx: None)
+    with pytest.raises(UsageError, match="no such option"):
+        app.stream("a", name="three", partitions=3)(lambda event, ctx: None)
