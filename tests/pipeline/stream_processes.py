@@ -1,6 +1,6 @@
 """A stream in a process of its own, to be killed: sums by key, an event emitted for each, some that fail.
 
-    python stream_processes.py STORE STATE CORES
+python stream_processes.py STORE STATE CORES
 """
 
 import os

@@ -25,6 +25,8 @@ TRIGGER = "100 milliseconds"
 LIMIT = 10_000
 LEASE_SECONDS = 300.0
 LOOK_SECONDS = 0.2
+# How often an event may be in the hands of a process that dies: what it fails by itself is counted by the stream.
+LOST_ATTEMPTS = 50
 
 
 def run_streams(
@@ -88,7 +90,7 @@ class _Running:
             limit=LIMIT,
             partitions=parallelism,
             lease_seconds=LEASE_SECONDS,
-            max_attempts=self.stream.max_retries + 1,
+            max_attempts=self.stream.max_retries + LOST_ATTEMPTS,
             patient=True,
         )
         writer = claims.load().writeStream.foreachBatch(self._handle).queryName(f"penstock {self.stream.name}")

@@ -20,6 +20,9 @@ from penstock.streams.event import StreamEvent
 from penstock.streams.state.base import Part, PartTransaction, Saved
 
 ERROR_LIMIT = 8_000
+# Beside the state of keys stands how often an event has failed. Its source also counts when a process died with it,
+# which is no failure of its own.
+FAILED = "\x01failed/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +69,11 @@ class _Work:
         self._tx = tx
         self._events = events
         self._now = now
-        saved = tx.load({event.key for event in events}) if events else {}
-        self._states = {key: KeyState(_unexpired(one, now)) for key, one in saved.items()}
+        again = {FAILED + _name(event) for event in events if event.attempts}
+        saved = tx.load({event.key for event in events} | again) if events else {}
+        self._failures = {name: int(saved[name].data) for name in again & saved.keys()}
+        self._forgotten: set[str] = set()
+        self._states = {key: KeyState(_unexpired(one, now)) for key, one in saved.items() if not key.startswith(FAILED)}
         self._emitted: list[Context] = []
 
     def run(self) -> dict[int, Outcome]:
@@ -87,6 +93,7 @@ class _Work:
                 failed[id(event)] = self._failure(event, error)
             else:
                 state.settle()
+                self._forget(event)
                 if context.emitted:
                     emitted.append(context)
         return failed
@@ -94,9 +101,17 @@ class _Work:
     def _failure(self, event: StreamEvent, error: Exception) -> Outcome:
         trace = "".join(traceback.format_tb(error.__traceback__)[1:]).rstrip()
         told = f"{type(error).__name__}: {error}\n{trace}".rstrip()[:ERROR_LIMIT]
-        if event.attempts >= self._stream.max_retries:
+        before = self._failures.get(FAILED + _name(event), 0)
+        if before >= self._stream.max_retries:
+            self._forget(event)
             return Dead(told)
-        return Retry(told, self._stream.retry_seconds * 2**event.attempts)
+        self._failures[FAILED + _name(event)] = before + 1
+        return Retry(told, self._stream.retry_seconds * 2**before)
+
+    def _forget(self, event: StreamEvent) -> None:
+        """It is done with, one way or the other: how often it failed matters no more."""
+        if event.attempts and self._failures.pop(FAILED + _name(event), None) is not None:
+            self._forgotten.add(FAILED + _name(event))
 
     def write(self, failed: dict[int, Outcome]) -> None:
         refused = [event.arrival for event in self._events if id(event) in failed and event.position is None]
@@ -105,11 +120,22 @@ class _Work:
         ttl = self._stream.ttl_seconds
         expires_at = None if ttl is None else self._now + ttl
         changed = {key: state.saved(expires_at) for key, state in self._states.items() if state.dirty}
+        changed |= {name: Saved(str(count).encode()) for name, count in self._failures.items()}
+        changed |= dict.fromkeys(self._forgotten)
         if changed:
             self._tx.save(changed)
         emitted = [event for context in self._emitted for event in context.emitted]
         if emitted:
             self._tx.emit(emitted)
+
+
+def _name(event: StreamEvent) -> str:
+    return f"{event.event_id}/{event.replays}"
+
+
+def is_users(key: str) -> bool:
+    """Whether a key of the state is a user's, and not one of the stream's own."""
+    return not key.startswith(FAILED)
 
 
 def _unexpired(saved: Saved, now: float) -> Saved | None:
