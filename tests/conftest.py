@@ -23,7 +23,11 @@ from penstock.testing.servers import (
 
 # Readable failures from the shipped suites. Here, before any test module imports them.
 pytest.register_assert_rewrite(
-    "penstock.testing.publishers", "penstock.testing.brokers", "penstock.testing.stores", "penstock.testing.workers"
+    "penstock.testing.publishers",
+    "penstock.testing.brokers",
+    "penstock.testing.states",
+    "penstock.testing.stores",
+    "penstock.testing.workers",
 )
 
 AnyServer = TypeVar("AnyServer", bound=Server)

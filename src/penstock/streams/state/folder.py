@@ -1,0 +1,167 @@
+"""What state stores on local disk share: a folder for each stream, its epoch and parts, and the fence of a part.
+
+<folder>/<stream>/stream.db       the epoch and the number of parts
+<folder>/<stream>/part-00003.db   the epoch and the token of one part, and with SQLite all else that it holds
+"""
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from urllib.parse import quote
+from uuid import uuid4
+
+from penstock.config import mask_url
+from penstock.errors import StoreConflict, StoreError, StoreUnavailable, UsageError
+from penstock.streams.state.base import Fenced, Started
+
+BUSY_SECONDS = 30.0
+LONGEST_FOLDER_NAME = 200
+
+STREAM_TABLE = """
+    CREATE TABLE IF NOT EXISTS stream (
+        name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, parts INTEGER NOT NULL, complete INTEGER NOT NULL
+    )
+"""
+FENCE_TABLE = """
+    CREATE TABLE IF NOT EXISTS fence (
+        one INTEGER PRIMARY KEY CHECK (one = 1), epoch INTEGER NOT NULL, token TEXT NOT NULL
+    )
+"""
+TAKE_EPOCH = """
+    INSERT INTO stream (name, epoch, parts, complete) VALUES (?, 1, ?, 0)
+    ON CONFLICT (name) DO UPDATE SET epoch = epoch + 1
+    RETURNING epoch, parts, complete
+"""
+# Of two drivers that start at once, the slower one must not put its lower epoch back.
+RAISE_EPOCH = """
+    INSERT INTO fence (one, epoch, token) VALUES (1, ?, '')
+    ON CONFLICT (one) DO UPDATE SET epoch = excluded.epoch WHERE excluded.epoch > epoch
+"""
+
+
+class StateFolder:
+    """The folder that a URL such as `sqlite:///state` names, relative to the current one; `sqlite:////state` is not."""
+
+    def __init__(self, url: str) -> None:
+        _, _, path = url.partition("://")
+        if not path.startswith("/") or not path.strip("/"):
+            raise UsageError(f"{mask_url(url)!r} names no folder; a folder looks like sqlite:///state")
+        self.path = Path(path[1:])
+
+    def part(self, stream: str, number: int) -> Path:
+        """The file of a part."""
+        return self._of(stream) / f"part-{number:05}.db"
+
+    def take_epoch(self, stream: str, parts: int) -> tuple[Started, bool]:
+        """The stream with its next epoch, and whether all of its parts were made before."""
+        if parts < 1:
+            raise UsageError(f"a stream has one part or more, not {parts}")
+        folder = self._of(stream)
+        folder.mkdir(parents=True, exist_ok=True)
+        with closing(open_database(folder / "stream.db", create=True)) as database, writing(database):
+            database.execute(STREAM_TABLE)
+            if other := database.execute("SELECT name FROM stream WHERE name <> ?", (stream,)).fetchone():
+                raise UsageError(f"the folder of {stream!r} is that of {other[0]!r}: this disk knows no upper case")
+            epoch, parts, complete = database.execute(TAKE_EPOCH, (stream, parts)).fetchone()
+        return Started(stream, epoch, parts), bool(complete)
+
+    def note_complete(self, stream: str) -> None:
+        """From now on a part that is missing is a part that was lost."""
+        with closing(open_database(self._of(stream) / "stream.db")) as database, writing(database):
+            database.execute("UPDATE stream SET complete = 1 WHERE name = ?", (stream,))
+
+    def find(self, stream: str) -> Started:
+        """The stream as it was last started."""
+        found = self._look(self._of(stream))
+        if found is None or found.stream != stream:
+            raise UsageError(f"there is no stream {stream!r} in {self.path}")
+        return found
+
+    def streams(self) -> Sequence[Started]:
+        """The streams of this folder, by name."""
+        folders = self.path.iterdir() if self.path.is_dir() else iter(())
+        return sorted(filter(None, map(self._look, folders)), key=lambda found: found.stream)
+
+    def _look(self, folder: Path) -> Started | None:
+        if not (folder / "stream.db").exists():
+            return None
+        with closing(open_database(folder / "stream.db")) as database:
+            row = database.execute("SELECT name, epoch, parts FROM stream WHERE complete").fetchone()
+        return row and Started(*row)
+
+    def _of(self, stream: str) -> Path:
+        name = quote(stream, safe=" ").replace(".", "%2E")  # a dot could make it the folder above
+        if not 0 < len(name) <= LONGEST_FOLDER_NAME or "\x00" in stream:
+            raise UsageError(f"{stream!r} can't name a stream: too short or too long for the name of a folder")
+        return self.path / name
+
+
+class Fence:
+    """What keeps a part to one task. Its lock is the write lock of the part's file, held from the check to the commit:
+    no driver or task can come between the two."""
+
+    def __init__(self, database: sqlite3.Connection, started: Started, number: int) -> None:
+        self._database = database
+        self._started = started
+        self._part = f"part {number} of {started.stream!r}"
+        self._token = uuid4().hex
+
+    def take(self) -> None:
+        """Set this task's token, where the epoch is still its driver's."""
+        with self.epoch_held():
+            self._database.execute("UPDATE fence SET token = ?", (self._token,))
+
+    @contextmanager
+    def epoch_held(self) -> Iterator[None]:
+        """A transaction, while the epoch is this driver's."""
+        with writing(self._database):
+            self._check_epoch()
+            yield
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A transaction, while the epoch is this driver's and the token this task's."""
+        with writing(self._database):
+            if self._check_epoch() != self._token:
+                raise Fenced(f"another task has taken {self._part}; this one stops, and nothing of it counts")
+            yield
+
+    def _check_epoch(self) -> str:
+        epoch, token = self._database.execute("SELECT epoch, token FROM fence").fetchone() or (0, "")
+        if epoch != self._started.epoch:
+            raise Fenced(
+                f"another driver has started this stream: {self._part} is at epoch {epoch}, "
+                f"and this driver's is {self._started.epoch}"
+            )
+        return str(token)
+
+
+def open_database(path: Path, *, create: bool = False) -> sqlite3.Connection:
+    """A connection that begins its transactions itself. Without `create`, a file that is missing is an error."""
+    if not create and not path.exists():
+        raise StoreError(f"{path} is missing: what it held is lost, unless you bring it back from a copy")
+    try:
+        database = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")
+        database.execute("PRAGMA cache_size = -32000")
+    except sqlite3.OperationalError as error:
+        raise StoreUnavailable(f"can't open {path}: {error}") from error
+    return database
+
+
+@contextmanager
+def writing(database: sqlite3.Connection) -> Iterator[None]:
+    """A transaction that is the only writer from its first statement on."""
+    try:
+        database.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError as error:
+        raise StoreConflict(f"a part is in another task's hands for too long, or can't be written: {error}") from error
+    try:
+        yield
+        database.execute("COMMIT")
+    except BaseException:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+        raise

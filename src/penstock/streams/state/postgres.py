@@ -1,0 +1,244 @@
+"""State in PostgreSQL, for clusters: every machine sees the same, and the database's locks are the fence.
+
+The row of the stream is locked for sharing and that of the part for update, from the check to the commit: a starting
+driver waits for what is being committed, and nothing of an older epoch comes after it.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, LiteralString
+from uuid import uuid4
+
+from penstock.config import mask_url, needs_extra
+from penstock.errors import StoreConflict, StoreError, StoreUnavailable, UsageError
+from penstock.event import NAME_LIMIT, Event
+from penstock.streams.state import postgres_statements as statements
+from penstock.streams.state.base import Arrival, Fenced, Outgoing, Saved, Started
+from penstock.streams.state.packing import pack_event, unpack_event
+
+if TYPE_CHECKING:
+    from psycopg import Connection
+
+Rows = Sequence[tuple[Any, ...]]
+
+
+class PostgresTransaction:
+    """What one transaction does to its part."""
+
+    def __init__(self, connection: "Connection", part: tuple[str, int]) -> None:
+        self._connection = connection
+        self._part = part
+        self._batch: int | None = None
+        self._emitted = 0
+
+    def fresh(self, arrivals: Sequence[Arrival]) -> set[Arrival]:
+        return {Arrival(*row) for row in self._run(statements.ENTER, *_columns(arrivals))}
+
+    def reached(self, lines: Collection[str]) -> Mapping[str, int]:
+        return dict(self._run(statements.REACHED, list(lines)))
+
+    def advance(self, offsets: Mapping[str, int]) -> None:
+        self._run(statements.ADVANCE, list(offsets), list(offsets.values()))
+
+    def load(self, keys: Collection[str]) -> Mapping[str, Saved]:
+        return {key: Saved(data, expires_at) for key, data, expires_at in self._run(statements.LOAD, list(keys))}
+
+    def save(self, changed: Mapping[str, Saved | None]) -> None:
+        kept = [(key, saved.data, saved.expires_at) for key, saved in changed.items() if saved is not None]
+        if kept:
+            self._run(statements.SAVE, *map(list, zip(*kept, strict=True)))
+        if gone := [key for key, saved in changed.items() if saved is None]:
+            self._run(statements.DROP, gone)
+
+    def emit(self, events: Sequence[Event]) -> None:
+        packed = [pack_event(event) for event in events]
+        if not packed:
+            return
+        if self._batch is None:
+            ((self._batch,),) = self._run(statements.NEXT_BATCH)
+        places = list(range(self._emitted, self._emitted + len(packed)))
+        self._emitted += len(packed)
+        self._run(statements.EMIT, self._batch, places, packed)
+
+    def _run(self, statement: LiteralString, *values: Any) -> Rows:
+        return _run(self._connection, statement, *self._part, *values)
+
+
+class PostgresPart:
+    """A part in the hands of one task, over a connection of its own."""
+
+    def __init__(self, connection: "Connection", started: Started, number: int) -> None:
+        self._connection = connection
+        self._started = started
+        self._part = (started.stream, number)
+        self._token = uuid4()
+        with self._epoch_held():
+            if not self._run(statements.TAKE, self._token):
+                raise UsageError(f"{started.stream!r} has the parts 0 to {started.parts - 1}, and no part {number}")
+
+    @contextmanager
+    def transaction(self) -> Iterator[PostgresTransaction]:
+        with self._epoch_held():
+            if not self._run(statements.HOLD_PART, self._token):
+                stream, number = self._part
+                raise Fenced(f"another task has taken part {number} of {stream!r}; this one stops, and nothing counts")
+            yield PostgresTransaction(self._connection, self._part)
+
+    def holds(self, arrivals: Sequence[Arrival]) -> set[Arrival]:
+        with _transaction(self._connection):
+            return {Arrival(*row) for row in self._run(statements.HOLDS, *_columns(arrivals))}
+
+    def trim(self, arrivals: Sequence[Arrival]) -> None:
+        with self._epoch_held():
+            self._run(statements.TRIM, *_columns(arrivals))
+
+    def outgoing(self) -> Iterator[Outgoing]:
+        with _transaction(self._connection):
+            batches = self._run(statements.BATCHES)
+        for (batch,) in batches:
+            with _transaction(self._connection):
+                events = [unpack_event(packed) for (packed,) in self._run(statements.OUTGOING, batch)]
+            if events:
+                yield Outgoing(batch, events)
+
+    def sent(self, batch: int) -> None:
+        with _transaction(self._connection):
+            self._run(statements.SENT, batch)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    @contextmanager
+    def _epoch_held(self) -> Iterator[None]:
+        stream, epoch = self._started.stream, self._started.epoch
+        with _transaction(self._connection):
+            if not _run(self._connection, statements.HOLD_EPOCH, stream, epoch):
+                raise Fenced(f"another driver has started {stream!r}: it is past epoch {epoch}, which is this driver's")
+            yield
+
+    def _run(self, statement: LiteralString, *values: Any) -> Rows:
+        return _run(self._connection, statement, *self._part, *values)
+
+
+class PostgresState:
+    """Tables beside those of the store, if they share a database; `start` makes them."""
+
+    shared = True
+
+    def __init__(self, url: str) -> None:
+        with needs_extra("State in PostgreSQL", "postgres"):
+            import psycopg  # noqa: F401
+        self.url = url
+        scheme, _, place = url.partition("://")
+        self._target = f"{scheme.partition('+')[0]}://{place}"
+
+    def start(self, stream: str, parts: int) -> Started:
+        if parts < 1:
+            raise UsageError(f"a stream has one part or more, not {parts}")
+        if not 0 < len(stream) <= NAME_LIMIT or "\x00" in stream:
+            raise UsageError(f"{stream!r} can't name a stream: it has 1 to {NAME_LIMIT} characters, none of them NUL")
+        with self._connected() as connection:
+            self._create_tables(connection)
+            with _transaction(connection):
+                ((epoch, parts),) = _run(connection, statements.TAKE_EPOCH, stream, parts)
+                _run(connection, statements.MAKE_PARTS, stream, parts)
+        return Started(stream, epoch, parts)
+
+    def open_part(self, started: Started, number: int) -> PostgresPart:
+        connection = self._connect()
+        try:
+            return PostgresPart(connection, started, number)
+        except BaseException:
+            connection.close()
+            raise
+
+    def streams(self) -> Sequence[Started]:
+        with self._connected() as connection, _transaction(connection):
+            if not self._has_tables(connection):
+                return []
+            return [Started(*row) for row in _run(connection, statements.STREAMS)]
+
+    def read(self, stream: str, keys: Collection[str] | None = None) -> Iterator[tuple[str, Saved]]:
+        with self._connected() as connection, _transaction(connection):
+            self._require(connection, stream)
+            with connection.cursor(name="penstock_read") as cursor:  # all of a state may be more than fits in memory
+                wanted = None if keys is None else list(keys)
+                for key, data, expires_at in cursor.execute(statements.READ, (stream, wanted, wanted)):
+                    yield key, Saved(data, expires_at)
+
+    def forget(self, stream: str, *, older_than_seconds: float) -> int:
+        dropped = 0
+        with self._connected() as connection:
+            with _transaction(connection):
+                parts = self._require(connection, stream)
+            for number in range(parts):
+                with _transaction(connection):
+                    _run(connection, statements.LOCK_PART, stream, number)  # no task has loaded what goes now
+                    ((inbox,),) = _run(connection, statements.FORGET_INBOX, stream, number, older_than_seconds)
+                    ((state,),) = _run(connection, statements.FORGET_STATE, stream, number)
+                dropped += inbox + state
+        return dropped
+
+    def close(self) -> None:
+        """Nothing stays open between calls."""
+
+    def _connect(self) -> "Connection":
+        import psycopg
+
+        try:
+            # Nothing is prepared: behind a pooler the next transaction may be on another connection of the server.
+            return psycopg.connect(self._target, prepare_threshold=None, application_name="penstock-stream")
+        except psycopg.Error as error:
+            raise StoreUnavailable(f"can't connect to {mask_url(self.url)}: {error}") from error
+
+    @contextmanager
+    def _connected(self) -> "Iterator[Connection]":
+        connection = self._connect()
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def _create_tables(self, connection: "Connection") -> None:
+        with _transaction(connection):
+            if self._has_tables(connection):
+                return
+            _run(connection, statements.LOCK_TABLES)  # two that create a table at once would collide
+            for statement in statements.TABLES:
+                _run(connection, statement)
+
+    def _has_tables(self, connection: "Connection") -> bool:
+        ((found,),) = _run(connection, statements.HAS_TABLES)
+        return bool(found)
+
+    def _require(self, connection: "Connection", stream: str) -> int:
+        rows = _run(connection, statements.PARTS_OF, stream) if self._has_tables(connection) else []
+        if not rows:
+            raise UsageError(f"there is no stream {stream!r} in {mask_url(self.url)}")
+        return int(rows[0][0])
+
+
+@contextmanager
+def _transaction(connection: "Connection") -> Iterator[None]:
+    """One that commits at its end, with the database's errors in Penstock's words."""
+    import psycopg
+
+    try:
+        with connection.transaction():
+            _run(connection, statements.PATIENCE)
+            yield
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+        raise StoreConflict(f"a part or a stream is in other hands for too long: {error}") from error
+    except psycopg.OperationalError as error:
+        raise StoreUnavailable(f"the state store doesn't answer: {error}") from error
+    except psycopg.Error as error:
+        raise StoreError(f"the state store refused: {error}") from error
+
+
+def _run(connection: "Connection", statement: LiteralString, *values: Any) -> Rows:
+    cursor = connection.execute(statement, values or None, binary=True)
+    return cursor.fetchall() if cursor.description else []
+
+
+def _columns(arrivals: Sequence[Arrival]) -> tuple[list[str], list[int]]:
+    return [arrival.event_id for arrival in arrivals], [arrival.replays for arrival in arrivals]

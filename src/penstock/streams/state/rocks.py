@@ -1,0 +1,365 @@
+"""State in RocksDB: one database for each part, for state that is too large for comfort in SQLite. For one machine.
+
+A transaction is one batch of writes, synced at once. RocksDB lets one process have a database open; which driver and
+task that may be is fenced by the small SQLite file beside it, whose lock is held from the check to the write.
+"""
+
+import tempfile
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from heapq import merge
+from itertools import groupby, takewhile
+from pathlib import Path
+from struct import Struct
+from typing import TYPE_CHECKING, ClassVar
+
+from penstock.config import needs_extra
+from penstock.errors import StoreError
+from penstock.event import Event
+from penstock.streams.state.base import Arrival, Fenced, Outgoing, Saved, Started
+from penstock.streams.state.folder import FENCE_TABLE, RAISE_EPOCH, Fence, StateFolder, open_database, writing
+from penstock.streams.state.packing import pack_event, unpack_event
+
+if TYPE_CHECKING:
+    from rocksdict import Options, Rdict, WriteBatch
+
+OPEN_SECONDS = 5.0
+POLL_SECONDS = 0.02
+# The first byte of a key says what it is of; numbers are big-endian, so that they sort as numbers.
+INBOX, LINE, STATE, EVENT, LAST_BATCH = b"i", b"l", b"s", b"e", b"b"
+NUMBER = Struct(">Q")
+PLACE = Struct(">QI")
+SHORT = Struct(">I")
+SECONDS = Struct(">d")
+NEVER = float("inf")
+
+
+class RocksTransaction:
+    """What one transaction will write, over what is there: nothing reaches the database before `apply`."""
+
+    def __init__(self, database: "Rdict") -> None:
+        self._database = database
+        self._entered: set[Arrival] = set()
+        self._offsets: dict[str, int] = {}
+        self._changed: dict[str, Saved | None] = {}
+        self._emitted: list[bytes] = []
+
+    def fresh(self, arrivals: Sequence[Arrival]) -> set[Arrival]:
+        wanted = set(arrivals) - self._entered
+        new = wanted - _held(self._database, wanted)
+        self._entered |= new
+        return new
+
+    def reached(self, lines: Collection[str]) -> Mapping[str, int]:
+        wanted = list(set(lines))
+        values = _get(self._database, [LINE + line.encode() for line in wanted])
+        stored = {line: NUMBER.unpack(value)[0] for line, value in zip(wanted, values, strict=True) if value}
+        return stored | {line: self._offsets[line] for line in wanted if line in self._offsets}
+
+    def advance(self, offsets: Mapping[str, int]) -> None:
+        reached = self.reached(offsets)
+        self._offsets |= {line: offset for line, offset in offsets.items() if offset > reached.get(line, -1)}
+
+    def load(self, keys: Collection[str]) -> Mapping[str, Saved]:
+        wanted = set(keys)
+        stored = _load(self._database, wanted - self._changed.keys())
+        own = {key: saved for key in wanted if (saved := self._changed.get(key)) is not None}
+        return stored | own
+
+    def save(self, changed: Mapping[str, Saved | None]) -> None:
+        self._changed |= changed
+
+    def emit(self, events: Sequence[Event]) -> None:
+        self._emitted += [pack_event(event) for event in events]
+
+    def apply(self) -> None:
+        """Write all of it at once."""
+        batch = _batch()
+        at = SECONDS.pack(time.time())
+        for arrival in self._entered:
+            batch.put(_inbox_key(arrival), at)
+        for line, offset in self._offsets.items():
+            batch.put(LINE + line.encode(), NUMBER.pack(offset))
+        for key, saved in self._changed.items():
+            if saved is None:
+                batch.delete(STATE + key.encode())
+            else:
+                batch.put(STATE + key.encode(), _pack_saved(saved))
+        if self._emitted:
+            self._put_emitted(batch)
+        _write(self._database, batch)
+
+    def _put_emitted(self, batch: "WriteBatch") -> None:
+        last = self._database.get(LAST_BATCH)
+        number = NUMBER.unpack(last)[0] + 1 if last else 1
+        batch.put(LAST_BATCH, NUMBER.pack(number))
+        for place, packed in enumerate(self._emitted):
+            batch.put(EVENT + PLACE.pack(number, place), packed)
+
+
+class RocksPart:
+    """A part's database in the hands of one task."""
+
+    def __init__(self, path: Path, started: Started, number: int) -> None:
+        with ExitStack() as stack:
+            fence_file = stack.enter_context(closing(open_database(path)))
+            self._fence_file = fence_file
+            self._fence = Fence(fence_file, started, number)
+            with self._fence.epoch_held():  # an older driver's task learns here that it is late, and opens nothing
+                pass
+            self._database = stack.enter_context(_Opened.at(_database_of(path)))
+            self._fence.take()
+            self._stack = stack.pop_all()
+
+    @contextmanager
+    def transaction(self) -> Iterator[RocksTransaction]:
+        with self._fence.held():
+            transaction = RocksTransaction(self._database)
+            yield transaction
+            transaction.apply()
+
+    def holds(self, arrivals: Sequence[Arrival]) -> set[Arrival]:
+        return _held(self._database, set(arrivals))
+
+    def trim(self, arrivals: Sequence[Arrival]) -> None:
+        with self._fence.epoch_held():
+            _delete(self._database, [_inbox_key(arrival) for arrival in arrivals])
+
+    def outgoing(self) -> Iterator[Outgoing]:
+        kept = _items(self._database, EVENT)
+        for batch, items in groupby(kept, key=lambda item: _batch_of(item[0])):
+            yield Outgoing(batch, [unpack_event(packed) for _, packed in items])
+
+    def sent(self, batch: int) -> None:
+        keys = (key for key, _ in _items(self._database, EVENT))
+        with writing(self._fence_file):
+            _delete(self._database, list(takewhile(lambda key: _batch_of(key) <= batch, keys)))
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+class RocksState:
+    """A folder with a folder for each stream, and a database in it for each part."""
+
+    shared = False
+
+    def __init__(self, url: str) -> None:
+        with needs_extra("State in RocksDB", "rocksdb"):
+            import rocksdict  # noqa: F401
+        self.url = url
+        self._folder = StateFolder(url)
+
+    def start(self, stream: str, parts: int) -> Started:
+        started, complete = self._folder.take_epoch(stream, parts)
+        for number in range(started.parts):
+            self._prepare(self._folder.part(stream, number), started.epoch, complete)
+        if not complete:
+            self._folder.note_complete(stream)
+        return started
+
+    def _prepare(self, path: Path, epoch: int, complete: bool) -> None:
+        with closing(open_database(path, create=not complete)) as fence_file, writing(fence_file):
+            fence_file.execute(FENCE_TABLE)
+            fence_file.execute(RAISE_EPOCH, (epoch,))
+            if not complete:
+                with _Opened.at(_database_of(path), create=True):
+                    pass
+
+    def open_part(self, started: Started, number: int) -> RocksPart:
+        return RocksPart(self._folder.part(started.stream, number), started, number)
+
+    def streams(self) -> Sequence[Started]:
+        return self._folder.streams()
+
+    def read(self, stream: str, keys: Collection[str] | None = None) -> Iterator[tuple[str, Saved]]:
+        found = self._folder.find(stream)
+        with ExitStack() as stack:
+            parts = []
+            for number in range(found.parts):
+                database = stack.enter_context(_follower(_database_of(self._folder.part(stream, number))))
+                parts.append(_state(database, keys))
+            yield from merge(*parts, key=lambda pair: pair[0])
+
+    def forget(self, stream: str, *, older_than_seconds: float) -> int:
+        dropped = 0
+        for number in range(self._folder.find(stream).parts):
+            path = self._folder.part(stream, number)
+            with ExitStack() as stack:
+                fence_file = stack.enter_context(closing(open_database(path)))
+                database = stack.enter_context(_Opened.at(_database_of(path)))
+                stack.enter_context(writing(fence_file))
+                dropped += _forget(database, time.time(), older_than_seconds)
+        return dropped
+
+    def close(self) -> None:
+        """Nothing stays open between calls."""
+
+
+class _Opened:
+    """The databases that this process has open. RocksDB opens one only once, so its tasks share what is there."""
+
+    _lock = threading.Lock()
+    _users: ClassVar[dict[Path, tuple["Rdict", int]]] = {}
+
+    @classmethod
+    @contextmanager
+    def at(cls, path: Path, *, create: bool = False) -> Iterator["Rdict"]:
+        """The database. Another process that has it may be a task that ends: it is waited for a little."""
+        path = path.resolve()
+        if not create and not (path / "CURRENT").exists():
+            raise StoreError(f"{path} is missing: what it held is lost, unless you bring it back from a copy")
+        deadline = time.monotonic() + OPEN_SECONDS
+        while (database := cls._join(path)) is None:
+            if time.monotonic() > deadline:
+                raise Fenced(f"another process has {path} open, and doesn't let go of it")
+            time.sleep(POLL_SECONDS)
+        try:
+            yield database
+        finally:
+            cls._leave(path)
+
+    @classmethod
+    def _join(cls, path: Path) -> "Rdict | None":
+        with cls._lock:
+            opened, users = cls._users.get(path) or (_open(path), 0)
+            if opened is not None:
+                cls._users[path] = opened, users + 1
+            return opened
+
+    @classmethod
+    def _leave(cls, path: Path) -> None:
+        with cls._lock:
+            database, users = cls._users.pop(path)
+            if users > 1:
+                cls._users[path] = database, users - 1
+            else:
+                database.close()
+
+
+def _open(path: Path) -> "Rdict | None":
+    """The database, or None while another process has it."""
+    from rocksdict import Rdict
+
+    try:
+        return Rdict(str(path), _options())
+    except Exception as error:
+        if "/LOCK:" in str(error):
+            return None
+        raise StoreError(f"can't open {path}: {error}") from error
+
+
+@contextmanager
+def _follower(path: Path) -> Iterator["Rdict"]:
+    """The database as committed, beside the process that has it open."""
+    from rocksdict import AccessType, Rdict
+
+    with tempfile.TemporaryDirectory(prefix="penstock-") as own:
+        try:
+            database = Rdict(str(path), _options(), access_type=AccessType.secondary(own))
+        except Exception as error:
+            raise StoreError(f"can't read {path}: {error}") from error
+        try:
+            database.try_catch_up_with_primary()
+            yield database
+        finally:
+            database.close()
+
+
+def _options() -> "Options":
+    from rocksdict import BlockBasedOptions, DBCompressionType, Options
+
+    blocks = BlockBasedOptions()
+    blocks.set_bloom_filter(10, False)  # most arrivals are not there, and are known not to be without a read
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_block_based_table_factory(blocks)
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_max_open_files(-1)  # followers need it
+    options.set_keep_log_file_num(2)
+    return options
+
+
+def _batch() -> "WriteBatch":
+    from rocksdict import WriteBatch
+
+    return WriteBatch(raw_mode=True)
+
+
+def _write(database: "Rdict", batch: "WriteBatch") -> None:
+    from rocksdict import WriteOptions
+
+    synced = WriteOptions()
+    synced.sync = True
+    if not batch.is_empty():
+        database.write(batch, synced)
+
+
+def _delete(database: "Rdict", keys: Collection[bytes]) -> int:
+    batch = _batch()
+    for key in keys:
+        batch.delete(key)
+    _write(database, batch)
+    return len(keys)
+
+
+def _get(database: "Rdict", keys: list[bytes]) -> list[bytes | None]:
+    values: list[bytes | None] = database.get(list(keys)) or []
+    return values
+
+
+def _items(database: "Rdict", prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    for key, value in database.items(from_key=prefix):
+        assert isinstance(key, bytes)
+        if not key.startswith(prefix):
+            return
+        yield key, value
+
+
+def _held(database: "Rdict", arrivals: set[Arrival]) -> set[Arrival]:
+    ordered = list(arrivals)
+    values = _get(database, [_inbox_key(arrival) for arrival in ordered])
+    return {arrival for arrival, value in zip(ordered, values, strict=True) if value is not None}
+
+
+def _load(database: "Rdict", keys: Collection[str]) -> dict[str, Saved]:
+    ordered = sorted(keys)
+    values = _get(database, [STATE + key.encode() for key in ordered])
+    return {key: _unpack_saved(value) for key, value in zip(ordered, values, strict=True) if value is not None}
+
+
+def _state(database: "Rdict", keys: Collection[str] | None) -> Iterator[tuple[str, Saved]]:
+    if keys is not None:
+        yield from _load(database, set(keys)).items()
+        return
+    for key, value in _items(database, STATE):
+        yield key[1:].decode(), _unpack_saved(value)
+
+
+def _forget(database: "Rdict", now: float, older_than_seconds: float) -> int:
+    old = [key for key, at in _items(database, INBOX) if SECONDS.unpack(at)[0] <= now - older_than_seconds]
+    expired = [key for key, value in _items(database, STATE) if SECONDS.unpack_from(value)[0] <= now]
+    return _delete(database, old + expired)
+
+
+def _inbox_key(arrival: Arrival) -> bytes:
+    return INBOX + SHORT.pack(arrival.replays) + arrival.event_id.encode()
+
+
+def _batch_of(key: bytes) -> int:
+    return int(PLACE.unpack_from(key, len(EVENT))[0])
+
+
+def _pack_saved(saved: Saved) -> bytes:
+    return SECONDS.pack(NEVER if saved.expires_at is None else saved.expires_at) + saved.data
+
+
+def _unpack_saved(value: bytes) -> Saved:
+    (expires_at,) = SECONDS.unpack_from(value)
+    return Saved(value[SECONDS.size :], None if expires_at == NEVER else expires_at)
+
+
+def _database_of(path: Path) -> Path:
+    return path.with_suffix(".rocks")

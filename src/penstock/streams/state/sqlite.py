@@ -1,0 +1,197 @@
+"""State in SQLite, the default: one file for each part, so that parts are written side by side. For one machine."""
+
+import sqlite3
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from heapq import merge
+from pathlib import Path
+from typing import Any
+
+from penstock.event import Event
+from penstock.streams.state.base import Arrival, Outgoing, Saved, Started
+from penstock.streams.state.folder import FENCE_TABLE, RAISE_EPOCH, Fence, StateFolder, open_database, writing
+from penstock.streams.state.packing import pack_event, unpack_event
+
+# So many values are bound at once: well under what any SQLite allows, and few enough statements.
+CHUNK = 900
+TABLES = (
+    FENCE_TABLE,
+    "CREATE TABLE IF NOT EXISTS inbox "
+    "(event_id TEXT, replays INTEGER, at REAL NOT NULL, PRIMARY KEY (event_id, replays)) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS offsets (line TEXT PRIMARY KEY, reached INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE IF NOT EXISTS state (key TEXT PRIMARY KEY, data BLOB NOT NULL, expires_at REAL) WITHOUT ROWID",
+    "CREATE INDEX IF NOT EXISTS state_expiry ON state (expires_at) WHERE expires_at IS NOT NULL",
+    # A number is never given twice, also when all before it are sent.
+    "CREATE TABLE IF NOT EXISTS batches (batch INTEGER PRIMARY KEY AUTOINCREMENT)",
+    "CREATE TABLE IF NOT EXISTS outgoing (batch INTEGER, place INTEGER, event BLOB NOT NULL, "
+    "PRIMARY KEY (batch, place)) WITHOUT ROWID",
+)
+ENTER = "INSERT INTO inbox (event_id, replays, at) VALUES (?, ?, ?)"
+ADVANCE = """
+    INSERT INTO offsets (line, reached) VALUES (?, ?)
+    ON CONFLICT (line) DO UPDATE SET reached = excluded.reached WHERE excluded.reached > reached
+"""
+SAVE = """
+    INSERT INTO state (key, data, expires_at) VALUES (?, ?, ?)
+    ON CONFLICT (key) DO UPDATE SET data = excluded.data, expires_at = excluded.expires_at
+"""
+
+
+class SqliteTransaction:
+    """What one transaction does to its part's file."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+        self._batch: int | None = None
+        self._emitted = 0
+
+    def fresh(self, arrivals: Sequence[Arrival]) -> set[Arrival]:
+        wanted = set(arrivals)
+        new = wanted - _held(self._database, wanted)
+        now = time.time()
+        # In the order of the table, which then grows at few places.
+        self._database.executemany(ENTER, [(*arrival, now) for arrival in sorted(new)])
+        return new
+
+    def reached(self, lines: Collection[str]) -> Mapping[str, int]:
+        return dict(_select(self._database, "SELECT line, reached FROM offsets WHERE line IN", lines))
+
+    def advance(self, offsets: Mapping[str, int]) -> None:
+        self._database.executemany(ADVANCE, offsets.items())
+
+    def load(self, keys: Collection[str]) -> Mapping[str, Saved]:
+        rows = _select(self._database, "SELECT key, data, expires_at FROM state WHERE key IN", keys)
+        return {key: Saved(data, expires_at) for key, data, expires_at in rows}
+
+    def save(self, changed: Mapping[str, Saved | None]) -> None:
+        ordered = sorted(changed.items(), key=lambda pair: pair[0])
+        kept = [(key, saved.data, saved.expires_at) for key, saved in ordered if saved is not None]
+        gone = [(key,) for key, saved in ordered if saved is None]
+        self._database.executemany(SAVE, kept)
+        self._database.executemany("DELETE FROM state WHERE key = ?", gone)
+
+    def emit(self, events: Sequence[Event]) -> None:
+        packed = [pack_event(event) for event in events]
+        if packed and self._batch is None:
+            self._batch = self._database.execute("INSERT INTO batches DEFAULT VALUES").lastrowid
+        rows = [(self._batch, place, event) for place, event in enumerate(packed, self._emitted)]
+        self._emitted += len(rows)
+        self._database.executemany("INSERT INTO outgoing (batch, place, event) VALUES (?, ?, ?)", rows)
+
+
+class SqlitePart:
+    """A part's file in the hands of one task."""
+
+    def __init__(self, path: Path, started: Started, number: int) -> None:
+        self._database = open_database(path)
+        self._fence = Fence(self._database, started, number)
+        try:
+            self._fence.take()
+        except BaseException:
+            self._database.close()
+            raise
+
+    @contextmanager
+    def transaction(self) -> Iterator[SqliteTransaction]:
+        with self._fence.held():
+            yield SqliteTransaction(self._database)
+
+    def holds(self, arrivals: Sequence[Arrival]) -> set[Arrival]:
+        return _held(self._database, set(arrivals))
+
+    def trim(self, arrivals: Sequence[Arrival]) -> None:
+        with self._fence.epoch_held():
+            self._database.executemany("DELETE FROM inbox WHERE event_id = ? AND replays = ?", sorted(arrivals))
+
+    def outgoing(self) -> Iterator[Outgoing]:
+        batches = self._database.execute("SELECT DISTINCT batch FROM outgoing ORDER BY batch").fetchall()
+        for (batch,) in batches:
+            rows = self._database.execute("SELECT event FROM outgoing WHERE batch = ? ORDER BY place", (batch,))
+            if events := [unpack_event(packed) for (packed,) in rows.fetchall()]:
+                yield Outgoing(batch, events)
+
+    def sent(self, batch: int) -> None:
+        with writing(self._database):
+            self._database.execute("DELETE FROM outgoing WHERE batch <= ?", (batch,))
+            self._database.execute("DELETE FROM batches WHERE batch <= ?", (batch,))
+
+    def close(self) -> None:
+        self._database.close()
+
+
+class SqliteState:
+    """A folder with a folder for each stream, and a file in it for each part."""
+
+    shared = False
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._folder = StateFolder(url)
+
+    def start(self, stream: str, parts: int) -> Started:
+        started, complete = self._folder.take_epoch(stream, parts)
+        for number in range(started.parts):
+            self._raise_epoch(self._folder.part(stream, number), started.epoch, create=not complete)
+        if not complete:
+            self._folder.note_complete(stream)
+        return started
+
+    def _raise_epoch(self, path: Path, epoch: int, *, create: bool) -> None:
+        with closing(open_database(path, create=create)) as database, writing(database):
+            for table in TABLES:
+                database.execute(table)
+            database.execute(RAISE_EPOCH, (epoch,))
+
+    def open_part(self, started: Started, number: int) -> SqlitePart:
+        return SqlitePart(self._folder.part(started.stream, number), started, number)
+
+    def streams(self) -> Sequence[Started]:
+        return self._folder.streams()
+
+    def read(self, stream: str, keys: Collection[str] | None = None) -> Iterator[tuple[str, Saved]]:
+        found = self._folder.find(stream)
+        with ExitStack() as stack:
+            parts = []
+            for number in range(found.parts):
+                database = stack.enter_context(closing(open_database(self._folder.part(stream, number))))
+                parts.append(_state(database, keys))
+            yield from merge(*parts, key=lambda pair: pair[0])
+
+    def forget(self, stream: str, *, older_than_seconds: float) -> int:
+        dropped = 0
+        now = time.time()
+        for number in range(self._folder.find(stream).parts):
+            with closing(open_database(self._folder.part(stream, number))) as database, writing(database):
+                dropped += database.execute("DELETE FROM inbox WHERE at <= ?", (now - older_than_seconds,)).rowcount
+                dropped += database.execute("DELETE FROM state WHERE expires_at <= ?", (now,)).rowcount
+        return dropped
+
+    def close(self) -> None:
+        """Nothing stays open between calls."""
+
+
+def _held(database: sqlite3.Connection, arrivals: set[Arrival]) -> set[Arrival]:
+    """Of these, those in the inbox. Asked for by id alone: pairs would not use the index."""
+    ids = {arrival.event_id for arrival in arrivals}
+    rows = _select(database, "SELECT event_id, replays FROM inbox WHERE event_id IN", ids)
+    return arrivals & {Arrival(event_id, replays) for event_id, replays in rows}
+
+
+def _state(database: sqlite3.Connection, keys: Collection[str] | None) -> Iterator[tuple[str, Saved]]:
+    columns = "SELECT key, data, expires_at FROM state"
+    rows: Iterable[Any] = (
+        database.execute(f"{columns} ORDER BY key")
+        if keys is None
+        else sorted(_select(database, f"{columns} WHERE key IN", keys), key=lambda row: row[0])
+    )
+    for key, data, expires_at in rows:
+        yield key, Saved(data, expires_at)
+
+
+def _select(database: sqlite3.Connection, statement: str, values: Collection[str]) -> Iterator[Any]:
+    """The rows of a statement that ends in IN, for many values at a time."""
+    ordered = sorted(set(values))
+    for start in range(0, len(ordered), CHUNK):
+        chunk = ordered[start : start + CHUNK]
+        yield from database.execute(f"{statement} ({','.join('?' * len(chunk))})", chunk)

@@ -1,0 +1,59 @@
+"""A process that fills a part and is killed at it: `python -m penstock.testing.dying_state URL POINT [SIZE]`.
+
+Each transaction adds one to the sum of every key, enters as many arrivals, moves the offset on by one and emits an
+event, so that what a part holds afterwards either agrees or shows what was torn. It says the number of each
+transaction once that is committed, and dies by SIGKILL in its third one: at POINT, or, for `never`, when its parent
+wants it to.
+"""
+
+import os
+import signal
+import sys
+from uuid import UUID
+
+from penstock.event import Event, EventId
+from penstock.streams.state import open_state
+from penstock.streams.state.base import Arrival, Part, Saved
+
+STREAM = "dying"
+LINE = "orders/0"
+POINTS = ("entered", "half saved", "saved", "before commit", "after commit")
+FATAL = 3
+
+
+def fill(part: Part, number: int, size: int, point: str) -> None:
+    """One transaction, which may be the last thing that this process does."""
+
+    def reach(name: str) -> None:
+        if number == FATAL and name == point:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    keys = [f"key-{place}" for place in range(size)]
+    with part.transaction() as transaction:
+        transaction.fresh([Arrival(f"{number}-{place}") for place in range(size)])
+        reach("entered")
+        sums = {key: int(saved.data) for key, saved in transaction.load(keys).items()}
+        changed = {key: Saved(b"%d" % (sums.get(key, 0) + 1)) for key in keys}
+        transaction.save({key: changed[key] for key in keys[: size // 2]})
+        reach("half saved")
+        transaction.save({key: changed[key] for key in keys[size // 2 :]})
+        reach("saved")
+        transaction.advance({LINE: number})
+        transaction.emit([Event(event_type="sum", event_id=EventId(UUID(int=number)))])
+        reach("before commit")
+    reach("after commit")
+
+
+def main(url: str, point: str, size: int = 50) -> None:
+    """Fill until killed."""
+    store = open_state(url)
+    part = store.open_part(store.start(STREAM, 1), 0)
+    number = 0
+    while True:
+        number += 1
+        fill(part, number, size, point)
+        print(number, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))

@@ -1,0 +1,115 @@
+"""The three state stores against the suite that every one has to pass."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import StoreError, StoreUnavailable, UsageError
+from penstock.streams import state
+from penstock.streams.state import rocks
+from penstock.streams.state.base import Fenced, StateStore
+from penstock.testing.states import OpenState, StateStoreConformance
+
+
+def opener(url: str) -> Iterator[OpenState]:
+    with ExitStack() as stack:
+
+        def open_state() -> StateStore:
+            store = state.open_state(url)
+            stack.callback(store.close)
+            return store
+
+        yield open_state
+
+
+class TestSqliteState(StateStoreConformance):
+    @pytest.fixture
+    def open_state(self, tmp_path: Path) -> Iterator[OpenState]:
+        yield from opener(f"sqlite:///{tmp_path}/state")
+
+
+class TestRocksState(StateStoreConformance):
+    @pytest.fixture
+    def open_state(self, tmp_path: Path) -> Iterator[OpenState]:
+        yield from opener(f"rocksdb:///{tmp_path}/state")
+
+
+class TestPostgresState(StateStoreConformance):
+    @pytest.fixture
+    def open_state(self, postgres_url: str) -> Iterator[OpenState]:
+        yield from opener(postgres_url)
+
+
+def test_the_url_names_the_store(tmp_path: Path) -> None:
+    for url, shared in [
+        ("sqlite:///state", False),
+        ("rocksdb:///state", False),
+        ("postgresql://someone@127.0.0.1/somewhere", True),
+        ("postgresql+psycopg://someone@127.0.0.1/somewhere", True),
+    ]:
+        store = state.open_state(url)
+        assert (store.url, store.shared) == (url, shared)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("mysql://someone:secret@127.0.0.1/x", r"no state store answers to 'mysql://someone:\*\*\*@"),
+        ("state", "not a URL"),
+        ("sqlite://", "names no folder"),
+        ("sqlite:///", "names no folder"),
+        ("rocksdb://state", "names no folder"),
+    ],
+)
+def test_a_url_that_can_not_be_says_why(url: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        state.open_state(url)
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    with pytest.raises(StoreUnavailable, match=r"someone:\*\*\*@127\.0\.0\.1"):
+        state.open_state("postgresql://someone:secret@127.0.0.1:1/x?connect_timeout=2").streams()
+
+
+@pytest.mark.parametrize("scheme", ["sqlite", "rocksdb"])
+def test_a_part_that_is_lost_is_not_taken_for_an_empty_one(tmp_path: Path, scheme: str) -> None:
+    store = state.open_state(f"{scheme}:///{tmp_path}")
+    started = store.start("orders", 2)
+    for path in (tmp_path / "orders").glob("part-00001.*"):
+        path.rename(tmp_path / path.name)
+    with pytest.raises(StoreError, match="missing"):
+        store.open_part(started, 1)
+    with pytest.raises(StoreError, match="missing"):
+        store.start("orders", 2)
+
+
+KEEP_OPEN = """
+import sys
+from penstock.streams.state import open_state
+from penstock.streams.state.base import Started
+part = open_state(sys.argv[1]).open_part(Started("orders", 1, 1), 0)
+print("open", flush=True)
+sys.stdin.read()
+part.close()
+"""
+
+
+def test_a_process_that_keeps_a_database_open_fences_others_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For as long as it does."""
+    monkeypatch.setattr(rocks, "OPEN_SECONDS", 0.1)
+    store = state.open_state(f"rocksdb:///{tmp_path}")
+    started = store.start("orders", 1)
+    command = [sys.executable, "-c", KEEP_OPEN, store.url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "open\n"
+        with pytest.raises(Fenced, match="another process"):
+            store.open_part(started, 0)
+        process.communicate("")
+    store.open_part(started, 0).close()
