@@ -122,7 +122,7 @@ class _Row:
 
 def _rows(batch: "RecordBatch") -> Iterator[_Row]:
     own = ("part", "seq", "lease", "token", "stream_key", "key_error")
-    lists = {name: batch.column(name).to_pylist() for name in own}
+    lists: dict[str, list[Any]] = {name: batch.column(name).to_pylist() for name in own}
     events = _events({name: batch.column(name) for name in READ}, batch.num_rows)
     for at, event in enumerate(events):
         part, seq, lease, token, key, error = (lists[name][at] for name in own)
@@ -162,7 +162,7 @@ def _told(number: int, outcomes: list[tuple[_Row, Outcome]]) -> "RecordBatch":
     import pyarrow as pa
 
     names = [type(outcome).__name__.upper() for _, outcome in outcomes]
-    columns = {
+    columns: dict[str, Any] = {
         "seq": pa.array([row.seq for row, _ in outcomes], pa.int64()),
         "lease": pa.array([row.lease for row, _ in outcomes], pa.string()),
         "token": pa.array([row.token for row, _ in outcomes], pa.string()),

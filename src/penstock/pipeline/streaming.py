@@ -19,7 +19,7 @@ from penstock.streams.state.base import Arrival, Started
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 TRIGGER = "100 milliseconds"
 LIMIT = 10_000
@@ -47,7 +47,7 @@ def run_streams(
     session = spark or open_session(master or "local[*]")
     chosen = _chosen(app, names)
     state = open_state(app.state)
-    if not state.shared and not is_local(session.sparkContext.master):
+    if not state.shared and not is_local(session.sparkContext.master or ""):
         raise UsageError(f"{state.url} is on one machine's disk; on a cluster keep the state in PostgreSQL")
     running = [_Running(session, app, stream, state.start(stream.name, stream.parts)) for stream in chosen]
     state.close()

@@ -9,12 +9,12 @@ from penstock.config import mask_url, store_url
 from penstock.errors import UsageError
 from penstock.streams.context import Context
 from penstock.streams.event import StreamEvent
+from penstock.streams.state import DEFAULT_STATE
 
 Handler = Callable[[StreamEvent, Context], None]
 Key = Callable[[Any], str]
 Decorated = TypeVar("Decorated", bound=Handler)
 
-DEFAULT_STATE = "sqlite:///penstock-streams"
 DEFAULT_PARTS = 8
 DEFAULT_MAX_RETRIES = 3
 

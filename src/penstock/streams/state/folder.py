@@ -20,7 +20,8 @@ LONGEST_FOLDER_NAME = 200
 
 STREAM_TABLE = """
     CREATE TABLE IF NOT EXISTS stream (
-        name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, parts INTEGER NOT NULL, complete INTEGER NOT NULL
+        name TEXT PRIMARY KEY, epoch INTEGER NOT NULL, parts INTEGER NOT NULL, identity TEXT NOT NULL,
+        complete INTEGER NOT NULL
     )
 """
 FENCE_TABLE = """
@@ -29,9 +30,9 @@ FENCE_TABLE = """
     )
 """
 TAKE_EPOCH = """
-    INSERT INTO stream (name, epoch, parts, complete) VALUES (?, 1, ?, 0)
+    INSERT INTO stream (name, epoch, parts, identity, complete) VALUES (?, 1, ?, ?, 0)
     ON CONFLICT (name) DO UPDATE SET epoch = epoch + 1
-    RETURNING epoch, parts, complete
+    RETURNING epoch, parts, identity, complete
 """
 # Of two drivers that start at once, the slower one must not put its lower epoch back.
 RAISE_EPOCH = """
@@ -63,8 +64,8 @@ class StateFolder:
             database.execute(STREAM_TABLE)
             if other := database.execute("SELECT name FROM stream WHERE name <> ?", (stream,)).fetchone():
                 raise UsageError(f"the folder of {stream!r} is that of {other[0]!r}: this disk knows no upper case")
-            epoch, parts, complete = database.execute(TAKE_EPOCH, (stream, parts)).fetchone()
-        return Started(stream, epoch, parts), bool(complete)
+            *found, complete = database.execute(TAKE_EPOCH, (stream, parts, uuid4().hex)).fetchone()
+        return Started(stream, *found), bool(complete)
 
     def note_complete(self, stream: str) -> None:
         """From now on a part that is missing is a part that was lost."""
@@ -87,7 +88,7 @@ class StateFolder:
         if not (folder / "stream.db").exists():
             return None
         with closing(open_database(folder / "stream.db")) as database:
-            row = database.execute("SELECT name, epoch, parts FROM stream WHERE complete").fetchone()
+            row = database.execute("SELECT name, epoch, parts, identity FROM stream WHERE complete").fetchone()
         return row and Started(*row)
 
     def _of(self, stream: str) -> Path:

@@ -34,6 +34,9 @@ class PostgresTransaction:
     def fresh(self, arrivals: Sequence[Arrival]) -> set[Arrival]:
         return {Arrival(*row) for row in self._run(statements.ENTER, *_columns(arrivals))}
 
+    def refuse(self, arrivals: Sequence[Arrival]) -> None:
+        self._run(statements.TRIM, *_columns(arrivals))
+
     def reached(self, lines: Collection[str]) -> Mapping[str, int]:
         return dict(self._run(statements.REACHED, list(lines)))
 
@@ -140,9 +143,9 @@ class PostgresState:
         with self._connected() as connection:
             self._create_tables(connection)
             with _transaction(connection):
-                ((epoch, parts),) = _run(connection, statements.TAKE_EPOCH, stream, parts)
-                _run(connection, statements.MAKE_PARTS, stream, parts)
-        return Started(stream, epoch, parts)
+                ((epoch, kept, identity),) = _run(connection, statements.TAKE_EPOCH, stream, parts, uuid4().hex)
+                _run(connection, statements.MAKE_PARTS, stream, kept)
+        return Started(stream, epoch, kept, identity)
 
     def open_part(self, started: Started, number: int) -> PostgresPart:
         connection = self._connect()

@@ -9,7 +9,7 @@ HAS_TABLES = "SELECT to_regclass('penstock_stream_outgoing') IS NOT NULL"
 TABLES = (
     """
     CREATE TABLE IF NOT EXISTS penstock_streams (
-        stream text COLLATE "C" PRIMARY KEY, epoch bigint NOT NULL, parts integer NOT NULL
+        stream text COLLATE "C" PRIMARY KEY, epoch bigint NOT NULL, parts integer NOT NULL, identity text NOT NULL
     )
     """,
     """
@@ -50,9 +50,9 @@ TABLES = (
 # -- streams and fences ---------------------------------------------------------------------------------------
 
 TAKE_EPOCH = """
-    INSERT INTO penstock_streams AS known (stream, epoch, parts) VALUES (%s, 1, %s)
+    INSERT INTO penstock_streams AS known (stream, epoch, parts, identity) VALUES (%s, 1, %s, %s)
     ON CONFLICT (stream) DO UPDATE SET epoch = known.epoch + 1
-    RETURNING epoch, parts
+    RETURNING epoch, parts, identity
 """
 MAKE_PARTS = """
     INSERT INTO penstock_stream_parts (stream, part) SELECT %s, number FROM generate_series(0, %s::integer - 1) number
@@ -69,7 +69,7 @@ TAKE = """
     WHERE held.stream = part.stream AND held.part = part.part
     RETURNING 1
 """
-STREAMS = "SELECT stream, epoch, parts FROM penstock_streams ORDER BY stream"
+STREAMS = "SELECT stream, epoch, parts, identity FROM penstock_streams ORDER BY stream"
 PARTS_OF = "SELECT parts FROM penstock_streams WHERE stream = %s"
 
 # -- one part -------------------------------------------------------------------------------------------------

@@ -52,6 +52,9 @@ class RocksTransaction:
         self._entered |= new
         return new
 
+    def refuse(self, arrivals: Sequence[Arrival]) -> None:
+        self._entered -= set(arrivals)
+
     def reached(self, lines: Collection[str]) -> Mapping[str, int]:
         wanted = list(set(lines))
         values = _get(self._database, [LINE + line.encode() for line in wanted])

@@ -28,6 +28,7 @@ TABLES = (
     "PRIMARY KEY (batch, place)) WITHOUT ROWID",
 )
 ENTER = "INSERT INTO inbox (event_id, replays, at) VALUES (?, ?, ?)"
+TAKE_OUT = "DELETE FROM inbox WHERE event_id = ? AND replays = ?"
 ADVANCE = """
     INSERT INTO offsets (line, reached) VALUES (?, ?)
     ON CONFLICT (line) DO UPDATE SET reached = excluded.reached WHERE excluded.reached > reached
@@ -53,6 +54,9 @@ class SqliteTransaction:
         # In the order of the table, which then grows at few places.
         self._database.executemany(ENTER, [(*arrival, now) for arrival in sorted(new)])
         return new
+
+    def refuse(self, arrivals: Sequence[Arrival]) -> None:
+        self._database.executemany(TAKE_OUT, sorted(set(arrivals)))
 
     def reached(self, lines: Collection[str]) -> Mapping[str, int]:
         return dict(_select(self._database, "SELECT line, reached FROM offsets WHERE line IN", lines))
@@ -102,7 +106,7 @@ class SqlitePart:
 
     def trim(self, arrivals: Sequence[Arrival]) -> None:
         with self._fence.epoch_held():
-            self._database.executemany("DELETE FROM inbox WHERE event_id = ? AND replays = ?", sorted(arrivals))
+            self._database.executemany(TAKE_OUT, sorted(arrivals))
 
     def outgoing(self) -> Iterator[Outgoing]:
         batches = self._database.execute("SELECT DISTINCT batch FROM outgoing ORDER BY batch").fetchall()
