@@ -5,14 +5,16 @@ import random
 import signal
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from stream_processes import KEYS, application, start
 
-from penstock import Outbox
+from penstock import Outbox, connect
 from penstock.lifecycle import State
+from penstock.pipeline.stores import close_stores
 from penstock.pipeline.streaming import run_streams
 from penstock.store.base import Selection
 from penstock.streams.context import KeyState
@@ -34,12 +36,11 @@ def state(request: pytest.FixtureRequest, tmp_path: Path, postgres_url: str) -> 
 
 
 @pytest.fixture
-def outbox(postgres_url: str) -> Outbox:
-    from penstock import connect
-
-    made = connect(postgres_url)
-    made.store.initialise()
-    return made
+def outbox(postgres_url: str) -> Iterator[Outbox]:
+    with connect(postgres_url) as made:
+        made.store.initialise()
+        yield made
+    close_stores()
 
 
 def emit_orders(outbox: Outbox) -> None:

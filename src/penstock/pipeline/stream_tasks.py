@@ -62,7 +62,11 @@ def assign(errand: Errand) -> Callable[[Batches], Batches]:
             columns = {name: batch.column(name) for name in READ}
             keys = [_keyed(errand, event) for event in _events(columns, batch.num_rows)]
             parts, names, errors = (list(column) for column in zip(*keys, strict=True)) if keys else ([], [], [])
-            added = [pa.array(parts, pa.int32()), pa.array(names, pa.string()), pa.array(errors, pa.string())]
+            added: list[Any] = [
+                pa.array(parts, pa.int32()),
+                pa.array(names, pa.string()),
+                pa.array(errors, pa.string()),
+            ]
             yield pa.RecordBatch.from_arrays(
                 [*added, *columns.values()], names=["part", "stream_key", "key_error", *columns]
             )

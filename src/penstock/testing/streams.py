@@ -81,9 +81,11 @@ class StreamHarness:
     def _event(self, item: Any) -> StreamEvent:
         from penstock.event import encode_payload
 
+        made = item
         if not isinstance(item, StreamEvent):
-            item = StreamEvent(str(next(self._numbers)), "", payload=encode_payload(item)[0])
-        return replace(item, key=item.key or str(self._stream.key(item)))
+            made = StreamEvent(str(next(self._numbers)), "", payload=encode_payload(item)[0])
+        event: StreamEvent = replace(made, key=made.key or str(self._stream.key(made)))
+        return event
 
     def _crash(self, waiting: list[StreamEvent], *, committed: bool) -> None:
         """Nobody hears what became of these: they come again, to another driver."""
