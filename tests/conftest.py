@@ -25,6 +25,7 @@ from penstock.testing.servers import (
 pytest.register_assert_rewrite(
     "penstock.testing.publishers",
     "penstock.testing.brokers",
+    "penstock.testing.state_crashes",
     "penstock.testing.states",
     "penstock.testing.stores",
     "penstock.testing.workers",

@@ -7,11 +7,8 @@
 The crashes start processes that open the store by its URL.
 """
 
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import NoReturn
 from uuid import UUID
@@ -21,10 +18,8 @@ import pytest
 from penstock.errors import InvalidEvent, UsageError
 from penstock.event import Event, EventId
 from penstock.streams.state.base import Arrival, Fenced, Part, Saved, StateStore
-from penstock.testing import dying_state
+from penstock.testing.state_crashes import STREAM, Crashing, OpenState, Racing, StateScenario
 
-OpenState = Callable[[], StateStore]
-STREAM = "orders"
 ARRIVALS = [Arrival("9-0"), Arrival("10-0"), Arrival("é 水"), Arrival("9-0", 1)]
 MANY = 2_500
 
@@ -40,22 +35,6 @@ def emitted(part: Part) -> list[int]:
 def save(part: Part, key: str, data: bytes, expires_at: float | None = None) -> None:
     with part.transaction() as transaction:
         transaction.save({key: Saved(data, expires_at)})
-
-
-class StateScenario:
-    """A store, and the first part of a stream that was started there."""
-
-    @pytest.fixture
-    def store(self, open_state: OpenState) -> Iterator[StateStore]:
-        store = open_state()
-        yield store
-        store.close()
-
-    @pytest.fixture
-    def part(self, store: StateStore) -> Iterator[Part]:
-        part = store.open_part(store.start(STREAM, 3), 0)
-        yield part
-        part.close()
 
 
 class Inbox(StateScenario):
@@ -341,45 +320,5 @@ class Outside(StateScenario):
         part.close()
 
 
-class Crashing(StateScenario):
-    @pytest.mark.crash
-    @pytest.mark.parametrize("point", dying_state.POINTS)
-    def test_a_killed_process_leaves_all_of_a_transaction_or_nothing(self, store: StateStore, point: str) -> None:
-        done = dying(store.url, point).communicate()[0].split()
-        assert done == ["1", "2"]
-        assert whole(store, 50) == (3 if point == "after commit" else 2)
-
-    @pytest.mark.crash
-    @pytest.mark.parametrize("after", [1, 2, 3, 5, 8])
-    def test_killed_at_any_time_it_keeps_what_it_said_was_done(self, store: StateStore, after: int) -> None:
-        process = dying(store.url, "never", 2_000)
-        assert process.stdout is not None
-        for _ in range(after):
-            process.stdout.readline()
-        process.kill()
-        done = after + len(process.communicate()[0].splitlines())
-        assert whole(store, 2_000) in (done, done + 1)
-
-
-def dying(url: str, point: str, size: int = 50) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", dying_state.__name__, url, point, str(size)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-
-def whole(store: StateStore, size: int) -> int:
-    """How many transactions a dead process has left, each of them whole, where the next driver finds them."""
-    part = store.open_part(store.start(dying_state.STREAM, 1), 0)
-    keys = [f"key-{place}" for place in range(size)]
-    with part.transaction() as transaction:
-        number = transaction.reached([dying_state.LINE])[dying_state.LINE]
-        assert transaction.load(keys) == dict.fromkeys(keys, Saved(b"%d" % number))
-    entered = {Arrival(f"{wave}-{place}") for wave in range(1, number + 2) for place in range(size)}
-    assert part.holds(list(entered)) == {one for one in entered if not one.event_id.startswith(f"{number + 1}-")}
-    ids = [one.event_id for outgoing in part.outgoing() for one in outgoing.events]
-    assert ids == [UUID(int=wave) for wave in range(1, number + 1)]
-    part.close()
-    return number
-
-
-class StateStoreConformance(Inbox, Keeping, Fencing, Outside, Crashing):
+class StateStoreConformance(Inbox, Keeping, Fencing, Outside, Crashing, Racing):
     """Everything that a stream relies on."""

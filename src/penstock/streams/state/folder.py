@@ -5,6 +5,7 @@
 """
 
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -16,7 +17,10 @@ from penstock.errors import StoreConflict, StoreError, StoreUnavailable, UsageEr
 from penstock.streams.state.base import Fenced, Started
 
 BUSY_SECONDS = 30.0
+POLL_SECONDS = 0.02
 LONGEST_FOLDER_NAME = 200
+# A log of up to 64 MB before it goes into the file: keys are all over it, and a page goes there once instead of often.
+SETTINGS = ("journal_mode = WAL", "synchronous = FULL", "wal_autocheckpoint = 16000", "cache_size = -32000")
 
 STREAM_TABLE = """
     CREATE TABLE IF NOT EXISTS stream (
@@ -59,7 +63,10 @@ class StateFolder:
         if parts < 1:
             raise UsageError(f"a stream has one part or more, not {parts}")
         folder = self._of(stream)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreUnavailable(f"can't make the folder {folder}: {error}") from error
         with closing(open_database(folder / "stream.db", create=True)) as database, writing(database):
             database.execute(STREAM_TABLE)
             if other := database.execute("SELECT name FROM stream WHERE name <> ?", (stream,)).fetchone():
@@ -140,15 +147,27 @@ class Fence:
 
 def open_database(path: Path, *, create: bool = False) -> sqlite3.Connection:
     """A connection that begins its transactions itself. Without `create`, a file that is missing is an error."""
-    if not create and not path.exists():
-        raise StoreError(f"{path} is missing: what it held is lost, unless you bring it back from a copy")
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        if not create and not path.exists():
+            raise StoreError(f"{path} is missing: what it held is lost, unless you bring it back from a copy")
+        try:
+            return _connect(path)
+        except sqlite3.DatabaseError as error:
+            # Two that open a new file at once both want to switch it to its log, which waits for nobody.
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise StoreUnavailable(f"can't open {path}: {error}") from error
+        time.sleep(POLL_SECONDS)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     try:
-        database = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-        database.execute("PRAGMA journal_mode = WAL")
-        database.execute("PRAGMA synchronous = FULL")
-        database.execute("PRAGMA cache_size = -32000")
-    except sqlite3.OperationalError as error:
-        raise StoreUnavailable(f"can't open {path}: {error}") from error
+        for setting in SETTINGS:
+            database.execute(f"PRAGMA {setting}")
+    except BaseException:
+        database.close()
+        raise
     return database
 
 
@@ -162,7 +181,9 @@ def writing(database: sqlite3.Connection) -> Iterator[None]:
     try:
         yield
         database.execute("COMMIT")
-    except BaseException:
+    except BaseException as error:
         if database.in_transaction:
             database.execute("ROLLBACK")
+        if isinstance(error, sqlite3.OperationalError):
+            raise StoreError(f"the state can't be written: {error}") from error
         raise

@@ -32,7 +32,8 @@ class PostgresTransaction:
         self._emitted = 0
 
     def fresh(self, arrivals: Sequence[Arrival]) -> set[Arrival]:
-        return {Arrival(*row) for row in self._run(statements.ENTER, *_columns(arrivals))}
+        columns = [arrival.event_id for arrival in arrivals], [arrival.replays for arrival in arrivals]
+        return set(map(Arrival._make, self._run(statements.ENTER, *columns)))
 
     def refuse(self, arrivals: Sequence[Arrival]) -> None:
         self._run(statements.TRIM, *_columns(arrivals))
@@ -89,11 +90,16 @@ class PostgresPart:
 
     def holds(self, arrivals: Sequence[Arrival]) -> set[Arrival]:
         with _transaction(self._connection):
-            return {Arrival(*row) for row in self._run(statements.HOLDS, *_columns(arrivals))}
+            found = set(self._run(statements.HOLDS, list({arrival.event_id for arrival in arrivals})))
+        return {arrival for arrival in arrivals if arrival in found}
 
     def trim(self, arrivals: Sequence[Arrival]) -> None:
+        ids: dict[int, list[str]] = {}
+        for event_id, replays in sorted(arrivals):
+            ids.setdefault(replays, []).append(event_id)
         with self._epoch_held():
-            self._run(statements.TRIM, *_columns(arrivals))
+            for replays, known in ids.items():  # nearly always one round: few events are replayed
+                self._run(statements.TRIM, replays, known)
 
     def outgoing(self) -> Iterator[Outgoing]:
         with _transaction(self._connection):
@@ -241,7 +247,3 @@ def _transaction(connection: "Connection") -> Iterator[None]:
 def _run(connection: "Connection", statement: LiteralString, *values: Any) -> Rows:
     cursor = connection.execute(statement, values or None, binary=True)
     return cursor.fetchall() if cursor.description else []
-
-
-def _columns(arrivals: Sequence[Arrival]) -> tuple[list[str], list[int]]:
-    return [arrival.event_id for arrival in arrivals], [arrival.replays for arrival in arrivals]

@@ -77,20 +77,17 @@ PARTS_OF = "SELECT parts FROM penstock_streams WHERE stream = %s"
 # In order, so that neighbours are written together.
 ENTER = """
     INSERT INTO penstock_inbox (stream, part, event_id, replays, at)
-    SELECT %s, %s, event_id, replays, clock_timestamp()
+    SELECT %s, %s, event_id, replays, now()
     FROM unnest(%s::text[], %s::integer[]) arrival (event_id, replays)
     ORDER BY event_id COLLATE "C", replays
     ON CONFLICT DO NOTHING
     RETURNING event_id, replays
 """
+# By id alone: joined with pairs, a part that its statistics think empty would be read once for each of them.
 HOLDS = """
-    SELECT event_id, replays FROM penstock_inbox
-    WHERE stream = %s AND part = %s AND (event_id, replays) IN (SELECT * FROM unnest(%s::text[], %s::integer[]))
+    SELECT event_id, replays FROM penstock_inbox WHERE stream = %s AND part = %s AND event_id = ANY(%s::text[])
 """
-TRIM = """
-    DELETE FROM penstock_inbox
-    WHERE stream = %s AND part = %s AND (event_id, replays) IN (SELECT * FROM unnest(%s::text[], %s::integer[]))
-"""
+TRIM = "DELETE FROM penstock_inbox WHERE stream = %s AND part = %s AND replays = %s AND event_id = ANY(%s::text[])"
 REACHED = "SELECT line, reached FROM penstock_stream_offsets WHERE stream = %s AND part = %s AND line = ANY(%s::text[])"
 ADVANCE = """
     INSERT INTO penstock_stream_offsets AS known (stream, part, line, reached)

@@ -41,15 +41,16 @@ class RocksTransaction:
 
     def __init__(self, database: "Rdict") -> None:
         self._database = database
-        self._entered: set[Arrival] = set()
+        self._entered: dict[Arrival, bytes] = {}
         self._offsets: dict[str, int] = {}
         self._changed: dict[str, Saved | None] = {}
         self._emitted: list[bytes] = []
 
     def fresh(self, arrivals: Sequence[Arrival]) -> set[Arrival]:
-        wanted = set(arrivals) - self._entered
-        new = wanted - _held(self._database, wanted)
-        self._entered |= new
+        keys = {arrival: _inbox_key(arrival) for arrival in arrivals if arrival not in self._entered}
+        known = _get(self._database, list(keys.values()))
+        new = {arrival for arrival, value in zip(keys, known, strict=True) if value is None}
+        self._entered |= keys if len(new) == len(keys) else {arrival: keys[arrival] for arrival in new}
         return new
 
     def refuse(self, arrivals: Sequence[Arrival]) -> None:
@@ -81,8 +82,8 @@ class RocksTransaction:
         """Write all of it at once."""
         batch = _batch()
         at = SECONDS.pack(time.time())
-        for arrival in self._entered:
-            batch.put(_inbox_key(arrival), at)
+        for arrived in self._entered.values():
+            batch.put(arrived, at)
         for line, offset in self._offsets.items():
             batch.put(LINE + line.encode(), NUMBER.pack(offset))
         for key, saved in self._changed.items():
@@ -282,6 +283,10 @@ def _options() -> "Options":
     options.set_compression_type(DBCompressionType.lz4())
     options.set_max_open_files(-1)  # followers need it
     options.set_keep_log_file_num(2)
+    # What is in memory is slower to search than what is on disk behind its filters: little of it, with its own filter.
+    options.set_write_buffer_size(8 * 2**20)
+    options.set_memtable_whole_key_filtering(True)
+    options.set_memtable_prefix_bloom_ratio(0.1)
     return options
 
 

@@ -49,11 +49,26 @@ class SqliteTransaction:
 
     def fresh(self, arrivals: Sequence[Arrival]) -> set[Arrival]:
         wanted = set(arrivals)
+        if self._enter(wanted):  # nearly always: all of them are new, and asking first would take as long again
+            return wanted
         new = wanted - _held(self._database, wanted)
+        self._enter(new)
+        return new
+
+    def _enter(self, arrivals: set[Arrival]) -> bool:
+        """Enter all of these, or none if one is already there."""
         now = time.time()
         # In the order of the table, which then grows at few places.
-        self._database.executemany(ENTER, [(*arrival, now) for arrival in sorted(new)])
-        return new
+        rows = [(event_id, replays, now) for event_id, replays in sorted(arrivals)]
+        self._database.execute("SAVEPOINT entering")
+        try:
+            self._database.executemany(ENTER, rows)
+        except sqlite3.IntegrityError:
+            self._database.execute("ROLLBACK TO entering")
+            return False
+        finally:
+            self._database.execute("RELEASE entering")
+        return True
 
     def refuse(self, arrivals: Sequence[Arrival]) -> None:
         self._database.executemany(TAKE_OUT, sorted(set(arrivals)))
@@ -178,8 +193,8 @@ class SqliteState:
 def _held(database: sqlite3.Connection, arrivals: set[Arrival]) -> set[Arrival]:
     """Of these, those in the inbox. Asked for by id alone: pairs would not use the index."""
     ids = {arrival.event_id for arrival in arrivals}
-    rows = _select(database, "SELECT event_id, replays FROM inbox WHERE event_id IN", ids)
-    return arrivals & {Arrival(event_id, replays) for event_id, replays in rows}
+    found = set(_select(database, "SELECT event_id, replays FROM inbox WHERE event_id IN", ids))
+    return {arrival for arrival in arrivals if arrival in found}
 
 
 def _state(database: sqlite3.Connection, keys: Collection[str] | None) -> Iterator[tuple[str, Saved]]:

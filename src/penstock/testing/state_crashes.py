@@ -1,0 +1,134 @@
+"""The conformance suite for state stores, where processes are killed, and where drivers and tasks race each other."""
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
+from uuid import UUID
+
+import pytest
+
+from penstock.streams.state.base import Arrival, Fenced, Part, Saved, StateStore
+from penstock.testing import dying_state
+
+OpenState = Callable[[], StateStore]
+STREAM = "orders"
+EVENTS = 120
+WAVE = 10
+TRIES = 6
+
+
+class StateScenario:
+    """A store, and the first part of a stream that was started there."""
+
+    @pytest.fixture
+    def store(self, open_state: OpenState) -> Iterator[StateStore]:
+        store = open_state()
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def part(self, store: StateStore) -> Iterator[Part]:
+        part = store.open_part(store.start(STREAM, 3), 0)
+        yield part
+        part.close()
+
+
+class Crashing(StateScenario):
+    @pytest.mark.crash
+    @pytest.mark.parametrize("point", dying_state.POINTS)
+    def test_a_killed_process_leaves_all_of_a_transaction_or_nothing(self, store: StateStore, point: str) -> None:
+        done = dying(store.url, point).communicate()[0].split()
+        assert done == ["1", "2"]
+        assert whole(store, 50) == (3 if point == "after commit" else 2)
+
+    @pytest.mark.crash
+    @pytest.mark.parametrize("after", [1, 2, 3, 5, 8])
+    def test_killed_at_any_time_it_keeps_what_it_said_was_done(self, store: StateStore, after: int) -> None:
+        process = dying(store.url, "never", 2_000)
+        assert process.stdout is not None
+        for _ in range(after):
+            process.stdout.readline()
+        process.kill()
+        done = after + len(process.communicate()[0].splitlines())
+        assert whole(store, 2_000) in (done, done + 1)
+
+
+def dying(url: str, point: str, size: int = 50) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", dying_state.__name__, url, point, str(size)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def whole(store: StateStore, size: int) -> int:
+    """How many transactions a dead process has left, each of them whole, where the next driver finds them."""
+    part = store.open_part(store.start(dying_state.STREAM, 1), 0)
+    keys = [f"key-{place}" for place in range(size)]
+    with part.transaction() as transaction:
+        number = transaction.reached([dying_state.LINE])[dying_state.LINE]
+        assert transaction.load(keys) == dict.fromkeys(keys, Saved(b"%d" % number))
+    entered = {Arrival(f"{wave}-{place}") for wave in range(1, number + 2) for place in range(size)}
+    assert part.holds(list(entered)) == {one for one in entered if not one.event_id.startswith(f"{number + 1}-")}
+    ids = [one.event_id for outgoing in part.outgoing() for one in outgoing.events]
+    assert ids == [UUID(int=wave) for wave in range(1, number + 1)]
+    part.close()
+    return number
+
+
+class Racing(StateScenario):
+    def test_whoever_wins_every_event_counts_once(self, open_state: OpenState) -> None:
+        """Drivers that start over and over, and tasks that come late, add up what is not acknowledged, and trim."""
+        source = Source(open_state)
+        with ThreadPoolExecutor(4) as drivers:
+            list(drivers.map(source.race, range(4)))
+        source.drive(random.Random(4), late=0)
+        assert source.pending == set()
+        assert dict(open_state().read(STREAM)) == {"sum": Saved(b"%d" % sum(range(EVENTS)))}
+
+
+class Source:
+    """Numbers to be added up, which are brought again and again until they are acknowledged."""
+
+    def __init__(self, open_state: OpenState) -> None:
+        self._open_state = open_state
+        self.pending = set(range(EVENTS))
+
+    def race(self, seed: int) -> None:
+        """Start a driver, and when it is fenced the next one, a few times."""
+        chance = random.Random(seed)
+        for _ in range(TRIES):
+            with suppress(Fenced):
+                self.drive(chance, late=0.3)
+
+    def drive(self, chance: random.Random, late: float) -> None:
+        """Bring in what is pending. By chance a task that has been replaced comes late, with what is done already."""
+        store = self._open_state()
+        started = store.start(STREAM, 1)
+        numbers = sorted(self.pending)
+        chance.shuffle(numbers)
+        with ExitStack() as stack:
+            task = stack.enter_context(closing(store.open_part(started, 0)))
+            for start in range(0, len(numbers), WAVE):
+                wave = numbers[start : start + WAVE]
+                older = task
+                if chance.random() < late:
+                    task = stack.enter_context(closing(store.open_part(started, 0)))
+                add(task, wave)
+                self._acknowledge(task, wave)
+                if older is not task:
+                    with pytest.raises(Fenced):
+                        add(older, wave)
+
+    def _acknowledge(self, task: Part, numbers: list[int]) -> None:
+        held = task.holds([Arrival(str(number)) for number in numbers])
+        self.pending -= {int(arrival.event_id) for arrival in held}
+        task.trim(list(held))
+
+
+def add(part: Part, numbers: list[int]) -> None:
+    with part.transaction() as transaction:
+        new = transaction.fresh([Arrival(str(number)) for number in numbers])
+        before = transaction.load(["sum"]).get("sum", Saved(b"0"))
+        total = int(before.data) + sum(int(arrival.event_id) for arrival in new)
+        transaction.save({"sum": Saved(b"%d" % total)})
