@@ -70,6 +70,15 @@ class Inbox(StateScenario):
         with part.transaction() as transaction:
             assert transaction.fresh(ARRIVALS) == {ARRIVALS[0]}
 
+    def test_what_is_refused_comes_again(self, part: Part) -> None:
+        one, other, replayed = Arrival("1"), Arrival("2"), Arrival("1", 1)
+        with part.transaction() as tx:
+            assert tx.fresh([one, other, replayed]) == {one, other, replayed}
+            tx.refuse([one, replayed])
+        assert part.holds([one, other, replayed]) == {other}
+        with part.transaction() as tx:
+            assert tx.fresh([one, other, replayed]) == {one, replayed}
+
     def test_many_at_once(self, part: Part) -> None:
         arrivals = [Arrival(f"{number}-0", number % 3) for number in range(MANY)]
         keys = {f"key-{number}": Saved(b"%d" % number) for number in range(MANY)}

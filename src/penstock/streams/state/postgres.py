@@ -36,7 +36,8 @@ class PostgresTransaction:
         return set(map(Arrival._make, self._run(statements.ENTER, *columns)))
 
     def refuse(self, arrivals: Sequence[Arrival]) -> None:
-        self._run(statements.TRIM, *_columns(arrivals))
+        for replays, known in _by_replays(arrivals).items():
+            self._run(statements.TRIM, replays, known)
 
     def reached(self, lines: Collection[str]) -> Mapping[str, int]:
         return dict(self._run(statements.REACHED, list(lines)))
@@ -94,11 +95,8 @@ class PostgresPart:
         return {arrival for arrival in arrivals if arrival in found}
 
     def trim(self, arrivals: Sequence[Arrival]) -> None:
-        ids: dict[int, list[str]] = {}
-        for event_id, replays in sorted(arrivals):
-            ids.setdefault(replays, []).append(event_id)
         with self._epoch_held():
-            for replays, known in ids.items():  # nearly always one round: few events are replayed
+            for replays, known in _by_replays(arrivals).items():
                 self._run(statements.TRIM, replays, known)
 
     def outgoing(self) -> Iterator[Outgoing]:
@@ -247,3 +245,11 @@ def _transaction(connection: "Connection") -> Iterator[None]:
 def _run(connection: "Connection", statement: LiteralString, *values: Any) -> Rows:
     cursor = connection.execute(statement, values or None, binary=True)
     return cursor.fetchall() if cursor.description else []
+
+
+def _by_replays(arrivals: Sequence[Arrival]) -> dict[int, list[str]]:
+    """Ids by how often they were replayed: nearly always one list, for few events are."""
+    ids: dict[int, list[str]] = {}
+    for event_id, replays in sorted(arrivals):
+        ids.setdefault(replays, []).append(event_id)
+    return ids
