@@ -31,6 +31,20 @@ def test_what_was_not_started_goes_back_uncounted(worker: Worker, outbox: Outbox
     assert {(record.deliveries, record.attempts) for record in waiting} == {(0, 0)}
 
 
+def test_run_returns_when_all_is_written_whoever_stops_it(worker: Worker, outbox: Outbox, watch: Watch) -> None:
+    stopping = threading.Event()
+
+    @worker.handler(max_workers=1, flush_interval=60)
+    def handle(event: Received) -> None:
+        threading.Thread(target=lambda: (stopping.set(), worker.stop()), daemon=True).start()
+        watch.that(lambda: not worker.running)
+
+    outbox.emit("x")
+    worker.run()
+    assert stopping.is_set()
+    assert watch.states() == {State.PUBLISHED: 1}
+
+
 def test_a_handler_that_does_not_end_is_left_to_its_lease(outbox: Outbox, watch: Watch, url: str) -> None:
     worker = Worker(url, graceful_timeout=0.2)
     begun, finish = threading.Event(), threading.Event()

@@ -76,6 +76,7 @@ class Worker:
         self.periodics: list[Periodic] = []
         self._defaults = defaults
         self._running: Running | None = None
+        self._stopping = threading.RLock()
 
     # -- what it is to do --------------------------------------------------------------------------------------
 
@@ -186,10 +187,14 @@ class Worker:
         )
 
     def stop(self) -> None:
-        """Stop gracefully: no new calls, those under way may end, what waits goes back, outcomes are written."""
-        running, self._running = self._running, None
-        if running is not None:
-            running.stop()
+        """Stop gracefully: no new calls, those under way may end, what waits goes back, outcomes are written.
+
+        Whoever calls it while another thread does waits for that: when it returns, the worker has stopped.
+        """
+        with self._stopping:
+            running, self._running = self._running, None
+            if running is not None:
+                running.stop()
 
     @property
     def running(self) -> bool:
