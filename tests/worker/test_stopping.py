@@ -32,15 +32,21 @@ def test_what_was_not_started_goes_back_uncounted(worker: Worker, outbox: Outbox
 
 
 def test_run_returns_when_all_is_written_whoever_stops_it(worker: Worker, outbox: Outbox, watch: Watch) -> None:
-    stopping = threading.Event()
+    returned, stopping = threading.Event(), threading.Event()
 
-    @worker.handler(max_workers=1, flush_interval=60)
+    def stop() -> None:
+        stopping.set()
+        worker.stop()
+
+    @worker.handler(max_workers=1)
     def handle(event: Received) -> None:
-        threading.Thread(target=lambda: (stopping.set(), worker.stop()), daemon=True).start()
+        threading.Thread(target=stop, daemon=True).start()
         watch.that(lambda: not worker.running)
+        returned.wait(0.5)  # it must not come to that: this handler is still at work
 
     outbox.emit("x")
     worker.run()
+    returned.set()
     assert stopping.is_set()
     assert watch.states() == {State.PUBLISHED: 1}
 
