@@ -54,7 +54,8 @@ class RocksTransaction:
         return new
 
     def refuse(self, arrivals: Sequence[Arrival]) -> None:
-        self._entered -= set(arrivals)
+        for arrival in arrivals:
+            self._entered.pop(arrival, None)
 
     def reached(self, lines: Collection[str]) -> Mapping[str, int]:
         wanted = list(set(lines))
