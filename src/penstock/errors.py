@@ -24,6 +24,10 @@ PenstockError
 └── PipelineError         Spark can't start or its query failed
 """
 
+import traceback
+
+RECORD_LIMIT = 8_000
+
 
 class PenstockError(Exception):
     """Anything that Penstock raises on purpose."""
@@ -121,3 +125,16 @@ class InvalidSignature(PenstockError):
 
 class PipelineError(PenstockError):
     """Spark can't start, or its query failed."""
+
+
+def brief(error: BaseException) -> str:
+    """An error of any kind on one line: its type, and what it says."""
+    said = str(error)
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def on_record(error: BaseException) -> str:
+    """An error of a user's function as an event's record keeps it: what it says first, then where it came from."""
+    trace = "".join(traceback.format_tb(error.__traceback__)[1:]).rstrip()
+    text = f"{brief(error)}\n{trace}" if trace else brief(error)
+    return text if len(text) <= RECORD_LIMIT else text[: RECORD_LIMIT - 1] + "…"

@@ -29,8 +29,8 @@ BATCH = 200
 LEASE_SECONDS = 2.0
 # At most this many events are in hand at any moment, and only those may come twice.
 IN_HAND = TASKS * BATCH
-START_SECONDS = 60.0
-DRAIN_SECONDS = 60.0
+START_SECONDS = 180.0
+DRAIN_SECONDS = 180.0
 
 SCRIPT = """
 import json, sys
@@ -109,7 +109,10 @@ class RelayProcess:
         os.killpg(self.pid, signal.SIGTERM)
 
     def wait(self, seconds: float = START_SECONDS) -> int:
-        return self._process.wait(seconds)
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the relay didn't end within {seconds} s:\n{self.log}") from None
 
     def processes(self) -> list[int]:
         """The relay and all that came from it, also when it has gone itself."""

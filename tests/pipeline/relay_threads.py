@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from penstock.pipeline.relay import RelayOptions, RelayReport, run_relay
 
-END_SECONDS = 30.0
+END_SECONDS = 180.0
 
 
 @contextmanager

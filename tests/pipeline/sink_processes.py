@@ -19,7 +19,7 @@ from penstock.testing.processes import living, wait_until
 
 FILES = 2
 ROWS = 200
-RUN_SECONDS = 120.0
+RUN_SECONDS = 180.0
 
 SCRIPT = """
 import json, sys

@@ -28,8 +28,8 @@ from penstock.testing.servers import SparkMaster, SparkWorker
 
 pytestmark = [pytest.mark.crash, pytest.mark.spark, pytest.mark.slow]
 
-START_SECONDS = 120.0
-WAIT_SECONDS = 60.0
+START_SECONDS = 180.0
+WAIT_SECONDS = 180.0
 FORMATS = Path(__file__).with_name("cluster_formats.py")
 
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
-WAIT_SECONDS = 30.0
-STOP_SECONDS = 10.0
+WAIT_SECONDS = 180.0
+STOP_SECONDS = 60.0
 
 
 def with_number(number: int) -> str:

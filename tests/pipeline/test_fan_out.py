@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 180.0
 Options = Callable[..., RelayOptions]
 
 

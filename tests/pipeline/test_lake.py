@@ -28,7 +28,7 @@ from penstock.testing.processes import wait_until
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 180.0
 Options = Callable[..., RelayOptions]
 ODD_TYPES = [
     *("order.placed", "a/b/../c", "with space", "größe/日本", "1", "01", "1.0", "true", "null", "2026-01-31"),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark]
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 180.0
 LEASE_SECONDS = 6.0
 
 

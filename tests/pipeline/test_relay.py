@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 180.0
 Options = Callable[..., RelayOptions]
 
 

@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.crash, pytest.mark.spark, pytest.mark.slow]
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 180.0
 # A cluster of three Javas takes its time on a busy machine.
-START_SECONDS = 120.0
-END_SECONDS = 10.0
+START_SECONDS = 180.0
+END_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from penstock.testing.processes import wait_until
 
 pytestmark = [pytest.mark.crash, pytest.mark.spark, pytest.mark.slow]
 
-WAIT_SECONDS = 60.0
-END_SECONDS = 10.0
+WAIT_SECONDS = 180.0
+END_SECONDS = 60.0
 STEP = "step_functions:unchanged"
 
 

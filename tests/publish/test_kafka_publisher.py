@@ -4,7 +4,7 @@ import pytest
 from confluent_kafka.admin import AclOperation
 from kafka_cluster import Cluster, headers
 
-from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Retry
+from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Published, Retry
 from penstock.publish import open_publisher
 from penstock.testing.brokers import BrokerConformance, Refusal
 from penstock.testing.events import delivery
@@ -179,7 +179,9 @@ def test_a_request_too_large_whose_events_had_no_time_to_go_alone_is_a_retry(ope
     events = [delivery(event_type="small", payload=bytes(2_000)) for _ in range(100)]
     outcomes = publisher.publish(messages(events))
     assert outcomes.keys() == {event.seq for event in events}
-    assert all(isinstance(outcome, Retry) for outcome in outcomes.values())
+    # A slow client sends several requests, and the last may be small enough.
+    assert {type(outcome) for outcome in outcomes.values()} <= {Retry, Published}
+    assert any(isinstance(outcome, Retry) for outcome in outcomes.values())
 
 
 @pytest.mark.parametrize("interrupted", [False, True])

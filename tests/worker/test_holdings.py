@@ -78,6 +78,18 @@ def test_a_batch_takes_a_line_along_and_keeps_its_key() -> None:
     assert seqs(holdings.take(5)) == [3]
 
 
+def test_a_hand_that_was_given_up_on_says_nothing_more() -> None:
+    holdings, under = Holdings(OrderPolicy.BLOCK), lease()
+    holdings.add(under, events(under, None, None))
+    late, other = holdings.take(2)
+    assert set(holdings.abandon(late.started + 1_000)) == {late, other}
+    holdings.finish(late, Retry("too long", 0))
+    holdings.finish(late, PUBLISHED)
+    assert holdings.undecided == 1
+    assert written(holdings) == [{1: Retry("too long", 0)}]
+    assert holdings.leases == [under]
+
+
 def test_a_drain_gives_back_what_was_not_started() -> None:
     holdings, under = Holdings(OrderPolicy.BLOCK), lease()
     holdings.add(under, events(under, "a", "a", None))

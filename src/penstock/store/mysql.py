@@ -21,7 +21,6 @@ from penstock.errors import (
     UsageError,
 )
 from penstock.event import Delivery, Event, EventId
-from penstock.lifecycle import fitting
 from penstock.store import mysql_emit, mysql_lines
 from penstock.store import mysql_staging as staging
 from penstock.store import mysql_statements as statements
@@ -32,7 +31,7 @@ from penstock.store.hints import ALWAYS, Floor, Lines
 from penstock.store.moves import Clock, Wanted
 from penstock.store.mysql_transaction import MysqlTransaction, adapt, delivery, utc
 from penstock.store.outcomes import OutcomeRow, RouteRow
-from penstock.store.sql import SqlStore
+from penstock.store.stepwise import StepwiseStore
 from penstock.store.transaction import Transaction, percent_style
 
 MICROS = 1_000_000
@@ -46,7 +45,7 @@ NO_TABLE, NO_COLUMN, BROKEN_VIEW = 1146, 1054, 1356
 DUPLICATE, NOT_ALLOWED = 1062, 1227
 
 
-class MysqlStore(SqlStore):
+class MysqlStore(StepwiseStore):
     capabilities = Capabilities(transactional_emit=True, ordering=True, concurrent_writers=True, insert_into_view=False)
     statements = statements
     upkeep = upkeep
@@ -168,7 +167,7 @@ class MysqlStore(SqlStore):
 
     def _take_from(self, tx: Transaction, wanted: Wanted, room: int, floor: datetime) -> list[Delivery]:
         chosen: list[tuple[int, int]] = []
-        statement = _typed(statements.CHOOSE_READY, wanted.types)
+        statement = self._of_types(statements.CHOOSE_READY, wanted.types)
         for priority in self._levels(tx, wanted.lease.queue):
             given = wanted.parameters(room - len(chosen))
             chosen += tx.rows(statement, **given, priority=priority, floor=floor)
@@ -184,7 +183,6 @@ class MysqlStore(SqlStore):
         return min(levels, default=None), min(oldest, default=None)
 
     def _levels(self, tx: Transaction, queue: str) -> Iterator[int]:
-        """The priorities that have anything, highest first."""
         priority = tx.scalar(statements.LEVEL, queue=queue, above=ABOVE_ALL)
         while priority is not None:
             yield priority
@@ -205,15 +203,6 @@ class MysqlStore(SqlStore):
         self._free_keys(tx, [lease.lease_id], served=wanted.types is not None)
         return rows
 
-    def _move(self, tx: Transaction, wanted: Wanted, chosen: list[tuple[int, int]], room: int) -> list[Delivery]:
-        count = fitting((suspect for _, suspect in chosen), wanted.limit, taken=wanted.limit - room)
-        seqs = [seq for seq, _ in chosen[:count]]
-        if not seqs:
-            return []
-        for statement in statements.TAKE:
-            tx.run(statement, lease_id=wanted.lease.lease_id, seqs=seqs)
-        return tx.deliveries(statements.READ_TAKEN, seqs=seqs)
-
     def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:
         if tx.scalar(upkeep.PAUSED, queue=queue):
             return False
@@ -221,7 +210,7 @@ class MysqlStore(SqlStore):
         start = floor.use()
         given = {"queue": queue, "types": None if types is None else list(types), "floor": start}
         of_head = "" if types is None else mysql_lines.OF_HEAD
-        statement = _typed(statements.HEAD, types)
+        statement = self._of_types(statements.HEAD, types)
         levels = self._levels(tx, queue)
         found = any(tx.row(statement, **given, priority=priority, room=1) for priority in levels)
         if found and start == ALWAYS:
@@ -268,10 +257,6 @@ class MysqlStore(SqlStore):
         keys = dict(tx.rows(statements.LINES_HELD, lease_id=lease_id))
         self._hold(tx, [(row.queue, keys[row.seq]) for row in rows if row.seq in keys])
 
-    def _release(self, tx: Transaction, lease_id: LeaseId) -> int:
-        counts = [tx.run(statement, lease_id=lease_id) for statement in statements.RELEASE]
-        return counts[-1]
-
     def _release_behind(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> None:
         back: dict[str, int] = {}
         for key, seq in tx.rows(statements.WENT_BACK, seqs=seqs):
@@ -285,11 +270,7 @@ class MysqlStore(SqlStore):
         mysql_lines.free(tx, lease_ids, served=served)
 
     def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None:
-        held = tx.rows(statements.CHOOSE_HELD, lease_id=lease_id, max_attempts=max_attempts)
-        dead = [seq for seq, _, exhausted in held if exhausted]
-        alive = [(seq, suspect) for seq, suspect, exhausted in held if not exhausted]
-        stay = fitting((min(suspect + 1, 9) for _, suspect in alive), limit)
-        staying, leaving = [seq for seq, _ in alive[:stay]], [seq for seq, _ in alive[stay:]]
+        dead, leaving, staying = self._choose_lost(tx, lease_id, limit, max_attempts)
         self._lose(tx, dead, leaving, what="lost", error="attempt lost")
         for statement in (statements.RECORD_LOST, statements.STAY) if staying else ():
             tx.run(statement, seqs=staying, what="lost", error="attempt lost")
@@ -329,10 +310,6 @@ class MysqlStore(SqlStore):
         self._hold(tx, keyed)
         mysql_lines.wake(tx, upkeep.WAKE_KEYS, keyed)
 
-    def _purge(self, tx: Transaction, seqs: list[int]) -> int:
-        counts = [tx.run(statement, seqs=seqs) for statement in upkeep.PURGE]
-        return counts[-1]
-
     def _bury_waiting(self, tx: Transaction, seqs: list[int], reason: str, by: str) -> list[Any]:
         return self._bury(tx, "penstock_pending", seqs, reason, by)
 
@@ -345,26 +322,15 @@ class MysqlStore(SqlStore):
             tx.run(statement.replace("{state}", state), seqs=[row[0] for row in found], reason=reason, by=by)
         return [row[1:] for row in found]
 
-    def _heads(self, tx: Transaction, prefix: str, queues: list[str] | None) -> list[Any]:
-        names = self._queues(tx) if queues is None else queues
-        wanted = [name for name in names if name.startswith(prefix) and not tx.scalar(upkeep.PAUSED, queue=name)]
-        return [row for name in wanted for row in self._heads_of(tx, name)]
-
     def _queues(self, tx: Transaction) -> Iterator[str]:
         queue = tx.scalar(upkeep.NEXT_QUEUE, after="")
         while queue is not None:
             yield queue
             queue = tx.scalar(upkeep.NEXT_QUEUE, after=queue)
 
-    def _heads_of(self, tx: Transaction, queue: str) -> Iterator[Any]:
-        for priority in self._levels(tx, queue):
-            row = tx.row(_typed(statements.HEAD, None), queue=queue, priority=priority, room=1, floor=ALWAYS)
-            if row is not None:
-                yield queue, priority, *row
-                break
-        at = tx.scalar(upkeep.KEY_HEAD, queue=queue)
-        if at is not None:
-            yield queue, 0, at, 0
+    def _head(self, tx: Transaction, queue: str, priority: int) -> Any:
+        statement = self._of_types(statements.HEAD, None)
+        return tx.row(statement, queue=queue, priority=priority, room=1, floor=ALWAYS)
 
     def _came_back(self) -> None:
         for floor in self._floors.values():
@@ -383,7 +349,3 @@ class MysqlStore(SqlStore):
                 raise
             return None  # to see others' transactions needs the PROCESS privilege
         return None if age is None else float(age)
-
-
-def _typed(statement: str, types: Sequence[str] | None) -> str:
-    return statement.replace("{of_types}", "" if types is None else statements.OF_TYPES)

@@ -24,7 +24,6 @@ from penstock.errors import (
     UsageError,
 )
 from penstock.event import Delivery, Event, EventId
-from penstock.lifecycle import fitting
 from penstock.store import sqlite_staging as staging
 from penstock.store import sqlite_statements as statements
 from penstock.store import sqlite_upkeep as upkeep
@@ -33,7 +32,7 @@ from penstock.store.emit import EMIT_COLUMNS, ids_for
 from penstock.store.moves import Wanted
 from penstock.store.outcomes import OutcomeRow, RouteRow
 from penstock.store.schema import from_micros, to_micros
-from penstock.store.sql import SqlStore
+from penstock.store.stepwise import StepwiseStore
 from penstock.store.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ MICROS = 1_000_000
 INSERT = f"INSERT INTO penstock_outbox ({', '.join(EMIT_COLUMNS)}) VALUES ({', '.join(['?'] * len(EMIT_COLUMNS))})"
 
 
-class SqliteStore(SqlStore):
+class SqliteStore(StepwiseStore):
     capabilities = Capabilities(transactional_emit=True, ordering=True, concurrent_writers=False)
     statements = statements
     upkeep = upkeep
@@ -161,8 +160,8 @@ class SqliteStore(SqlStore):
 
     def _take_ready(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]:
         chosen: list[tuple[int, int]] = []
-        statement = _typed(statements.CHOOSE_READY, wanted.types)
-        for (priority,) in tx.rows(statements.LEVELS, queue=wanted.lease.queue):
+        statement = self._of_types(statements.CHOOSE_READY, wanted.types)
+        for priority in self._levels(tx, wanted.lease.queue):
             if (left := room - len(chosen)) > 0:
                 chosen += tx.rows(statement, **wanted.parameters(left), priority=priority)
         return self._move(tx, wanted, chosen, room)
@@ -171,25 +170,16 @@ class SqliteStore(SqlStore):
         given = wanted.parameters(room)
         if not tx.run(statements.TAKE_KEYS, **given):
             return []
-        rows = self._move(tx, wanted, tx.rows(_typed(statements.CHOOSE_LINE, wanted.types), **given), room)
+        rows = self._move(tx, wanted, tx.rows(self._of_types(statements.CHOOSE_LINE, wanted.types), **given), room)
         # Those of other types at the head of their lines would be in the way of the next claim.
         self._free_keys(tx, [wanted.lease.lease_id], served=wanted.types is not None)
         return rows
 
-    def _move(self, tx: Transaction, wanted: Wanted, chosen: list[tuple[int, int]], room: int) -> list[Delivery]:
-        count = fitting((suspect for _, suspect in chosen), wanted.limit, taken=wanted.limit - room)
-        seqs = [seq for seq, _ in chosen[:count]]
-        if not seqs:
-            return []
-        for statement in statements.TAKE:
-            tx.run(statement, lease_id=wanted.lease.lease_id, seqs=seqs)
-        return tx.deliveries(statements.READ_TAKEN, seqs=seqs)
-
     def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:
         if tx.scalar(upkeep.PAUSED, queue=queue):
             return False
-        statement = _typed(statements.READY, types)
-        levels = [row[0] for row in tx.rows(statements.LEVELS, queue=queue)]
+        statement = self._of_types(statements.READY, types)
+        levels = self._levels(tx, queue)
         given = {"queue": queue, "types": None if types is None else list(types)}
         of_head = "" if types is None else statements.HEAD_OF_TYPES
         return any(tx.scalar(statement, priority=priority, **given) for priority in levels) or bool(
@@ -243,20 +233,12 @@ class SqliteStore(SqlStore):
         for statement in statements.APPLY if behind else ():
             tx.run(statement, lease_id=lease_id, rows=rows, max_attempts=0, skip=False)
 
-    def _release(self, tx: Transaction, lease_id: LeaseId) -> int:
-        counts = [tx.run(statement, lease_id=lease_id) for statement in statements.RELEASE]
-        return counts[-1]
-
     def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId], *, served: bool = True) -> None:
         for statement in statements.FREE_KEYS:
             tx.run(statement, lease_ids=list(lease_ids), served=served)
 
     def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None:
-        held = tx.rows(statements.CHOOSE_HELD, lease_id=lease_id, max_attempts=max_attempts)
-        dead = [seq for seq, _, exhausted in held if exhausted]
-        alive = [(seq, suspect) for seq, suspect, exhausted in held if not exhausted]
-        stay = fitting((min(suspect + 1, 9) for _, suspect in alive), limit)
-        staying, leaving = [seq for seq, _ in alive[:stay]], [seq for seq, _ in alive[stay:]]
+        dead, leaving, staying = self._choose_lost(tx, lease_id, limit, max_attempts)
         self._lose(tx, dead, leaving, staying, what="lost", error="attempt lost")
 
     def _lose(
@@ -294,10 +276,6 @@ class SqliteStore(SqlStore):
         counts = [tx.run(statement, seqs=seqs, by=by) for statement in upkeep.REPLAY]
         return counts[-1]
 
-    def _purge(self, tx: Transaction, seqs: list[int]) -> int:
-        counts = [tx.run(statement, seqs=seqs) for statement in upkeep.PURGE]
-        return counts[-1]
-
     def _bury_waiting(self, tx: Transaction, seqs: list[int], reason: str, by: str) -> list[Any]:
         lines = tx.rows(upkeep.LINES_OF.format(state="penstock_pending"), seqs=seqs)
         for statement in upkeep.BURY:
@@ -313,20 +291,14 @@ class SqliteStore(SqlStore):
         if keyed:
             tx.run(upkeep.WAKE_KEYS, rows=keyed)
 
-    def _heads(self, tx: Transaction, prefix: str, queues: list[str] | None) -> list[Any]:
-        names = [row[0] for row in tx.rows(upkeep.QUEUES)] if queues is None else queues
-        wanted = [name for name in names if name.startswith(prefix) and not tx.scalar(upkeep.PAUSED, queue=name)]
-        return [row for name in wanted for row in self._heads_of(tx, name)]
+    def _levels(self, tx: Transaction, queue: str) -> list[int]:
+        return [row[0] for row in tx.rows(statements.LEVELS, queue=queue)]
 
-    def _heads_of(self, tx: Transaction, queue: str) -> Iterator[Any]:
-        for (priority,) in tx.rows(statements.LEVELS, queue=queue):
-            row = tx.row(statements.HEAD, queue=queue, priority=priority)
-            if row is not None:
-                yield queue, priority, *row
-                break
-        at = tx.scalar(upkeep.KEY_HEAD, queue=queue)
-        if at is not None:
-            yield queue, 0, at, 0
+    def _queues(self, tx: Transaction) -> list[str]:
+        return [row[0] for row in tx.rows(upkeep.QUEUES)]
+
+    def _head(self, tx: Transaction, queue: str, priority: int) -> Any:
+        return tx.row(statements.HEAD, queue=queue, priority=priority)
 
     def _came_back(self) -> None:
         """Claims look at everything here: SQLite leaves no dead rows behind."""
@@ -352,10 +324,6 @@ def _begin(connection: Any) -> None:
 
 def _unchanged(statement: str) -> str:
     return statement
-
-
-def _typed(statement: str, types: Sequence[str] | None) -> str:
-    return statement.replace("{of_types}", "" if types is None else statements.OF_TYPES)
 
 
 def _adapt(value: Any) -> Any:

@@ -9,17 +9,16 @@
 Only after that is anything acknowledged, and only what is in the inbox. No Spark here, and no source.
 """
 
-import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from penstock.errors import on_record
 from penstock.lifecycle import Dead, Outcome, Published, Retry
 from penstock.streams.app import Stream
 from penstock.streams.context import Context, KeyState
 from penstock.streams.event import StreamEvent
 from penstock.streams.state.base import Part, PartTransaction, Saved
 
-ERROR_LIMIT = 8_000
 # Beside the state of keys stands how often an event has failed. Its source also counts when a process died with it,
 # which is no failure of its own.
 FAILED = "\x01failed/"
@@ -99,8 +98,7 @@ class _Work:
         return failed
 
     def _failure(self, event: StreamEvent, error: Exception) -> Outcome:
-        trace = "".join(traceback.format_tb(error.__traceback__)[1:]).rstrip()
-        told = f"{type(error).__name__}: {error}\n{trace}".rstrip()[:ERROR_LIMIT]
+        told = on_record(error)
         before = self._failures.get(FAILED + _name(event), 0)
         if before >= self._stream.max_retries:
             self._forget(event)

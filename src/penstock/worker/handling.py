@@ -6,13 +6,12 @@ kind serves plain and async handlers. For an async handler it may be an async co
 
 import asyncio
 import inspect
-import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, ExitStack
 from typing import Any
 
 from penstock import telemetry
-from penstock.errors import InvalidPayload, LeaseLost
+from penstock.errors import InvalidPayload, LeaseLost, brief, on_record
 from penstock.lifecycle import Dead, Outcome, overdelivered
 from penstock.worker.arguments import reader_of
 from penstock.worker.options import AckPolicy, HandlerOptions
@@ -20,7 +19,6 @@ from penstock.worker.received import Desk, Received
 
 Function = Callable[..., Any]
 Middleware = Callable[[Received], AbstractContextManager[Any] | AbstractAsyncContextManager[Any]]
-ERROR_LIMIT = 8_000
 
 
 class Handling:
@@ -94,7 +92,7 @@ class Handling:
     def outcome(self, event: Received, error: BaseException | None, desk: Desk) -> Outcome | None:
         """What becomes of an event after its call. None if the store knows already, or is to be told later."""
         if error is not None:
-            telemetry.warn("a handler failed", event_id=event.event_id, queue=event.queue, error=_brief(error))
+            telemetry.warn("a handler failed", event_id=event.event_id, queue=event.queue, error=brief(error))
         if event.settled:
             return None
         if event.decision is not None:
@@ -109,25 +107,13 @@ class Handling:
             case AckPolicy.ACK | AckPolicy.ACK_FIRST:
                 return desk.published(None)
             case AckPolicy.REJECT_ON_ERROR if error is not None:
-                return Dead(tell(error), self._keep_dead)
+                return Dead(on_record(error), self._keep_dead)
             case _:
-                return desk.published(None) if error is None else desk.failed(event, tell(error))
+                return desk.published(None) if error is None else desk.failed(event, on_record(error))
 
     @property
     def _keep_dead(self) -> bool:
         return self.options.keep_on_reject
-
-
-def tell(error: BaseException) -> str:
-    """An error for the record: what it says first, then where it came from."""
-    trace = "".join(traceback.format_tb(error.__traceback__)[1:]).rstrip()
-    text = f"{_brief(error)}\n{trace}" if trace else _brief(error)
-    return text if len(text) <= ERROR_LIMIT else text[: ERROR_LIMIT - 1] + "…"
-
-
-def _brief(error: BaseException) -> str:
-    said = str(error)
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def _plain(manager: Any) -> AbstractContextManager[Any]:

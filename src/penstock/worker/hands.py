@@ -51,7 +51,7 @@ class Hands:
 
     def finish(self, events: Sequence[Received], error: BaseException | None) -> None:
         for event in events:
-            if not event.abandoned:
+            if not event.finished:
                 self.holdings.finish(event, self.handling.outcome(event, error, self.subscription))
 
 
@@ -86,12 +86,9 @@ class ThreadHands(Hands):
         limit = self.subscription.options.timeout_seconds
         if limit is None:
             return
-        with self.holdings.changed:
-            late = [event for event in self.holdings.running if event.started + limit < monotonic()]
+        late = self.holdings.abandon(monotonic() - limit)
         if late:
             self.finish(late, TimeoutError(self.handling.too_long()))
-            for event in late:
-                event.abandoned = True
             for _ in range(-(-len(late) // self.most)):
                 self._start_one()
 

@@ -115,12 +115,23 @@ class Holdings:
             taken.append(line.popleft())
         self._open[key] = 1 + len(taken) - before
 
+    def abandon(self, begun_before: float) -> list[Received]:
+        """Events whose handlers have run for too long: nobody waits for these any more."""
+        with self.changed:
+            late = [event for event in self.running if event.started < begun_before]
+            for event in late:
+                event.abandoned = True
+            return late
+
     def finish(self, event: Received, outcome: Outcome | None) -> None:
         """A hand is done with an event. Without an outcome the store knows already, or is to learn it later."""
         with self.changed:
+            if event.finished:
+                return
             self.running.discard(event)
             event.running = False
             if outcome is not None or event.settled:
+                event.finished = True
                 self._record(event, outcome)
                 if event.ordering_key is not None:
                     self._move_up(event.ordering_key, outcome)

@@ -38,6 +38,8 @@ class Received(Delivery):
     running: bool
     abandoned: bool
     """Whether its handler took too long, and was given up on while it still runs."""
+    finished: bool
+    """Whether its outcome is told: what a hand says of it later counts no more."""
     started: float
     _desk: Desk
 
@@ -46,7 +48,7 @@ class Received(Delivery):
         event = tuple.__new__(cls, delivery)
         event.lease = lease
         event.decision = None
-        event.settled = event.lost = event.running = event.abandoned = False
+        event.settled = event.lost = event.running = event.abandoned = event.finished = False
         event._desk = desk
         return event
 

@@ -11,7 +11,7 @@ from time import monotonic
 from sqlalchemy import Connection
 
 from penstock import telemetry
-from penstock.errors import LeaseLost, NotSupported, StoreConflict, StoreError, StoreUnavailable
+from penstock.errors import LeaseLost, NotSupported, StoreError
 from penstock.lifecycle import PUBLISHED, Dead, OrderPolicy, Outcome, Published, Retry
 from penstock.store import SqlStore, Store
 from penstock.store.base import Claim, Settlement
@@ -142,7 +142,7 @@ class Subscription:
             except BaseException as error:
                 for later, left in due[position:]:
                     self.holdings.put_back(later, left)
-                if isinstance(error, StoreConflict | StoreUnavailable | StoreError):
+                if isinstance(error, StoreError):
                     telemetry.warn("outcomes can't be written yet", queue=self.queue, error=error)
                     return False
                 raise

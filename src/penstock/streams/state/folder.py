@@ -6,15 +6,17 @@
 
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from heapq import merge
 from pathlib import Path
 from urllib.parse import quote
 from uuid import uuid4
 
 from penstock.config import mask_url
 from penstock.errors import StoreConflict, StoreError, StoreUnavailable, UsageError
-from penstock.streams.state.base import Fenced, Started
+from penstock.streams.state.base import Fenced, Saved, Started
 
 BUSY_SECONDS = 30.0
 POLL_SECONDS = 0.02
@@ -103,6 +105,53 @@ class StateFolder:
         if not 0 < len(name) <= LONGEST_FOLDER_NAME or "\x00" in stream:
             raise UsageError(f"{stream!r} can't name a stream: too short or too long for the name of a folder")
         return self.path / name
+
+
+class FolderState(ABC):
+    """A state store in a folder: what it does the same however a part keeps its data."""
+
+    shared = False
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._folder = StateFolder(url)
+
+    def start(self, stream: str, parts: int) -> Started:
+        started, complete = self._folder.take_epoch(stream, parts)
+        for number in range(started.parts):
+            self._prepare(self._folder.part(stream, number), started.epoch, create=not complete)
+        if not complete:
+            self._folder.note_complete(stream)
+        return started
+
+    def streams(self) -> Sequence[Started]:
+        return self._folder.streams()
+
+    def read(self, stream: str, keys: Collection[str] | None = None) -> Iterator[tuple[str, Saved]]:
+        with ExitStack() as stack:
+            parts = [stack.enter_context(self._looking(path, keys)) for path in self._paths(stream)]
+            yield from merge(*parts, key=lambda pair: pair[0])
+
+    def forget(self, stream: str, *, older_than_seconds: float) -> int:
+        return sum(self._forget(path, older_than_seconds) for path in self._paths(stream))
+
+    def close(self) -> None:
+        """Nothing stays open between calls."""
+        return
+
+    def _paths(self, stream: str) -> list[Path]:
+        return [self._folder.part(stream, number) for number in range(self._folder.find(stream).parts)]
+
+    @abstractmethod
+    def _prepare(self, path: Path, epoch: int, *, create: bool) -> None:
+        """Raise a part to an epoch, and make it first if it is new."""
+
+    @abstractmethod
+    def _looking(self, path: Path, keys: Collection[str] | None) -> AbstractContextManager[Iterator[tuple[str, Saved]]]:
+        """The state of a part by key, while it is open to look at."""
+
+    @abstractmethod
+    def _forget(self, path: Path, older_than_seconds: float) -> int: ...
 
 
 class Fence:

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from heapq import merge
 from itertools import groupby, takewhile
 from pathlib import Path
 from struct import Struct
@@ -19,7 +18,7 @@ from penstock.config import needs_extra
 from penstock.errors import StoreError
 from penstock.event import Event
 from penstock.streams.state.base import Arrival, Fenced, Outgoing, Saved, Started
-from penstock.streams.state.folder import FENCE_TABLE, RAISE_EPOCH, Fence, StateFolder, open_database, writing
+from penstock.streams.state.folder import FENCE_TABLE, RAISE_EPOCH, Fence, FolderState, open_database, writing
 from penstock.streams.state.packing import pack_event, unpack_event
 
 if TYPE_CHECKING:
@@ -146,61 +145,36 @@ class RocksPart:
         self._stack.close()
 
 
-class RocksState:
+class RocksState(FolderState):
     """A folder with a folder for each stream, and a database in it for each part."""
-
-    shared = False
 
     def __init__(self, url: str) -> None:
         with needs_extra("State in RocksDB", "rocksdb"):
             import rocksdict  # noqa: F401
-        self.url = url
-        self._folder = StateFolder(url)
-
-    def start(self, stream: str, parts: int) -> Started:
-        started, complete = self._folder.take_epoch(stream, parts)
-        for number in range(started.parts):
-            self._prepare(self._folder.part(stream, number), started.epoch, complete)
-        if not complete:
-            self._folder.note_complete(stream)
-        return started
-
-    def _prepare(self, path: Path, epoch: int, complete: bool) -> None:
-        with closing(open_database(path, create=not complete)) as fence_file, writing(fence_file):
-            fence_file.execute(FENCE_TABLE)
-            fence_file.execute(RAISE_EPOCH, (epoch,))
-            if not complete:
-                with _Opened.at(_database_of(path), create=True):
-                    pass
+        super().__init__(url)
 
     def open_part(self, started: Started, number: int) -> RocksPart:
         return RocksPart(self._folder.part(started.stream, number), started, number)
 
-    def streams(self) -> Sequence[Started]:
-        return self._folder.streams()
+    def _prepare(self, path: Path, epoch: int, *, create: bool) -> None:
+        with closing(open_database(path, create=create)) as fence_file, writing(fence_file):
+            fence_file.execute(FENCE_TABLE)
+            fence_file.execute(RAISE_EPOCH, (epoch,))
+            if create:
+                with _Opened.at(_database_of(path), create=True):
+                    pass
 
-    def read(self, stream: str, keys: Collection[str] | None = None) -> Iterator[tuple[str, Saved]]:
-        found = self._folder.find(stream)
+    @contextmanager
+    def _looking(self, path: Path, keys: Collection[str] | None) -> Iterator[Iterator[tuple[str, Saved]]]:
+        with _follower(_database_of(path)) as database:
+            yield _state(database, keys)
+
+    def _forget(self, path: Path, older_than_seconds: float) -> int:
         with ExitStack() as stack:
-            parts = []
-            for number in range(found.parts):
-                database = stack.enter_context(_follower(_database_of(self._folder.part(stream, number))))
-                parts.append(_state(database, keys))
-            yield from merge(*parts, key=lambda pair: pair[0])
-
-    def forget(self, stream: str, *, older_than_seconds: float) -> int:
-        dropped = 0
-        for number in range(self._folder.find(stream).parts):
-            path = self._folder.part(stream, number)
-            with ExitStack() as stack:
-                fence_file = stack.enter_context(closing(open_database(path)))
-                database = stack.enter_context(_Opened.at(_database_of(path)))
-                stack.enter_context(writing(fence_file))
-                dropped += _forget(database, time.time(), older_than_seconds)
-        return dropped
-
-    def close(self) -> None:
-        """Nothing stays open between calls."""
+            fence_file = stack.enter_context(closing(open_database(path)))
+            database = stack.enter_context(_Opened.at(_database_of(path)))
+            stack.enter_context(writing(fence_file))
+            return _forget(database, time.time(), older_than_seconds)
 
 
 class _Opened:

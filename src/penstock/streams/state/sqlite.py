@@ -3,14 +3,13 @@
 import sqlite3
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from heapq import merge
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 from penstock.event import Event
 from penstock.streams.state.base import Arrival, Outgoing, Saved, Started
-from penstock.streams.state.folder import FENCE_TABLE, RAISE_EPOCH, Fence, StateFolder, open_database, writing
+from penstock.streams.state.folder import FENCE_TABLE, RAISE_EPOCH, Fence, FolderState, open_database, writing
 from penstock.streams.state.packing import pack_event, unpack_event
 
 # So many values are bound at once: well under what any SQLite allows, and few enough statements.
@@ -139,55 +138,28 @@ class SqlitePart:
         self._database.close()
 
 
-class SqliteState:
+class SqliteState(FolderState):
     """A folder with a folder for each stream, and a file in it for each part."""
 
-    shared = False
+    def open_part(self, started: Started, number: int) -> SqlitePart:
+        return SqlitePart(self._folder.part(started.stream, number), started, number)
 
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self._folder = StateFolder(url)
-
-    def start(self, stream: str, parts: int) -> Started:
-        started, complete = self._folder.take_epoch(stream, parts)
-        for number in range(started.parts):
-            self._raise_epoch(self._folder.part(stream, number), started.epoch, create=not complete)
-        if not complete:
-            self._folder.note_complete(stream)
-        return started
-
-    def _raise_epoch(self, path: Path, epoch: int, *, create: bool) -> None:
+    def _prepare(self, path: Path, epoch: int, *, create: bool) -> None:
         with closing(open_database(path, create=create)) as database, writing(database):
             for table in TABLES:
                 database.execute(table)
             database.execute(RAISE_EPOCH, (epoch,))
 
-    def open_part(self, started: Started, number: int) -> SqlitePart:
-        return SqlitePart(self._folder.part(started.stream, number), started, number)
+    @contextmanager
+    def _looking(self, path: Path, keys: Collection[str] | None) -> Iterator[Iterator[tuple[str, Saved]]]:
+        with closing(open_database(path)) as database:
+            yield _state(database, keys)
 
-    def streams(self) -> Sequence[Started]:
-        return self._folder.streams()
-
-    def read(self, stream: str, keys: Collection[str] | None = None) -> Iterator[tuple[str, Saved]]:
-        found = self._folder.find(stream)
-        with ExitStack() as stack:
-            parts = []
-            for number in range(found.parts):
-                database = stack.enter_context(closing(open_database(self._folder.part(stream, number))))
-                parts.append(_state(database, keys))
-            yield from merge(*parts, key=lambda pair: pair[0])
-
-    def forget(self, stream: str, *, older_than_seconds: float) -> int:
-        dropped = 0
+    def _forget(self, path: Path, older_than_seconds: float) -> int:
         now = time.time()
-        for number in range(self._folder.find(stream).parts):
-            with closing(open_database(self._folder.part(stream, number))) as database, writing(database):
-                dropped += database.execute("DELETE FROM inbox WHERE at <= ?", (now - older_than_seconds,)).rowcount
-                dropped += database.execute("DELETE FROM state WHERE expires_at <= ?", (now,)).rowcount
-        return dropped
-
-    def close(self) -> None:
-        """Nothing stays open between calls."""
+        with closing(open_database(path)) as database, writing(database):
+            dropped = database.execute("DELETE FROM inbox WHERE at <= ?", (now - older_than_seconds,)).rowcount
+            return dropped + database.execute("DELETE FROM state WHERE expires_at <= ?", (now,)).rowcount
 
 
 def _held(database: sqlite3.Connection, arrivals: set[Arrival]) -> set[Arrival]:
