@@ -21,6 +21,7 @@ from penstock.retry import RetryPolicy
 if TYPE_CHECKING:
     from penstock.jobs import Jobs, JobsClient
     from penstock.outbox import Outbox, connect
+    from penstock.pipeline.stream_app import Streams
     from penstock.routes import Routes, load_routes
     from penstock.store.base import Selection
     from penstock.worker import AckPolicy, Received, Worker
@@ -46,6 +47,7 @@ __all__ = [
     "Routes",
     "Selection",
     "State",
+    "Streams",
     "Worker",
     "connect",
     "load_routes",
@@ -58,6 +60,7 @@ _LAZY = {
     "Outbox": "penstock.outbox",
     "Routes": "penstock.routes",
     "Selection": "penstock.store.base",
+    "Streams": "penstock.pipeline.stream_app",
     "Worker": "penstock.worker",
     "AckPolicy": "penstock.worker",
     "Received": "penstock.worker",

@@ -137,4 +137,5 @@ def on_record(error: BaseException) -> str:
     """An error of a user's function as an event's record keeps it: what it says first, then where it came from."""
     trace = "".join(traceback.format_tb(error.__traceback__)[1:]).rstrip()
     text = f"{brief(error)}\n{trace}" if trace else brief(error)
+    text = text.replace("\x00", "").encode(errors="replace").decode()  # which no store would take
     return text if len(text) <= RECORD_LIMIT else text[: RECORD_LIMIT - 1] + "…"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from penstock.streams.app import Streams
+from penstock import Streams
 from penstock.streams.context import Context
 from penstock.streams.event import StreamEvent
 

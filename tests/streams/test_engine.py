@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock import Streams
 from penstock.errors import UsageError
-from penstock.streams.app import Streams
 from penstock.streams.context import Context
 from penstock.streams.event import StreamEvent
 from penstock.streams.state.base import Position

@@ -11,7 +11,7 @@ import pytest
 from penstock.errors import StoreError, StoreUnavailable, UsageError
 from penstock.streams import state
 from penstock.streams.state import rocks
-from penstock.streams.state.base import Fenced, StateStore
+from penstock.streams.state.base import StateStore
 from penstock.testing.states import OpenState, StateStoreConformance
 
 
@@ -109,7 +109,7 @@ def test_a_process_that_keeps_a_database_open_fences_others_out(
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "open\n"
-        with pytest.raises(Fenced, match="another process"):
+        with pytest.raises(StoreUnavailable, match="another process"):
             store.open_part(started, 0)
         process.communicate("")
     store.open_part(started, 0).close()

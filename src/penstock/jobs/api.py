@@ -5,6 +5,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from importlib.metadata import version
 from typing import Annotated, Any, cast
 from uuid import UUID
 
@@ -13,7 +14,6 @@ from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response, Secur
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPBearer
 
-import penstock
 from penstock.errors import UsageError
 from penstock.event import EventId
 from penstock.jobs import problems
@@ -80,7 +80,7 @@ def create_app(
     """The HTTP API of a job queue. With `tokens` every request but those for the health and the schema needs one."""
     app = JobsApp(
         title="Penstock jobs",
-        version=penstock.__version__,
+        version=version("penstock"),
         description="Submit jobs, claim them under a lease, keep them alive, and settle them.",
         docs_url=None,
         redoc_url=None,

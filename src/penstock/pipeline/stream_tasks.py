@@ -4,40 +4,52 @@ State stores and the outbox open once per worker process, lazily. What travels i
 the user's functions.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
 
-from penstock.lifecycle import Dead, Outcome, Retry
+from penstock import telemetry
+from penstock.errors import PenstockError, StoreConflict, StoreError, StoreUnavailable, brief
+from penstock.event import DEFAULT_QUEUE, NO_HEADERS
+from penstock.lifecycle import Outcome
 from penstock.pipeline.stores import store_of
+from penstock.pipeline.stream_sources import COLUMNS
+from penstock.store.base import Lease, LeaseId, Token
 from penstock.store.base import Part as StagedPart
 from penstock.streams.app import Stream
-from penstock.streams.engine import Result, run_part
+from penstock.streams.engine import Verdict, run_part
 from penstock.streams.event import StreamEvent
 from penstock.streams.state import open_state
-from penstock.streams.state.base import Arrival, Part, Started, StateStore
+from penstock.streams.state.base import Arrival, Fenced, Part, Position, Started, StateStore, Superseded
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-ROWS = (
-    "part INT, stream_key STRING, key_error STRING, seq BIGINT, event_id STRING, event_type STRING, payload BINARY, "
-    "headers MAP<STRING, STRING>, partition_key STRING, ordering_key STRING, created_at TIMESTAMP, attempts INT, "
-    "replays INT, lease STRING, token STRING"
-)
+ROWS = "part INT, stream_key STRING, key_error STRING, " + ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
 OUTCOMES = (
     "seq BIGINT, lease STRING, token STRING, outcome STRING, error STRING, delay_seconds DOUBLE, "
     "part INT, event_id STRING, replays INT"
 )
-READ = (
-    *("seq", "event_id", "event_type", "payload", "headers", "partition_key", "ordering_key", "created_at"),
-    *("attempts", "replays", "lease", "token"),
-)
-NO_PART = -1
+# An event without a key has a part all the same: that it failed is kept there.
+PART_WITHOUT_KEY = 0
 
 Batches = Iterator["RecordBatch"]
+
+
+class Trouble(StrEnum):
+    """What a task says of a part instead of outcomes."""
+
+    SUPERSEDED = "SUPERSEDED"
+    """Another driver has started the stream."""
+    WAITING = "WAITING"
+    """Its state or the outbox can't be reached, or another task has it: try it again."""
+    BROKEN = "BROKEN"
+    """Trying again won't help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +60,15 @@ class Errand:
     started: Started
     store: str
     state: str
+    tells: bool = False
+    """Whether the source is to hear of events one by one, also without a lease."""
     acknowledged: Mapping[int, Sequence[Arrival]] = field(default_factory=dict)
     """By part, what the source has the acknowledgement of: the inbox may forget it."""
+    parts: frozenset[int] | None = None
+    """Only these parts; the others are done."""
+    only: frozenset[Arrival] | None = None
+    """Only these events."""
+    condemned: Mapping[Arrival, Verdict] = field(default_factory=dict)
 
 
 def assign(errand: Errand) -> Callable[[Batches], Batches]:
@@ -59,44 +78,60 @@ def assign(errand: Errand) -> Callable[[Batches], Batches]:
         import pyarrow as pa
 
         for batch in batches:
-            columns = {name: batch.column(name) for name in READ}
-            keys = [_keyed(errand, event) for event in _events(columns, batch.num_rows)]
-            parts, names, errors = (list(column) for column in zip(*keys, strict=True)) if keys else ([], [], [])
-            added: list[Any] = [
-                pa.array(parts, pa.int32()),
-                pa.array(names, pa.string()),
-                pa.array(errors, pa.string()),
-            ]
-            yield pa.RecordBatch.from_arrays(
-                [*added, *columns.values()], names=["part", "stream_key", "key_error", *columns]
+            keyed = [_keyed(errand, event) for event in _events(batch, [""] * batch.num_rows)]
+            parts = pa.array([part for part, _, _ in keyed], pa.int32())
+            keys = pa.array([key for _, key, _ in keyed], pa.string())
+            errors = pa.array([error for _, _, error in keyed], pa.string())
+            columns = [batch.column(name) for name in COLUMNS]
+            rows = pa.RecordBatch.from_arrays(
+                [parts, keys, errors, *columns], names=["part", "stream_key", "key_error", *COLUMNS]
             )
+            yield rows if errand.parts is None and errand.only is None else _chosen(errand, rows)
 
     return run
 
 
-def _keyed(errand: Errand, event: StreamEvent) -> tuple[int, str | None, str | None]:
+def _keyed(errand: Errand, event: StreamEvent) -> tuple[int, str, str | None]:
     try:
-        key = str(errand.stream.key(event))
+        key = errand.stream.key_of(event)
+        key.encode()
+        if "\x00" in key:
+            raise ValueError("a key can't contain a NUL character")
     except Exception as error:
-        return NO_PART, None, f"its key can't be told: {type(error).__name__}: {error}"
+        return PART_WITHOUT_KEY, "", f"its key can't be told: {brief(error)}"
     return errand.stream.part_of(key, errand.started.parts), key, None
 
 
-def _events(columns: Mapping[str, Any], count: int) -> Iterator[StreamEvent]:
-    lists = {name: column.to_pylist() for name, column in columns.items()}
-    for row in range(count):
-        yield StreamEvent(
-            event_id=lists["event_id"][row],
-            key="",
-            payload=lists["payload"][row],
-            event_type=lists["event_type"][row],
-            headers=dict(lists["headers"][row] or ()),
-            created_at=lists["created_at"][row],
-            replays=lists["replays"][row],
-            attempts=lists["attempts"][row],
-            partition_key=lists["partition_key"][row],
-            ordering_key=lists["ordering_key"][row],
-        )
+def _chosen(errand: Errand, rows: "RecordBatch") -> "RecordBatch":
+    import pyarrow as pa
+
+    parts, ids, replays = (_values(rows, name) for name in ("part", "event_id", "replays"))
+    wanted = [
+        (errand.parts is None or part in errand.parts) and (errand.only is None or arrival in errand.only)
+        for part, arrival in zip(parts, map(Arrival, ids, replays), strict=True)
+    ]
+    return rows.filter(pa.array(wanted, pa.bool_()))
+
+
+def _events(batch: "RecordBatch", keys: Sequence[str]) -> list[StreamEvent]:
+    columns = {name: _values(batch, name) for name in COLUMNS if name not in ("seq", "token")}
+    placed = zip(columns["line"], columns["offset"], strict=True)
+    fields = zip(
+        columns["event_id"],
+        keys,
+        columns["payload"],
+        columns["event_type"],
+        [dict(pairs) if pairs else NO_HEADERS for pairs in columns["headers"]],
+        columns["created_at"],
+        columns["replays"],
+        columns["attempts"],
+        columns["partition_key"],
+        columns["ordering_key"],
+        [None if line is None else Position(line, offset) for line, offset in placed],
+        [lease is not None for lease in columns["lease"]],
+        strict=True,
+    )
+    return [StreamEvent(*values) for values in fields]
 
 
 def process(errand: Errand) -> Callable[[Batches], Batches]:
@@ -108,47 +143,99 @@ def process(errand: Errand) -> Callable[[Batches], Batches]:
             for row in _rows(batch):
                 by_part.setdefault(row.part, []).append(row)
         for number, rows in sorted(by_part.items()):
-            rows.sort(key=lambda row: row.seq)
+            rows.sort(key=_order)
             yield _told(number, _outcomes(errand, number, rows))
 
     return run
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
+class _Row(NamedTuple):
     part: int
-    seq: int
-    lease: str
-    token: str
-    event: StreamEvent
     key_error: str | None
+    seq: int
+    lease: str | None
+    token: str | None
+    event: StreamEvent
+
+
+class _Told(NamedTuple):
+    """What the driver hears: of an event, or of a part that came to nothing."""
+
+    outcome: str
+    error: str | None
+    row: _Row | None = None
+    delay_seconds: float | None = None
 
 
 def _rows(batch: "RecordBatch") -> Iterator[_Row]:
-    own = ("part", "seq", "lease", "token", "stream_key", "key_error")
-    lists: dict[str, list[Any]] = {name: batch.column(name).to_pylist() for name in own}
-    events = _events({name: batch.column(name) for name in READ}, batch.num_rows)
-    for at, event in enumerate(events):
-        part, seq, lease, token, key, error = (lists[name][at] for name in own)
-        yield _Row(part, seq, lease, token, replace(event, key=key or ""), error)
+    own = (_values(batch, name) for name in ("part", "key_error", "seq", "lease", "token"))
+    return map(_Row, *own, _events(batch, _values(batch, "stream_key")))
 
 
-def _outcomes(errand: Errand, number: int, rows: list[_Row]) -> list[tuple[_Row, Outcome]]:
-    if number == NO_PART:
-        return [(row, _unkeyed(errand.stream, row)) for row in rows]
+def _values(batch: "RecordBatch", name: str) -> list[Any]:
+    return batch.column(name).to_pylist()
+
+
+def _order(row: _Row) -> tuple[str, int, int]:
+    position = row.event.position
+    return ("", 0, row.seq) if position is None else (position.line, position.offset, row.seq)
+
+
+def _outcomes(errand: Errand, number: int, rows: list[_Row]) -> list[_Told]:
+    try:
+        with _held(errand, rows):
+            return _process_part(errand, number, rows)
+    except Superseded as error:
+        return [_Told(Trouble.SUPERSEDED, str(error))]
+    except (Fenced, StoreConflict, StoreUnavailable) as error:
+        return [_Told(Trouble.WAITING, brief(error))]
+    except PenstockError as error:
+        return [_Told(Trouble.BROKEN, brief(error))]
+
+
+def _process_part(errand: Errand, number: int, rows: list[_Row]) -> list[_Told]:
+    unkeyed = {row.event.arrival: Verdict(row.key_error) for row in rows if row.key_error is not None}
     part = _state(errand.state).open_part(errand.started, number)
     try:
         part.trim(errand.acknowledged.get(number, ()))
-        results: list[Result] = run_part(part, errand.stream, [row.event for row in rows], time.time())
+        events = [row.event for row in rows]
+        results = run_part(part, errand.stream, events, time.time(), {**unkeyed, **errand.condemned})
         _send(errand, number, part)
     finally:
         part.close()
-    return [(row, result.outcome) for row, result in zip(rows, results, strict=True)]
+    told = zip(rows, (result.outcome for result in results), strict=True)
+    return [_tell(row, outcome) for row, outcome in told if errand.tells or row.lease is not None]
 
 
-def _unkeyed(stream: Stream, row: _Row) -> Outcome:
-    error = row.key_error or "it has no key"
-    return Dead(error) if row.event.attempts >= stream.max_retries else Retry(error, stream.retry_seconds)
+def _tell(row: _Row, outcome: Outcome) -> _Told:
+    error, delay = getattr(outcome, "error", None), getattr(outcome, "delay_seconds", None)
+    return _Told(type(outcome).__name__.upper(), error, row, delay)
+
+
+@contextmanager
+def _held(errand: Errand, rows: list[_Row]) -> Iterator[None]:
+    """Keep the leases of these rows for as long as their handlers take."""
+    named = {(row.lease, row.token) for row in rows if row.lease is not None}
+    leases = [Lease(LeaseId(UUID(lease)), Token(UUID(token)), DEFAULT_QUEUE) for lease, token in named]
+    if not leases:
+        yield
+        return
+    done = threading.Event()
+    keeping = threading.Thread(target=_keep, args=(errand, leases, done), daemon=True)
+    keeping.start()
+    try:
+        yield
+    finally:
+        done.set()
+        keeping.join()
+
+
+def _keep(errand: Errand, leases: list[Lease], done: threading.Event) -> None:
+    while leases and not done.wait(errand.stream.lease_seconds / 3):
+        try:
+            leases = store_of(errand.store).extend(leases)
+        except StoreError as error:
+            telemetry.warn("leases can't be extended yet", stream=errand.stream.name, error=brief(error))
 
 
 def _send(errand: Errand, number: int, part: Part) -> None:
@@ -162,20 +249,20 @@ def _send(errand: Errand, number: int, part: Part) -> None:
         part.sent(outgoing.batch)
 
 
-def _told(number: int, outcomes: list[tuple[_Row, Outcome]]) -> "RecordBatch":
+def _told(number: int, told: list[_Told]) -> "RecordBatch":
     import pyarrow as pa
 
-    names = [type(outcome).__name__.upper() for _, outcome in outcomes]
+    rows = [one.row for one in told]
     columns: dict[str, Any] = {
-        "seq": pa.array([row.seq for row, _ in outcomes], pa.int64()),
-        "lease": pa.array([row.lease for row, _ in outcomes], pa.string()),
-        "token": pa.array([row.token for row, _ in outcomes], pa.string()),
-        "outcome": pa.array(names, pa.string()),
-        "error": pa.array([getattr(outcome, "error", None) for _, outcome in outcomes], pa.string()),
-        "delay_seconds": pa.array([getattr(outcome, "delay_seconds", None) for _, outcome in outcomes], pa.float64()),
-        "part": pa.array([number] * len(outcomes), pa.int32()),
-        "event_id": pa.array([row.event.event_id for row, _ in outcomes], pa.string()),
-        "replays": pa.array([row.event.replays for row, _ in outcomes], pa.int32()),
+        "seq": pa.array([row and row.seq for row in rows], pa.int64()),
+        "lease": pa.array([row and row.lease for row in rows], pa.string()),
+        "token": pa.array([row and row.token for row in rows], pa.string()),
+        "outcome": pa.array([one.outcome for one in told], pa.string()),
+        "error": pa.array([one.error for one in told], pa.string()),
+        "delay_seconds": pa.array([one.delay_seconds for one in told], pa.float64()),
+        "part": pa.array([number] * len(told), pa.int32()),
+        "event_id": pa.array([row and row.event.event_id for row in rows], pa.string()),
+        "replays": pa.array([row and row.event.replays for row in rows], pa.int32()),
     }
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 

@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 from penstock.config import mask_url, store_url
 from penstock.errors import UsageError
 from penstock.streams.context import Context
-from penstock.streams.event import StreamEvent
+from penstock.streams.event import KEY_HEADER, StreamEvent
+from penstock.streams.sources import Source, as_source
 from penstock.streams.state import DEFAULT_STATE
 
 Handler = Callable[[StreamEvent, Context], None]
@@ -17,6 +18,7 @@ Decorated = TypeVar("Decorated", bound=Handler)
 
 DEFAULT_PARTS = 8
 DEFAULT_MAX_RETRIES = 3
+DEFAULT_LEASE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,34 +26,41 @@ class Stream:
     """One stream. Its number of parts is fixed when it first runs."""
 
     name: str
-    queue: str
+    source: Source
     key: Key
     handler: Handler
     parts: int = DEFAULT_PARTS
     max_retries: int = DEFAULT_MAX_RETRIES
     retry_seconds: float = 1.0
     ttl_seconds: float | None = None
+    lease_seconds: float = DEFAULT_LEASE_SECONDS
+    """How long events of a queue stay claimed by a process that is not heard of."""
 
     def __post_init__(self) -> None:
         _require(1 <= self.parts <= 4_096, "parts must lie in 1 to 4,096")
         _require(self.max_retries >= 0, "max_retries must be 0 or more")
         _require(self.retry_seconds >= 0, "retry_seconds must be 0 or more")
         _require(self.ttl_seconds is None or self.ttl_seconds > 0, "ttl_seconds must be more than 0")
+        _require(self.lease_seconds > 0, "lease_seconds must be more than 0")
+
+    @property
+    def own_queue(self) -> str:
+        """Where events that failed wait, and dead ones stay, if their source takes no outcomes."""
+        return f"streams/{self.name}"
+
+    def key_of(self, event: StreamEvent) -> str:
+        """The key that an event is processed under."""
+        return event.headers.get(KEY_HEADER) or str(self.key(event))
 
     def part_of(self, key: str, parts: int) -> int:
         """Where a key belongs. The same in every process and version: Python's own hash is not."""
         return zlib.crc32(key.encode()) % parts
 
 
-class Streams:
+class StreamSet:
     """An application's streams, over one store of events and one state store.
 
-    app = Streams("postgresql://…")
-
-    @app.stream("orders", key=lambda event: event.partition_key)
-    def total(event, ctx):
-        ctx.state["sum"] = ctx.state.get("sum", 0) + event.json()["amount"]
-        ctx.emit("totals.updated", {"sum": ctx.state["sum"]})
+    Users make a `penstock.Streams`, which can also run.
     """
 
     def __init__(self, store: str | None = None, *, state: str = DEFAULT_STATE) -> None:
@@ -60,19 +69,21 @@ class Streams:
         self.streams: dict[str, Stream] = {}
 
     def stream(
-        self, queue: str, *, key: Key | None = None, name: str | None = None, **options: Any
+        self, source: str | Source, *, key: Key | None = None, name: str | None = None, **options: Any
     ) -> Callable[[Decorated], Decorated]:
-        """Let a function process the events of a queue, those of a key one after the other.
+        """Let a function process the events of a queue or another source, those of a key one after the other.
 
         Without a `key` it is the event's `partition_key`, else its `ordering_key`.
         """
+
+        taken = as_source(source)
 
         def register(function: Decorated) -> Decorated:
             known_as = name or str(getattr(function, "__name__", "stream"))
             if known_as in self.streams:
                 raise UsageError(f"there is a stream called {known_as!r} already: give this one another name")
             try:
-                made = Stream(name=known_as, queue=queue, key=key or default_key, handler=function, **options)
+                made = Stream(name=known_as, source=taken, key=key or default_key, handler=function, **options)
             except TypeError as error:
                 raise UsageError(f"a stream has no such option: {error}") from error
             self.streams[known_as] = made
@@ -81,7 +92,7 @@ class Streams:
         return register
 
     def __repr__(self) -> str:
-        return f"Streams({mask_url(self.store)!r}, streams={sorted(self.streams)})"
+        return f"{type(self).__name__}({mask_url(self.store)!r}, streams={sorted(self.streams)})"
 
 
 def default_key(event: Any) -> str:

@@ -9,37 +9,61 @@
 Only after that is anything acknowledged, and only what is in the inbox. No Spark here, and no source.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import uuid_utils.compat as uuid7
 
 from penstock.errors import on_record
-from penstock.lifecycle import Dead, Outcome, Published, Retry
+from penstock.event import NAME_LIMIT, Event, EventId
+from penstock.lifecycle import PUBLISHED, Dead, Outcome, Retry
 from penstock.streams.app import Stream
 from penstock.streams.context import Context, KeyState
-from penstock.streams.event import StreamEvent
-from penstock.streams.state.base import Part, PartTransaction, Saved
+from penstock.streams.event import KEY_HEADER, ORIGIN_HEADER, STREAM_HEADER, StreamEvent
+from penstock.streams.state.base import Arrival, Part, PartTransaction, Saved
 
 # Beside the state of keys stands how often an event has failed. Its source also counts when a process died with it,
 # which is no failure of its own.
 FAILED = "\x01failed/"
+MOVED_TYPE = "stream.event"
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why an event fails without its handler: its key can't be told, or, for good, it kills whoever runs it."""
+
+    error: str
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of an event: applied now or before (Published), to be tried again, or dead."""
+    """What became of an event: applied now or before, or moved to the stream's own queue (Published), to be tried
+    again, or dead."""
 
     event: StreamEvent
     outcome: Outcome
 
 
-def run_part(part: Part, stream: Stream, events: Sequence[StreamEvent], now: float) -> list[Result]:
-    """Process a part's events, in one transaction. Events that were processed before are only acknowledged again."""
+def run_part(
+    part: Part,
+    stream: Stream,
+    events: Sequence[StreamEvent],
+    now: float,
+    condemned: Mapping[Arrival, Verdict] | None = None,
+) -> list[Result]:
+    """Process a part's events, in one transaction. Events that were processed before are only acknowledged again.
+
+    `condemned` are those that fail without being run.
+    """
     with part.transaction() as tx:
         fresh = _fresh(tx, events)
         work = _Work(stream, tx, [event for event, is_new in zip(events, fresh, strict=True) if is_new], now)
-        failed = work.run()
+        failed = work.run(condemned or {})
         work.write(failed)
-    return [Result(event, failed.get(id(event), Published())) for event in events]
+    return [Result(event, failed.get(id(event), PUBLISHED)) for event in events]
 
 
 def _fresh(tx: PartTransaction, events: Sequence[StreamEvent]) -> list[bool]:
@@ -68,67 +92,120 @@ class _Work:
         self._tx = tx
         self._events = events
         self._now = now
-        again = {FAILED + _name(event) for event in events if event.attempts}
+        again = {_failures_of(event) for event in events if event.attempts or event.moved}
         saved = tx.load({event.key for event in events} | again) if events else {}
-        self._failures = {name: int(saved[name].data) for name in again & saved.keys()}
+        self._failures = {name: _Failures.read(saved[name].data) for name in again & saved.keys()}
         self._forgotten: set[str] = set()
-        self._states = {key: KeyState(_unexpired(one, now)) for key, one in saved.items() if not key.startswith(FAILED)}
-        self._emitted: list[Context] = []
+        self._states = {key: KeyState(_unexpired(one, now)) for key, one in saved.items() if is_users(key)}
+        self._emitted: list[Event] = []
 
-    def run(self) -> dict[int, Outcome]:
+    def run(self, condemned: Mapping[Arrival, Verdict]) -> dict[int, Outcome]:
         """The outcomes of those that failed, by the event's identity."""
         failed: dict[int, Outcome] = {}
-        handler, states, emitted = self._stream.handler, self._states, self._emitted
         for event in self._events:
-            state = states.get(event.key)
-            if state is None:
-                state = states[event.key] = KeyState()
-            context = Context(event.key, state)
-            try:
-                handler(event, context)
-                state.check()
-            except Exception as error:
-                state.undo()
-                failed[id(event)] = self._failure(event, error)
-            else:
-                state.settle()
-                self._forget(event)
-                if context.emitted:
-                    emitted.append(context)
+            verdict = (condemned and condemned.get(event.arrival)) or self._verdict(event)
+            outcome = self._handle(event) if verdict is None else self._failure(event, verdict)
+            if outcome is not None:
+                failed[id(event)] = outcome
         return failed
 
-    def _failure(self, event: StreamEvent, error: Exception) -> Outcome:
-        told = on_record(error)
-        before = self._failures.get(FAILED + _name(event), 0)
-        if before >= self._stream.max_retries:
+    def _verdict(self, event: StreamEvent) -> Verdict | None:
+        """Why an event is dead before it runs: where it failed for the last time, it could only be moved."""
+        past = self._failures.get(_failures_of(event)) if event.moved else None
+        return Verdict(past.error, final=True) if past is not None and past.count > self._stream.max_retries else None
+
+    def _handle(self, event: StreamEvent) -> Outcome | None:
+        state = self._states.get(event.key)
+        if state is None:
+            state = self._states[event.key] = KeyState()
+        context = Context(event.key, state)
+        try:
+            self._stream.handler(event, context)
+            state.check()
+        except Exception as error:
+            state.undo()
+            return self._failure(event, Verdict(on_record(error)))
+        state.settle()
+        self._forget(event)
+        if context.emitted:
+            self._emitted += context.emitted
+        return None
+
+    def _failure(self, event: StreamEvent, verdict: Verdict) -> Outcome | None:
+        past = self._failures.get(_failures_of(event))
+        before = past.count if past is not None else 0
+        told, final = verdict.error, verdict.final or before >= self._stream.max_retries
+        delay = self._stream.retry_seconds * 2**before
+        if not event.settles:
+            self._move(event, _Failures(self._stream.max_retries + 1, told) if final else _Failures(1), delay)
+            return None
+        if final:
             self._forget(event)
             return Dead(told)
-        self._failures[FAILED + _name(event)] = before + 1
-        return Retry(told, self._stream.retry_seconds * 2**before)
+        self._failures[_failures_of(event)] = _Failures(before + 1)
+        return Retry(told, delay)
+
+    def _move(self, event: StreamEvent, failures: "_Failures", delay: float) -> None:
+        """Its source has no retries: a copy goes to the stream's own queue, where it is tried again, or dies."""
+        event_id = EventId(uuid7.uuid7())
+        origin = {ORIGIN_HEADER: event.event_id, KEY_HEADER: event.key, STREAM_HEADER: self._stream.name}
+        headers = {_clean(name): _clean(value) for name, value in event.headers.items()} | origin
+        self._emitted.append(
+            Event(
+                event_type=_clean(event.event_type)[:NAME_LIMIT] or MOVED_TYPE,
+                payload=event.payload,
+                headers=headers,
+                queue=self._stream.own_queue,
+                partition_key=_clean(event.partition_key or "")[:NAME_LIMIT] or None,
+                available_at=EPOCH + timedelta(seconds=self._now + (0 if failures.error else delay)),
+                event_id=event_id,
+            )
+        )
+        self._failures[f"{FAILED}{event_id}/0"] = failures
 
     def _forget(self, event: StreamEvent) -> None:
         """It is done with, one way or the other: how often it failed matters no more."""
-        if event.attempts and self._failures.pop(FAILED + _name(event), None) is not None:
-            self._forgotten.add(FAILED + _name(event))
+        if (event.attempts or event.moved) and self._failures.pop(_failures_of(event), None) is not None:
+            self._forgotten.add(_failures_of(event))
 
     def write(self, failed: dict[int, Outcome]) -> None:
-        refused = [event.arrival for event in self._events if id(event) in failed and event.position is None]
+        refused = [event.arrival for event in self._events if id(event) in failed]
         if refused:
             self._tx.refuse(refused)
         ttl = self._stream.ttl_seconds
         expires_at = None if ttl is None else self._now + ttl
         changed = {key: state.saved(expires_at) for key, state in self._states.items() if state.dirty}
-        changed |= {name: Saved(str(count).encode()) for name, count in self._failures.items()}
+        changed |= {name: Saved(failures.data()) for name, failures in self._failures.items()}
         changed |= dict.fromkeys(self._forgotten)
         if changed:
             self._tx.save(changed)
-        emitted = [event for context in self._emitted for event in context.emitted]
-        if emitted:
-            self._tx.emit(emitted)
+        if self._emitted:
+            self._tx.emit(self._emitted)
 
 
-def _name(event: StreamEvent) -> str:
-    return f"{event.event_id}/{event.replays}"
+@dataclass(frozen=True, slots=True)
+class _Failures:
+    """How often an event has failed by itself; and of one that is to die elsewhere, why."""
+
+    count: int
+    error: str = ""
+
+    @classmethod
+    def read(cls, data: bytes) -> "_Failures":
+        count, _, error = data.decode().partition(" ")
+        return cls(int(count), error)
+
+    def data(self) -> bytes:
+        return f"{self.count} {self.error}".rstrip().encode()
+
+
+def _failures_of(event: StreamEvent) -> str:
+    return f"{FAILED}{event.event_id}/{event.replays}"
+
+
+def _clean(text: str) -> str:
+    """Without what no store takes: whatever a source brings must be able to fail."""
+    return text.replace("\x00", "").encode(errors="replace").decode()
 
 
 def is_users(key: str) -> bool:

@@ -2,32 +2,43 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
+from penstock.event import NO_HEADERS
 from penstock.streams.state.base import Arrival, Position
 
+# On an event that failed and was moved from its source to the stream's own queue: whence it is, and its key.
+ORIGIN_HEADER = "penstock-stream-origin"
+KEY_HEADER = "penstock-stream-key"
+STREAM_HEADER = "penstock-stream"
 
-@dataclass(frozen=True, slots=True)
-class StreamEvent:
+
+class StreamEvent(NamedTuple):
     """One event. `position` is for sources whose order is fixed; others are told apart by id and replays."""
 
     event_id: str
     key: str
     payload: bytes = b""
     event_type: str = ""
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = NO_HEADERS
     created_at: datetime | None = None
     replays: int = 0
     attempts: int = 0
     partition_key: str | None = None
     ordering_key: str | None = None
     position: Position | None = None
+    settles: bool = True
+    """Whether its source takes outcomes. From others a failed event is moved to the stream's own queue."""
 
     @property
     def arrival(self) -> Arrival:
         return Arrival(self.event_id, self.replays)
+
+    @property
+    def moved(self) -> bool:
+        """Whether it failed before, in a source that has no retries, and was moved here."""
+        return KEY_HEADER in self.headers
 
     def json(self) -> Any:
         """The payload, decoded from JSON."""

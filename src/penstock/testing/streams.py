@@ -3,13 +3,13 @@ Spark. Crashes can be put into the input."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 from penstock.event import Event
 from penstock.lifecycle import Dead, Published
-from penstock.streams.app import Stream, Streams
+from penstock.streams.app import Stream, StreamSet
 from penstock.streams.context import KeyState
 from penstock.streams.engine import run_part
 from penstock.streams.event import StreamEvent
@@ -46,11 +46,12 @@ class StreamHarness:
     again, as it would from any source.
     """
 
-    def __init__(self, app: Streams, stream: str, state: str) -> None:
+    def __init__(self, app: StreamSet, stream: str, state: str) -> None:
         self.report = Report()
         self._stream: Stream = app.streams[stream]
         self._state = open_state(state)
         self._numbers = count(1)
+        self._moved: list[StreamEvent] = []
         self._started = self._start()
 
     def _start(self) -> Started:
@@ -81,11 +82,11 @@ class StreamHarness:
     def _event(self, item: Any) -> StreamEvent:
         from penstock.event import encode_payload
 
-        made = item
-        if not isinstance(item, StreamEvent):
+        if isinstance(item, StreamEvent):
+            made = item
+        else:
             made = StreamEvent(str(next(self._numbers)), "", payload=encode_payload(item)[0])
-        event: StreamEvent = replace(made, key=made.key or str(self._stream.key(made)))
-        return event
+        return made._replace(key=made.key or self._stream.key_of(made))
 
     def _crash(self, waiting: list[StreamEvent], *, committed: bool) -> None:
         """Nobody hears what became of these: they come again, to another driver."""
@@ -103,8 +104,9 @@ class StreamHarness:
                 case Dead(error=error):
                     self.report.dead.append((event, error))
                 case _:
-                    again.append(replace(event, attempts=event.attempts + 1))
-        return again
+                    again.append(event._replace(attempts=event.attempts + 1))
+        moved, self._moved = self._moved, []
+        return again + moved
 
     def _process(self, events: list[StreamEvent], wrap: Any) -> list[tuple[StreamEvent, Any]]:
         done: list[tuple[StreamEvent, Any]] = []
@@ -116,12 +118,21 @@ class StreamHarness:
             try:
                 results = run_part(wrap(part), self._stream, mine, 0.0)
                 for outgoing in part.outgoing():
-                    self.report.emitted += outgoing.events
+                    self._sort(outgoing.events)
                     part.sent(outgoing.batch)
             finally:
                 part.close()
             done += [(result.event, result.outcome) for result in results]
         return done
+
+    def _sort(self, events: Sequence[Event]) -> None:
+        """What was emitted is the report's; what failed in a source without retries comes again."""
+        for event in events:
+            if event.queue == self._stream.own_queue:
+                given = {name: getattr(event, name) for name in ("payload", "event_type", "headers", "partition_key")}
+                self._moved.append(self._event(StreamEvent(str(event.event_id), "", **given)))
+            else:
+                self.report.emitted.append(event)
 
 
 def _as_it_is(part: Part) -> Part:

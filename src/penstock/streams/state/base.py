@@ -15,7 +15,11 @@ from penstock.event import Event
 
 
 class Fenced(PenstockError):
-    """Another driver has started this stream, or another task has its part: what this one does counts no more."""
+    """Another driver has started this stream, or another task has its part: what this one did counts no more."""
+
+
+class Superseded(Fenced):
+    """Another driver has started this stream: this one is to end."""
 
 
 class Arrival(NamedTuple):

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from penstock.config import mask_url
 from penstock.errors import StoreConflict, StoreError, StoreUnavailable, UsageError
-from penstock.streams.state.base import Fenced, Saved, Started
+from penstock.streams.state.base import Fenced, Saved, Started, Superseded
 
 BUSY_SECONDS = 30.0
 POLL_SECONDS = 0.02
@@ -187,7 +187,7 @@ class Fence:
     def _check_epoch(self) -> str:
         epoch, token = self._database.execute("SELECT epoch, token FROM fence").fetchone() or (0, "")
         if epoch != self._started.epoch:
-            raise Fenced(
+            raise Superseded(
                 f"another driver has started this stream: {self._part} is at epoch {epoch}, "
                 f"and this driver's is {self._started.epoch}"
             )

@@ -13,7 +13,7 @@ from penstock.config import mask_url, needs_extra
 from penstock.errors import StoreConflict, StoreError, StoreUnavailable, UsageError
 from penstock.event import NAME_LIMIT, Event
 from penstock.streams.state import postgres_statements as statements
-from penstock.streams.state.base import Arrival, Fenced, Outgoing, Saved, Started
+from penstock.streams.state.base import Arrival, Fenced, Outgoing, Saved, Started, Superseded
 from penstock.streams.state.packing import pack_event, unpack_event
 
 if TYPE_CHECKING:
@@ -120,7 +120,9 @@ class PostgresPart:
         stream, epoch = self._started.stream, self._started.epoch
         with _transaction(self._connection):
             if not _run(self._connection, statements.HOLD_EPOCH, stream, epoch):
-                raise Fenced(f"another driver has started {stream!r}: it is past epoch {epoch}, which is this driver's")
+                raise Superseded(
+                    f"another driver has started {stream!r}: it is past epoch {epoch}, which is this driver's"
+                )
             yield
 
     def _run(self, statement: LiteralString, *values: Any) -> Rows:

@@ -15,16 +15,16 @@ from struct import Struct
 from typing import TYPE_CHECKING, ClassVar
 
 from penstock.config import needs_extra
-from penstock.errors import StoreError
+from penstock.errors import StoreError, StoreUnavailable
 from penstock.event import Event
-from penstock.streams.state.base import Arrival, Fenced, Outgoing, Saved, Started
+from penstock.streams.state.base import Arrival, Outgoing, Saved, Started
 from penstock.streams.state.folder import FENCE_TABLE, RAISE_EPOCH, Fence, FolderState, open_database, writing
 from penstock.streams.state.packing import pack_event, unpack_event
 
 if TYPE_CHECKING:
     from rocksdict import Options, Rdict, WriteBatch
 
-OPEN_SECONDS = 5.0
+OPEN_SECONDS = 20.0
 POLL_SECONDS = 0.02
 # The first byte of a key says what it is of; numbers are big-endian, so that they sort as numbers.
 INBOX, LINE, STATE, EVENT, LAST_BATCH = b"i", b"l", b"s", b"e", b"b"
@@ -193,7 +193,7 @@ class _Opened:
         deadline = time.monotonic() + OPEN_SECONDS
         while (database := cls._join(path)) is None:
             if time.monotonic() > deadline:
-                raise Fenced(f"another process has {path} open, and doesn't let go of it")
+                raise StoreUnavailable(f"another process has {path} open, and doesn't let go of it")
             time.sleep(POLL_SECONDS)
         try:
             yield database
