@@ -1,1 +1,8 @@
 """Exactly-once streams: handlers with state, whose effects happen once whatever is killed, lost or run twice."""
+
+from penstock.streams.batches import BatchContext
+from penstock.streams.context import Context
+from penstock.streams.event import StreamEvent
+from penstock.streams.sources import Frame, Kafka, Queue, Valkey
+
+__all__ = ["BatchContext", "Context", "Frame", "Kafka", "Queue", "StreamEvent", "Valkey"]

@@ -1,18 +1,19 @@
 """What a user writes: streams, each with a source, a key and a handler. Values only; nothing runs here."""
 
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from penstock.config import mask_url, store_url
 from penstock.errors import UsageError
+from penstock.streams.batches import BatchContext, BatchKind, check_fields
 from penstock.streams.context import Context
 from penstock.streams.event import KEY_HEADER, StreamEvent
 from penstock.streams.sources import Source, as_source
 from penstock.streams.state import DEFAULT_STATE
 
-Handler = Callable[[StreamEvent, Context], None]
+Handler = Callable[[StreamEvent, Context], None] | Callable[[Any, BatchContext], None]
 Key = Callable[[Any], str]
 Decorated = TypeVar("Decorated", bound=Handler)
 
@@ -28,13 +29,17 @@ class Stream:
     name: str
     source: Source
     key: Key
-    handler: Handler
+    handler: Callable[..., None]
     parts: int = DEFAULT_PARTS
     max_retries: int = DEFAULT_MAX_RETRIES
     retry_seconds: float = 1.0
     ttl_seconds: float | None = None
     lease_seconds: float = DEFAULT_LEASE_SECONDS
     """How long events of a queue stay claimed by a process that is not heard of."""
+    batch: BatchKind | None = None
+    """For a handler of many events at once: what it is given."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """For a batch handler: columns taken from JSON payloads, and their Arrow types."""
 
     def __post_init__(self) -> None:
         _require(1 <= self.parts <= 4_096, "parts must lie in 1 to 4,096")
@@ -42,6 +47,10 @@ class Stream:
         _require(self.retry_seconds >= 0, "retry_seconds must be 0 or more")
         _require(self.ttl_seconds is None or self.ttl_seconds > 0, "ttl_seconds must be more than 0")
         _require(self.lease_seconds > 0, "lease_seconds must be more than 0")
+        _require(self.batch is not None or not self.fields, 'fields= is for batch handlers: batch="arrow"')
+        if self.batch is not None:
+            object.__setattr__(self, "batch", BatchKind.parse(self.batch))
+            check_fields(self.fields)
 
     @property
     def own_queue(self) -> str:

@@ -94,14 +94,12 @@ class KeyState(MutableMapping[str, Any]):
         return Saved(json.dumps(self._values, separators=(",", ":"), ensure_ascii=False).encode(), expires_at)
 
 
-class Context:
-    """What belongs to one event's call."""
+class Emitting:
+    """What emits, if and when its call's effects are committed."""
 
-    __slots__ = ("emitted", "key", "state")
+    __slots__ = ("emitted",)
 
-    def __init__(self, key: str, state: KeyState) -> None:
-        self.key = key
-        self.state = state
+    def __init__(self) -> None:
         self.emitted: list[Event] = []
 
     def emit(
@@ -113,10 +111,21 @@ class Context:
         headers: Mapping[str, str] | None = None,
         **fields: Any,
     ) -> EventId:
-        """Emit an event, if and when this one's effects are committed."""
+        """Emit an event, if and when the effects of this call are committed."""
         body, all_headers = encode_payload(payload, headers)
         event_id = EventId(uuid7.uuid7())
         self.emitted.append(
             Event(event_type=event_type, payload=body, headers=all_headers, queue=queue, event_id=event_id, **fields)
         )
         return event_id
+
+
+class Context(Emitting):
+    """What belongs to one event's call."""
+
+    __slots__ = ("key", "state")
+
+    def __init__(self, key: str, state: KeyState) -> None:
+        self.emitted = []  # not by super(): this is made for every event
+        self.key = key
+        self.state = state

@@ -9,7 +9,7 @@
 Only after that is anything acknowledged, and only what is in the inbox. No Spark here, and no source.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -19,6 +19,7 @@ from penstock.errors import on_record
 from penstock.event import NAME_LIMIT, Event, EventId
 from penstock.lifecycle import PUBLISHED, Dead, Outcome, Retry
 from penstock.streams.app import Stream
+from penstock.streams.batches import BatchContext, States, as_given
 from penstock.streams.context import Context, KeyState
 from penstock.streams.event import KEY_HEADER, ORIGIN_HEADER, STREAM_HEADER, StreamEvent
 from penstock.streams.state.base import Arrival, Part, PartTransaction, Saved
@@ -101,35 +102,73 @@ class _Work:
 
     def run(self, condemned: Mapping[Arrival, Verdict]) -> dict[int, Outcome]:
         """The outcomes of those that failed, by the event's identity."""
-        failed: dict[int, Outcome] = {}
+        failed: dict[int, Outcome | None] = {}
+        together: list[StreamEvent] = []
         for event in self._events:
             verdict = (condemned and condemned.get(event.arrival)) or self._verdict(event)
-            outcome = self._handle(event) if verdict is None else self._failure(event, verdict)
-            if outcome is not None:
-                failed[id(event)] = outcome
-        return failed
+            if verdict is not None:
+                failed[id(event)] = self._failure(event, verdict)
+            elif self._stream.batch is not None:
+                together.append(event)
+            elif (error := self._handle(event)) is not None:
+                failed[id(event)] = self._failure(event, error)
+        for event, error in self._handle_together(together):
+            failed[id(event)] = self._failure(event, error)
+        return {known: outcome for known, outcome in failed.items() if outcome is not None}
 
     def _verdict(self, event: StreamEvent) -> Verdict | None:
         """Why an event is dead before it runs: where it failed for the last time, it could only be moved."""
         past = self._failures.get(_failures_of(event)) if event.moved else None
         return Verdict(past.error, final=True) if past is not None and past.count > self._stream.max_retries else None
 
-    def _handle(self, event: StreamEvent) -> Outcome | None:
-        state = self._states.get(event.key)
-        if state is None:
-            state = self._states[event.key] = KeyState()
+    def _handle(self, event: StreamEvent) -> Verdict | None:
+        """Run the handler of one event. What is said of it if it failed."""
+        state = self._state_of(event.key)
         context = Context(event.key, state)
         try:
             self._stream.handler(event, context)
             state.check()
         except Exception as error:
             state.undo()
-            return self._failure(event, Verdict(on_record(error)))
+            return Verdict(on_record(error))
         state.settle()
         self._forget(event)
         if context.emitted:
             self._emitted += context.emitted
         return None
+
+    def _handle_together(self, events: Sequence[StreamEvent]) -> Iterator[tuple[StreamEvent, Verdict]]:
+        """Run a batch handler. Where it fails nothing of the call remains, and each half is tried for itself, those
+        before others first: one that fails alone is at fault."""
+        if not events:
+            return
+        assert self._stream.batch is not None
+        context = BatchContext(States(self._state_of, [event.key for event in events]))
+        try:
+            self._stream.handler(as_given(events, self._stream.batch, self._stream.fields), context)
+            for key in context.states:
+                self._state_of(key).check()
+        except Exception as error:
+            for key in context.states:
+                self._state_of(key).undo()
+            if len(events) == 1:
+                yield events[0], Verdict(on_record(error))
+                return
+            middle = len(events) // 2
+            yield from self._handle_together(events[:middle])
+            yield from self._handle_together(events[middle:])
+            return
+        for key in context.states:
+            self._state_of(key).settle()
+        for event in events:
+            self._forget(event)
+        self._emitted += context.emitted
+
+    def _state_of(self, key: str) -> KeyState:
+        found = self._states.get(key)
+        if found is None:
+            found = self._states[key] = KeyState()
+        return found
 
     def _failure(self, event: StreamEvent, verdict: Verdict) -> Outcome | None:
         past = self._failures.get(_failures_of(event))
