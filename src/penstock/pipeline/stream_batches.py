@@ -93,8 +93,8 @@ class StreamRun:
                 rows = self._run(batch, errand)
             except Died as died:
                 telemetry.warn("tasks died; looking for an event that kills them", stream=self.stream.name, error=died)
-                rows = self._run_carefully(batch, replace(errand, acknowledged={}))
-            self._acknowledged = {}
+                rows = self._run_carefully(batch, errand)
+            self._trimmed({row["part"] for row in rows})
             self._acknowledge(rows)
         except PenstockError as error:
             self.error = error
@@ -170,6 +170,10 @@ class StreamRun:
             if row["lease"] is None or (row["seq"] in done and row["outcome"] == "PUBLISHED"):
                 self._acknowledged.setdefault(row["part"], []).append(Arrival(row["event_id"], row["replays"]))
         self._count(rows)
+
+    def _trimmed(self, parts: set[int]) -> None:
+        """These parts have forgotten what their source has the acknowledgement of; the others are yet to hear."""
+        self._acknowledged = {part: known for part, known in self._acknowledged.items() if part not in parts}
 
     def _settle(self, rows: Sequence[Row]) -> set[int]:
         """Returns the seqs of those that are in the state, and that the queue won't bring again."""
