@@ -7,9 +7,11 @@ from valkey import Valkey
 
 from penstock.pipeline.valkey_group import acknowledge
 from penstock.pipeline.valkey_source import EntryReader, StreamOptions
+from penstock.testing.processes import wait_until
 from penstock.testing.servers import ValkeyServer
 
 GROUP = "totals"
+SECONDS = 120.0
 
 Offset = dict[str, Any]
 Row = dict[str, Any]
@@ -75,6 +77,13 @@ class Query:
         """The rows of a batch, as often as it is asked for."""
         batches = [batch for one in self.reader.partitions(start, end) for batch in self.reader.read(one)]
         return [row for batch in batches for row in batch.to_pylist()]
+
+    def awaited(self) -> list[Row]:
+        """The rows of the next batch, for which something has to lie idle first."""
+        assert wait_until(lambda: self.reader.latestOffset(self.offset, None) != self.offset, SECONDS)
+        rows = self.batch()
+        assert rows is not None
+        return rows
 
     def ids(self) -> list[str] | None:
         rows = self.batch()

@@ -249,7 +249,8 @@ def take(
 def acknowledge(url: str, group: str, event_ids: Iterable[str], *, delete_acknowledged: bool = False) -> int:
     """Tell the group that these events are done with, and say how many of them were pending.
 
-    To be called once their effects are committed. Those of a group that is not there any more count for nothing.
+    To be called once their effects are committed. A server that is away is a `SourceUnavailable`, and may be left at
+    that: what was not acknowledged comes again. Events of a group that is not there any more count for nothing.
     """
     by_stream: dict[str, list[str]] = {}
     for event_id in event_ids:
