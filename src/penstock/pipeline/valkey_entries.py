@@ -133,6 +133,8 @@ class Rows:
 
 def _carried_headers(value: bytes) -> dict[str, str] | None:
     """The headers in a field that is a JSON object of strings; None if it is anything else."""
+    if value == b"{}":  # most have none, and to decode that takes time
+        return {}
     try:
         found = json.loads(value)
     except (ValueError, RecursionError):
@@ -162,7 +164,8 @@ def _text(value: bytes | None) -> str | None:
 
 def in_order(entries: Iterable[Entry]) -> list[Entry]:
     """Each entry once, the oldest first."""
-    return sorted({entry.event_id: entry for entry in entries}.values(), key=lambda entry: entry.entry_id)
+    once = {(entry.entry_id, entry.stream): entry for entry in entries}
+    return sorted(once.values(), key=lambda entry: entry.entry_id)
 
 
 def pages(entries: Sequence[Entry], *, rows: int = PAGE_ROWS, size: int = PAGE_BYTES) -> Iterator[list[Entry]]:

@@ -232,18 +232,14 @@ def take(
     left, and those before new ones. Which stream comes first changes with `first_turn`, so that none starves."""
     turn = first_turn % len(groups)
     in_turn = [*groups[turn:], *groups[:turn]]
-    taken: dict[str, Entry] = {}
-
-    def add(entries: Iterable[Entry]) -> None:
-        taken.update((entry.event_id, entry) for entry in entries)
-
+    taken: list[Entry] = []
     for group in in_turn:
-        add(group.own(consumer, limit - len(taken)))
+        taken += group.own(consumer, limit - len(taken))
     for group in in_turn:
-        add(group.idle(consumer, limit - len(taken), min_idle_time_ms))
+        taken += group.idle(consumer, limit - len(taken), min_idle_time_ms)
     for group in in_turn:
-        add(group.new(consumer, limit - len(taken)))
-    return in_order(taken.values())
+        taken += group.new(consumer, limit - len(taken))
+    return in_order(taken)
 
 
 def acknowledge(url: str, group: str, event_ids: Iterable[str], *, delete_acknowledged: bool = False) -> int:
