@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from step_ground import Ground
+from valkey import Valkey
+from valkey_ground import ValkeyGround
 
 from penstock.outbox import connect
 from penstock.pipeline import archive
 from penstock.pipeline.java import find_java
+from penstock.testing.servers import ValkeyServer
 
 # An archive of classes halves the start of each Java, but none is made behind the tests' backs.
 os.environ[archive.VARIABLE] = "on" if archive.archive_path(find_java()).exists() else "off"
@@ -41,3 +44,14 @@ def embedded(tmp_path: Path) -> Iterator[Ground]:
     with connect(url) as outbox:
         outbox.store.initialise()
         yield Ground(url, outbox, tmp_path)
+
+
+@pytest.fixture
+def valkey(valkey_server: ValkeyServer) -> Iterator[ValkeyGround]:
+    """The server, which is up, empty and without a password at the start, whatever the test does to it."""
+    with Valkey(port=valkey_server.port) as client:
+        client.flushall()
+        yield ValkeyGround(valkey_server, client)
+        valkey_server.start()
+        client.config_set("requirepass", "")
+        client.flushall()

@@ -6,7 +6,7 @@ partitions repeat their claims: they get the unsettled remainder, never new even
 offset only counts.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -93,18 +93,9 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "SourceOptions":
-        known = {name.replace("_", ""): name for name in cls.__dataclass_fields__}
-        given: dict[str, Any] = {}
-        for name, value in options.items():
-            if name.lower() in SPARKS_OWN:
-                continue
-            field = known.get(name.lower().replace("_", ""))
-            if field is None:
-                raise UsageError(
-                    f"format penstock has no option {name!r}; it takes {', '.join(cls.__dataclass_fields__)}"
-                )
-            given[field] = _convert(field, value)
-        return cls(**{"store": store_url(), **given})
+        given = recognised(options, cls.__dataclass_fields__, "penstock")
+        converted: dict[str, Any] = {field: _convert(field, value) for field, value in given.items()}
+        return cls(**{"store": store_url(), **converted})
 
     def target(self) -> sink.Target:
         """The options of a write, which takes few of them."""
@@ -252,6 +243,20 @@ class EventReader(DataSourceReader):
             after = page.after
 
 
+def recognised(options: Mapping[str, str], fields: Collection[str], format_name: str) -> dict[str, str]:
+    """The options under the names of `fields`, however they are spelt: a misspelt one must not be without effect."""
+    known = {name.replace("_", ""): name for name in fields}
+    given: dict[str, str] = {}
+    for name, value in options.items():
+        if name.lower() in SPARKS_OWN:
+            continue
+        field = known.get(name.lower().replace("_", ""))
+        if field is None:
+            raise UsageError(f"format {format_name} has no option {name!r}; it takes {', '.join(fields)}")
+        given[field] = value
+    return given
+
+
 def lease_of(query: str, batch: int, index: int) -> LeaseId:
     """The lease of a partition: the same whenever, wherever and however often it runs."""
     return LeaseId(uuid5(UUID(query), f"{batch}/{index}"))
@@ -284,6 +289,10 @@ def _fields(record: Any) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def _arrow_schema() -> Any:
+    return arrow_schema(COLUMNS)
+
+
+def arrow_schema(columns: Mapping[str, str]) -> Any:
     """Spark takes a batch only if it matches the declared schema exactly."""
     import pyarrow as pa
 
@@ -295,7 +304,7 @@ def _arrow_schema() -> Any:
         "TIMESTAMP": pa.timestamp("us", tz="UTC"),
         "MAP<STRING, STRING>": pa.map_(pa.string(), pa.string()),
     }
-    return pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
+    return pa.schema([(name, kinds[kind]) for name, kind in columns.items()])
 
 
 def _convert(field: str, value: str) -> Any:
