@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock import telemetry
-from penstock.errors import PenstockError, PipelineError, StoreConflict, StoreUnavailable, brief
+from penstock.errors import PenstockError, PipelineError, SourceUnavailable, StoreConflict, StoreUnavailable, brief
 from penstock.lifecycle import Published
 from penstock.pipeline.settling import by_lease
 from penstock.pipeline.stores import store_of
@@ -98,6 +98,10 @@ class StreamRun:
             self._acknowledge(rows)
         except PenstockError as error:
             self.error = error
+            raise
+        except Exception as error:
+            if not self._stopping.is_set():
+                self.error = PipelineError(f"stream {self.stream.name} has failed: {brief(error)}")
             raise
 
     def _run(self, batch: "DataFrame", errand: Errand) -> list[Row]:
@@ -208,7 +212,7 @@ class StreamRun:
         for pause in _pauses():
             try:
                 return call()
-            except (StoreConflict, StoreUnavailable) as error:
+            except (SourceUnavailable, StoreConflict, StoreUnavailable) as error:
                 telemetry.warn("trying again", stream=self.stream.name, error=brief(error))
             self._pause(pause)
         raise AssertionError("pauses never end")

@@ -63,7 +63,9 @@ def feed_of(stream: Stream, store: str, parallelism: int) -> Feed:
             return QueueFeed(stream, store, name, parallelism)
         case Frame() as frame:
             return Beside(FrameFeed(frame), QueueFeed(stream, store, stream.own_queue, 1))
-        case Kafka() | Valkey():
+        case Valkey() as valkey:
+            return Beside(ValkeyFeed(valkey, stream.name), QueueFeed(stream, store, stream.own_queue, 1))
+        case Kafka():
             raise UsageError(f"{stream.source} can't be read yet")
 
 
@@ -92,6 +94,38 @@ class QueueFeed:
 
     def acknowledge(self, event_ids: Sequence[str]) -> None:
         """Nothing: see `settle`."""
+
+
+class ValkeyFeed:
+    """Entries of Valkey's streams. Only one driver reads under the stream's name: it has its entries again at once."""
+
+    tells = True
+    remember_seconds = REMEMBER_SECONDS
+
+    def __init__(self, source: Valkey, consumer: str) -> None:
+        self._source = source
+        self._options = {
+            "url": source.url,
+            "stream": source.stream,
+            "group": source.group,
+            "consumer": consumer,
+            "min_idle_time_ms": str(source.min_idle_time_ms),
+            "patient": "true",
+            **source.options,
+        }
+
+    def load(self, spark: "SparkSession") -> "DataFrame":
+        from penstock.pipeline.valkey_source import StreamOptions, register
+
+        StreamOptions.parse(self._options)  # Spark would bury what is wrong with them
+
+        register(spark)
+        return in_columns(spark.readStream.format("penstock-valkey").options(**self._options).load())
+
+    def acknowledge(self, event_ids: Sequence[str]) -> None:
+        from penstock.pipeline.valkey_source import acknowledge
+
+        acknowledge(self._source.url, self._source.group, event_ids)
 
 
 class FrameFeed:

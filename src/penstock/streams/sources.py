@@ -34,8 +34,8 @@ class Valkey:
     """More options of `format("penstock-valkey")`."""
 
     def __post_init__(self) -> None:
-        if self.min_idle_time_ms < 0:
-            raise UsageError("min_idle_time_ms must be 0 or more")
+        if self.min_idle_time_ms < 1:
+            raise UsageError("min_idle_time_ms must be 1 or more")
 
     def __str__(self) -> str:
         return f"{self.stream} at {mask_url(self.url)}"
