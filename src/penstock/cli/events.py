@@ -9,19 +9,12 @@ import typer
 
 from penstock.admin.wording import count, first_line
 from penstock.cli import output
+from penstock.cli.filters import Filters, IdsOption, StatesOption, takes_filters
 from penstock.cli.options import (
-    ErrorOption,
-    IdsOption,
     JsonOption,
-    QueueOption,
-    SinceOption,
-    StatesOption,
     StoreOption,
-    TypeOption,
-    UntilOption,
     event_id,
     opened,
-    select,
 )
 
 if TYPE_CHECKING:
@@ -39,15 +32,12 @@ APART = (
 )
 
 
+@takes_filters
 def events(
     context: typer.Context,
+    filters: Filters,
     ids: IdsOption = None,
     state: StatesOption = None,
-    queue: QueueOption = None,
-    event_type: TypeOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    error: ErrorOption = None,
     limit: Annotated[int, typer.Option(min=1, help="How many, at most.")] = 50,
     after: Annotated[
         int | None, typer.Option(metavar="SEQ", help="Go on after this one, as the last page said.")
@@ -56,7 +46,7 @@ def events(
     json: JsonOption = False,
 ) -> None:
     """List events, newest first."""
-    chosen = select(ids=ids, states=state, queue=queue, event_type=event_type, since=since, until=until, error=error)
+    chosen = filters.select(ids=ids, states=state)
     with opened(context, store) as admin:
         more: list[int | None] = [None]
 

@@ -11,11 +11,9 @@ from penstock.admin.wording import count
 from penstock.cli import output
 from penstock.cli.events import table
 from penstock.cli.failure import FAILURE
-from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.admin.service import Preview
-    from penstock.store.base import Selection
 
 SHOWN_GROUPS = 20
 
@@ -69,11 +67,3 @@ def _groups(preview: "Preview") -> list[str]:
     ]
     left = len(preview.groups) - len(lines)
     return [*lines, f"  and {count(left, 'more kind')}"] if left > 0 else lines
-
-
-def require_some(chosen: "Selection", verb: str) -> None:
-    """Refuse a selection that says nothing, in the words of the command line."""
-    if chosen.empty:
-        raise UsageError(
-            f"{verb} needs to know which: --id, --state, --queue, --type, --since, --until, --error or --all"
-        )
