@@ -127,7 +127,9 @@ class DeadLetterOffice:
             raise EventNotFound(event_id)
         record = _latest_death(records)
         if record is None:
-            raise UsageError(f"{event_id} is {_standing(records).lower()}, not dead; to see it: penstock show {event_id}")
+            raise UsageError(
+                f"{event_id} is {_standing(records).lower()}, not dead; to see it: penstock show {event_id}"
+            )
         history = self._store.history(event_id)
         note = self._store.notes([event_id]).get(event_id, Note())
         copies = [copy_document(copy) for copy in reversed(records) if copy is not record]

@@ -1,14 +1,12 @@
 """`penstock init`, `reap`, `replay` and `purge`: what changes a store, each shown before it is done."""
 
-import sys
-
 import typer
 
 from penstock.admin.wording import count
 from penstock.cli import output
 from penstock.cli.filters import AllOption, Filters, IdsOption, StatesOption, require_some, takes_filters
 from penstock.cli.from_lake import FromLakeOption, replay_from_lake
-from penstock.cli.operation import Operation
+from penstock.cli.operation import Operation, require_consent
 from penstock.cli.options import (
     DryRunOption,
     JsonOption,
@@ -18,7 +16,6 @@ from penstock.cli.options import (
     opened,
     operator,
 )
-from penstock.errors import UsageError
 
 
 def init(context: typer.Context, store: StoreOption = None, json: JsonOption = False) -> None:
@@ -93,8 +90,7 @@ def purge(
     """
     chosen = filters.select(ids=ids, states=state, everything=everything)
     require_some(chosen, "purge")
-    if not (yes or dry_run or sys.stdin.isatty()):
-        raise UsageError("purge deletes for good, and off a terminal it needs --yes; --dry-run shows what it would do")
+    require_consent("purge", yes or dry_run)
     with opened(context, store) as admin:
         work = lambda update: admin.purge(chosen, progress=update)  # noqa: E731
         Operation("purge", "purged", dry_run, yes, json).carry_out(admin.preview_purge(chosen), work)

@@ -48,6 +48,14 @@ def write(text: str) -> None:
         sys.stdout.flush()
 
 
+def write_bytes(data: bytes) -> None:
+    """Bytes as they are, for whatever reads them; not for a terminal."""
+    with _readers_may_leave():
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
 def write_json(value: Any, *, indent: int | None = 2) -> None:
     write(as_json(value, indent=indent))
 
