@@ -41,7 +41,6 @@ def _in_any_case(character: str) -> str:
 
 def error_kind(error: str | None) -> str:
     """What errors of one kind have in common: the first line, with numbers and ids folded into a `#`."""
-    lines = (error or "")[:BEGINNING].splitlines()
-    line = next((line.strip() for line in lines if line.strip()), "")
-    kind = _VARYING.sub(FOLDED, line)
+    lines = (error or "")[:BEGINNING].strip().splitlines()
+    kind = _VARYING.sub(FOLDED, lines[0].strip()) if lines else ""
     return kind if len(kind) <= KIND_LENGTH else kind[: KIND_LENGTH - 1] + "…"

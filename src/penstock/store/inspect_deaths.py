@@ -1,6 +1,6 @@
 """Looking at the dead in a SQL database. Reads only, and no payloads: they may be large."""
 
-from sqlalchemy import ColumnElement, Connection, and_, func, literal_column, or_, select
+from sqlalchemy import ColumnElement, Connection, FromClause, and_, func, literal_column, or_, select
 
 from penstock.store.base import Selection
 from penstock.store.deaths import Death, DeathCount, DeathMark, DeathPage, page_of, tallied
@@ -40,12 +40,19 @@ def death_counts(connection: Connection, selection: Selection) -> list[DeathCoun
     """Errors that are alike to the letter are counted by the database, and their kinds here, as the rows come."""
     statement = (
         select(archive.c.queue, ERROR, func.count())
-        .select_from(archive.join(events, events.c.seq == archive.c.seq))
+        .select_from(_needed(selection))
         .where(*_dead(selection))
         .group_by(archive.c.queue, ERROR)
     )
     rows = connection.execute(statement, execution_options={"yield_per": ROWS_AT_A_TIME})
     return tallied((row[0], row[1], row[2]) for row in rows)
+
+
+def _needed(selection: Selection) -> FromClause:
+    """Events are large, and read only where the selection asks for something that they alone know."""
+    asked = (selection.ids, selection.event_type, selection.event_types, selection.since, selection.until)
+    with_events = archive.join(events, events.c.seq == archive.c.seq)
+    return archive if all(part is None for part in asked) else with_events
 
 
 def _dead(selection: Selection) -> list[ColumnElement[bool]]:
