@@ -6,19 +6,25 @@ python stream_processes.py STORE STATE CORES
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
-from penstock import Streams
-from penstock.streams.context import Context
+from penstock import Outbox, Streams
+from penstock.lifecycle import State
+from penstock.store.base import Selection
+from penstock.streams.context import Context, KeyState
+from penstock.streams.engine import is_users
 from penstock.streams.event import StreamEvent
+from penstock.streams.state import open_state
 
+EVENTS = 1_000
 KEYS = 20
 
 
 def application(store: str, state: str) -> Streams:
     app = Streams(store, state=state)
 
-    @app.stream("orders", parts=4, retry_seconds=0.05)
+    @app.stream("orders", parts=4, retry_seconds=0.05, lease_seconds=10)
     def total(event: StreamEvent, ctx: Context) -> None:
         order = event.json()
         ctx.state["sum"] = ctx.state.get("sum", 0) + order["amount"]
@@ -31,10 +37,48 @@ def application(store: str, state: str) -> Streams:
     return app
 
 
-def start(store: str, state: str, cores: int, crash: str = "") -> "subprocess.Popen[bytes]":
-    environment = {**os.environ, "PENSTOCK_CRASH": crash, "PENSTOCK_SPARK_ARCHIVE": "off"}
+def start(store: str, state: str, cores: int) -> "subprocess.Popen[bytes]":
+    environment = {**os.environ, "PENSTOCK_SPARK_ARCHIVE": "off"}
     command = [sys.executable, str(Path(__file__)), store, state, str(cores)]
     return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
+
+
+def emit_orders(outbox: Outbox) -> None:
+    outbox.emit_many(
+        outbox.event("order.placed", {"number": n, "amount": n}, queue="orders", partition_key=f"customer {n % KEYS}")
+        for n in range(EVENTS)
+    )
+
+
+def unsettled(outbox: Outbox) -> int:
+    """How many events are not done with, those that failed and were moved included."""
+    live = frozenset({State.PENDING, State.CLAIMED})
+    queues = ("orders", "streams/total")
+    return sum(len(outbox.store.find(Selection(queue=queue, states=live), limit=10_000).records) for queue in queues)
+
+
+def check(outbox: Outbox, state: str) -> None:
+    """To the last digit: sums, emitted events once each, exactly the dead letters that must be."""
+    store = open_state(state)
+    found = {key: dict(KeyState(saved))["sum"] for key, saved in store.read("total") if is_users(key)}
+    assert found == _expected()
+    store.close()
+    counted = outbox.store.find(Selection(queue="counted"), limit=10_000).records
+    numbers = Counter(int(record.payload.split(b":")[1][:-1]) for record in counted)
+    assert numbers == dict.fromkeys((n for n in range(EVENTS) if n % 50 != 7), 1)
+    dead = outbox.store.find(Selection(queue="orders", states=frozenset({State.DEAD})), limit=1_000).records
+    assert sorted(record.payload for record in dead) == sorted(
+        b'{"number":%d,"amount":%d}' % (n, n) for n in range(EVENTS) if n % 50 == 7
+    )
+    assert all(record.last_error and record.last_error.startswith("ValueError: never\n") for record in dead)
+
+
+def _expected() -> dict[str, int]:
+    sums: Counter[str] = Counter()
+    for number in range(EVENTS):
+        if number % 50 != 7:
+            sums[f"customer {number % KEYS}"] += number
+    return dict(sums)
 
 
 if __name__ == "__main__":

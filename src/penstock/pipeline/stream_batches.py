@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
 
 from penstock import telemetry
 from penstock.errors import PenstockError, PipelineError, SourceUnavailable, StoreConflict, StoreUnavailable, brief
@@ -18,6 +19,7 @@ from penstock.pipeline.settling import by_lease
 from penstock.pipeline.stores import store_of
 from penstock.pipeline.stream_sources import Feed, feed_of
 from penstock.pipeline.stream_tasks import OUTCOMES, ROWS, Errand, Trouble, assign, process
+from penstock.store.base import LeaseId
 from penstock.streams.app import Stream, StreamSet
 from penstock.streams.engine import Verdict
 from penstock.streams.state import open_state
@@ -74,6 +76,7 @@ class StreamRun:
         self._acknowledged: dict[int, list[Arrival]] = {}
         self._stopping = threading.Event()
         self._forgot = 0.0
+        self._jobs = 0
         telemetry.info("stream runs", stream=stream.name, epoch=started.epoch, parts=started.parts)
 
     def start(self, checkpoint: str) -> "StreamingQuery":
@@ -88,6 +91,7 @@ class StreamRun:
     def _handle(self, batch: "DataFrame", _number: int) -> None:
         try:
             self._forget()
+            self._jobs = 0
             errand = replace(self._errand, acknowledged=self._acknowledged)
             try:
                 rows = self._run(batch, errand)
@@ -95,7 +99,7 @@ class StreamRun:
                 telemetry.warn("tasks died; looking for an event that kills them", stream=self.stream.name, error=died)
                 rows = self._run_carefully(batch, errand)
             self._trimmed({row["part"] for row in rows})
-            self._acknowledge(rows)
+            self._acknowledge(rows if self._jobs == 1 else self._under_new_tokens(rows))
         except PenstockError as error:
             self.error = error
             raise
@@ -121,6 +125,7 @@ class StreamRun:
         return done
 
     def _job(self, batch: "DataFrame", errand: Errand) -> list[Row]:
+        self._jobs += 1
         parted = batch.mapInArrow(assign(errand), ROWS)
         tasks = min(errand.started.parts, max(1, self._spark.sparkContext.defaultParallelism))
         try:
@@ -161,6 +166,13 @@ class StreamRun:
         telemetry.warn("an event kills whoever handles it", stream=self.stream.name, event_id=arrivals[0].event_id)
         verdicts = {arrivals[0]: Verdict(KILLED, final=True)}
         return self._run(batch, replace(errand, only=frozenset(arrivals), condemned=verdicts))
+
+    def _under_new_tokens(self, rows: Sequence[Row]) -> list[Row]:
+        """Every job on a batch reads it again, and so repeats its claims: the tokens of the jobs before are void."""
+        leases = [LeaseId(UUID(lease)) for lease in {row["lease"] for row in rows} if lease is not None]
+        held = self._patiently(lambda: store_of(self._errand.store).held(leases))
+        tokens = {str(one.lease.lease_id): str(one.lease.token) for one in held}
+        return [{**row, "token": tokens.get(row["lease"], row["token"])} for row in rows]
 
     def _acknowledge(self, rows: Sequence[Row]) -> None:
         """The state is committed: now the source may know. What it doesn't take any more comes again, and changes

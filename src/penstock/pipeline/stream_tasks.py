@@ -216,7 +216,8 @@ def _tell(row: _Row, outcome: Outcome) -> _Told:
 def _held(errand: Errand, rows: list[_Row]) -> Iterator[None]:
     """Keep the leases of these rows for as long as their handlers take."""
     named = {(row.lease, row.token) for row in rows if row.lease is not None}
-    leases = [Lease(LeaseId(UUID(lease)), Token(UUID(token)), DEFAULT_QUEUE) for lease, token in named]
+    seconds = errand.stream.lease_seconds
+    leases = [Lease(LeaseId(UUID(lease)), Token(UUID(token)), DEFAULT_QUEUE, seconds) for lease, token in named]
     if not leases:
         yield
         return

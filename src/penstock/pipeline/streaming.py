@@ -4,13 +4,15 @@ parts that their keys belong to, processed there, and then acknowledged."""
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PipelineError, UsageError
+from penstock.pipeline.relay import Housekeeping, RelayReport
 from penstock.pipeline.session import is_local, open_session
 from penstock.pipeline.stream_batches import Counts, StreamRun
+from penstock.store import open_store
 from penstock.streams.app import Stream, StreamSet
 from penstock.streams.state import open_state
 
@@ -46,7 +48,7 @@ def run_streams(
     started = [state.start(stream.name, stream.parts) for stream in chosen]
     state.close()
     runs = [StreamRun(session, app, stream, one, parallelism) for stream, one in zip(chosen, started, strict=True)]
-    with _folder(checkpoint) as folder, _started(runs, folder) as queries:
+    with _kept(app.store, chosen), _folder(checkpoint) as folder, _started(runs, folder) as queries:
         _watch(runs, queries, once=once, stop=stop or threading.Event())
     return {run.stream.name: run.counts for run in runs}
 
@@ -58,6 +60,14 @@ def _chosen(app: StreamSet, names: Sequence[str] | None) -> list[Stream]:
     if not app.streams:
         raise UsageError('this application has no streams: give it one, @app.stream("queue")')
     return [stream for name, stream in app.streams.items() if names is None or name in names]
+
+
+@contextmanager
+def _kept(url: str, streams: Sequence[Stream]) -> Iterator[None]:
+    """While these run, what dead ones held comes back: nobody else may be there to reap it."""
+    lease_seconds = min(stream.lease_seconds for stream in streams)
+    with closing(open_store(url)) as store, Housekeeping(store, [], lease_seconds, RelayReport()):
+        yield
 
 
 @contextmanager

@@ -1,0 +1,236 @@
+"""Situations in which a stream on Spark could lose, double or hold up events, one by one."""
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from stream_processes import EVENTS, check, emit_orders, start, unsettled
+
+from penstock import Outbox, Streams, connect
+from penstock.lifecycle import PUBLISHED, State
+from penstock.pipeline.stores import close_stores
+from penstock.pipeline.stream_sources import COLUMNS
+from penstock.pipeline.stream_tasks import Errand, assign, process
+from penstock.pipeline.streaming import run_streams
+from penstock.store.base import Claim, Record, Selection
+from penstock.streams.context import Context, KeyState
+from penstock.streams.event import StreamEvent
+from penstock.streams.sources import Frame, Source
+from penstock.streams.state import open_state
+from penstock.streams.state.base import Superseded
+from penstock.testing.processes import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+SECONDS = 300.0
+LEASE_SECONDS = 1.0
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'state'}"
+
+
+@pytest.fixture
+def outbox(postgres_url: str) -> Iterator[Outbox]:
+    with connect(postgres_url) as made:
+        made.store.initialise()
+        yield made
+    close_stores()
+
+
+def adding(url: str, state: str, source: str | Source = "orders", **options: Any) -> Streams:
+    """Adds numbers up; 13 kills whoever handles it, and those below 0 fail once."""
+    app = Streams(url, state=state)
+
+    @app.stream(source, key=lambda event: "a", name="total", parts=2, retry_seconds=0.01, **options)
+    def total(event: StreamEvent, ctx: Context) -> None:
+        number = event.json()["number"]
+        if number == 13:
+            os._exit(1)
+        if number < 0 and event.attempts == 0:
+            raise ConnectionError("not yet")
+        ctx.state["sum"] = ctx.state.get("sum", 0) + number
+        ctx.emit("added", {"number": number}, queue="added")
+
+    return app
+
+
+def emit(outbox: Outbox, *numbers: int) -> None:
+    outbox.emit_many(outbox.event("number", {"number": number}, queue="orders") for number in numbers)
+
+
+def total(state: str) -> int:
+    found = dict(open_state(state).read("total", ["a"]))
+    return int(KeyState(found["a"])["sum"]) if found else 0
+
+
+def found(outbox: Outbox, queue: str, state: State | None = None) -> list[Record]:
+    states = None if state is None else frozenset({state})
+    return list(outbox.store.find(Selection(queue=queue, states=states), limit=1_000).records)
+
+
+def added(outbox: Outbox) -> list[int]:
+    return sorted(json.loads(record.payload)["number"] for record in found(outbox, "added"))
+
+
+def folder_of(tmp_path: Path, *numbers: int) -> Callable[["SparkSession"], Any]:
+    """Files of numbers, as a streaming DataFrame."""
+    folder = str(tmp_path / "numbers")
+    os.makedirs(folder, exist_ok=True)
+    for number in numbers:
+        (tmp_path / "numbers" / f"{number}.json").write_text(json.dumps({"event_id": f"n{number}", "number": number}))
+    return lambda spark: spark.readStream.schema("event_id STRING, number INT").json(folder)
+
+
+def drain(spark: "SparkSession", app: Streams, outbox: Outbox, **options: Any) -> None:
+    """Run until nothing is left of what was emitted: an event that failed waits a moment."""
+
+    def done() -> bool:
+        run_streams(app, spark=spark, once=True, **options)
+        return not unsettled(outbox)
+
+    assert wait_until(done, SECONDS)
+
+
+def test_the_number_of_cores_changes(outbox: Outbox, postgres_url: str, state: str) -> None:
+    emit_orders(outbox)
+    for cores, left in ((1, EVENTS - 1), (3, 0)):
+        driver = start(postgres_url, state, cores)
+        try:
+            assert wait_until(lambda left=left: unsettled(outbox) <= left, SECONDS)
+        finally:
+            driver.kill()
+            driver.wait()
+    check(outbox, state)
+
+
+def test_the_older_of_two_drivers_stops_and_says_why(
+    spark: "SparkSession", outbox: Outbox, postgres_url: str, state: str
+) -> None:
+    app = adding(postgres_url, state, lease_seconds=5.0)
+    told: list[BaseException] = []
+
+    def drive() -> None:
+        try:
+            run_streams(app, spark=spark)
+        except BaseException as error:
+            told.append(error)
+
+    driver = threading.Thread(target=drive)
+    driver.start()
+    emit(outbox, 1)
+    assert wait_until(lambda: added(outbox) == [1], SECONDS)
+    open_state(state).start("total", 2)
+    emit(outbox, 2)
+    driver.join(SECONDS)
+    assert not driver.is_alive()
+    (error,) = told
+    assert isinstance(error, Superseded)
+    assert "another driver has started this stream" in str(error)
+    assert total(state) == 1
+    drain(spark, app, outbox)
+    assert (total(state), added(outbox)) == (3, [1, 2])
+
+
+def test_what_a_dead_driver_held_comes_back(
+    spark: "SparkSession", outbox: Outbox, postgres_url: str, state: str
+) -> None:
+    """Nobody else is there to reap its lease."""
+    emit(outbox, 1, 2, 3)
+    outbox.store.claim("orders", limit=2, claimant="dead", lease_seconds=0.2)
+    app, stop = adding(postgres_url, state, lease_seconds=1.0), threading.Event()
+    driver = threading.Thread(target=run_streams, args=(app,), kwargs={"spark": spark, "stop": stop})
+    driver.start()
+    came = wait_until(lambda: added(outbox) == [1, 2, 3], SECONDS)
+    stop.set()
+    driver.join()
+    assert came
+    assert total(state) == 6
+
+
+def test_the_checkpoint_is_lost(
+    spark: "SparkSession", outbox: Outbox, postgres_url: str, state: str, tmp_path: Path
+) -> None:
+    """A DataFrame then comes from its beginning, and the inbox knows its events."""
+    app = adding(postgres_url, state, Frame(folder_of(tmp_path, 1, 2, -3)))
+    for numbers in ((), (4, 5), (6,)):
+        folder_of(tmp_path, *numbers)
+        run_streams(app, spark=spark, once=True, checkpoint=str(tmp_path / "checkpoint"))
+        shutil.rmtree(tmp_path / "checkpoint")
+    drain(spark, app, outbox)
+    assert (total(state), added(outbox)) == (15, [-3, 1, 2, 4, 5, 6])
+
+
+def test_an_event_that_kills_dies_alone(spark: "SparkSession", outbox: Outbox, postgres_url: str, state: str) -> None:
+    """Its neighbours need not wait for its lease to expire."""
+    emit(outbox, *range(8, 20), -1)
+    run_streams(adding(postgres_url, state), spark=spark, once=True)
+    assert len(found(outbox, "orders", State.PUBLISHED)) >= 11
+    drain(spark, adding(postgres_url, state), outbox)
+    applied = [number for number in [-1, *range(8, 20)] if number != 13]
+    assert (total(state), added(outbox)) == (sum(applied), applied)
+    (dead,) = found(outbox, "orders", State.DEAD)
+    assert json.loads(dead.payload) == {"number": 13}
+    assert "died" in (dead.last_error or "")
+    emit(outbox, 100)
+    drain(spark, adding(postgres_url, state), outbox)
+    assert total(state) == sum(applied) + 100
+
+
+def test_an_event_of_a_dataframe_that_kills_dies_alone(
+    spark: "SparkSession", outbox: Outbox, postgres_url: str, state: str, tmp_path: Path
+) -> None:
+    app = adding(postgres_url, state, Frame(folder_of(tmp_path, *range(10, 16))))
+    run_streams(app, spark=spark, once=True, checkpoint=str(tmp_path / "checkpoint"))
+    folder_of(tmp_path, 16)
+    run_streams(app, spark=spark, once=True, checkpoint=str(tmp_path / "checkpoint"))
+    assert (total(state), added(outbox)) == (10 + 11 + 12 + 14 + 15 + 16, [10, 11, 12, 14, 15, 16])
+    (dead,) = found(outbox, "streams/total", State.DEAD)
+    assert json.loads(dead.payload) == {"number": 13}
+    assert "died" in (dead.last_error or "")
+    assert found(outbox, "streams/total") == [dead]
+
+
+def test_leases_are_kept_while_a_handler_takes_its_time(outbox: Outbox, postgres_url: str, state: str) -> None:
+    """In its task, which needs no Spark: three times as long as its lease, and nobody can reap it."""
+    reaped: list[int] = []
+    app = Streams(postgres_url, state=state)
+
+    @app.stream("orders", key=lambda event: "a", name="total", parts=1, lease_seconds=LEASE_SECONDS)
+    def slowly(event: StreamEvent, ctx: Context) -> None:
+        until = time.monotonic() + 3 * LEASE_SECONDS
+        wait_until(lambda: time.monotonic() > until, 4 * LEASE_SECONDS)
+        reaped.append(outbox.store.reap())
+        ctx.state["sum"] = event.json()["number"]
+
+    emit(outbox, 7)
+    started = open_state(state).start("total", 1)
+    errand = Errand(app.streams["total"], started, postgres_url, state)
+    claim = outbox.store.claim("orders", limit=1, claimant="task", lease_seconds=LEASE_SECONDS)
+    (told,) = process(errand)(assign(errand)(iter([claimed(claim)])))
+    assert told.column("outcome").to_pylist() == ["PUBLISHED"]
+    assert reaped == [0]
+    assert outbox.store.settle(claim.lease, {claim.events[0].seq: PUBLISHED}).published
+    assert total(state) == 7
+
+
+def claimed(claim: Claim) -> Any:
+    """A claim as a task gets it."""
+    import pyarrow as pa
+
+    kinds = {"BIGINT": pa.int64(), "INT": pa.int32(), "STRING": pa.string(), "BINARY": pa.binary()}
+    others = {"TIMESTAMP": pa.timestamp("us", tz="UTC"), "MAP<STRING, STRING>": pa.map_(pa.string(), pa.string())}
+    schema = pa.schema([(name, (kinds | others)[kind]) for name, kind in COLUMNS.items()])
+    lease = {"lease": str(claim.lease.lease_id), "token": str(claim.lease.token)}
+    rows = [{**event._asdict(), **lease, "event_id": str(event.event_id), "headers": []} for event in claim.events]
+    return pa.RecordBatch.from_pylist(rows, schema=schema)
