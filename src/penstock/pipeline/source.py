@@ -69,10 +69,13 @@ CLAIM_PAGE = 1_000
 
 
 def register(spark: "SparkSession") -> None:
-    """Make `format("penstock")` known to a session."""
+    """Make `format("penstock")`, and `format("penstock-state")`, known to a session."""
+    from penstock.pipeline.stream_state import StateDataSource
+
     # Spark refuses a source that answers filters in a session that doesn't push them.
     spark.conf.set(FILTER_PUSHDOWN, "true")
     spark.dataSource.register(PenstockDataSource)
+    spark.dataSource.register(StateDataSource)
 
 
 @dataclass(frozen=True, slots=True)
