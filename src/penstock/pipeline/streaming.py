@@ -41,7 +41,7 @@ def run_streams(
     Spark's checkpoint keeps nothing that counts, except for sources that only it knows the progress of: without
     `checkpoint` it lies in a temporary folder. `Superseded` if another driver has started one of the streams.
     """
-    chosen = _chosen(app, names)
+    chosen = choose(app, names)
     state = open_state(app.state)
     require_reachable(state, (master or DEFAULT_MASTER) if spark is None else spark.sparkContext.master)
     ending = stop or threading.Event()
@@ -74,7 +74,8 @@ def _open_session(master: str | None, streams: Sequence[Stream]) -> "SparkSessio
     return session
 
 
-def _chosen(app: StreamSet, names: Sequence[str] | None) -> list[Stream]:
+def choose(app: StreamSet, names: Sequence[str] | None = None) -> list[Stream]:
+    """An application's streams, or those of these names."""
     unknown = sorted(set(names or ()) - app.streams.keys())
     if unknown:
         raise UsageError(f"there is no stream {unknown[0]!r}; there are: {', '.join(sorted(app.streams)) or 'none'}")
