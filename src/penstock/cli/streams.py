@@ -205,7 +205,7 @@ def _one(store: "StateStore", stream: "Started", key: str) -> "Kept":
 
     for kept in look(store, stream, [key], part=part_of(key, stream.parts)):
         return kept
-    there = ", ".join(kept.key for kept in islice(look(store, stream), SHOWN_KEYS))
+    there = ", ".join(output.clean_line(kept.key) for kept in islice(look(store, stream), SHOWN_KEYS))
     told = f"its first keys are: {there}" if there else "it has no state at all"
     raise UsageError(f"stream {stream.stream!r} has no state of key {key!r}; {told}")
 
