@@ -25,6 +25,7 @@ from penstock.cli.options import StoreOption
 from penstock.cli.relay import relay
 from penstock.cli.status import status
 from penstock.cli.steer import cancel, limit, pause, resume
+from penstock.cli.streams import streams
 from penstock.cli.worker import worker
 
 
@@ -83,6 +84,7 @@ for _panel, _functions in _COMMANDS.items():
     for _function in _functions:
         app.command(rich_help_panel=_panel)(_function)
 app.add_typer(jobs, rich_help_panel="The flow")
+app.add_typer(streams, rich_help_panel="The flow")
 app.add_typer(dead, rich_help_panel="Operating")
 app.command(rich_help_panel="Trying out")(demo)
 app.add_typer(bench, rich_help_panel="Trying out")

@@ -6,6 +6,8 @@ partitions repeat their claims: they get the unsettled remainder, never new even
 offset only counts.
 """
 
+import os
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,7 +23,7 @@ from penstock.event import DEFAULT_QUEUE
 from penstock.lifecycle import State
 from penstock.pipeline import pushdown, sink
 from penstock.pipeline.session import FILTER_PUSHDOWN
-from penstock.pipeline.stores import store_of
+from penstock.pipeline.stores import close_stores, store_of
 from penstock.publish.options import flag
 from penstock.store.base import LeaseId, Selection
 
@@ -69,10 +71,13 @@ CLAIM_PAGE = 1_000
 
 
 def register(spark: "SparkSession") -> None:
-    """Make `format("penstock")` known to a session."""
+    """Make `format("penstock")`, and `format("penstock-state")`, known to a session."""
+    from penstock.pipeline.stream_state import StateDataSource
+
     # Spark refuses a source that answers filters in a session that doesn't push them.
     spark.conf.set(FILTER_PUSHDOWN, "true")
     spark.dataSource.register(PenstockDataSource)
+    spark.dataSource.register(StateDataSource)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +208,12 @@ class ClaimReader(DataSourceStreamReader):
         rows = [{**event._asdict(), "lease": lease, "token": token, "state": "CLAIMED"} for event in claim.events]
         for start in range(0, len(rows), CLAIM_PAGE):
             yield _record_batch(rows[start : start + CLAIM_PAGE])
+
+    def stop(self) -> None:
+        """The query has ended, and Spark hung up on the process that plans it: PySpark would print a stack trace."""
+        close_stores()
+        if isinstance(sys.exc_info()[1], EOFError):
+            os._exit(0)
 
 
 class SeqRange(InputPartition):

@@ -14,14 +14,16 @@ from uuid import UUID
 
 from penstock import telemetry
 from penstock.errors import PenstockError, PipelineError, SourceUnavailable, StoreConflict, StoreUnavailable, brief
+from penstock.event import DEFAULT_QUEUE
 from penstock.lifecycle import Published
 from penstock.pipeline.settling import by_lease
 from penstock.pipeline.stores import store_of
 from penstock.pipeline.stream_sources import Feed, feed_of
 from penstock.pipeline.stream_tasks import OUTCOMES, ROWS, Errand, Trouble, assign, process
-from penstock.store.base import LeaseId
+from penstock.store.base import Lease, LeaseId, Token
 from penstock.streams.app import Stream, StreamSet
 from penstock.streams.engine import Verdict
+from penstock.streams.sources import Queue
 from penstock.streams.state import open_state
 from penstock.streams.state.base import Arrival, Started, Superseded
 
@@ -67,6 +69,7 @@ class StreamRun:
         self, spark: "SparkSession", app: StreamSet, stream: Stream, started: Started, parallelism: int = 2
     ) -> None:
         self.stream = stream
+        self.started = started
         self.counts = Counts()
         self.error: PenstockError | None = None
         """Why it ended, in its own words: Spark's would bury it."""
@@ -75,6 +78,7 @@ class StreamRun:
         self._errand = Errand(stream, started, app.store, app.state, self._feed.tells)
         self._acknowledged: dict[int, list[Arrival]] = {}
         self._stopping = threading.Event()
+        self._busy = threading.Lock()
         self._forgot = 0.0
         self._jobs = 0
         telemetry.info("stream runs", stream=stream.name, epoch=started.epoch, parts=started.parts)
@@ -85,28 +89,54 @@ class StreamRun:
         return writer.trigger(processingTime=TRIGGER).start()
 
     def stop(self) -> None:
-        """End what waits."""
+        """End what waits, and begin nothing more."""
         self._stopping.set()
 
+    def finish(self) -> None:
+        """Wait for the batch in hand: it is acknowledged, or has failed."""
+        with self._busy:
+            return
+
     def _handle(self, batch: "DataFrame", _number: int) -> None:
-        try:
-            self._forget()
-            self._jobs = 0
-            errand = replace(self._errand, acknowledged=self._acknowledged)
+        """One batch. What ends the stream is kept, and Spark is not told: it would bury it, and shout."""
+        with self._busy:
             try:
-                rows = self._run(batch, errand)
-            except Died as died:
-                telemetry.warn("tasks died; looking for an event that kills them", stream=self.stream.name, error=died)
-                rows = self._run_carefully(batch, errand)
-            self._trimmed({row["part"] for row in rows})
-            self._acknowledge(rows if self._jobs == 1 else self._under_new_tokens(rows))
-        except PenstockError as error:
-            self.error = error
+                if self._stopping.is_set():
+                    raise Stopped
+                self._process(batch)
+            except (PenstockError, Stopped) as error:
+                self.error = self.error or (error if isinstance(error, PenstockError) else None)
+                self._stopping.set()
+                if not isinstance(self.stream.source, Queue):
+                    raise  # only Spark knows how far this source is: the batch must not count as done
+            except Exception as error:
+                if not self._stopping.is_set():
+                    self.error = PipelineError(f"stream {self.stream.name} has failed: {brief(error)}")
+                raise
+
+    def _process(self, batch: "DataFrame") -> None:
+        self._forget()
+        self._jobs = 0
+        errand = replace(self._errand, acknowledged=self._acknowledged)
+        try:
+            rows = self._run(batch, errand)
+        except Died as died:
+            telemetry.warn("tasks died; looking for an event that kills them", stream=self.stream.name, error=died)
+            rows = self._run_carefully(batch, errand)
+        except Superseded:
+            self._release(batch)
             raise
+        self._trimmed({row["part"] for row in rows})
+        self._acknowledge(rows if self._jobs == 1 else self._under_new_tokens(rows))
+
+    def _release(self, batch: "DataFrame") -> None:
+        """The other driver is to have the batch's events at once, and not when their leases are over."""
+        store = store_of(self._errand.store)
+        try:
+            for row in batch.select("lease", "token").where("lease IS NOT NULL").distinct().collect():
+                store.release(Lease(LeaseId(UUID(row.lease)), Token(UUID(row.token)), DEFAULT_QUEUE))
         except Exception as error:
-            if not self._stopping.is_set():
-                self.error = PipelineError(f"stream {self.stream.name} has failed: {brief(error)}")
-            raise
+            telemetry.warn("events stay leased for a while", stream=self.stream.name, error=brief(error))
 
     def _run(self, batch: "DataFrame", errand: Errand) -> list[Row]:
         """What became of all events of the batch, however long the state of some of them can't be reached."""
@@ -137,7 +167,7 @@ class StreamRun:
         rows = [row.asDict() for row in found]
         for row in rows:
             if row["outcome"] == Trouble.SUPERSEDED:
-                raise Superseded(row["error"])
+                raise superseded(self.started)
             if row["outcome"] == Trouble.BROKEN:
                 raise PipelineError(f"stream {self.stream.name}: {row['error']}")
         return rows
@@ -232,6 +262,11 @@ class StreamRun:
     def _pause(self, seconds: float) -> None:
         if self._stopping.wait(seconds):
             raise Stopped
+
+
+def superseded(started: Started) -> Superseded:
+    """What the driver of an earlier start ends with."""
+    return Superseded(f"another driver has started stream {started.stream!r} since; this one has stopped")
 
 
 def _pauses() -> Iterator[float]:

@@ -62,8 +62,8 @@ class Stream:
         return event.headers.get(KEY_HEADER) or str(self.key(event))
 
     def part_of(self, key: str, parts: int) -> int:
-        """Where a key belongs. The same in every process and version: Python's own hash is not."""
-        return zlib.crc32(key.encode()) % parts
+        """Where a key belongs."""
+        return part_of(key, parts)
 
 
 class StreamSet:
@@ -102,6 +102,11 @@ class StreamSet:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({mask_url(self.store)!r}, streams={sorted(self.streams)})"
+
+
+def part_of(key: str, parts: int) -> int:
+    """Where a key belongs. The same in every process and version: Python's own hash is not."""
+    return zlib.crc32(key.encode()) % parts
 
 
 def default_key(event: Any) -> str:

@@ -253,4 +253,4 @@ def is_users(key: str) -> bool:
 
 
 def _unexpired(saved: Saved, now: float) -> Saved | None:
-    return None if saved.expires_at is not None and saved.expires_at <= now else saved
+    return None if saved.expired(now) else saved

@@ -307,6 +307,23 @@ class Outside(StateScenario):
         for part in parts:
             part.close()
 
+    def test_state_is_read_part_by_part(self, open_state: OpenState, store: StateStore) -> None:
+        started = store.start(STREAM, 3)
+        for number in range(2):
+            part = store.open_part(started, number)
+            with part.transaction() as transaction:
+                transaction.save({f"{name}-{number}": Saved(b"%d" % number) for name in "cab"})
+            part.close()
+        looking = open_state()
+        assert [key for key, _ in looking.read(STREAM, part=1)] == ["a-1", "b-1", "c-1"]
+        assert list(looking.read(STREAM, ["c-0", "a-0", "b-1"], part=0)) == [("a-0", Saved(b"0")), ("c-0", Saved(b"0"))]
+        assert list(looking.read(STREAM, [], part=0)) == []
+        assert list(looking.read(STREAM, part=2)) == []
+        assert [key for key, _ in looking.read(STREAM)] == ["a-0", "a-1", "b-0", "b-1", "c-0", "c-1"]
+        for number in (-1, 3):
+            with pytest.raises(UsageError, match=f"no part {number}"):
+                list(looking.read(STREAM, part=number))
+
     def test_an_unknown_stream_is_an_error(self, store: StateStore) -> None:
         assert list(store.streams()) == []
         with pytest.raises(UsageError, match="'orders'"):

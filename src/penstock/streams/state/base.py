@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, UsageError
 from penstock.event import Event
 
 
@@ -55,6 +55,9 @@ class Saved:
     data: bytes
     expires_at: float | None = None
 
+    def expired(self, now: float) -> bool:
+        return self.expires_at is not None and self.expires_at <= now
+
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
@@ -62,6 +65,13 @@ class Outgoing:
 
     batch: int
     events: Sequence[Event]
+
+
+def checked_part(stream: str, number: int, parts: int) -> int:
+    """The number of a part, if there is such a one."""
+    if not 0 <= number < parts:
+        raise UsageError(f"{stream!r} has the parts 0 to {parts - 1}, and no part {number}")
+    return number
 
 
 class PartTransaction(Protocol):
@@ -141,8 +151,11 @@ class StateStore(Protocol):
         """The streams that there are, by name."""
         ...
 
-    def read(self, stream: str, keys: Collection[str] | None = None) -> Iterator[tuple[str, Saved]]:
-        """The state of these keys or of all, by key, as committed: from outside, while the stream runs."""
+    def read(
+        self, stream: str, keys: Collection[str] | None = None, *, part: int | None = None
+    ) -> Iterator[tuple[str, Saved]]:
+        """The state of these keys or of all, in one part or in all, by key, as committed: from outside, while the
+        stream runs."""
         ...
 
     def forget(self, stream: str, *, older_than_seconds: float) -> int:

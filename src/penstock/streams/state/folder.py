@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from penstock.config import mask_url
 from penstock.errors import StoreConflict, StoreError, StoreUnavailable, UsageError
-from penstock.streams.state.base import Fenced, Saved, Started, Superseded
+from penstock.streams.state.base import Fenced, Saved, Started, Superseded, checked_part
 
 BUSY_SECONDS = 30.0
 POLL_SECONDS = 0.02
@@ -127,9 +127,13 @@ class FolderState(ABC):
     def streams(self) -> Sequence[Started]:
         return self._folder.streams()
 
-    def read(self, stream: str, keys: Collection[str] | None = None) -> Iterator[tuple[str, Saved]]:
+    def read(
+        self, stream: str, keys: Collection[str] | None = None, *, part: int | None = None
+    ) -> Iterator[tuple[str, Saved]]:
+        paths = self._paths(stream)
         with ExitStack() as stack:
-            parts = [stack.enter_context(self._looking(path, keys)) for path in self._paths(stream)]
+            wanted = paths if part is None else [paths[checked_part(stream, part, len(paths))]]
+            parts = [stack.enter_context(self._looking(path, keys)) for path in wanted]
             yield from merge(*parts, key=lambda pair: pair[0])
 
     def forget(self, stream: str, *, older_than_seconds: float) -> int:

@@ -13,11 +13,13 @@ from penstock.config import mask_url, needs_extra
 from penstock.errors import StoreConflict, StoreError, StoreUnavailable, UsageError
 from penstock.event import NAME_LIMIT, Event
 from penstock.streams.state import postgres_statements as statements
-from penstock.streams.state.base import Arrival, Fenced, Outgoing, Saved, Started, Superseded
+from penstock.streams.state.base import Arrival, Fenced, Outgoing, Saved, Started, Superseded, checked_part
 from penstock.streams.state.packing import pack_event, unpack_event
 
 if TYPE_CHECKING:
     from psycopg import Connection
+
+READ_PAGE = 5_000
 
 Rows = Sequence[tuple[Any, ...]]
 
@@ -167,12 +169,16 @@ class PostgresState:
                 return []
             return [Started(*row) for row in _run(connection, statements.STREAMS)]
 
-    def read(self, stream: str, keys: Collection[str] | None = None) -> Iterator[tuple[str, Saved]]:
+    def read(
+        self, stream: str, keys: Collection[str] | None = None, *, part: int | None = None
+    ) -> Iterator[tuple[str, Saved]]:
         with self._connected() as connection, _transaction(connection):
-            self._require(connection, stream)
+            parts = self._require(connection, stream)
+            if part is not None:
+                checked_part(stream, part, parts)
             with connection.cursor(name="penstock_read") as cursor:  # all of a state may be more than fits in memory
-                wanted = None if keys is None else list(keys)
-                for key, data, expires_at in cursor.execute(statements.READ, (stream, wanted, wanted)):
+                cursor.itersize = READ_PAGE
+                for key, data, expires_at in cursor.execute(*_read(stream, parts, part, keys)):
                     yield key, Saved(data, expires_at)
 
     def forget(self, stream: str, *, older_than_seconds: float) -> int:
@@ -225,6 +231,15 @@ class PostgresState:
         if not rows:
             raise UsageError(f"there is no stream {stream!r} in {mask_url(self.url)}")
         return int(rows[0][0])
+
+
+def _read(
+    stream: str, parts: int, part: int | None, keys: Collection[str] | None
+) -> tuple[LiteralString, tuple[Any, ...]]:
+    """The statement for these keys or all, in a part or in all, and its values."""
+    if keys is not None:
+        return statements.READ_KEYS, (stream, list(range(parts)) if part is None else [part], list(keys))
+    return (statements.READ, (stream,)) if part is None else (statements.READ_PART, (stream, part))
 
 
 @contextmanager

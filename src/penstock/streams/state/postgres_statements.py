@@ -118,9 +118,12 @@ SENT = "DELETE FROM penstock_stream_outgoing WHERE stream = %s AND part = %s AND
 
 # -- from outside ---------------------------------------------------------------------------------------------
 
-READ = """
+READ = "SELECT key, data, expires_at FROM penstock_stream_state WHERE stream = %s ORDER BY key"
+READ_PART = "SELECT key, data, expires_at FROM penstock_stream_state WHERE stream = %s AND part = %s ORDER BY key"
+# The parts are named also where all are wanted: with them the primary key finds single keys.
+READ_KEYS = """
     SELECT key, data, expires_at FROM penstock_stream_state
-    WHERE stream = %s AND (%s::text[] IS NULL OR key = ANY(%s::text[]))
+    WHERE stream = %s AND part = ANY(%s::integer[]) AND key = ANY(%s::text[])
     ORDER BY key
 """
 FORGET_INBOX = """
