@@ -1,16 +1,18 @@
 """One Spark session for all tests that need it: starting one takes seconds."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from step_ground import Ground
 
+from penstock.errors import UsageError
 from penstock.outbox import connect
 from penstock.pipeline import archive
 from penstock.pipeline.java import find_java
+from penstock.pipeline.kafka_jars import connector_jars
 
 # An archive of classes halves the start of each Java, but none is made behind the tests' backs.
 os.environ[archive.VARIABLE] = "on" if archive.archive_path(find_java()).exists() else "off"
@@ -23,9 +25,28 @@ if TYPE_CHECKING:
 def spark() -> Iterator["SparkSession"]:
     from penstock.pipeline import open_session
 
-    session = open_session("local[2]", "penstock-tests")
+    session = open_session("local[2]", "penstock-tests", jars=_connector())
     yield session
     session.stop()
+
+
+def _connector() -> Sequence[Path]:
+    """The jars by which Spark reads Kafka, where they are. Tests that need them are skipped elsewhere, but not in CI."""
+    try:
+        return connector_jars()
+    except UsageError:
+        return ()
+
+
+@pytest.fixture
+def reads_kafka() -> None:
+    """For tests that need the connector."""
+    try:
+        connector_jars()
+    except UsageError as missing:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(f"{missing}; or fetch it with `make services`")
 
 
 @pytest.fixture

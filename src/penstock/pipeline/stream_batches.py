@@ -78,16 +78,22 @@ class StreamRun:
 
     def start(self, checkpoint: str) -> "StreamingQuery":
         writer = self._feed.load(self._spark).writeStream.foreachBatch(self._handle)
-        writer = writer.queryName(f"penstock {self.stream.name}").option("checkpointLocation", checkpoint)
+        folder = f"{checkpoint}/{self._feed.edition}".rstrip("/")
+        writer = writer.queryName(f"penstock {self.stream.name}").option("checkpointLocation", folder)
         return writer.trigger(processingTime=TRIGGER).start()
 
     def stop(self) -> None:
         """End what waits."""
         self._stopping.set()
 
-    def _handle(self, batch: "DataFrame", _number: int) -> None:
+    def close(self) -> None:
+        """Its query has ended."""
+        self._feed.close()
+
+    def _handle(self, loaded: "DataFrame", _number: int) -> None:
         try:
             self._forget()
+            batch = self._patiently(lambda: self._feed.arrange(loaded))
             errand = replace(self._errand, acknowledged=self._acknowledged)
             try:
                 rows = self._run(batch, errand)

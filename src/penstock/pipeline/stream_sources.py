@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.errors import UsageError
 from penstock.streams.app import Stream
+from penstock.streams.event import KEY_HEADER, ORIGIN_HEADER, STREAM_HEADER
 from penstock.streams.sources import REMEMBER_SECONDS, Frame, Kafka, Queue, Valkey
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ COLUMNS = {
 """What every source brings. Rows are processed in the order of line, offset and seq. A lease and its token are of a
 queue, a line and an offset of a source whose order is fixed."""
 
+STREAM_HEADERS = (ORIGIN_HEADER, KEY_HEADER, STREAM_HEADER)
+"""What a stream writes on events that it moved to its own queue. From elsewhere they would say what isn't so."""
+
 QUEUE_LIMIT = 10_000
 # How often an event may be in the hands of a process that dies: what it fails by itself is counted by the stream.
 LOST_ATTEMPTS = 50
@@ -51,9 +55,34 @@ class Feed(Protocol):
         """The stream, with the columns above."""
         ...
 
+    @property
+    def edition(self) -> str:
+        """What the checkpoint is of, once loaded: with another edition another checkpoint begins."""
+        ...
+
+    def arrange(self, batch: "DataFrame") -> "DataFrame":
+        """The rows of a micro-batch as they are to be processed. `StoreUnavailable` if that can't be told now."""
+        ...
+
     def acknowledge(self, event_ids: Sequence[str]) -> None:
         """The state holds these."""
         ...
+
+    def close(self) -> None:
+        """Its stream has ended."""
+        ...
+
+
+class Steady:
+    """A source that is the same from its first batch to its last, and holds nothing open."""
+
+    edition = ""
+
+    def arrange(self, batch: "DataFrame") -> "DataFrame":
+        return batch
+
+    def close(self) -> None:
+        """Nothing to close."""
 
 
 def feed_of(stream: Stream, store: str, parallelism: int) -> Feed:
@@ -63,11 +92,15 @@ def feed_of(stream: Stream, store: str, parallelism: int) -> Feed:
             return QueueFeed(stream, store, name, parallelism)
         case Frame() as frame:
             return Beside(FrameFeed(frame), QueueFeed(stream, store, stream.own_queue, 1))
-        case Kafka() | Valkey():
+        case Kafka() as kafka:
+            from penstock.pipeline.kafka_feed import KafkaFeed
+
+            return Beside(KafkaFeed(kafka), QueueFeed(stream, store, stream.own_queue, 1))
+        case Valkey():
             raise UsageError(f"{stream.source} can't be read yet")
 
 
-class QueueFeed:
+class QueueFeed(Steady):
     """Events of a queue, claimed under leases. Their outcomes are settled by lease, and not here."""
 
     tells = False
@@ -94,7 +127,7 @@ class QueueFeed:
         """Nothing: see `settle`."""
 
 
-class FrameFeed:
+class FrameFeed(Steady):
     """Any streaming DataFrame. Spark's checkpoint alone knows how far it is."""
 
     tells = False
@@ -127,11 +160,21 @@ class Beside:
         self.tells = source.tells
         self.remember_seconds = source.remember_seconds
 
+    @property
+    def edition(self) -> str:
+        return self._source.edition
+
     def load(self, spark: "SparkSession") -> "DataFrame":
         return self._source.load(spark).unionByName(self._own.load(spark))
 
+    def arrange(self, batch: "DataFrame") -> "DataFrame":
+        return self._source.arrange(batch)
+
     def acknowledge(self, event_ids: Sequence[str]) -> None:
         self._source.acknowledge(event_ids)
+
+    def close(self) -> None:
+        self._source.close()
 
 
 def in_columns(frame: "DataFrame") -> "DataFrame":

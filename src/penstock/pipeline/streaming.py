@@ -5,13 +5,16 @@ import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PipelineError, UsageError
-from penstock.pipeline.session import is_local, open_session
+from penstock.pipeline.kafka_jars import connector_jars
+from penstock.pipeline.session import is_local, is_running, open_session
 from penstock.pipeline.stream_batches import Counts, StreamRun
 from penstock.streams.app import Stream, StreamSet
+from penstock.streams.sources import Kafka
 from penstock.streams.state import open_state
 
 if TYPE_CHECKING:
@@ -31,15 +34,17 @@ def run_streams(
     checkpoint: str | None = None,
     stop: threading.Event | None = None,
     parallelism: int = 2,
+    jars: str | None = None,
 ) -> Mapping[str, Counts]:
     """Run an application's streams until `stop` is set; with `once`, until nothing is ready. Returns what became of
     the events, by stream.
 
     Spark's checkpoint keeps nothing that counts, except for sources that only it knows the progress of: without
-    `checkpoint` it lies in a temporary folder. `Superseded` if another driver has started one of the streams.
+    `checkpoint` it lies in a temporary folder. `jars` is a folder with those of Spark's connector to Kafka, for
+    streams that read it. `Superseded` if another driver has started one of the streams.
     """
     chosen = _chosen(app, names)
-    session = spark or open_session(master or "local[*]")
+    session = spark or open_session(master or "local[*]", jars=_needed_jars(chosen, jars))
     state = open_state(app.state)
     if not state.shared and not is_local(session.sparkContext.master or ""):
         raise UsageError(f"{state.url} is on one machine's disk; on a cluster keep the state in PostgreSQL")
@@ -58,6 +63,12 @@ def _chosen(app: StreamSet, names: Sequence[str] | None) -> list[Stream]:
     if not app.streams:
         raise UsageError('this application has no streams: give it one, @app.stream("queue")')
     return [stream for name, stream in app.streams.items() if names is None or name in names]
+
+
+def _needed_jars(streams: Sequence[Stream], folder: str | None) -> Sequence[Path]:
+    """What must be on Java's class path; once Java runs, it is too late."""
+    reads_kafka = any(isinstance(stream.source, Kafka) for stream in streams)
+    return connector_jars(folder) if reads_kafka and not is_running() else ()
 
 
 @contextmanager
@@ -84,6 +95,8 @@ def _started(runs: Sequence[StreamRun], folder: str) -> "Iterator[list[Streaming
             run.stop()
         for query in queries:
             query.stop()
+        for run in runs:
+            run.close()
 
 
 def _watch(

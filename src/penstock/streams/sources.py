@@ -47,8 +47,15 @@ class Kafka:
 
     servers: str
     topics: str
-    options: Mapping[str, str] = field(default_factory=dict)
+    """Names, with commas between them."""
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
     """More options of Spark's `format("kafka")`, such as `kafka.security.protocol`."""
+    pattern: bool = False
+    """Whether `topics` is a regular expression of Java instead: topics that match are read once they are there."""
+
+    def __post_init__(self) -> None:
+        if not self.servers or not self.topics:
+            raise UsageError('a Kafka source needs servers and topics: Kafka("broker:9092", "orders")')
 
     def __str__(self) -> str:
         return f"{self.topics} at {self.servers}"
