@@ -31,7 +31,7 @@ def spark() -> Iterator["SparkSession"]:
 
 
 def _connector() -> Sequence[Path]:
-    """The jars by which Spark reads Kafka, where they are. Tests that need them are skipped elsewhere, but not in CI."""
+    """The jars by which Spark reads Kafka, where they are."""
     try:
         return connector_jars()
     except UsageError:
@@ -40,7 +40,7 @@ def _connector() -> Sequence[Path]:
 
 @pytest.fixture
 def reads_kafka() -> None:
-    """For tests that need the connector."""
+    """For tests that need the connector: where it is missing they are skipped, but in CI they fail."""
     try:
         connector_jars()
     except UsageError as missing:

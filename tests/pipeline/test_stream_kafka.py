@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kafka_ground import Topics
 from step_ground import Ground
-from stream_ground import DEAD, LIVE, records, states
+from stream_ground import records, states
 
 from penstock import Streams
-from penstock.errors import PipelineError
 from penstock.pipeline.stores import close_stores
 from penstock.pipeline.streaming import run_streams
-from penstock.store.base import Selection
 from penstock.streams.context import Context
 from penstock.streams.event import StreamEvent
 from penstock.streams.sources import Kafka

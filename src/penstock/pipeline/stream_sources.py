@@ -9,7 +9,7 @@ from penstock.streams.event import KEY_HEADER, ORIGIN_HEADER, STREAM_HEADER
 from penstock.streams.sources import REMEMBER_SECONDS, Frame, Kafka, Queue, Valkey
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 COLUMNS = {
     "seq": "BIGINT",
@@ -91,6 +91,8 @@ def feed_of(stream: Stream, store: str, parallelism: int) -> Feed:
         case Queue(name):
             return QueueFeed(stream, store, name, parallelism)
         case Frame() as frame:
+            from penstock.pipeline.frame_feed import FrameFeed
+
             return Beside(FrameFeed(frame), QueueFeed(stream, store, stream.own_queue, 1))
         case Kafka() as kafka:
             from penstock.pipeline.kafka_feed import KafkaFeed
@@ -127,30 +129,6 @@ class QueueFeed(Steady):
         """Nothing: see `settle`."""
 
 
-class FrameFeed(Steady):
-    """Any streaming DataFrame. Spark's checkpoint alone knows how far it is."""
-
-    tells = False
-
-    def __init__(self, source: Frame) -> None:
-        self._source = source
-        self.remember_seconds = source.remember_seconds
-
-    def load(self, spark: "SparkSession") -> "DataFrame":
-        from pyspark.sql import DataFrame
-
-        frame = self._source.open(spark)
-        if not isinstance(frame, DataFrame) or not frame.isStreaming:
-            raise UsageError("a Frame source is a function that takes the session and returns a streaming DataFrame")
-        named = set(frame.columns)
-        if "event_id" not in named and not {"line", "offset"} <= named:
-            raise UsageError("a DataFrame needs a column event_id, or line and offset, that its events are known by")
-        return in_columns(_with_payload(frame))
-
-    def acknowledge(self, event_ids: Sequence[str]) -> None:
-        """Nothing: Spark's checkpoint has it."""
-
-
 class Beside:
     """A source without retries, and the queue that its failed events are moved to."""
 
@@ -183,21 +161,9 @@ def in_columns(frame: "DataFrame") -> "DataFrame":
 
     empty = {"attempts": F.lit(0), "replays": F.lit(0), "seq": F.lit(0), "event_type": F.lit("")}
     named = set(frame.columns)
-    if "event_id" not in named:
-        empty["event_id"] = F.concat_ws("/", frame["line"], frame["offset"].cast("string"))
-    chosen = (frame[name] if name in named else empty.get(name, F.lit(None)) for name in COLUMNS)
-    return frame.select(
-        *(column.cast(kind).alias(name) for column, (name, kind) in zip(chosen, COLUMNS.items(), strict=True))
-    )
 
+    def chosen(name: str, kind: str) -> "Column":
+        column = frame[name].cast(kind) if name in named else F.lit(None).cast(kind)
+        return F.coalesce(column, empty[name]) if name in empty else column
 
-def _with_payload(frame: "DataFrame") -> "DataFrame":
-    """Without a payload, all columns that are no field of an event are it, as a JSON object."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    if "payload" in frame.columns:
-        return frame
-    own = [name for name in frame.columns if name not in COLUMNS]
-    if not own:
-        raise UsageError("a DataFrame needs a column payload, or columns of its own to make one of")
-    return frame.withColumn("payload", F.to_json(F.struct(*own)).cast("binary"))
+    return frame.select(*(chosen(name, kind).cast(kind).alias(name) for name, kind in COLUMNS.items()))

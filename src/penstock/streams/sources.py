@@ -67,7 +67,7 @@ class Frame:
 
     An event is known by the column `event_id`, or by `line` (a string) and `offset` (a number that only rises in its
     line). `partition_key`, `ordering_key`, `event_type`, `headers` and `created_at` are taken where they are there.
-    Without a column `payload` it is a JSON object of all other columns.
+    A column `payload` is taken as it is, or as JSON; without one it is a JSON object of all other columns.
     """
 
     open: Callable[[Any], Any]
