@@ -1,7 +1,7 @@
 """One Spark session for all tests that need it: starting one takes seconds."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,9 +10,11 @@ from step_ground import Ground
 from valkey import Valkey
 from valkey_ground import ValkeyGround
 
+from penstock.errors import UsageError
 from penstock.outbox import connect
 from penstock.pipeline import archive
 from penstock.pipeline.java import find_java
+from penstock.pipeline.kafka_jars import connector_jars
 from penstock.testing.servers import ValkeyServer
 
 # An archive of classes halves the start of each Java, but none is made behind the tests' backs.
@@ -26,9 +28,28 @@ if TYPE_CHECKING:
 def spark() -> Iterator["SparkSession"]:
     from penstock.pipeline import open_session
 
-    session = open_session("local[2]", "penstock-tests")
+    session = open_session("local[2]", "penstock-tests", jars=_connector())
     yield session
     session.stop()
+
+
+def _connector() -> Sequence[Path]:
+    """The jars by which Spark reads Kafka, where they are."""
+    try:
+        return connector_jars()
+    except UsageError:
+        return ()
+
+
+@pytest.fixture
+def reads_kafka() -> None:
+    """For tests that need the connector: where it is missing they are skipped, but in CI they fail."""
+    try:
+        connector_jars()
+    except UsageError as missing:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(f"{missing}; or fetch it with `make services`")
 
 
 @pytest.fixture

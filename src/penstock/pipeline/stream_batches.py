@@ -85,7 +85,8 @@ class StreamRun:
 
     def start(self, checkpoint: str) -> "StreamingQuery":
         writer = self._feed.load(self._spark).writeStream.foreachBatch(self._handle)
-        writer = writer.queryName(f"penstock {self.stream.name}").option("checkpointLocation", checkpoint)
+        folder = f"{checkpoint}/{self._feed.edition}".rstrip("/")
+        writer = writer.queryName(f"penstock {self.stream.name}").option("checkpointLocation", folder)
         return writer.trigger(processingTime=TRIGGER).start()
 
     def stop(self) -> None:
@@ -96,6 +97,10 @@ class StreamRun:
         """Wait for the batch in hand: it is acknowledged, or has failed."""
         with self._busy:
             return
+
+    def close(self) -> None:
+        """Its query has ended."""
+        self._feed.close()
 
     def _handle(self, batch: "DataFrame", _number: int) -> None:
         """One batch. What ends the stream is kept, and Spark is not told: it would bury it, and shout."""
@@ -114,9 +119,10 @@ class StreamRun:
                     self.error = PipelineError(f"stream {self.stream.name} has failed: {brief(error)}")
                 raise
 
-    def _process(self, batch: "DataFrame") -> None:
+    def _process(self, loaded: "DataFrame") -> None:
         self._forget()
         self._jobs = 0
+        batch = self._patiently(lambda: self._feed.arrange(loaded))
         errand = replace(self._errand, acknowledged=self._acknowledged)
         try:
             rows = self._run(batch, errand)

@@ -5,19 +5,22 @@ import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from penstock import telemetry
 from penstock.errors import UsageError
+from penstock.pipeline.kafka_jars import connector_jars
 from penstock.pipeline.relay import Housekeeping, RelayReport
-from penstock.pipeline.session import DEFAULT_MASTER, is_local, open_session
+from penstock.pipeline.session import DEFAULT_MASTER, is_local, is_running, open_session
 from penstock.pipeline.shipping import parcel_of
 from penstock.pipeline.stopping import stopped_by_signals
 from penstock.pipeline.stream_batches import Counts, StreamRun
 from penstock.pipeline.stream_watch import Progress, Watch
 from penstock.store import open_store
 from penstock.streams.app import Stream, StreamSet
+from penstock.streams.sources import Kafka
 from penstock.streams.state import StateStore, open_state
 
 if TYPE_CHECKING:
@@ -36,19 +39,21 @@ def run_streams(
     stop: threading.Event | None = None,
     parallelism: int = 2,
     progress: Progress | None = None,
+    jars: str | None = None,
 ) -> Mapping[str, Counts]:
     """Run an application's streams until `stop` is set, SIGTERM or Ctrl-C comes; with `once`, until nothing is ready.
     The batch in hand is finished first. Returns what became of the events, by stream; `progress` hears it meanwhile.
 
     Spark's checkpoint keeps nothing that counts, except for sources that only it knows the progress of: without
-    `checkpoint` it lies in a temporary folder. `Superseded` if another driver has started one of the streams.
+    `checkpoint` it lies in a temporary folder. `jars` is a folder with those of Spark's connector to Kafka, for
+    streams that read it. `Superseded` if another driver has started one of the streams.
     """
     chosen = choose(app, names)
     state = open_state(app.state)
     require_reachable(state, (master or DEFAULT_MASTER) if spark is None else spark.sparkContext.master)
     ending = stop or threading.Event()
     with stopped_by_signals(ending):
-        session = spark or _open_session(master, chosen)
+        session = spark or _open_session(master, chosen, jars)
         require_reachable(state, session.sparkContext.master)
         if ending.is_set():
             return {stream.name: Counts() for stream in chosen}
@@ -67,8 +72,8 @@ def require_reachable(state: StateStore, master: str | None) -> None:
         raise UsageError(f"{state.url} is on one machine's disk; on a cluster keep the state in PostgreSQL")
 
 
-def _open_session(master: str | None, streams: Sequence[Stream]) -> "SparkSession":
-    session = open_session(master, "penstock streams")
+def _open_session(master: str | None, streams: Sequence[Stream], jars: str | None) -> "SparkSession":
+    session = open_session(master, "penstock streams", jars=_needed_jars(streams, jars))
     if not is_local(session.sparkContext.master or ""):
         functions = [function for stream in streams for function in (stream.handler, stream.key)]
         if (code := parcel_of(functions)) is not None:
@@ -84,6 +89,12 @@ def choose(app: StreamSet, names: Sequence[str] | None = None) -> list[Stream]:
     if not app.streams:
         raise UsageError('this application has no streams: give it one, @app.stream("queue")')
     return [stream for name, stream in app.streams.items() if names is None or name in names]
+
+
+def _needed_jars(streams: Sequence[Stream], folder: str | None) -> Sequence[Path]:
+    """What must be on Java's class path; once Java runs, it is too late."""
+    reads_kafka = any(isinstance(stream.source, Kafka) for stream in streams)
+    return connector_jars(folder) if reads_kafka and not is_running() else ()
 
 
 @contextmanager
@@ -127,3 +138,5 @@ def _started(runs: Sequence[StreamRun], folder: str) -> "Iterator[list[Streaming
                 retried=counts.retried,
                 dead=counts.dead,
             )
+        for run in runs:
+            run.close()
