@@ -1,9 +1,9 @@
 """A process that fills a part and is killed at it: `python -m penstock.testing.dying_state URL POINT [SIZE]`.
 
-Each transaction adds one to the sum of every key, enters as many arrivals, moves the offset and the timer of every key
-on by one, cancels the timers that the one before has set beside them, and emits an event, so that what a part holds afterwards either agrees or shows what was torn. It says the number of each
-transaction once that is committed, and dies by SIGKILL in its third one: at POINT, or, for `never`, when its parent
-wants it to.
+Each transaction adds one to the sum of every key, enters as many arrivals, moves the offset and a timer of every key on
+by one, sets another in place of the one before, and emits an event, so that what a part holds afterwards either agrees
+or shows what was torn. It says the number of each transaction once that is committed, and dies by SIGKILL in its third
+one: at POINT, or, for `never`, when its parent wants it to.
 """
 
 import os

@@ -113,7 +113,7 @@ class PartTransaction(Protocol):
         ...
 
     def due(self, until: float, limit: int) -> Sequence[Timer]:
-        """The first so many timers up to a moment, that included, in their order. They stay until they are cancelled."""
+        """The first so many timers up to a moment, that included, in order. They stay until they are cancelled."""
         ...
 
     def emit(self, events: Sequence[Event]) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 OPEN_SECONDS = 20.0
 POLL_SECONDS = 0.02
-# The first byte of a key says what it is of (timers have t and k); numbers are big-endian, so that they sort as numbers.
+# The first byte of a key says what it is of, t and k being timers; numbers are big-endian, to sort as numbers.
 INBOX, LINE, STATE, EVENT, LAST_BATCH = b"i", b"l", b"s", b"e", b"b"
 NUMBER = Struct(">Q")
 PLACE = Struct(">QI")

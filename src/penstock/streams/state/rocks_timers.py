@@ -37,7 +37,7 @@ class RocksTimers:
         if not self._changed:
             return
         names = [_named(*named) for named in self._changed]
-        before: list[bytes | None] = self._database.get(names) or []
+        before: list[bytes | None] = self._database.get(list(names)) or []
         for named, name, old in zip(self._changed, names, before, strict=True):
             if old is not None:
                 batch.delete(ORDERED + old + name[1:])
