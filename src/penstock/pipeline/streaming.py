@@ -93,12 +93,20 @@ def _watch(
         for run, query in zip(runs, queries, strict=True):
             _drain(run, query)
         return
+    for run in runs:
+        run.start_ticking()
     while not stop.wait(LOOK_SECONDS):
         for run, query in zip(runs, queries, strict=True):
             _require_well(run, query)
 
 
 def _drain(run: StreamRun, query: "StreamingQuery") -> None:
+    _drain_events(run, query)
+    while run.tick():
+        _drain_events(run, query)
+
+
+def _drain_events(run: StreamRun, query: "StreamingQuery") -> None:
     try:
         query.processAllAvailable()
     except Exception:

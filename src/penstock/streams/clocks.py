@@ -5,7 +5,7 @@ events has no progress of its own: see `Lull`.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 from penstock.streams.state.base import Saved
@@ -83,6 +83,7 @@ class Clocks:
         self._idle_seconds = idle_close_seconds
         self._started_at = now
         self.fired = 0
+        """How many timers it has heard of that fired."""
         self._turns: dict[int, Turn] = {}
         self._active: dict[int, tuple[float, float]] = {}
 
@@ -94,9 +95,10 @@ class Clocks:
             if turn.seen and turn.watermark is not None:
                 self._active[part] = turn.watermark, now
 
-    def doubt(self) -> None:
-        """A job has failed: what its parts hold is not known."""
-        self._turns.clear()
+    def doubt(self, parts: Iterable[int] | None = None) -> None:
+        """Something has failed: what these parts hold, or all, is not known."""
+        for part in self._parts if parts is None else parts:
+            self._turns.pop(part, None)
 
     def due(self, now: float) -> frozenset[int]:
         """The parts to look after: something is due, or may be, or nothing is known of them."""

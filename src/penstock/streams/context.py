@@ -107,9 +107,7 @@ class Context:
 
     __slots__ = ("_moment", "_window", "emitted", "key", "state", "timers")
 
-    def __init__(
-        self, key: str, state: KeyState, *, moment: float | None = None, window: Window | None = None
-    ) -> None:
+    def __init__(self, key: str, state: KeyState, *, moment: float | None = None, window: Window | None = None) -> None:
         self.key = key
         self.state = state
         self.emitted: list[Event] = []

@@ -205,4 +205,3 @@ class TimedWork(Work):
         first = self._tx.due(EVER, 1)
         reached = None if self._watermark is None else self._watermark.reached
         return Turn(self._fired, first[0].at if first else None, reached, self._seen)
-
