@@ -142,7 +142,6 @@ def test_windows_close_once_also_under_another_driver(spark: "SparkSession", out
     keys = [f"key {number}" for number in range(KEYS)]
     emit(outbox, "visits", keys)
     run_streams(app, spark=spark, names=["visits"], once=True)
-    assert payloads(outbox, "closed") == [], "no time has passed there"
     for _ in range(2):
         with running(app, spark, "visits"):
             assert wait_until(lambda: len(payloads(outbox, "closed")) >= KEYS, SECONDS)

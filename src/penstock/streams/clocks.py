@@ -13,9 +13,13 @@ from penstock.streams.state.base import Saved
 
 @dataclass(frozen=True, slots=True)
 class Lull:
-    """A part that has had no event for a while moves on: to the watermark of those that have, or, if the whole stream
-    is quiet, by the time that has passed."""
+    """A part that has had no event for so many seconds moves on: to the watermark of those that have, or, if the whole
+    stream is quiet, by the time that has passed since.
 
+    It stays behind by those seconds: an event is not late that takes less than them longer than the last one did.
+    """
+
+    seconds: float
     watermark: float | None = None
 
 
@@ -39,8 +43,8 @@ class Watermark:
 
     def quiet(self, lull: Lull, lateness_seconds: float, now: float) -> "Watermark":
         """What it is after a while without events."""
-        passed = self.largest + max(0.0, now - self.seen_at) - lateness_seconds
-        target = round(passed, 6) if lull.watermark is None else lull.watermark
+        passed = now - self.seen_at - lull.seconds
+        target = round(self.largest + passed - lateness_seconds, 6) if lull.watermark is None else lull.watermark
         return Watermark(max(self.reached, target), self.largest, self.seen_at)
 
 
@@ -109,7 +113,7 @@ class Clocks:
         if not self._event_time or self._idle_seconds is None or now < self._started_at + self._idle_seconds:
             return {}
         recent = {part: mark for part, (mark, at) in self._active.items() if now < at + self._idle_seconds}
-        lull = Lull(min(recent.values()) if recent else None)
+        lull = Lull(self._idle_seconds, min(recent.values()) if recent else None)
         return {part: lull for part in self._parts if part not in recent}
 
     def _is_due(self, part: int, now: float) -> bool:
