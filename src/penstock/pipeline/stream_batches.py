@@ -4,12 +4,11 @@ A batch whose tasks die time and again holds an event that kills whoever runs it
 batch, and dies alone.
 """
 
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
 from penstock import telemetry
@@ -20,12 +19,14 @@ from penstock.pipeline.settling import by_lease
 from penstock.pipeline.stores import store_of
 from penstock.pipeline.stream_sources import Feed, feed_of
 from penstock.pipeline.stream_tasks import OUTCOMES, ROWS, Errand, Trouble, assign, process
+from penstock.pipeline.stream_ticks import Died, Row, Ticks
 from penstock.store.base import Lease, LeaseId, Token
 from penstock.streams.app import Stream, StreamSet
 from penstock.streams.engine import Verdict
 from penstock.streams.sources import Queue
 from penstock.streams.state import open_state
 from penstock.streams.state.base import Arrival, Started, Superseded
+from penstock.streams.turns import Firing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,18 +39,14 @@ FORGET_SECONDS = 3_600.0
 # More than this of one batch are no events that kill: whoever runs them is ill.
 MOST_CONDEMNED = 10
 KILLED = "the process that handled it died, each time, with no other event in its hands"
-DIED = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailure|EOFException|Connection reset|Broken pipe")
+TICK_SECONDS = 1.0
+STOP_SECONDS = 30.0
 
-Row = dict[str, Any]
 Result = TypeVar("Result")
 
 
 class Stopped(Exception):
     """The stream is told to stop while a batch waits."""
-
-
-class Died(Exception):
-    """The tasks of a job died, and not by an error of their own."""
 
 
 @dataclass(slots=True)
@@ -60,6 +57,8 @@ class Counts:
     applied: int = 0
     retried: int = 0
     dead: int = 0
+    fired: int = 0
+    """Timers, and windows that closed."""
 
 
 class StreamRun:
@@ -79,6 +78,9 @@ class StreamRun:
         self._acknowledged: dict[int, list[Arrival]] = {}
         self._stopping = threading.Event()
         self._busy = threading.Lock()
+        """Two jobs at once would fence one another."""
+        self._ticking: threading.Thread | None = None
+        self._ticks = Ticks(spark, self._errand)
         self._forgot = 0.0
         self._jobs = 0
         telemetry.info("stream runs", stream=stream.name, epoch=started.epoch, parts=started.parts)
@@ -92,6 +94,8 @@ class StreamRun:
     def stop(self) -> None:
         """End what waits, and begin nothing more."""
         self._stopping.set()
+        if self._ticking is not None:
+            self._ticking.join(STOP_SECONDS)
 
     def finish(self) -> None:
         """Wait for the batch in hand: it is acknowledged, or has failed."""
@@ -101,6 +105,31 @@ class StreamRun:
     def close(self) -> None:
         """Its query has ended."""
         self._feed.close()
+
+    def start_ticking(self) -> None:
+        """From now on, fire what is due also while no events come."""
+        if self.stream.has_timers:
+            self._ticking = threading.Thread(target=self._tick_on, daemon=True)
+            self._ticking.start()
+
+    def tick(self) -> bool:
+        """Fire what is due now in parts that have no events; returns whether anything has."""
+        if not self.stream.has_timers:
+            return False
+        with self._busy:
+            fired = self._ticks.run()
+            self.counts.fired = self._ticks.fired
+        return fired
+
+    def _tick_on(self) -> None:
+        while not self._stopping.wait(TICK_SECONDS):
+            try:
+                while self.tick() and not self._stopping.is_set():
+                    continue
+            except Exception as error:
+                if not self._stopping.is_set():
+                    self.error = error if isinstance(error, PenstockError) else PipelineError(brief(error))
+                return
 
     def _handle(self, batch: "DataFrame", _number: int) -> None:
         """One batch. What ends the stream is kept, and Spark is not told: it would bury it, and shout."""
@@ -128,7 +157,7 @@ class StreamRun:
             rows = self._run(batch, errand)
         except Died as died:
             telemetry.warn("tasks died; looking for an event that kills them", stream=self.stream.name, error=died)
-            rows = self._run_carefully(batch, errand)
+            rows = self._run_carefully(batch, replace(errand, firing=Firing(limit=0)))
         except Superseded:
             self._release(batch)
             raise
@@ -163,20 +192,7 @@ class StreamRun:
     def _job(self, batch: "DataFrame", errand: Errand) -> list[Row]:
         self._jobs += 1
         parted = batch.mapInArrow(assign(errand), ROWS)
-        tasks = min(errand.started.parts, max(1, self._spark.sparkContext.defaultParallelism))
-        try:
-            found = parted.repartition(tasks, "part").mapInArrow(process(errand), OUTCOMES).collect()
-        except Exception as error:
-            if DIED.search(str(error)):
-                raise Died(str(error).splitlines()[0]) from error
-            raise
-        rows = [row.asDict() for row in found]
-        for row in rows:
-            if row["outcome"] == Trouble.SUPERSEDED:
-                raise superseded(self.started)
-            if row["outcome"] == Trouble.BROKEN:
-                raise PipelineError(f"stream {self.stream.name}: {row['error']}")
-        return rows
+        return self._ticks.collect(parted.repartition(self._ticks.tasks, "part").mapInArrow(process(errand), OUTCOMES))
 
     def _run_carefully(self, batch: "DataFrame", errand: Errand) -> list[Row]:
         found = batch.select("line", "offset", "seq", "event_id", "replays").collect()
@@ -242,6 +258,7 @@ class StreamRun:
         self.counts.applied += outcomes.count("PUBLISHED")
         self.counts.retried += outcomes.count("RETRY")
         self.counts.dead += outcomes.count("DEAD")
+        self.counts.fired = self._ticks.fired
 
     def _forget(self) -> None:
         """Now and then, what the inbox held for so long that nobody brings it again. Between batches: nobody else has
@@ -268,11 +285,6 @@ class StreamRun:
     def _pause(self, seconds: float) -> None:
         if self._stopping.wait(seconds):
             raise Stopped
-
-
-def superseded(started: Started) -> Superseded:
-    """What the driver of an earlier start ends with."""
-    return Superseded(f"another driver has started stream {started.stream!r} since; this one has stopped")
 
 
 def _pauses() -> Iterator[float]:

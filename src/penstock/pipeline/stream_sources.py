@@ -88,7 +88,9 @@ def feed_of(stream: Stream, store: str, parallelism: int) -> Feed:
     """What reads a stream's source. A source that takes no outcomes has the stream's own queue beside it."""
     match stream.source:
         case Queue(name):
-            return QueueFeed(stream, store, name, parallelism)
+            feed = QueueFeed(stream, store, name, parallelism)
+            # Timers that failed are there.
+            return Beside(feed, QueueFeed(stream, store, stream.own_queue, 1)) if stream.has_timers else feed
         case Frame() as frame:
             from penstock.pipeline.frame_feed import FrameFeed
 

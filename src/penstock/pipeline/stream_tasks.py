@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
@@ -22,10 +22,12 @@ from penstock.pipeline.stream_sources import COLUMNS
 from penstock.store.base import Lease, LeaseId, Token
 from penstock.store.base import Part as StagedPart
 from penstock.streams.app import Stream
-from penstock.streams.engine import Verdict, run_part
+from penstock.streams.clocks import Lull
+from penstock.streams.engine import Verdict
 from penstock.streams.event import StreamEvent
 from penstock.streams.state import open_state
 from penstock.streams.state.base import Arrival, Fenced, Part, Position, Started, StateStore, Superseded
+from penstock.streams.turns import USUAL, Firing, take_turn
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -33,8 +35,10 @@ if TYPE_CHECKING:
 ROWS = "part INT, stream_key STRING, key_error STRING, " + ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
 OUTCOMES = (
     "seq BIGINT, lease STRING, token STRING, outcome STRING, error STRING, delay_seconds DOUBLE, "
-    "part INT, event_id STRING, replays INT"
+    "part INT, event_id STRING, replays INT, turn STRING"
 )
+# Beside the outcomes of its events, what a part of a stream with timers tells of its time.
+TURN = "TURN"
 # An event without a key has a part all the same: that it failed is kept there.
 PART_WITHOUT_KEY = 0
 
@@ -69,6 +73,9 @@ class Errand:
     only: frozenset[Arrival] | None = None
     """Only these events."""
     condemned: Mapping[Arrival, Verdict] = field(default_factory=dict)
+    firing: Firing = USUAL
+    lulls: Mapping[int, Lull] = field(default_factory=dict)
+    """Parts whose time moves on without events."""
 
 
 def assign(errand: Errand) -> Callable[[Batches], Batches]:
@@ -149,6 +156,18 @@ def process(errand: Errand) -> Callable[[Batches], Batches]:
     return run
 
 
+def tick(errand: Errand) -> Callable[[Batches], Batches]:
+    """Gives a turn, without events, to those of the parts in the rows that the errand is about."""
+
+    def run(batches: Batches) -> Batches:
+        for batch in batches:
+            for number in _values(batch, "part"):
+                if errand.parts is None or number in errand.parts:
+                    yield _told(number, _outcomes(errand, number, []))
+
+    return run
+
+
 class _Row(NamedTuple):
     part: int
     key_error: str | None
@@ -165,6 +184,7 @@ class _Told(NamedTuple):
     error: str | None
     row: _Row | None = None
     delay_seconds: float | None = None
+    turn: str | None = None
 
 
 def _rows(batch: "RecordBatch") -> Iterator[_Row]:
@@ -199,12 +219,15 @@ def _process_part(errand: Errand, number: int, rows: list[_Row]) -> list[_Told]:
     try:
         part.trim(errand.acknowledged.get(number, ()))
         events = [row.event for row in rows]
-        results = run_part(part, errand.stream, events, time.time(), {**unkeyed, **errand.condemned})
+        firing = replace(errand.firing, lull=errand.lulls.get(number))
+        condemned = {**unkeyed, **errand.condemned}
+        results, turn = take_turn(part, errand.stream, events, time.time(), condemned, firing)
         _send(errand, number, part)
     finally:
         part.close()
-    told = zip(rows, (result.outcome for result in results), strict=True)
-    return [_tell(row, outcome) for row, outcome in told if errand.tells or row.lease is not None]
+    outcomes = zip(rows, (result.outcome for result in results), strict=True)
+    told = [_tell(row, outcome) for row, outcome in outcomes if errand.tells or row.lease is not None]
+    return told if turn is None else [*told, _Told(TURN, None, turn=turn.text())]
 
 
 def _tell(row: _Row, outcome: Outcome) -> _Told:
@@ -264,6 +287,7 @@ def _told(number: int, told: list[_Told]) -> "RecordBatch":
         "part": pa.array([number] * len(told), pa.int32()),
         "event_id": pa.array([row and row.event.event_id for row in rows], pa.string()),
         "replays": pa.array([row and row.event.replays for row in rows], pa.int32()),
+        "turn": pa.array([one.turn for one in told], pa.string()),
     }
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from penstock import telemetry
 from penstock.errors import PipelineError, StoreConflict, StoreUnavailable
 from penstock.pipeline.slices import root_cause
-from penstock.pipeline.stream_batches import Counts, StreamRun, superseded
+from penstock.pipeline.stream_batches import Counts, StreamRun
+from penstock.pipeline.stream_ticks import superseded
 from penstock.streams.state import open_state
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Watch:
 
     def until(self, stop: threading.Event) -> None:
         """Watch until told to stop."""
+        for run in self._runs:
+            run.start_ticking()
         while not stop.wait(LOOK_SECONDS):
             self._look()
 
@@ -58,8 +61,10 @@ class Watch:
 
     def _drain(self) -> None:
         try:
-            for query in self._queries:
+            for run, query in zip(self._runs, self._queries, strict=True):
                 query.processAllAvailable()
+                while run.tick():  # what fires may emit what is read here
+                    query.processAllAvailable()
         except Exception as error:
             self._failure = error
 

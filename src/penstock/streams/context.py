@@ -6,13 +6,15 @@ Everything a handler does is buffered for its event alone: if it fails, nothing 
 import copy
 import json
 from collections.abc import Iterator, Mapping, MutableMapping
+from datetime import datetime
 from typing import Any
 
 import uuid_utils.compat as uuid7
 
 from penstock.errors import UsageError
-from penstock.event import DEFAULT_QUEUE, Event, EventId, encode_payload
+from penstock.event import DEFAULT_QUEUE, NAME_LIMIT, Event, EventId, encode_payload
 from penstock.streams.state.base import Saved
+from penstock.streams.windows import Window, moment_of, seconds_of
 
 _GONE = object()
 
@@ -61,6 +63,12 @@ class KeyState(MutableMapping[str, Any]):
     def delete(self, name: str) -> None:
         """Forget a name, if it is there."""
         self._changes[name] = _GONE
+
+    def become(self, values: Mapping[str, Any]) -> None:
+        """Forget all names, and put these in their place."""
+        self._changes = dict.fromkeys(self._values, _GONE)
+        for name, value in values.items():
+            self[name] = value
 
     def settle(self) -> None:
         """The event succeeded: what it changed is the state now."""
@@ -121,11 +129,45 @@ class Emitting:
 
 
 class Context(Emitting):
-    """What belongs to one event's call."""
+    """What belongs to one event's call, or to that of a timer."""
 
-    __slots__ = ("key", "state")
+    __slots__ = ("_moment", "_window", "key", "state", "timers")
 
-    def __init__(self, key: str, state: KeyState) -> None:
+    def __init__(self, key: str, state: KeyState, *, moment: float | None = None, window: Window | None = None) -> None:
         self.emitted = []  # not by super(): this is made for every event
         self.key = key
         self.state = state
+        self.timers: dict[str, float | None] = {}
+        """By name, when a timer is due that was set in this call; None for one that was cancelled."""
+        self._moment = moment
+        self._window = window
+
+    @property
+    def window(self) -> Window:
+        """The window that this call is for."""
+        if self._window is None:
+            raise UsageError("this stream has no windows: give it one, window=Tumbling(60)")
+        return self._window
+
+    def set_timer(self, name: str, at: datetime | float | None = None, *, delay_seconds: float | None = None) -> None:
+        """Let the stream's timer function be called for this key, at a time or after a delay. A timer of the same name
+        is moved.
+
+        A delay counts from now; with event time, from the event's own time.
+        """
+        if (at is None) == (delay_seconds is None):
+            raise UsageError("a timer is set for a time or after a delay: give at or delay_seconds")
+        start = self._require_timers(name)
+        self.timers[name] = seconds_of(moment_of(start + delay_seconds if at is None else at))  # type: ignore[operator]
+
+    def cancel_timer(self, name: str) -> None:
+        """Forget a timer of this key, if it is set."""
+        self._require_timers(name)
+        self.timers[name] = None
+
+    def _require_timers(self, name: str) -> float:
+        if self._moment is None:
+            raise UsageError("this stream has no timer function: give it one, @app.on_timer; windows have on_close")
+        if not isinstance(name, str) or not 0 < len(name) <= NAME_LIMIT or "\x00" in name:
+            raise UsageError(f"a timer's name is a string of 1 to {NAME_LIMIT} characters, none of them NUL")
+        return self._moment

@@ -12,6 +12,10 @@ from penstock.streams.state.base import Arrival, Position
 ORIGIN_HEADER = "penstock-stream-origin"
 KEY_HEADER = "penstock-stream-key"
 STREAM_HEADER = "penstock-stream"
+# And its own time, which the copy keeps; or on one that came too late, the bounds of the window that had closed.
+TIME_HEADER = "penstock-stream-time"
+START_HEADER = "penstock-window-start"
+END_HEADER = "penstock-window-end"
 
 
 class StreamEvent(NamedTuple):

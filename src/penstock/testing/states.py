@@ -19,6 +19,7 @@ from penstock.errors import InvalidEvent, UsageError
 from penstock.event import Event, EventId
 from penstock.streams.state.base import Arrival, Fenced, Part, Saved, StateStore
 from penstock.testing.state_crashes import STREAM, Crashing, OpenState, Racing, StateScenario
+from penstock.testing.state_timers import Timing
 
 ARRIVALS = [Arrival("9-0"), Arrival("10-0"), Arrival("é 水"), Arrival("9-0", 1)]
 MANY = 2_500
@@ -346,5 +347,5 @@ class Outside(StateScenario):
         part.close()
 
 
-class StateStoreConformance(Inbox, Keeping, Fencing, Outside, Crashing, Racing):
+class StateStoreConformance(Inbox, Keeping, Timing, Fencing, Outside, Crashing, Racing):
     """Everything that a stream relies on."""

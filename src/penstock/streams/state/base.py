@@ -8,10 +8,13 @@ its part, where the epoch is its driver's; a transaction commits only if both ar
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import NamedTuple, Protocol
 
 from penstock.errors import PenstockError, UsageError
 from penstock.event import Event
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Fenced(PenstockError):
@@ -59,6 +62,20 @@ class Saved:
         return self.expires_at is not None and self.expires_at <= now
 
 
+class Timer(NamedTuple):
+    """A moment that a key waits for. In the order of their fields, timers fire."""
+
+    at: float
+    """Seconds since 1970."""
+    key: str
+    name: str
+
+    @property
+    def moment(self) -> datetime:
+        """When it is due, as a time."""
+        return EPOCH + timedelta(seconds=self.at)
+
+
 @dataclass(frozen=True, slots=True)
 class Outgoing:
     """Events that a part's transactions emitted and that are not yet in the outbox. `batch` numbers their commits."""
@@ -99,6 +116,14 @@ class PartTransaction(Protocol):
 
     def save(self, changed: Mapping[str, Saved | None]) -> None:
         """Write the state of these keys; None forgets one."""
+        ...
+
+    def set_timers(self, timers: Mapping[tuple[str, str], float | None]) -> None:
+        """By key and name, when each is due from now on; None cancels one."""
+        ...
+
+    def due(self, until: float, limit: int) -> Sequence[Timer]:
+        """The first so many timers up to a moment, that included, in order. They stay until they are cancelled."""
         ...
 
     def emit(self, events: Sequence[Event]) -> None:

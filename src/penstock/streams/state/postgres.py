@@ -13,7 +13,7 @@ from penstock.config import mask_url, needs_extra
 from penstock.errors import StoreConflict, StoreError, StoreUnavailable, UsageError
 from penstock.event import NAME_LIMIT, Event
 from penstock.streams.state import postgres_statements as statements
-from penstock.streams.state.base import Arrival, Fenced, Outgoing, Saved, Started, Superseded, checked_part
+from penstock.streams.state.base import Arrival, Fenced, Outgoing, Saved, Started, Superseded, Timer, checked_part
 from penstock.streams.state.packing import pack_event, unpack_event
 
 if TYPE_CHECKING:
@@ -56,6 +56,17 @@ class PostgresTransaction:
             self._run(statements.SAVE, *map(list, zip(*kept, strict=True)))
         if gone := [key for key, saved in changed.items() if saved is None]:
             self._run(statements.DROP, gone)
+
+    def set_timers(self, timers: Mapping[tuple[str, str], float | None]) -> None:
+        kept = [(key, name, at) for (key, name), at in timers.items() if at is not None]
+        if kept:
+            self._run(statements.SET_TIMERS, *map(list, zip(*kept, strict=True)))
+        if gone := [named for named, at in timers.items() if at is None]:
+            keys, names = map(list, zip(*gone, strict=True))
+            self._run(statements.CANCEL_TIMERS, list(set(keys)), keys, names)
+
+    def due(self, until: float, limit: int) -> Sequence[Timer]:
+        return list(map(Timer._make, self._run(statements.DUE, until, limit)))
 
     def emit(self, events: Sequence[Event]) -> None:
         packed = [pack_event(event) for event in events]
@@ -216,14 +227,14 @@ class PostgresState:
 
     def _create_tables(self, connection: "Connection") -> None:
         with _transaction(connection):
-            if self._has_tables(connection):
+            if self._has_tables(connection, statements.HAS_ALL_TABLES):
                 return
             _run(connection, statements.LOCK_TABLES)  # two that create a table at once would collide
             for statement in statements.TABLES:
                 _run(connection, statement)
 
-    def _has_tables(self, connection: "Connection") -> bool:
-        ((found,),) = _run(connection, statements.HAS_TABLES)
+    def _has_tables(self, connection: "Connection", statement: LiteralString = statements.HAS_TABLES) -> bool:
+        ((found,),) = _run(connection, statement)
         return bool(found)
 
     def _require(self, connection: "Connection", stream: str) -> int:

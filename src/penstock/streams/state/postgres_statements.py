@@ -4,6 +4,8 @@
 LOCK_TABLES = "SELECT pg_advisory_xact_lock(7366818045271)"
 PATIENCE = "SET LOCAL lock_timeout = '30s'"
 HAS_TABLES = "SELECT to_regclass('penstock_stream_outgoing') IS NOT NULL"
+# Timers came later. Who only reads does without their table; who starts a stream makes it.
+HAS_ALL_TABLES = "SELECT to_regclass('penstock_stream_timers_due') IS NOT NULL"
 
 # Texts compare as bytes: faster, and the same order as in the other state stores. The last one says that all are there.
 TABLES = (
@@ -44,6 +46,15 @@ TABLES = (
         stream text COLLATE "C", part integer, batch bigint, place integer, event bytea NOT NULL,
         PRIMARY KEY (stream, part, batch, place)
     )
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS penstock_stream_timers (
+        stream text COLLATE "C", part integer, key text COLLATE "C", name text COLLATE "C",
+        at double precision NOT NULL, PRIMARY KEY (stream, part, key, name)
+    )
+    """,
+    """
+    CREATE INDEX IF NOT EXISTS penstock_stream_timers_due ON penstock_stream_timers (stream, part, at, key, name)
     """,
 )
 
@@ -105,6 +116,23 @@ SAVE = """
     ON CONFLICT (stream, part, key) DO UPDATE SET data = excluded.data, expires_at = excluded.expires_at
 """
 DROP = "DELETE FROM penstock_stream_state WHERE stream = %s AND part = %s AND key = ANY(%s::text[])"
+
+SET_TIMERS = """
+    INSERT INTO penstock_stream_timers (stream, part, key, name, at)
+    SELECT %s, %s, key, name, at FROM unnest(%s::text[], %s::text[], %s::double precision[]) given (key, name, at)
+    ON CONFLICT (stream, part, key, name) DO UPDATE SET at = excluded.at
+"""
+# The key alone finds the rows by the index; a join with pairs may read the whole part for each.
+CANCEL_TIMERS = """
+    DELETE FROM penstock_stream_timers
+    WHERE stream = %s AND part = %s AND key = ANY(%s::text[])
+      AND (key, name) IN (SELECT gone.key, gone.name FROM unnest(%s::text[], %s::text[]) gone (key, name))
+"""
+DUE = """
+    SELECT at, key, name FROM penstock_stream_timers
+    WHERE stream = %s AND part = %s AND at <= %s
+    ORDER BY at, key, name LIMIT %s
+"""
 
 # The part's row is locked: numbers are in the order of commits.
 NEXT_BATCH = "UPDATE penstock_stream_parts SET batch = batch + 1 WHERE stream = %s AND part = %s RETURNING batch"
