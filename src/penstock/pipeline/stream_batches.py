@@ -130,7 +130,7 @@ class StreamRun:
         except Exception as error:
             if DIED.search(str(error)):
                 raise Died(str(error).splitlines()[0]) from error
-            raise
+            raise PipelineError(f"stream {self.stream.name} has failed: {_reason(error)}") from error
         rows = [row.asDict() for row in found]
         for row in rows:
             if row["outcome"] == Trouble.SUPERSEDED:
@@ -225,3 +225,9 @@ def _pauses() -> Iterator[float]:
     while True:
         yield pause
         pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+
+
+def _reason(error: Exception) -> str:
+    """In a line. The innermost cause comes last of all that Spark has to say."""
+    causes = re.findall(r"^Caused by: (.+)$", str(error), re.MULTILINE)
+    return str(causes[-1]) if causes else brief(error).splitlines()[0]
