@@ -1,5 +1,8 @@
 """Streams that read Kafka, through Spark's connector and from a real broker."""
 
+import os
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kafka_ground import Topics
 from step_ground import Ground
-from stream_ground import DEAD, LIVE, Shop, records, remember
+from stream_ground import DEAD, LIVE, Shop, records, remember, states
 
 from penstock.errors import PipelineError, UsageError
 from penstock.pipeline.kafka_feed import KafkaFeed
+from penstock.pipeline.kafka_jars import coordinates
 from penstock.store.base import Selection
 from penstock.streams.context import Context
 from penstock.streams.event import StreamEvent
@@ -202,3 +206,37 @@ def test_what_can_not_be_read_is_named(
     source = Kafka(**({"servers": topics.servers, "topics": topics.create(1)} | given))
     with pytest.raises(kind, match=message):
         Shop(spark, embedded, source).run()
+
+
+# A variable that leaves the start of Java to Spark's launcher.
+LAUNCHER = {"PYSPARK_SUBMIT_ARGS": "--driver-memory 1g pyspark-shell"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variables", [{}, LAUNCHER], ids=["our Java", "Spark's launcher"])
+def test_a_session_of_its_own_has_the_connector(embedded: Ground, topics: Topics, variables: dict[str, str]) -> None:
+    topic = topics.create(1)
+    topics.put_orders(topic, range(10))
+    ended = run_session(embedded, topics, topic, variables)
+    assert ended.returncode == 0, ended.stderr
+    assert {key: found["seen"] for key, found in states(state_of(embedded), "shop").items()} == expected(range(10))
+
+
+@pytest.mark.slow
+def test_a_session_that_runs_without_the_connector_is_told(embedded: Ground, topics: Topics) -> None:
+    ended = run_session(embedded, topics, topics.create(1), {}, "before")
+    assert ended.returncode == 1
+    assert "UsageError: the Spark session that runs was started without the connector" in ended.stderr
+    assert coordinates() in ended.stderr
+
+
+def run_session(
+    ground: Ground, topics: Topics, topic: str, variables: dict[str, str], *more: str
+) -> "subprocess.CompletedProcess[str]":
+    program = str(Path(__file__).with_name("kafka_session.py"))
+    command = [sys.executable, program, ground.url, state_of(ground), topics.servers, topic, *more]
+    return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=200)
+
+
+def state_of(ground: Ground) -> str:
+    return f"sqlite:///{ground.folder}/state"
