@@ -24,11 +24,11 @@ class Topics:
         self._admin = AdminClient(at)
         self._settings = {**at, "enable.idempotence": True}
         self._producer = Producer(self._settings)
-        self._stem = f"orders.{uuid4().hex[:8]}"
+        self.stem = f"orders.{uuid4().hex[:8]}"
         self._numbers = count(1)
 
     def create(self, partitions: int = 2, name: str | None = None) -> str:
-        topic = name or f"{self._stem}-{next(self._numbers)}"
+        topic = name or f"{self.stem}-{next(self._numbers)}"
         self._admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(SECONDS)
         assert wait_until(lambda: topic in self._names(), SECONDS)
         return topic
@@ -54,6 +54,18 @@ class Topics:
         for number in numbers:
             self.put(topic, f"customer {number % keys}", {"number": number})
         self.flush()
+
+    def put_in_transaction(self, topic: str, numbers: Iterable[int], *, commit: bool) -> None:
+        producer = Producer({**self._settings, "transactional.id": f"{topic} {commit}"})
+        producer.init_transactions(SECONDS)
+        producer.begin_transaction()
+        for number in numbers:
+            producer.produce(topic, json.dumps({"number": number}), f"customer {number % 5}")
+        producer.flush(SECONDS)
+        if commit:
+            producer.commit_transaction(SECONDS)
+        else:
+            producer.abort_transaction(SECONDS)
 
     def flush(self) -> None:
         assert self._producer.flush(SECONDS) == 0, "the broker didn't take it all"

@@ -31,9 +31,11 @@ DEAD = frozenset({State.DEAD})
 
 
 def states(url: str, stream: str) -> dict[str, dict[str, Any]]:
-    """The state of every key."""
+    """The state of every key; none before the stream first ran."""
     store = open_state(url)
     try:
+        if stream not in {started.stream for started in store.streams()}:
+            return {}
         return {key: dict(KeyState(saved)) for key, saved in store.read(stream) if is_users(key)}
     finally:
         store.close()
@@ -73,8 +75,10 @@ class Shop:
         stop = threading.Event()
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(self._run, None, stop=stop)
-            assert wait_until(lambda: running.done() or holds(), SECONDS)
-            stop.set()
+            try:
+                assert wait_until(lambda: running.done() or holds(), SECONDS)
+            finally:
+                stop.set()
             running.result()
 
     def _run(self, checkpoint: Path | None, **given: Any) -> None:

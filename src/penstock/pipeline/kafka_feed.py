@@ -108,7 +108,7 @@ def _records(spark: "SparkSession", options: Mapping[str, str]) -> "DataFrame":
     try:
         return reader.load()
     except IllegalArgumentException as error:
-        raise UsageError(f"Kafka can't be read so: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"Kafka can't be read so: {' '.join(str(error).split())}") from error
     except Exception as error:
         lacks = isinstance(error, AnalysisException) and "data source" in str(error).lower()
         if not lacks and "NoClassDefFoundError" not in str(error):

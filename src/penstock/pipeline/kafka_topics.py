@@ -62,8 +62,8 @@ class TopicIds:
         return {topic.name(): topic.topicId().toString() for topic in described}
 
     def _matched(self) -> dict[str, str]:
-        topics = [topic for topic in self._admin.listTopics().listings().get() if self._matches(topic.name())]
-        return {topic.name(): topic.topicId().toString() for topic in topics}
+        listed = self._jvm.java.util.ArrayList(self._admin.listTopics().listings().get())
+        return {topic.name(): topic.topicId().toString() for topic in listed if self._matches(topic.name())}
 
     def _matches(self, name: str) -> bool:
         """By Java's rules for patterns, which are the connector's. A topic is asked about once."""

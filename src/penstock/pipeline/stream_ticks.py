@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import telemetry
 from penstock.errors import PipelineError
+from penstock.pipeline.slices import root_cause
 from penstock.pipeline.stream_tasks import OUTCOMES, TURN, Errand, Trouble, tick
 from penstock.streams.clocks import Clocks, Turn
 from penstock.streams.engine import Verdict
@@ -67,7 +68,7 @@ class Ticks:
         except Exception as error:
             if DIED.search(str(error)):
                 raise Died(str(error).splitlines()[0]) from error
-            raise
+            raise PipelineError(f"stream {self._errand.stream.name} has failed: {_reason(error)}") from error
         for row in rows:
             if row["outcome"] == Trouble.SUPERSEDED:
                 raise superseded(self._errand.started)
@@ -117,3 +118,9 @@ class Ticks:
 def superseded(started: Started) -> Superseded:
     """What the driver of an earlier start ends with."""
     return Superseded(f"another driver has started stream {started.stream!r} since; this one has stopped")
+
+
+def _reason(error: Exception) -> str:
+    """In a line. The innermost cause comes last of all that Java has to say."""
+    causes = re.findall(r"^Caused by: (.+)$", str(error), re.MULTILINE)
+    return str(causes[-1]) if causes else root_cause(str(error))
