@@ -97,7 +97,12 @@ class StateFolder:
         if not (folder / "stream.db").exists():
             return None
         with closing(open_database(folder / "stream.db")) as database:
-            row = database.execute("SELECT name, epoch, parts, identity FROM stream WHERE complete").fetchone()
+            try:
+                row = database.execute("SELECT name, epoch, parts, identity FROM stream WHERE complete").fetchone()
+            except sqlite3.DatabaseError as error:
+                if "no such table" in str(error):
+                    return None  # somebody is about to make it
+                raise StoreError(f"can't read {folder / 'stream.db'}: {error}") from error
         return row and Started(*row)
 
     def _of(self, stream: str) -> Path:
