@@ -15,7 +15,7 @@ ARGS ?=
 # Each has servers and a Spark of its own.
 PROCESSES ?= 2
 
-.PHONY: help setup demo test check bench services clean lock
+.PHONY: help setup demo test check bench chaos services clean lock
 
 help: ## List what there is
 	@echo "Usage: make <target> [ARGS='...']"
@@ -39,6 +39,9 @@ check: setup ## Check style, types, the direction of imports, and tidiness
 
 bench: setup ## Run the benchmarks
 	@$(BIN)/penstock bench $(ARGS)
+
+chaos: setup ## Kill exactly-once streams at every step, and audit them (ARGS='--kills 20 --source queue --seed 1')
+	@$(BIN)/python -m penstock.testing.chaos $(ARGS)
 
 services: setup ## Fetch the servers that the tests run against
 	@for service in services/*; do "$$service"; done

@@ -13,7 +13,8 @@ first, so that nobody else does, and the test sees that it happened: `plan.txt.f
 
 The code under test knows nothing of this. `arm()` wraps its seams from outside, in the process that calls it; a
 relay's workers are reached because `arm()` makes the relay send them `penstock.testing.crashes.carry` or `hand_over`,
-which arm them too; those of a stream that writes, by `penstock.testing.crashing_sink`.
+which arm them too; those of a stream that writes, by `penstock.testing.crashing_sink`; those of an exactly-once stream
+by `penstock.testing.chaos.crashing`, which also knows its points.
 """
 
 import os
@@ -39,6 +40,7 @@ from penstock.pipeline.slices import Slice
 from penstock.publish.base import Message, Outcomes, Publisher
 from penstock.store.sql import SqlStore
 from penstock.store.transaction import Transaction
+from penstock.testing.chaos.steps import STEPS
 from penstock.testing.processes import living
 from penstock.worker.hands import Hands
 
@@ -61,7 +63,7 @@ POINTS = {
     "in-commit": "after a statement of the transaction that makes events of staged rows; each statement is a passage",
     "after-commit": "staged rows are events, and Spark doesn't know",
     "in-lake": "a file of a batch is moved into the lake; each file is a passage",
-}
+} | {step.point: step.what for step in STEPS}
 POISON = "poison"
 REFUSE = "refuse"
 VICTIMS = ("self", "driver", "family")
@@ -215,7 +217,7 @@ def _around(verb: Callable[Parameters, Result], name: str) -> Callable[Parameter
         with _within(name):
             result = verb(*args, **kwargs)
         if name != "claim" or result:
-            _pass(f"after-{name}")
+            reach(f"after-{name}")
         return result
 
     return wrapped
@@ -225,7 +227,7 @@ def _after(step: Callable[Parameters, Result], point: str) -> Callable[Parameter
     @wraps(step)
     def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         result = step(*args, **kwargs)
-        _pass(point)
+        reach(point)
         return result
 
     return wrapped
@@ -234,7 +236,7 @@ def _after(step: Callable[Parameters, Result], point: str) -> Callable[Parameter
 def _before(step: Callable[Parameters, Result], point: str) -> Callable[Parameters, Result]:
     @wraps(step)
     def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        _pass(point)
+        reach(point)
         return step(*args, **kwargs)
 
     return wrapped
@@ -245,7 +247,7 @@ def _between(execute: Callable[Parameters, Result]) -> Callable[Parameters, Resu
     def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         result = execute(*args, **kwargs)
         if name := getattr(_inside, "verb", None):
-            _pass(f"in-{name}")
+            reach(f"in-{name}")
         return result
 
     return wrapped
@@ -274,26 +276,32 @@ class CrashingPublisher:
     def publish(self, messages: Sequence[Message]) -> Outcomes:
         assert _plan is not None
         if _plan.poisoned(messages):
-            _kill("self")
+            kill("self")
         if crash := _plan.due("in-publish"):
             self._publisher.publish(messages[: len(messages) // 2])
-            _kill(crash.victim)
+            kill(crash.victim)
         refused = _plan.refused(messages)
         outcomes = self._publisher.publish([message for message in messages if message.event.seq not in refused])
-        _pass("after-publish")
+        reach("after-publish")
         return {**outcomes, **dict.fromkeys(refused, Retry("refused by chance"))}
 
     def close(self) -> None:
         self._publisher.close()
 
 
-def _pass(point: str) -> None:
+def due(point: str) -> Crash | None:
+    """The crash that is to happen at this passage of a point, for whoever has to do something before it."""
+    return None if _plan is None else _plan.due(point)
+
+
+def reach(point: str) -> None:
     """Say that this process gets to a point; it may not get any further."""
-    if _plan is not None and (crash := _plan.due(point)):
-        _kill(crash.victim)
+    if crash := due(point):
+        kill(crash.victim)
 
 
-def _kill(victim: str) -> None:
+def kill(victim: str) -> None:
+    """End a victim: this process, the driver, or all of them."""
     for pid in _doomed(victim, int(os.environ[DRIVER_VARIABLE])):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,117 @@
+"""The program that is killed: a stream as a user would write it, in a process of its own.
+
+python -m penstock.testing.chaos.program '{"store": …, "state": …, "source": …, "cores": 2, "checkpoint": …}'
+"""
+
+import json
+import sys
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock import Streams, telemetry
+from penstock.errors import PenstockError, UsageError
+from penstock.streams.context import Context
+from penstock.streams.event import StreamEvent
+from penstock.streams.sources import Frame, Kafka, Queue, Source, Valkey
+from penstock.streams.state.base import Superseded
+from penstock.testing.chaos.orders import NEVER
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+STREAM = "total"
+COUNTED = "counted"
+PARTS = 4
+LEASE_SECONDS = 10.0
+USAGE = 2
+SUPERSEDED = 3
+ROWS = "event_id STRING, number INT, key STRING, amount BIGINT, fails INT"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All that the program is told. `source` is its kind, with the names and addresses that it needs."""
+
+    store: str
+    state: str
+    source: dict[str, str] = field(default_factory=dict)
+    cores: int = 2
+    checkpoint: str | None = None
+    once: bool = False
+
+    def text(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def source_of(named: dict[str, str]) -> Source:
+    """The source that the settings name."""
+    match named["kind"]:
+        case "queue":
+            return Queue(named["queue"])
+        case "valkey":
+            return Valkey(named["url"], named["stream"], min_idle_time_ms=int(LEASE_SECONDS * 1_000))
+        case "kafka":
+            return Kafka(named["servers"], named["topic"])
+        case _:
+            folder = named["folder"]
+            return Frame(lambda spark: _read_folder(spark, folder))
+
+
+def _read_folder(spark: "SparkSession", folder: str) -> "DataFrame":
+    return spark.readStream.schema(ROWS).json(folder)
+
+
+def application(settings: Settings) -> Streams:
+    """Counts and adds up the orders of each key, and emits an event for each."""
+    app = Streams(settings.store, state=settings.state)
+
+    @app.stream(
+        source_of(settings.source),
+        key=lambda event: event.json()["key"],
+        name=STREAM,
+        parts=PARTS,
+        retry_seconds=0.05,
+        lease_seconds=LEASE_SECONDS,
+    )
+    def total(event: StreamEvent, ctx: Context) -> None:
+        order = event.json()
+        ctx.state["count"] = ctx.state.get("count", 0) + 1
+        ctx.state["sum"] = ctx.state.get("sum", 0) + order["amount"]
+        ctx.emit("order.counted", {"number": order["number"]}, queue=COUNTED)
+        if order["fails"] == NEVER:
+            raise ValueError("never")
+        if order["fails"] > event.attempts:
+            raise ConnectionError("not yet")
+
+    return app
+
+
+def main(given: dict[str, Any]) -> int:
+    """Run until killed, superseded, or, with `once`, until nothing is ready."""
+    from penstock.pipeline.streaming import run_streams
+    from penstock.testing.chaos import crashing
+
+    settings = Settings(**given)
+    telemetry.to_stderr()
+    crashing.arm()
+    try:
+        run_streams(
+            application(settings),
+            master=f"local[{settings.cores}]",
+            checkpoint=settings.checkpoint,
+            once=settings.once,
+        )
+    except Superseded as error:
+        print(f"superseded: {error}", file=sys.stderr)
+        return SUPERSEDED
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return USAGE
+    except PenstockError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))

@@ -1,0 +1,28 @@
+"""The short form of `make chaos`: streams that are killed at some of their steps, superseded and cut off from their
+database, and whose sums are right to the last digit."""
+
+import random
+import sys
+
+import pytest
+
+from penstock.testing.chaos.audit import STATES
+from penstock.testing.chaos.campaign import Campaign, Plan
+
+pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(1_200)]
+
+KILLS = 6
+EVENTS = 1_500
+
+
+@pytest.mark.parametrize(("source", "state"), [*(("queue", state) for state in STATES), ("dataframe", "sqlite")])
+def test_nothing_is_lost_and_nothing_doubled(source: str, state: str) -> None:
+    plan = Plan(seed=random.randrange(2**32), kills=KILLS, events=EVENTS)
+    print(f"seed {plan.seed}")
+    with Campaign.over(plan, say=lambda text: print(text, file=sys.stderr)) as campaign:
+        outcome = campaign.attempt(source, state)
+    assert outcome.verdict is not None, outcome
+    assert list(outcome.verdict.audit.lines()) == [], outcome
+    tally = outcome.verdict.tally
+    assert (tally.kills + tally.unreached, tally.superseded, tally.outages) == (KILLS, 1, 2)
+    assert tally.kills >= KILLS - 1

@@ -1,0 +1,114 @@
+"""The parts of `make chaos` that decide: what is done when, and an audit that sees every kind of mistake."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock import Outbox, connect
+from penstock.lifecycle import Dead
+from penstock.streams.state import open_state
+from penstock.streams.state.base import Saved, StateStore
+from penstock.testing import crashes
+from penstock.testing.chaos.audit import STATES, Audit, audit
+from penstock.testing.chaos.orders import Orders, Sums
+from penstock.testing.chaos.program import COUNTED, STREAM
+from penstock.testing.chaos.schedule import Kill, KillAtRandom, Outage, Schedule, SecondDriver
+from penstock.testing.chaos.sources import ORDERS
+from penstock.testing.chaos.steps import DRIVER, STEPS
+
+PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+
+
+def test_the_same_seed_gives_the_same_faults() -> None:
+    one, same, other = Schedule(50, 7), Schedule(50, 7), Schedule(50, 8)
+    assert one.faults == same.faults != other.faults
+    assert [one.next_start() for _ in range(9)] == [same.next_start() for _ in range(9)]
+    assert Orders(100, 7).all == Orders(100, 7).all != Orders(100, 8).all
+
+
+@pytest.mark.parametrize("kills", [0, 1, 6, 200])
+def test_a_schedule_has_so_many_kills(kills: int) -> None:
+    faults = Schedule(kills, 1).faults
+    assert sum(isinstance(fault, Kill | KillAtRandom) for fault in faults) == kills
+    assert not kills or {SecondDriver, Outage} <= {type(fault) for fault in faults}
+
+
+def test_two_hundred_kills_are_at_every_step_and_of_every_victim() -> None:
+    killed = [fault for fault in Schedule(200, 1).faults if isinstance(fault, Kill)]
+    assert {fault.step for fault in killed} == {*STEPS}
+    assert {fault.step for fault in killed if fault.ends_driver} == {*STEPS}
+    assert Counter(fault.victim for fault in killed).keys() == {"self", "driver", "family"}
+    assert all(crashes.Crash.parse(fault.crash).victim == fault.victim for fault in killed)
+    assert all(fault.ends_driver for fault in killed if fault.step.where == DRIVER)
+
+
+def test_the_page_has_the_steps_as_the_code_has_them() -> None:
+    assert [step.number for step in STEPS] == [*range(1, len(STEPS) + 1)]
+    rows = re.findall(r"^\| (\d+) \| `([\w-]+)` \| (\w+) \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
+    assert [(int(number), *rest) for number, *rest in rows] == [tuple(step) for step in STEPS]
+
+
+@pytest.fixture
+def outbox(postgres_url: str) -> Iterator[Outbox]:
+    with connect(postgres_url) as made:
+        made.store.initialise()
+        yield made
+
+
+@pytest.fixture(params=STATES)
+def state(request: pytest.FixtureRequest, tmp_path: Path, postgres_url: str) -> str:
+    return postgres_url if request.param == "postgresql" else f"{request.param}:///{tmp_path / 'state'}"
+
+
+def leave_behind(orders: Orders, outbox: Outbox, state: str) -> None:
+    """What a stream that did everything right would leave."""
+    emit(outbox, *orders.counted)
+    die(outbox, *orders.dead)
+    save(open_state(state), orders.sums())
+
+
+def emit(outbox: Outbox, *numbers: int) -> None:
+    outbox.emit_many(outbox.event("order.counted", {"number": number}, queue=COUNTED) for number in numbers)
+
+
+def die(outbox: Outbox, *numbers: int) -> None:
+    outbox.emit_many(outbox.event("order", {"number": number}, queue=ORDERS) for number in numbers)
+    claim = outbox.store.claim(ORDERS, limit=1_000, claimant="test")
+    outbox.store.settle(claim.lease, {event.seq: Dead("never") for event in claim.events})
+
+
+def save(store: StateStore, sums: dict[str, Sums]) -> None:
+    started = store.start(STREAM, 1)
+    part = store.open_part(started, 0)
+    with part.transaction() as transaction:
+        data = {key: json.dumps({"count": one.count, "sum": one.sum}).encode() for key, one in sums.items()}
+        transaction.save({key: Saved(found) for key, found in data.items()} | {"\x01failed/1": Saved(b"1")})
+    part.close()
+
+
+def test_an_audit_passes_what_is_right(outbox: Outbox, postgres_url: str, state: str) -> None:
+    orders = Orders(200, 1)
+    leave_behind(orders, outbox, state)
+    assert audit(orders, postgres_url, state) == Audit()
+
+
+def test_an_audit_sees_every_mistake(outbox: Outbox, postgres_url: str, state: str) -> None:
+    orders, more = Orders(200, 1), Orders(210, 1)
+    leave_behind(orders, outbox, state)
+    emit(outbox, 7, 7, 13)
+    die(outbox, 4)
+    outbox.emit("order", {"number": 1}, queue=ORDERS)
+    found = audit(more, postgres_url, state)
+    assert found.lost == [number for number in range(200, 210) if number in more.counted]
+    assert found.doubled == [4, 7, 13]
+    assert found.wrongly_dead == [4]
+    assert found.missing_dead == sorted(more.dead - orders.dead)
+    assert found.unfinished == 1
+    assert found.wrong_sums
+    assert all(held != wanted for held, wanted in found.wrong_sums.values())
+    assert not found.passed
+    assert len(list(found.lines())) >= 5
