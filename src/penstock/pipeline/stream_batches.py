@@ -191,6 +191,7 @@ class StreamRun:
 
     def _job(self, batch: "DataFrame", errand: Errand) -> list[Row]:
         self._jobs += 1
+        errand = self._ticks.next_turn(errand)
         parted = batch.mapInArrow(assign(errand), ROWS)
         return self._ticks.collect(parted.repartition(self._ticks.tasks, "part").mapInArrow(process(errand), OUTCOMES))
 

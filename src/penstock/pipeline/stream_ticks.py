@@ -35,6 +35,7 @@ class Ticks:
         stream = errand.stream
         self._spark = spark
         self._errand = errand
+        self._turn = 0
         self._clocks = Clocks(
             errand.started.parts,
             time.time(),
@@ -50,6 +51,11 @@ class Ticks:
     def tasks(self) -> int:
         """So many work at once."""
         return min(self._errand.started.parts, max(1, self._spark.sparkContext.defaultParallelism))
+
+    def next_turn(self, errand: Errand) -> Errand:
+        """For one more job: whoever is left over from those before it has no part any more."""
+        self._turn += 1
+        return replace(errand, started=replace(errand.started, turn=self._turn))
 
     def collect(self, frame: "DataFrame") -> list[Row]:
         """What the tasks of a job tell of events and of parts that came to nothing."""
@@ -95,7 +101,7 @@ class Ticks:
 
     def _tick(self, errand: Errand) -> None:
         numbers = self._spark.range(0, errand.started.parts, 1, self.tasks).selectExpr("CAST(id AS INT) AS part")
-        for row in self.collect(numbers.mapInArrow(tick(errand), OUTCOMES)):
+        for row in self.collect(numbers.mapInArrow(tick(self.next_turn(errand)), OUTCOMES)):
             telemetry.warn("a part is tried again", stream=errand.stream.name, part=row["part"], error=row["error"])
 
     def _tick_carefully(self, errand: Errand) -> None:

@@ -9,6 +9,7 @@ The crashes start processes that open the store by its URL.
 
 import threading
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NoReturn
 from uuid import UUID
@@ -257,6 +258,22 @@ class Fencing(StateScenario):
         older.close()
         save(newer, "c", b"newer")
         newer.close()
+
+    def test_a_task_of_an_earlier_job_comes_too_late(self, open_state: OpenState) -> None:
+        store = open_state()
+        started = store.start(STREAM, 2)
+        for turn in (5, 5, 6):
+            newer = store.open_part(replace(started, turn=turn), 1)
+            save(newer, "a", b"%d" % turn)
+            newer.close()
+        with pytest.raises(Fenced, match="too late"):
+            open_state().open_part(replace(started, turn=5), 1)
+        open_state().open_part(replace(started, turn=5), 0).close()
+        restarted = store.start(STREAM, 2)
+        part = store.open_part(restarted, 1)  # the jobs of another driver are counted anew
+        save(part, "b", b"0")
+        part.close()
+        assert dict(store.read(STREAM)) == {"a": Saved(b"6"), "b": Saved(b"0")}
 
     def test_tasks_of_several_parts_work_side_by_side(self, store: StateStore) -> None:
         parts = [store.open_part(started, number) for started in [store.start(STREAM, 2)] for number in range(2)]

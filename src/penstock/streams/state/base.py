@@ -2,14 +2,16 @@
 
 A stream has a fixed number of parts; every key belongs to one. One transaction per part holds the inbox, the state and
 the emitted events. What fences: a starting driver takes the stream's next epoch, and a task sets a token of its own on
-its part, where the epoch is its driver's; a transaction commits only if both are still there.
+its part, where the epoch is its driver's and no later job has it; a transaction commits only if both are still there.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from secrets import randbits
 from typing import NamedTuple, Protocol
+from uuid import UUID
 
 from penstock.errors import PenstockError, UsageError
 from penstock.event import Event
@@ -49,6 +51,20 @@ class Started:
     parts: int
     identity: str = ""
     """Made up when the stream was created: one that was deleted and created anew is another one."""
+    turn: int = 0
+    """Counts the driver's jobs. A task that Spark has given up, and that wakes after a later job, has no part."""
+
+    def token(self) -> UUID:
+        """A token for one task. Tokens of later drivers are larger, and so are those of later jobs of one driver."""
+        return UUID(int=self._rank << 64 | randbits(64))
+
+    def first_later_token(self) -> UUID:
+        """No task of this job, or of one before it, has this token or a larger one."""
+        return UUID(int=self._rank + 1 << 64)
+
+    @property
+    def _rank(self) -> int:
+        return self.epoch << 40 | self.turn
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,11 +171,13 @@ class Fence:
         self._database = database
         self._started = started
         self._part = f"part {number} of {started.stream!r}"
-        self._token = uuid4().hex
+        self._token = started.token().hex
 
     def take(self) -> None:
         """Set this task's token, where the epoch is still its driver's."""
-        with self.epoch_held():
+        with writing(self._database):
+            if self._check_epoch() >= self._started.first_later_token().hex:
+                raise Fenced(f"a task of a later job has {self._part}; this one comes too late, and does nothing")
             self._database.execute("UPDATE fence SET token = ?", (self._token,))
 
     @contextmanager

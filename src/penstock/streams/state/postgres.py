@@ -89,10 +89,15 @@ class PostgresPart:
         self._connection = connection
         self._started = started
         self._part = (started.stream, number)
-        self._token = uuid4()
+        self._token = started.token()
         with self._epoch_held():
-            if not self._run(statements.TAKE, self._token):
+            if not self._run(statements.LOCK_PART):
                 raise UsageError(f"{started.stream!r} has the parts 0 to {started.parts - 1}, and no part {number}")
+            if not self._run(statements.TAKE, self._token, started.first_later_token()):
+                raise Fenced(
+                    f"a task of a later job has part {number} of {started.stream!r}; this one comes too late, "
+                    "and does nothing"
+                )
 
     @contextmanager
     def transaction(self) -> Iterator[PostgresTransaction]:

@@ -77,7 +77,7 @@ LOCK_PART = "SELECT 1 FROM penstock_stream_parts WHERE stream = %s AND part = %s
 TAKE = """
     WITH part AS (SELECT %s::text AS stream, %s::integer AS part)
     UPDATE penstock_stream_parts AS held SET token = %s FROM part
-    WHERE held.stream = part.stream AND held.part = part.part
+    WHERE held.stream = part.stream AND held.part = part.part AND (held.token IS NULL OR held.token < %s)
     RETURNING 1
 """
 STREAMS = "SELECT stream, epoch, parts, identity FROM penstock_streams ORDER BY stream"

@@ -12,8 +12,9 @@ from typing import Any
 
 from penstock.event import Event
 from penstock.pipeline import stream_batches, stream_tasks
-from penstock.pipeline.stream_batches import Row, StreamRun
+from penstock.pipeline.stream_batches import StreamRun
 from penstock.pipeline.stream_tasks import Batches, Errand
+from penstock.pipeline.stream_ticks import Row
 from penstock.streams.app import Handler
 from penstock.streams.context import Context
 from penstock.streams.event import StreamEvent
@@ -67,7 +68,7 @@ def _shuffled(batches: Batches) -> Batches:
         yield batch
 
 
-def _passing(handler: Handler) -> Handler:
+def _passing(handler: Callable[..., None]) -> Handler:
     def handle(event: StreamEvent, ctx: Context) -> None:
         handler(event, ctx)
         crashes.reach("stream-handled")
