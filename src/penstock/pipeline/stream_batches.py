@@ -16,8 +16,9 @@ from penstock.errors import PenstockError, PipelineError, StoreConflict, StoreUn
 from penstock.lifecycle import Published
 from penstock.pipeline.settling import by_lease
 from penstock.pipeline.stores import store_of
+from penstock.pipeline.stream_keys import keyed
 from penstock.pipeline.stream_sources import Feed, feed_of
-from penstock.pipeline.stream_tasks import OUTCOMES, ROWS, Errand, Trouble, assign, process
+from penstock.pipeline.stream_tasks import OUTCOMES, Errand, Trouble, process
 from penstock.streams.app import Stream, StreamSet
 from penstock.streams.engine import Verdict
 from penstock.streams.state import open_state
@@ -117,10 +118,13 @@ class StreamRun:
         return done
 
     def _job(self, batch: "DataFrame", errand: Errand) -> list[Row]:
-        parted = batch.mapInArrow(assign(errand), ROWS)
+        from pyspark.sql import functions as F  # noqa: N812
+
         tasks = min(errand.started.parts, max(1, self._spark.sparkContext.defaultParallelism))
         try:
-            found = parted.repartition(tasks, "part").mapInArrow(process(errand), OUTCOMES).collect()
+            # By number: a hash would give some tasks many parts, and others none.
+            parted = keyed(batch, errand).repartitionById(tasks, F.col("part") % tasks)
+            found = parted.mapInArrow(process(errand), OUTCOMES).collect()
         except Exception as error:
             if DIED.search(str(error)):
                 raise Died(str(error).splitlines()[0]) from error

@@ -1,0 +1,30 @@
+"""Which part each row of a batch belongs to. An event's own key Spark tells by itself; a key function needs Python."""
+
+from typing import TYPE_CHECKING
+
+from penstock.pipeline.stream_tasks import PART_WITHOUT_KEY, ROWS, WIRE, Errand, assign
+from penstock.streams.app import default_key
+from penstock.streams.event import KEY_HEADER
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# Nothing where there is no headers at all: that is told faster than an empty object.
+HEADERS = "CASE WHEN size(headers) > 0 THEN to_json(headers) END"
+# The same as `default_key`: what is empty doesn't count. A key that can't be one is for Python to complain of.
+OWN_KEY = f"coalesce(nullif(headers['{KEY_HEADER}'], ''), nullif(partition_key, ''), nullif(ordering_key, ''))"
+NUL = "decode(unhex('00'), 'UTF-8')"
+
+
+def keyed(batch: "DataFrame", errand: Errand) -> "DataFrame":
+    """The rows with their parts and keys, as tasks take them."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    if errand.stream.key is not default_key or errand.parts is not None or errand.only is not None:
+        return batch.withColumn("headers", F.expr(HEADERS)).mapInArrow(assign(errand), ROWS)
+    key = f"CASE WHEN NOT contains({OWN_KEY}, {NUL}) THEN {OWN_KEY} END"
+    placed = batch.withColumns({"stream_key": F.expr(key), "key_error": F.lit(None).cast("string")})
+    part = f"CAST(coalesce(crc32(CAST(stream_key AS BINARY)) % {errand.started.parts}, {PART_WITHOUT_KEY}) AS INT)"
+    return placed.withColumns({"part": F.expr(part), "headers": F.expr(HEADERS)}).select(
+        "part", "stream_key", "key_error", *WIRE
+    )
