@@ -17,8 +17,9 @@ from penstock.event import DEFAULT_QUEUE
 from penstock.lifecycle import Published
 from penstock.pipeline.settling import by_lease
 from penstock.pipeline.stores import store_of
+from penstock.pipeline.stream_keys import keyed
 from penstock.pipeline.stream_sources import Feed, feed_of
-from penstock.pipeline.stream_tasks import OUTCOMES, ROWS, Errand, Trouble, assign, process
+from penstock.pipeline.stream_tasks import OUTCOMES, Errand, Trouble, process
 from penstock.pipeline.stream_ticks import Died, Row, Ticks
 from penstock.store.base import Lease, LeaseId, Token
 from penstock.streams.app import Stream, StreamSet
@@ -190,10 +191,14 @@ class StreamRun:
         return done
 
     def _job(self, batch: "DataFrame", errand: Errand) -> list[Row]:
+        from pyspark.sql import functions as F  # noqa: N812
+
         self._jobs += 1
         errand = self._ticks.next_turn(errand)
-        parted = batch.mapInArrow(assign(errand), ROWS)
-        return self._ticks.collect(parted.repartition(self._ticks.tasks, "part").mapInArrow(process(errand), OUTCOMES))
+        tasks = self._ticks.tasks
+        # By number: a hash would give some tasks many parts, and others none.
+        parted = keyed(batch, errand).repartitionById(tasks, F.col("part") % tasks)
+        return self._ticks.collect(parted.mapInArrow(process(errand), OUTCOMES))
 
     def _run_carefully(self, batch: "DataFrame", errand: Errand) -> list[Row]:
         found = batch.select("line", "offset", "seq", "event_id", "replays").collect()

@@ -13,10 +13,15 @@ import uuid_utils.compat as uuid7
 
 from penstock.errors import UsageError
 from penstock.event import DEFAULT_QUEUE, NAME_LIMIT, Event, EventId, encode_payload
+from penstock.streams.event import decode_json
 from penstock.streams.state.base import Saved
 from penstock.streams.windows import Window, moment_of, seconds_of
 
 _GONE = object()
+_COPIED = (dict, list)
+_PLAIN = frozenset({str, bool, type(None)})
+_INTEGERS = 2**63
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 class KeyState(MutableMapping[str, Any]):
@@ -25,19 +30,27 @@ class KeyState(MutableMapping[str, Any]):
     __slots__ = ("_changes", "_values", "dirty")
 
     def __init__(self, saved: Saved | None = None) -> None:
-        self._values: dict[str, Any] = {} if saved is None else json.loads(saved.data)
+        self._values: dict[str, Any] = {} if saved is None else decode_json(saved.data)
         self._changes: dict[str, Any] = {}
         self.dirty = False
         """Whether an event that succeeded has changed it."""
 
     def __getitem__(self, name: str) -> Any:
-        value = self._changes.get(name, _GONE) if name in self._changes else self._values.get(name, _GONE)
+        value = self.get(name, _GONE)
         if value is _GONE:
             raise KeyError(name)
-        if isinstance(value, dict | list) and name not in self._changes:
-            # It may be changed in place: a copy is, so that a failed event leaves the original.
-            value = self._changes[name] = copy.deepcopy(value)
         return value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a name, or the default."""
+        if name in self._changes:
+            value = self._changes[name]
+        else:
+            value = self._values.get(name, _GONE)
+            if isinstance(value, _COPIED):
+                # It may be changed in place: a copy is, so that a failed event leaves the original.
+                value = self._changes[name] = copy.deepcopy(value)
+        return default if value is _GONE else value
 
     def __setitem__(self, name: str, value: Any) -> None:
         if not isinstance(name, str):
@@ -89,7 +102,7 @@ class KeyState(MutableMapping[str, Any]):
     def check(self) -> None:
         """Say what can't be written before anything is: a value that JSON can't say fails its own event only."""
         for name, value in self._changes.items():
-            if value is not _GONE:
+            if value is not _GONE and not _is_plain(value):
                 try:
                     json.dumps(value, allow_nan=False)
                 except (TypeError, ValueError) as error:
@@ -99,7 +112,8 @@ class KeyState(MutableMapping[str, Any]):
         """What is written; None for an empty one."""
         if not self._values:
             return None
-        return Saved(json.dumps(self._values, separators=(",", ":"), ensure_ascii=False).encode(), expires_at)
+        # Half a surrogate pair, which JSON can say, is written as it will be read.
+        return Saved(_encode(self._values).encode(errors="surrogatepass"), expires_at)
 
 
 class Emitting:
@@ -171,3 +185,9 @@ class Context(Emitting):
         if not isinstance(name, str) or not 0 < len(name) <= NAME_LIMIT or "\x00" in name:
             raise UsageError(f"a timer's name is a string of 1 to {NAME_LIMIT} characters, none of them NUL")
         return self._moment
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON can say a value, told without trying: true of what states mostly hold."""
+    kind = type(value)
+    return kind in _PLAIN or (kind is int and -_INTEGERS <= value < _INTEGERS)

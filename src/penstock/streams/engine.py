@@ -12,6 +12,7 @@ Only after that is anything acknowledged, and only what is in the inbox. No Spar
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import NamedTuple
 
 import uuid_utils.compat as uuid7
 
@@ -41,8 +42,7 @@ class Verdict:
     final: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """What became of an event: applied now or before, or moved to the stream's own queue (Published), to be tried
     again, or dead."""
 
@@ -83,8 +83,10 @@ def _fresh(tx: PartTransaction, events: Sequence[StreamEvent]) -> list[bool]:
             told.append(event.arrival in unknown)
             unknown.discard(event.arrival)
         else:
-            told.append(event.position.offset > reached.get(event.position.line, -1))
-            reached[event.position.line] = max(event.position.offset, reached.get(event.position.line, -1))
+            line, offset = event.position
+            told.append(offset > reached.get(line, -1))
+            if told[-1]:
+                reached[line] = offset
     if lines:
         tx.advance({line: reached[line] for line in lines})
     return told
@@ -98,7 +100,9 @@ class Work:
         self._tx = tx
         self._events = events
         self._now = now
-        again = {_failures_of(event) for event in events if event.attempts or event.moved}
+        again = {_failures_of(event) for event in events if event.attempts or (event.headers and event.moved)}
+        self._again = bool(again)
+        """Whether any of them has failed before: mostly none has."""
         saved = tx.load(self._keys(events) | again) if events else {}
         self._failures = {name: _Failures.read(saved[name].data) for name in again & saved.keys()}
         self._forgotten: set[str] = set()
@@ -115,7 +119,7 @@ class Work:
         failed: dict[int, Outcome] = {}
         together: list[StreamEvent] = []
         for event in self._events:
-            verdict = (condemned and condemned.get(event.arrival)) or self._verdict(event)
+            verdict = (condemned and condemned.get(event.arrival)) or (self._verdict(event) if self._again else None)
             if verdict is None and self._stream.batch is not None:
                 together.append(event)
                 continue
@@ -216,7 +220,11 @@ class Work:
 
     def _forget(self, event: StreamEvent) -> None:
         """It is done with, one way or the other: how often it failed matters no more."""
-        if (event.attempts or event.moved) and self._failures.pop(_failures_of(event), None) is not None:
+        if (
+            self._again
+            and (event.attempts or event.moved)
+            and self._failures.pop(_failures_of(event), None) is not None
+        ):
             self._forgotten.add(_failures_of(event))
 
     def write(self, failed: dict[int, Outcome]) -> None:

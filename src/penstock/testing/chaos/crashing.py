@@ -11,7 +11,7 @@ from functools import wraps
 from typing import Any
 
 from penstock.event import Event
-from penstock.pipeline import stream_batches, stream_tasks
+from penstock.pipeline import stream_batches, stream_keys, stream_tasks
 from penstock.pipeline.stream_batches import StreamRun
 from penstock.pipeline.stream_tasks import Batches, Errand
 from penstock.pipeline.stream_ticks import Row
@@ -30,7 +30,8 @@ def arm() -> None:
     if _armed or not crashes.arm():
         return
     _armed = True
-    stream_batches.assign = assign  # type: ignore[attr-defined]
+    stream_keys.assign = assign  # type: ignore[attr-defined]
+    stream_keys.default_key = None  # type: ignore[attr-defined] # so that all rows pass through Python, where one dies
     stream_batches.process = process  # type: ignore[attr-defined]
     stream_tasks.open_state = _opening(stream_tasks.open_state)  # type: ignore[assignment, attr-defined]
     StreamRun._acknowledge = _acknowledging(StreamRun._acknowledge)  # type: ignore[assignment, method-assign]
