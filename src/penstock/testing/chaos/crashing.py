@@ -31,7 +31,7 @@ def arm() -> None:
         return
     _armed = True
     stream_keys.assign = assign  # type: ignore[attr-defined]
-    stream_keys.default_key = None  # type: ignore[attr-defined] # so that all rows pass through Python, where one dies
+    stream_keys.default_key = None  # type: ignore[assignment, attr-defined] # so that all rows pass through Python, where one dies
     stream_batches.process = process  # type: ignore[attr-defined]
     stream_tasks.open_state = _opening(stream_tasks.open_state)  # type: ignore[assignment, attr-defined]
     StreamRun._acknowledge = _acknowledging(StreamRun._acknowledge)  # type: ignore[assignment, method-assign]
