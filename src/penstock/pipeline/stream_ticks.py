@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 KILLED = "the process that fired it died, each time, with no other timer in its hands"
-DIED = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailure|EOFException|Connection reset|Broken pipe")
+DIED = re.compile(
+    r"Python worker (exited unexpectedly|failed to connect back)|ExecutorLostFailure|EOFException|Connection reset"
+    r"|Broken pipe"
+)
 
 Row = dict[str, Any]
 
