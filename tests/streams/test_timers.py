@@ -43,6 +43,10 @@ def application(**options: Any) -> Streams:
         ctx.emit("fired", {"name": timer.name})
         if timer.name.startswith("chain"):
             ctx.set_timer("then", delay_seconds=1)
+        if timer.name == "first":
+            ctx.cancel_timer("second")
+            ctx.set_timer("third", NOW + timedelta(seconds=30))
+            ctx.set_timer("then", NOW + timedelta(seconds=50))
         if timer.name.startswith("bad"):
             raise ValueError("never")
 
@@ -137,6 +141,20 @@ def test_a_crash_neither_loses_nor_doubles_a_timer(harness: StreamHarness, crash
     for key in "abc":
         assert harness.state(key) == {"events": 1, "fired": [["x", 10]]}
     assert names(harness) == ["x"] * 3
+
+
+def test_a_timer_cancels_and_moves_others_that_are_due(harness: StreamHarness) -> None:
+    harness.run([order(set={"first": 10, "second": 20, "third": 20, "fourth": 25})])
+    harness.advance(100)
+    assert fired(harness) == [["first", 10], ["fourth", 25], ["third", 30], ["then", 50]]
+
+
+def test_what_is_set_by_a_timer_waits_for_what_is_due_before(harness: StreamHarness) -> None:
+    """Even if that is more than a transaction takes."""
+    many = {f"{number:05}": 40 for number in range(LIMIT + 10)}
+    harness.run([order(set={"first": 10, "second": 20, **many})])
+    harness.advance(100)
+    assert fired(harness) == [["first", 10], ["third", 30], *([name, 40] for name in many), ["then", 50]]
 
 
 def test_more_than_fit_in_one_transaction(harness: StreamHarness) -> None:
