@@ -3,7 +3,7 @@
 import json
 from datetime import timedelta
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import Streams
@@ -17,6 +17,7 @@ TIMES = st.floats(-1e9, 1e10)
 STEPS = st.lists(st.one_of(TIMES, st.builds(Lull, st.floats(0, 1e3), st.one_of(st.none(), TIMES))), max_size=20)
 
 
+@settings(deadline=None)
 @given(st.floats(0, 1e4), STEPS, st.lists(st.floats(0, 1e3), min_size=20, max_size=20))
 def test_a_watermark_never_goes_back(lateness: float, steps: list[float | Lull], passing: list[float]) -> None:
     now, mark, before = 1e9, None, float("-inf")
@@ -33,6 +34,7 @@ def test_a_watermark_never_goes_back(lateness: float, steps: list[float | Lull],
             assert Watermark.read(mark.saved()) == mark
 
 
+@settings(deadline=None)
 @given(st.floats(0, 100), st.floats(0, 100), st.floats(0, 1000), st.floats(1, 100))
 def test_an_event_that_takes_little_longer_than_the_last_is_in_time(
     lag: float, more: float, after: float, idle: float

@@ -1,8 +1,10 @@
 """Timers: fired once, in order, with the effects of an event, whatever is repeated, fails or crashes."""
 
 import json
+import sqlite3
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +12,10 @@ import pytest
 from penstock import Streams
 from penstock.errors import UsageError
 from penstock.streams import Timer
-from penstock.streams.context import Context
+from penstock.streams.context import Context, KeyState
 from penstock.streams.event import StreamEvent
 from penstock.streams.state import open_state
+from penstock.streams.state.sqlite import SqliteTransaction
 from penstock.streams.timed import LIMIT
 from penstock.testing.streams import CRASH, LOST_COMMIT, NOW, StreamHarness
 
@@ -43,6 +46,10 @@ def application(**options: Any) -> Streams:
         ctx.emit("fired", {"name": timer.name})
         if timer.name.startswith("chain"):
             ctx.set_timer("then", delay_seconds=1)
+        if timer.name == "first":
+            ctx.cancel_timer("second")
+            ctx.set_timer("third", NOW + timedelta(seconds=30))
+            ctx.set_timer("then", NOW + timedelta(seconds=50))
         if timer.name.startswith("bad"):
             raise ValueError("never")
 
@@ -137,6 +144,20 @@ def test_a_crash_neither_loses_nor_doubles_a_timer(harness: StreamHarness, crash
     for key in "abc":
         assert harness.state(key) == {"events": 1, "fired": [["x", 10]]}
     assert names(harness) == ["x"] * 3
+
+
+def test_a_timer_cancels_and_moves_others_that_are_due(harness: StreamHarness) -> None:
+    harness.run([order(set={"first": 10, "second": 20, "third": 20, "fourth": 25})])
+    harness.advance(100)
+    assert fired(harness) == [["first", 10], ["fourth", 25], ["third", 30], ["then", 50]]
+
+
+def test_what_is_set_by_a_timer_waits_for_what_is_due_before(harness: StreamHarness) -> None:
+    """Even if that is more than a transaction takes."""
+    many = {f"{number:05}": 40 for number in range(LIMIT + 10)}
+    harness.run([order(set={"first": 10, "second": 20, "third": 20, **many})])
+    harness.advance(100)
+    assert fired(harness) == [["first", 10], ["third", 30], *([name, 40] for name in many), ["then", 50]]
 
 
 def test_more_than_fit_in_one_transaction(harness: StreamHarness) -> None:
@@ -256,9 +277,6 @@ def test_states_from_before_timers_get_them(state: str) -> None:
 
 
 def drop_timers(state: str) -> None:
-    import sqlite3
-    from pathlib import Path
-
     import psycopg
 
     if state.startswith("postgresql"):
@@ -297,9 +315,24 @@ def test_mistakes_are_told() -> None:
     ],
 )
 def test_a_wrong_call_fails(call: Any, message: str) -> None:
-    from penstock.streams.context import KeyState
-
     with pytest.raises(UsageError, match=message):
         call(Context("a", KeyState(), moment=0.0))
     with pytest.raises(UsageError, match="timer function"):
         Context("a", KeyState()).set_timer("x", NOW)
+
+
+def test_a_stream_without_timers_asks_for_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = Streams("sqlite:///unused.db")
+
+    @app.stream("orders", key=lambda event: "a", event_time=True)
+    def orders(event: StreamEvent, ctx: Context) -> None:
+        ctx.state["events"] = ctx.state.get("events", 0) + 1
+
+    for name in ("due", "set_timers"):
+        monkeypatch.delattr(SqliteTransaction, name)
+    harness = StreamHarness(app, "orders", f"sqlite:///{tmp_path}")
+    harness.run([{}, CRASH, {}])
+    harness.advance(100)
+    assert harness.state("a") == {"events": 2}
+    assert [name for name, _ in open_state(f"sqlite:///{tmp_path}").read("orders")] == ["a"], "nor is its time kept"
+    harness.close()

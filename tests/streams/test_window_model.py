@@ -28,6 +28,7 @@ LENGTHS = st.one_of(st.integers(1, 10_000), st.floats(0.001, 1e6, allow_nan=Fals
 # -- which windows a moment is in ------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(MOMENTS, LENGTHS)
 def test_a_moment_is_in_one_tumbling_window(moment: datetime, seconds: float) -> None:
     (window,) = Tumbling(seconds).windows_of(moment)
@@ -38,6 +39,7 @@ def test_a_moment_is_in_one_tumbling_window(moment: datetime, seconds: float) ->
     assert Tumbling(seconds).windows_of(window.end)[0].start == window.end, "one ends where the next begins"
 
 
+@settings(deadline=None)
 @given(MOMENTS, st.integers(1, 500), st.integers(1, 20), st.integers(0, 99))
 def test_a_moment_is_in_all_sliding_windows_around_it(moment: datetime, every: int, times: int, more: int) -> None:
     seconds = every * times + more
@@ -50,11 +52,13 @@ def test_a_moment_is_in_all_sliding_windows_around_it(moment: datetime, every: i
     assert all((one.start - datetime(1970, 1, 1, tzinfo=UTC)) % tick == timedelta() for one in windows)
 
 
+@settings(deadline=None)
 @given(MOMENTS, st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00")))
 def test_the_name_of_a_windows_state_tells_key_and_start(moment: datetime, key: str) -> None:
     assert window_of(window_key(key, Window(moment, moment))) == (key, moment)
 
 
+@settings(deadline=None)
 @given(MOMENTS)
 def test_a_time_may_be_seconds(moment: datetime) -> None:
     assert moment_of((moment - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(seconds=1)) == moment
@@ -174,7 +178,7 @@ EVENTS = st.lists(st.tuples(st.integers(0, 90), st.sampled_from("ab")), min_size
 CRASHES = st.lists(st.tuples(st.integers(0, 14), st.sampled_from([CRASH, LOST_COMMIT])), max_size=3)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(WINDOWS, st.sampled_from([0, 3, 30]), EVENTS, st.integers(1, 6), CRASHES)
 def test_a_stream_does_what_the_model_does(
     window: Any, lateness: int, events: Sequence[tuple[int, str]], batch: int, crashes: Sequence[tuple[int, str]]
@@ -196,6 +200,7 @@ def test_a_stream_does_what_the_model_does(
 
 def compare(harness: StreamHarness, model: Model) -> None:
     queues: dict[str, list[Any]] = {"closed": [], "numbers/late": []}
+    assert harness.report.dead == []
     for event in harness.report.emitted:
         queues[event.queue].append(event)
     closed = [json.loads(event.payload) for event in queues["closed"]]

@@ -139,7 +139,16 @@ def test_sessions_grow_and_become_one(state: str) -> None:
     harness.run([at(40, 4), at(5, 5), at(85, 6), at(300, 7, "b")])
     assert closed(harness) == [("a", 5, 35, [5]), ("a", 40, 140, [1, 2, 4, 3, 6])]
     assert harness.windows("a") == []
+    assert harness.report.dead == [], "what became part of another doesn't close"
     assert [name for name, _ in open_state(state).read("total") if name.startswith("\x01sessions/a")] == []
+    harness.close()
+
+
+def test_a_session_that_is_over_is_joined_no_more(state: str) -> None:
+    """Also by an event of the same batch, which is in time by itself."""
+    harness = StreamHarness(application(Session(30)), "total", state)
+    harness.run([at(0, 1), at(31, 2, "b"), at(20, 3), at(99, 4, "b")])
+    assert closed(harness) == [("a", 0, 30, [1]), ("a", 20, 50, [3]), ("b", 31, 61, [2])]
     harness.close()
 
 

@@ -111,7 +111,7 @@ def moment_of(given: datetime | float) -> datetime:
     if isinstance(given, bool) or not isinstance(given, int | float):
         raise UsageError(f"a time is a datetime or seconds since 1970, not {type(given).__name__}")
     try:
-        return EPOCH + round(given * 1_000_000) * MICROSECOND
+        return EPOCH + timedelta(seconds=given)
     except (OverflowError, ValueError) as error:
         raise UsageError(f"{given} is not a time") from error
 
