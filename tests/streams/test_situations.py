@@ -129,6 +129,23 @@ def test_the_first_fails_and_the_second_succeeds(store: StateStore) -> None:
         assert emitted(part) == [b'{"id":"2-0"}', b'{"id":"1-0"}']
 
 
+@pytest.mark.parametrize("settles", [True, False])
+def test_a_task_that_is_run_again_counts_a_failure_once(store: StateStore, settles: bool) -> None:
+    """It died after its commit, and nobody was told: the same delivery comes again and again, and must not be dead."""
+    bad = StreamEvent("1-0", "a", payload=b"bad1", settles=settles)
+    with closing(store.open_part(store.start("total", 1), 0)) as part:
+        run(part, [bad])
+        if not settles:
+            (moved,) = [event for outgoing in part.outgoing() for event in outgoing.events]
+            bad = StreamEvent(str(moved.event_id), "a", payload=moved.payload, headers=moved.headers)
+        for attempts in (0, 1):
+            outcomes = [run(part, [bad._replace(attempts=attempts)])[0].outcome for _ in range(9)]
+            assert all(isinstance(outcome, Retry) for outcome in outcomes)
+            assert len({outcome.delay_seconds for outcome in outcomes if isinstance(outcome, Retry)}) == 1
+        run(part, [bad._replace(attempts=2)])
+    assert total(store)["sum"] == 1
+
+
 def test_older_entries_that_come_after_newer_ones_are_processed(store: StateStore) -> None:
     """Taken over from a consumer that died, while others went on."""
     with closing(store.open_part(store.start("total", 1), 0)) as part:

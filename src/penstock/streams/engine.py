@@ -31,6 +31,8 @@ FAILED = "\x01failed/"
 # A part's watermark, and the open sessions of a key: see `timed` and `windowed`.
 WATERMARK = "\x01watermark"
 SESSIONS = "\x01sessions/"
+# It failed where it came from, and was moved since.
+NO_DELIVERY = -1
 MOVED_TYPE = "stream.event"
 
 
@@ -187,8 +189,7 @@ class Work:
         return found
 
     def _failure(self, event: StreamEvent, verdict: Verdict) -> Outcome | None:
-        past = self._failures.get(_failures_of(event))
-        before = past.count if past is not None else 0
+        before = self._failures_before(event)
         told, final = verdict.error, verdict.final or before >= self._stream.max_retries
         delay = self._stream.retry_seconds * 2**before
         if not event.settles:
@@ -197,8 +198,15 @@ class Work:
         if final:
             self._forget(event)
             return Dead(told)
-        self._failures[_failures_of(event)] = _Failures(before + 1)
+        self._failures[_failures_of(event)] = _Failures(before + 1, delivery=event.attempts)
         return Retry(told, delay)
+
+    def _failures_before(self, event: StreamEvent) -> int:
+        """How often it failed in other deliveries: a task that died after its commit is run again with the same."""
+        past = self._failures.get(_failures_of(event))
+        if past is None:
+            return 0
+        return past.count - 1 if past.delivery == event.attempts else past.count
 
     def _move(self, event: StreamEvent, failures: "_Failures", delay: float) -> None:
         """Its source has no retries: a copy goes to the stream's own queue, where it is tried again, or dies."""
@@ -246,18 +254,20 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class _Failures:
-    """How often an event has failed by itself; and of one that is to die elsewhere, why."""
+    """How often an event has failed by itself, and in which delivery last; of one that is to die elsewhere, why."""
 
     count: int
     error: str = ""
+    delivery: int = NO_DELIVERY
 
     @classmethod
     def read(cls, data: bytes) -> "_Failures":
-        count, _, error = data.decode().partition(" ")
-        return cls(int(count), error)
+        counted, _, error = data.decode().partition(" ")
+        count, _, delivery = counted.partition("/")
+        return cls(int(count), error, int(delivery or NO_DELIVERY))
 
     def data(self) -> bytes:
-        return f"{self.count} {self.error}".rstrip().encode()
+        return f"{self.count}/{self.delivery} {self.error}".rstrip().encode()
 
 
 def _failures_of(event: StreamEvent) -> str:
