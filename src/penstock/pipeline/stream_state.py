@@ -2,14 +2,19 @@
 
 One partition for each part of the stream, which is read where its task runs: nothing goes through the driver's memory.
 Each part is read as it is committed at that moment; parts don't wait for each other.
+
+Keys are named by an option, and not by the query's filters: Spark keeps what a filter has narrowed for every later
+query on the same DataFrame, also for those without it.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, EqualTo, Filter, In, InputPartition, IsNotNull
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from penstock.errors import UsageError
 from penstock.pipeline.streaming import require_reachable
@@ -24,27 +29,58 @@ if TYPE_CHECKING:
 
 NAME = "penstock-state"
 COLUMNS = "key STRING, part INT, state STRING, expires_at TIMESTAMP"
-NEVER_NULL = {"key", "part", "state"}
 READ_PAGE = 5_000
 
 
-def read(spark: "SparkSession", stream: str, *, state: str = DEFAULT_STATE) -> "DataFrame":
-    """The state of a stream: a row for each key, with `state` as JSON."""
+def read(
+    spark: "SparkSession", stream: str, *, state: str = DEFAULT_STATE, keys: Sequence[str] | None = None
+) -> "DataFrame":
+    """The state of a stream: a row for each key, or for each of these, with `state` as JSON."""
     from penstock.pipeline.source import register
 
     with closing(open_state(state)) as store:
         require_reachable(store, spark.sparkContext.master)
         find_stream(store, stream)
     register(spark)
-    return spark.read.format(NAME).option("stream", stream).option("state", state).load()
+    options = {"stream": stream, "state": state} | ({} if keys is None else {"keys": json.dumps(list(keys))})
+    return spark.read.format(NAME).options(**options).load()
+
+
+@dataclass(frozen=True, slots=True)
+class StateOptions:
+    """The options of `format("penstock-state")`, checked."""
+
+    stream: str
+    state: str = DEFAULT_STATE
+    keys: frozenset[str] | None = None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> "StateOptions":
+        given: dict[str, Any] = {name.lower(): value for name, value in options.items()}
+        unknown = sorted(given.keys() - cls.__dataclass_fields__.keys())
+        if unknown:
+            raise UsageError(f"format {NAME} has no option {unknown[0]!r}; it takes stream, state and keys")
+        if "stream" not in given:
+            raise UsageError(f'format {NAME} needs to know which stream: .option("stream", …)')
+        return cls(**given | ({"keys": _keys(given["keys"])} if "keys" in given else {}))
+
+
+def _keys(text: str) -> frozenset[str]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not all(isinstance(key, str) for key in found):
+        raise UsageError(f'keys must be an array of JSON, such as ["ada", "bob"], not {text!r}')
+    return frozenset(found)
 
 
 class StateDataSource(DataSource):
-    """Options: stream, the name of one; and state, the URL of its state store."""
+    """Options: stream, the name of one; state, the URL of its state store; keys, an array of JSON, if only those."""
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        self._stream, self._state = _checked(options)
+        self._checked = StateOptions.parse(options)
 
     @classmethod
     def name(cls) -> str:
@@ -54,17 +90,7 @@ class StateDataSource(DataSource):
         return COLUMNS
 
     def reader(self, schema: Any) -> "StateReader":  # noqa: ARG002
-        return StateReader(self._stream, self._state)
-
-
-def _checked(options: Mapping[str, str]) -> tuple[str, str]:
-    given = {name.lower(): value for name, value in options.items()}
-    unknown = sorted(given.keys() - {"stream", "state"})
-    if unknown:
-        raise UsageError(f"format {NAME} has no option {unknown[0]!r}; it takes stream and state")
-    if "stream" not in given:
-        raise UsageError(f'format {NAME} needs to know which stream: .option("stream", …)')
-    return given["stream"], given.get("state", DEFAULT_STATE)
+        return StateReader(self._checked)
 
 
 class StatePartition(InputPartition):
@@ -77,40 +103,23 @@ class StatePartition(InputPartition):
 
 
 class StateReader(DataSourceReader):
-    """Reads state part by part. Keys that the query filters by are looked up, and only in the parts that have them."""
+    """Reads state part by part; single keys are looked up, and only in the parts that have them."""
 
-    def __init__(self, stream: str, state: str) -> None:
-        self._stream = stream
-        self._state = state
-        self.keys: frozenset[str] | None = None
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        for one in filters:
-            match one:
-                case EqualTo(("key",), str() as key):
-                    self._narrow({key})
-                case In(("key",), keys):
-                    self._narrow({key for key in keys if isinstance(key, str)})
-                case IsNotNull((name,)) if name in NEVER_NULL:
-                    pass
-                case _:
-                    yield one
-
-    def _narrow(self, keys: set[str]) -> None:
-        self.keys = frozenset(keys) if self.keys is None else self.keys & keys
+    def __init__(self, options: StateOptions) -> None:
+        self._options = options
 
     def partitions(self) -> Sequence[StatePartition]:
-        with closing(open_state(self._state)) as store:
-            started = find_stream(store, self._stream)
-        if self.keys is None:
+        with closing(open_state(self._options.state)) as store:
+            started = find_stream(store, self._options.stream)
+        if self._options.keys is None:
             return [StatePartition(started, number) for number in range(started.parts)]
-        numbers = sorted({part_of(key, started.parts) for key in self.keys})
+        numbers = sorted({part_of(key, started.parts) for key in self._options.keys})
         return [StatePartition(started, number) for number in numbers or [0]]  # of none Spark would make one
 
     def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
         assert isinstance(partition, StatePartition)
-        with closing(open_state(self._state)) as store:
-            found = look(store, partition.started, self.keys, part=partition.number)
+        with closing(open_state(self._options.state)) as store:
+            found = look(store, partition.started, self._options.keys, part=partition.number)
             while page := list(islice(found, READ_PAGE)):
                 yield _record_batch(page)
 
