@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 TRIGGER = "100 milliseconds"
+# Planning a job anew while it runs takes longer than all the rest of a small batch. Said to the batches' own session.
+ADAPTIVE = "spark.sql.adaptive.enabled"
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
 FORGET_SECONDS = 3_600.0
@@ -78,7 +80,8 @@ class StreamRun:
         telemetry.info("stream runs", stream=stream.name, epoch=started.epoch, parts=started.parts)
 
     def start(self, checkpoint: str) -> "StreamingQuery":
-        writer = self._feed.load(self._spark).writeStream.foreachBatch(self._handle)
+        # Before the batches: what is here is planned once, what is in each of them every time.
+        writer = keyed(self._feed.load(self._spark), self._errand).writeStream.foreachBatch(self._handle)
         writer = writer.queryName(f"penstock {self.stream.name}").option("checkpointLocation", checkpoint)
         return writer.trigger(processingTime=TRIGGER).start()
 
@@ -87,6 +90,7 @@ class StreamRun:
         self._stopping.set()
 
     def _handle(self, batch: "DataFrame", _number: int) -> None:
+        batch.sparkSession.conf.set(ADAPTIVE, "false")
         try:
             self._forget()
             errand = replace(self._errand, acknowledged=self._acknowledged)
@@ -123,7 +127,7 @@ class StreamRun:
         tasks = min(errand.started.parts, max(1, self._spark.sparkContext.defaultParallelism))
         try:
             # By number: a hash would give some tasks many parts, and others none.
-            parted = keyed(batch, errand).repartitionById(tasks, F.col("part") % tasks)
+            parted = batch.repartitionById(tasks, F.col("part") % tasks)
             found = parted.mapInArrow(process(errand), OUTCOMES).collect()
         except Exception as error:
             if DIED.search(str(error)):

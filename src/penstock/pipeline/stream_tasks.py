@@ -94,8 +94,7 @@ def assign(errand: Errand) -> Callable[[Batches], Batches]:
             keys = pa.array([key for _, key, _ in keyed], pa.string())
             errors = pa.array([error for _, _, error in keyed], pa.string())
             columns = [batch.column(name) for name in COLUMNS]
-            rows = pa.RecordBatch.from_arrays([parts, keys, errors, *columns], names=["part", *KEYING, *COLUMNS])
-            yield rows if errand.parts is None and errand.only is None else _chosen(errand, rows)
+            yield pa.RecordBatch.from_arrays([parts, keys, errors, *columns], names=["part", *KEYING, *COLUMNS])
 
     return run
 
@@ -109,17 +108,6 @@ def _keyed(errand: Errand, event: StreamEvent) -> tuple[int, str, str | None]:
     except Exception as error:
         return PART_WITHOUT_KEY, "", f"its key can't be told: {brief(error)}"
     return errand.stream.part_of(key, errand.started.parts), key, None
-
-
-def _chosen(errand: Errand, rows: "RecordBatch") -> "RecordBatch":
-    import pyarrow as pa
-
-    parts, ids, replays = (_values(rows, name) for name in ("part", "event_id", "replays"))
-    wanted = [
-        (errand.parts is None or part in errand.parts) and (errand.only is None or arrival in errand.only)
-        for part, arrival in zip(parts, map(Arrival, ids, replays), strict=True)
-    ]
-    return rows.filter(pa.array(wanted, pa.bool_()))
 
 
 def _events(batch: "RecordBatch", keys: Sequence[str]) -> list[StreamEvent]:
@@ -190,10 +178,23 @@ def _uncollected(make: Callable[[], Result]) -> Iterator[Result]:
 
 def _by_part(errand: Errand, batches: Batches) -> dict[int, list["_Row"]]:
     by_part: dict[int, list[_Row]] = {}
-    for batch in batches:
+    for batch in (_chosen(errand, rows) for rows in batches):
         for number, row in zip(_values(batch, "part"), _rows(errand, batch), strict=True):
             by_part.setdefault(number, []).append(row)
     return by_part
+
+
+def _chosen(errand: Errand, rows: "RecordBatch") -> "RecordBatch":
+    import pyarrow as pa
+
+    if errand.parts is None and errand.only is None:
+        return rows
+    parts, ids, replays = (_values(rows, name) for name in ("part", "event_id", "replays"))
+    wanted = [
+        (errand.parts is None or part in errand.parts) and (errand.only is None or arrival in errand.only)
+        for part, arrival in zip(parts, map(Arrival, ids, replays), strict=True)
+    ]
+    return rows.filter(pa.array(wanted, pa.bool_()))
 
 
 class _Row(NamedTuple):
