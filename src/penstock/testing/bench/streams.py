@@ -34,6 +34,7 @@ from penstock.testing.servers import PostgresServer
 SPARKS = "transformWithState"
 PACKAGES = ("penstock", "pyspark", "pyarrow", "rocksdict")
 WATCH_SECONDS = 0.05
+KEPT_BATCHES = "spark.sql.streaming.minBatchesToRetain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +66,7 @@ def measure(ground: Ground, plan: StreamsPlan) -> Measured:
 
     # A session of its own: what other benchmarks have set doesn't count here.
     spark = open_session(f"local[{plan.tasks}]").newSession()
+    spark.conf.set(KEPT_BATCHES, str(2 + plan.events // plan.batch))  # it is their commits that tell the time
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as made:
         folder = Path(made)
         few, many = (
