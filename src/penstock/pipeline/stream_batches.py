@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 TRIGGER = "100 milliseconds"
+# Planning a job anew while it runs takes longer than all the rest of a small batch. Said to the batches' own session.
+ADAPTIVE = "spark.sql.adaptive.enabled"
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
 FORGET_SECONDS = 3_600.0
@@ -87,9 +89,10 @@ class StreamRun:
         telemetry.info("stream runs", stream=stream.name, epoch=started.epoch, parts=started.parts)
 
     def start(self, checkpoint: str) -> "StreamingQuery":
-        writer = self._feed.load(self._spark).writeStream.foreachBatch(self._handle)
-        folder = f"{checkpoint}/{self._feed.edition}".rstrip("/")
-        writer = writer.queryName(f"penstock {self.stream.name}").option("checkpointLocation", folder)
+        # Before the batches: what is here is planned once, what is in each of them every time.
+        rows = keyed(self._feed.load(self._spark), self._errand)
+        writer = rows.writeStream.foreachBatch(self._handle).queryName(f"penstock {self.stream.name}")
+        writer = writer.option("checkpointLocation", f"{checkpoint}/{self._feed.edition}".rstrip("/"))
         return writer.trigger(processingTime=TRIGGER).start()
 
     def stop(self) -> None:
@@ -134,6 +137,7 @@ class StreamRun:
 
     def _handle(self, batch: "DataFrame", _number: int) -> None:
         """One batch. What ends the stream is kept, and Spark is not told: it would bury it, and shout."""
+        batch.sparkSession.conf.set(ADAPTIVE, "false")
         with self._busy:
             try:
                 if self._stopping.is_set():
@@ -197,7 +201,7 @@ class StreamRun:
         errand = self._ticks.next_turn(errand)
         tasks = self._ticks.tasks
         # By number: a hash would give some tasks many parts, and others none.
-        parted = keyed(batch, errand).repartitionById(tasks, F.col("part") % tasks)
+        parted = batch.repartitionById(tasks, F.col("part") % tasks)
         return self._ticks.collect(parted.mapInArrow(process(errand), OUTCOMES))
 
     def _run_carefully(self, batch: "DataFrame", errand: Errand) -> list[Row]:

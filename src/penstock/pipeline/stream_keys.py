@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from penstock.pipeline.stream_tasks import PART_WITHOUT_KEY, ROWS, WIRE, Errand, assign
+from penstock.pipeline.stream_tasks import KEYING, PART_WITHOUT_KEY, ROWS, WIRE, Errand, assign
 from penstock.streams.app import default_key
 from penstock.streams.event import KEY_HEADER, STREAM_HEADER
 
@@ -14,19 +14,17 @@ HEADERS = "CASE WHEN size(headers) > 0 THEN to_json(headers) END"
 NUL = "\x00"
 
 
-def keyed(batch: "DataFrame", errand: Errand) -> "DataFrame":
-    """The rows with their parts and keys, as tasks take them."""
+def keyed(frame: "DataFrame", errand: Errand) -> "DataFrame":
+    """The rows of a stream's source with their parts and keys, as tasks take them."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    if errand.stream.key is not default_key or errand.parts is not None or errand.only is not None:
-        return batch.withColumn("headers", F.expr(HEADERS)).mapInArrow(assign(errand), ROWS)
+    if errand.stream.key is not default_key:
+        return frame.withColumn("headers", F.expr(HEADERS)).mapInArrow(assign(errand), ROWS)
     key = own_key(errand.stream.name)
     key = F.when(~F.contains(key, F.lit(NUL)), key)  # a key that can't be one is for Python to complain of
-    placed = batch.withColumns({"stream_key": key, "key_error": F.lit(None).cast("string")})
+    placed = frame.withColumns({"stream_key": key, "key_error": F.lit(None).cast("string")})
     part = f"CAST(coalesce(crc32(CAST(stream_key AS BINARY)) % {errand.started.parts}, {PART_WITHOUT_KEY}) AS INT)"
-    return placed.withColumns({"part": F.expr(part), "headers": F.expr(HEADERS)}).select(
-        "part", "stream_key", "key_error", *WIRE
-    )
+    return placed.withColumns({"part": F.expr(part), "headers": F.expr(HEADERS)}).select("part", *KEYING, *WIRE)
 
 
 def own_key(stream: str) -> "Column":

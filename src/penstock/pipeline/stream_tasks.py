@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
 
 from penstock import telemetry
@@ -53,7 +53,8 @@ PART_WITHOUT_KEY = 0
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Batches = Iterator["RecordBatch"]
-Result = TypeVar("Result")
+# So many more things than before, so many times, until the young, the older and the oldest are searched for garbage.
+COLLECTING = (100_000, 20, 100)
 
 
 class Trouble(StrEnum):
@@ -101,8 +102,7 @@ def assign(errand: Errand) -> Callable[[Batches], Batches]:
             keys = pa.array([key for _, key, _ in keyed], pa.string())
             errors = pa.array([error for _, _, error in keyed], pa.string())
             columns = [batch.column(name) for name in COLUMNS]
-            rows = pa.RecordBatch.from_arrays([parts, keys, errors, *columns], names=["part", *KEYING, *COLUMNS])
-            yield rows if errand.parts is None and errand.only is None else _chosen(errand, rows)
+            yield pa.RecordBatch.from_arrays([parts, keys, errors, *columns], names=["part", *KEYING, *COLUMNS])
 
     return run
 
@@ -116,17 +116,6 @@ def _keyed(errand: Errand, event: StreamEvent) -> tuple[int, str, str | None]:
     except Exception as error:
         return PART_WITHOUT_KEY, "", f"its key can't be told: {brief(error)}"
     return errand.stream.part_of(key, errand.started.parts), key, None
-
-
-def _chosen(errand: Errand, rows: "RecordBatch") -> "RecordBatch":
-    import pyarrow as pa
-
-    parts, ids, replays = (_values(rows, name) for name in ("part", "event_id", "replays"))
-    wanted = [
-        (errand.parts is None or part in errand.parts) and (errand.only is None or arrival in errand.only)
-        for part, arrival in zip(parts, map(Arrival, ids, replays), strict=True)
-    ]
-    return rows.filter(pa.array(wanted, pa.bool_()))
 
 
 def _events(batch: "RecordBatch", keys: Sequence[str]) -> list[StreamEvent]:
@@ -166,8 +155,8 @@ def process(errand: Errand) -> Callable[[Batches], Batches]:
     """Runs the transaction of each part among the rows, and tells what became of every event."""
 
     def run(batches: Batches) -> Batches:
-        with _uncollected(lambda: _by_part(errand, batches)) as by_part:
-            for number, rows in sorted(by_part.items()):
+        with _rarely_collecting():
+            for number, rows in sorted(_by_part(errand, batches).items()):
                 rows.sort(key=_place)
                 yield _told(number, _outcomes(errand, number, rows))
 
@@ -187,32 +176,36 @@ def tick(errand: Errand) -> Callable[[Batches], Batches]:
 
 
 @contextmanager
-def _uncollected(make: Callable[[], Result]) -> Iterator[Result]:
-    """What `make` makes, while Python's collector looks for garbage elsewhere only.
-
-    Making many small things is what starts it, again and again, and of these not one is garbage: it would take a third
-    of the time.
-    """
-    collects = gc.isenabled()
-    gc.disable()
+def _rarely_collecting() -> Iterator[None]:
+    """Let Python look for garbage less often: it does so whenever many small things were made, and rows are many small
+    things of which not one is garbage. It would take a third of the time."""
+    before = gc.get_threshold()
+    gc.set_threshold(*COLLECTING)
     try:
-        made = make()
-        gc.freeze()
+        yield
     finally:
-        if collects:
-            gc.enable()
-    try:
-        yield made
-    finally:
-        gc.unfreeze()
+        gc.set_threshold(*before)
 
 
 def _by_part(errand: Errand, batches: Batches) -> dict[int, list["_Row"]]:
     by_part: dict[int, list[_Row]] = {}
-    for batch in batches:
+    for batch in (_chosen(errand, rows) for rows in batches):
         for number, row in zip(_values(batch, "part"), _rows(errand, batch), strict=True):
             by_part.setdefault(number, []).append(row)
     return by_part
+
+
+def _chosen(errand: Errand, rows: "RecordBatch") -> "RecordBatch":
+    import pyarrow as pa
+
+    if errand.parts is None and errand.only is None:
+        return rows
+    parts, ids, replays = (_values(rows, name) for name in ("part", "event_id", "replays"))
+    wanted = [
+        (errand.parts is None or part in errand.parts) and (errand.only is None or arrival in errand.only)
+        for part, arrival in zip(parts, map(Arrival, ids, replays), strict=True)
+    ]
+    return rows.filter(pa.array(wanted, pa.bool_()))
 
 
 class _Row(NamedTuple):
