@@ -22,7 +22,7 @@ from pyspark.sql.datasource import (
 from penstock.event import Event
 from penstock.lifecycle import PUBLISHED, Dead, State
 from penstock.pipeline.pushdown import narrow
-from penstock.pipeline.source import EventReader, SourceOptions, register
+from penstock.pipeline.source import FilteringReader, SourceOptions, register
 from penstock.pipeline.stores import close_stores
 from penstock.store import SqlStore, open_store
 from penstock.store.base import Selection
@@ -77,7 +77,7 @@ def test_a_filter_that_a_selection_can_not_express_stays_with_spark(one: Filter)
 
 def test_filters_and_options_narrow_together() -> None:
     options = SourceOptions.parse({"store": "s", "queue": "mail", "state": "dead,pending", "since": NOON.isoformat()})
-    reader = EventReader(options)
+    reader = FilteringReader(options)
     left = Not(EqualTo(("queue",), "x"))
     filters = [
         In(("state",), ("DEAD", "CLAIMED")),
@@ -142,7 +142,8 @@ def test_what_is_pushed_down_brings_the_rows_that_spark_would_have_kept(
     session: "SparkSession", store: SqlStore, postgres_url: str
 ) -> None:
     def read(**options: str) -> "DataFrame":
-        return session.read.format("penstock").options(store=postgres_url, partitions="3", **options).load()
+        given = {"store": postgres_url, "partitions": "3", "push_filters": "true", **options}
+        return session.read.format("penstock").options(**given).load()
 
     everything = read().localCheckpoint()
     assert everything.count() == 240
@@ -178,7 +179,17 @@ def scanned(frame: "DataFrame") -> int:
 def test_the_store_is_asked_for_no_more_than_the_query_needs(
     session: "SparkSession", store: SqlStore, postgres_url: str, condition: str, exact: bool
 ) -> None:
-    frame = session.read.format("penstock").option("store", postgres_url).load().where(condition)
+    given = {"store": postgres_url, "push_filters": "true"}
+    frame = session.read.format("penstock").options(**given).load().where(condition)
     count = scanned(frame)
     assert 0 < count < 240
     assert (count == frame.count()) is exact
+
+
+@pytest.mark.spark
+def test_a_query_without_a_filter_sees_all_after_one_that_has_one(
+    session: "SparkSession", store: SqlStore, postgres_url: str
+) -> None:
+    frame = session.read.format("penstock").option("store", postgres_url).load()
+    assert 0 < frame.where("state = 'DEAD'").count() < 240
+    assert frame.count() == 240

@@ -8,7 +8,7 @@ from penstock.pipeline.stream_keys import keyed
 from penstock.pipeline.stream_sources import in_columns
 from penstock.pipeline.stream_tasks import ROWS, Errand, assign
 from penstock.streams.app import Stream, StreamSet
-from penstock.streams.event import KEY_HEADER, StreamEvent
+from penstock.streams.event import KEY_HEADER, STREAM_HEADER, StreamEvent
 from penstock.streams.state.base import Started
 
 if TYPE_CHECKING:
@@ -22,8 +22,9 @@ EVENTS = [
     ("not-ascii", "Žofie 🚰", None, {}),
     ("ordered", None, "grace", None),
     ("both", "ada", "grace", None),
-    ("moved", "ada", None, {KEY_HEADER: "alan", "other": "1"}),
-    ("moved-without", "ada", None, {KEY_HEADER: ""}),
+    ("moved", "ada", None, {KEY_HEADER: "alan", STREAM_HEADER: "total", "other": "1"}),
+    ("moved by another", "ada", None, {KEY_HEADER: "alonzo", STREAM_HEADER: "others"}),
+    ("moved-without", "ada", None, {KEY_HEADER: "", STREAM_HEADER: "total"}),
     ("empty", "", "grace", None),
     ("none", None, None, None),
     ("nul", "a\x00b", None, None),

@@ -91,6 +91,7 @@ class SourceOptions:
     lease_seconds: float = DEFAULT_LEASE_SECONDS
     max_attempts: int = 10
     patient: bool = False
+    push_filters: bool = False
     state: str | None = None
     event_type: str | None = None
     since: str | None = None
@@ -123,7 +124,7 @@ class SourceOptions:
 class PenstockDataSource(DataSource):
     """Options: store, queue, and for a stream limit (events a claim), partitions, lease_seconds, max_attempts and
     patient (a store that can't be reached is waited for, and doesn't end the stream); for a batch state, event_type,
-    since, until, partitions; for a write queue and event_type, where a row has none."""
+    since, until, partitions, push_filters; for a write queue and event_type, where a row has none."""
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
@@ -139,7 +140,7 @@ class PenstockDataSource(DataSource):
         return ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
 
     def reader(self, schema: Any) -> "EventReader":  # noqa: ARG002
-        return EventReader(self._checked)
+        return FilteringReader(self._checked) if self._checked.push_filters else EventReader(self._checked)
 
     def streamReader(self, schema: Any) -> "ClaimReader":  # noqa: ARG002, N802
         return ClaimReader(self._checked)
@@ -226,15 +227,11 @@ class SeqRange(InputPartition):
 
 
 class EventReader(DataSourceReader):
-    """Reads events in any state, and changes nothing. What the query filters by, the store is asked for."""
+    """Reads events in any state, and changes nothing."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self.selection = options.selection()
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        self.selection, left = pushdown.narrow(self.selection, filters)
-        return left
 
     def partitions(self) -> Sequence[SeqRange]:
         first, last = store_of(self._options.store).bounds()
@@ -266,6 +263,15 @@ def recognised(options: Mapping[str, str], fields: Collection[str], format_name:
             raise UsageError(f"format {format_name} has no option {name!r}; it takes {', '.join(fields)}")
         given[field] = value
     return given
+
+
+class FilteringReader(EventReader):
+    """What the query filters by, the store is asked for. Only if it is wanted: Spark keeps the reader of a DataFrame,
+    and a later query on it that has no filter would see what an earlier one's let through."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        self.selection, left = pushdown.narrow(self.selection, filters)
+        return left
 
 
 def lease_of(query: str, batch: int, index: int) -> LeaseId:
@@ -320,7 +326,7 @@ def arrow_schema(columns: Mapping[str, str]) -> Any:
 
 def _convert(field: str, value: str) -> Any:
     kinds: dict[str, type] = {"limit": int, "partitions": int, "max_attempts": int, "lease_seconds": float}
-    if field == "patient":
+    if field in ("patient", "push_filters"):
         return flag({field: value}, field, False)
     try:
         converted = kinds.get(field, str)(value)

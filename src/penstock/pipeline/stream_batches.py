@@ -19,7 +19,7 @@ from penstock.pipeline.settling import by_lease
 from penstock.pipeline.stores import store_of
 from penstock.pipeline.stream_keys import keyed
 from penstock.pipeline.stream_sources import Feed, feed_of
-from penstock.pipeline.stream_tasks import OUTCOMES, Errand, Trouble, process
+from penstock.pipeline.stream_tasks import OUTCOMES, UNTOLD, Errand, Trouble, process
 from penstock.pipeline.stream_ticks import Died, Row, Ticks
 from penstock.store.base import Lease, LeaseId, Token
 from penstock.streams.app import Stream, StreamSet
@@ -167,6 +167,8 @@ class StreamRun:
             self._release(batch)
             raise
         self._trimmed({row["part"] for row in rows})
+        self.counts.applied += sum(int(row["error"]) for row in rows if row["outcome"] == UNTOLD)
+        rows = [row for row in rows if row["outcome"] != UNTOLD]
         self._acknowledge(rows if self._jobs == 1 else self._under_new_tokens(rows))
 
     def _release(self, batch: "DataFrame") -> None:

@@ -48,6 +48,8 @@ OUTCOMES = (
 )
 # Beside the outcomes of its events, what a part of a stream with timers tells of its time.
 TURN = "TURN"
+# How many events are in the state of which nobody is told one by one.
+UNTOLD = "UNTOLD"
 # An event without a key has a part all the same: that it failed is kept there.
 PART_WITHOUT_KEY = 0
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -276,6 +278,8 @@ def _process_part(errand: Errand, number: int, rows: list[_Row]) -> list[_Told]:
         part.close()
     outcomes = zip(rows, results, strict=True)
     told = [_tell(row, result.outcome) for row, result in outcomes if errand.tells or row.lease is not None]
+    if len(told) < len(rows):
+        told.append(_Told(UNTOLD, str(len(rows) - len(told))))
     return told if turn is None else [*told, _Told(TURN, None, turn=turn.text())]
 
 
