@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.errors import PipelineError, UsageError
 from penstock.pipeline.session import is_local, open_session
+from penstock.pipeline.spark_state import SparkStateRun, is_sparks, require_checkpoint
 from penstock.pipeline.stream_batches import Counts, StreamRun
 from penstock.streams.app import Stream, StreamSet
 from penstock.streams.state import open_state
+from penstock.streams.state.base import Started
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,20 +37,32 @@ def run_streams(
     """Run an application's streams until `stop` is set; with `once`, until nothing is ready. Returns what became of
     the events, by stream.
 
-    Spark's checkpoint keeps nothing that counts, except for sources that only it knows the progress of: without
-    `checkpoint` it lies in a temporary folder. `Superseded` if another driver has started one of the streams.
+    Spark's checkpoint keeps nothing that counts, except for sources that only it knows the progress of, and for
+    `state="spark:"`; without `checkpoint` it lies in a temporary folder. `Superseded` if another driver has started one
+    of the streams.
     """
     chosen = _chosen(app, names)
+    if is_sparks(app.state):
+        require_checkpoint(checkpoint)
     session = spark or open_session(master or "local[*]")
-    state = open_state(app.state)
-    if not state.shared and not is_local(session.sparkContext.master or ""):
-        raise UsageError(f"{state.url} is on one machine's disk; on a cluster keep the state in PostgreSQL")
-    started = [state.start(stream.name, stream.parts) for stream in chosen]
-    state.close()
-    runs = [StreamRun(session, app, stream, one, parallelism) for stream, one in zip(chosen, started, strict=True)]
+    runs: list[StreamRun]
+    if is_sparks(app.state):
+        runs = [SparkStateRun(session, app, stream, parallelism) for stream in chosen]
+    else:
+        started = _started_state(session, app.state, chosen)
+        runs = [StreamRun(session, app, stream, one, parallelism) for stream, one in zip(chosen, started, strict=True)]
     with _folder(checkpoint) as folder, _started(runs, folder) as queries:
         _watch(runs, queries, once=once, stop=stop or threading.Event())
     return {run.stream.name: run.counts for run in runs}
+
+
+def _started_state(session: "SparkSession", url: str, streams: Sequence[Stream]) -> list[Started]:
+    state = open_state(url)
+    if not state.shared and not is_local(session.sparkContext.master or ""):
+        raise UsageError(f"{state.url} is on one machine's disk; on a cluster keep the state in PostgreSQL")
+    started = [state.start(stream.name, stream.parts) for stream in streams]
+    state.close()
+    return started
 
 
 def _chosen(app: StreamSet, names: Sequence[str] | None) -> list[Stream]:
