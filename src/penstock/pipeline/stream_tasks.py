@@ -120,6 +120,11 @@ def _keyed(errand: Errand, event: StreamEvent) -> tuple[int, str, str | None]:
     return errand.stream.part_of(key, errand.started.parts), key, None
 
 
+def key_error(errand: Errand, event: StreamEvent) -> str | None:
+    """Why an event has no key."""
+    return _keyed(errand, event)[2]
+
+
 def _events(batch: "RecordBatch", keys: Sequence[str]) -> list[StreamEvent]:
     columns = {name: _values(batch, name) for name in COLUMNS if name not in ("seq", "token", "created_at")}
     fields = zip(
@@ -235,7 +240,7 @@ def _rows(errand: Errand, batch: "RecordBatch") -> Iterator[_Row]:
     events = _events(batch, [key or "" for key in columns["stream_key"]])
     errors, seqs = columns["key_error"], columns["seq"]
     if None in columns["stream_key"]:  # why, Spark doesn't say
-        errors = [None if event.key else _keyed(errand, event)[2] for event in events]
+        errors = [None if event.key else key_error(errand, event) for event in events]
     lines, offsets = [line or "" for line in columns["line"]], [offset or 0 for offset in columns["offset"]]
     places = zip(lines, offsets, seqs, strict=True)
     return map(_new_row, zip(places, errors, seqs, columns["lease"], columns["token"], events, strict=True))

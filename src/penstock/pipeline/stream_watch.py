@@ -31,7 +31,7 @@ class Watch:
         self,
         runs: Sequence[StreamRun],
         queries: "Sequence[StreamingQuery]",
-        state: str,
+        state: str | None,
         progress: Progress | None = None,
     ) -> None:
         self._runs = runs
@@ -83,6 +83,8 @@ class Watch:
 
     def _require_own(self) -> None:
         """A driver that has no events would else never hear of the one that took its place."""
+        if self._state is None:
+            return  # Spark's own, which has no epochs
         state = open_state(self._state)
         try:
             known = {found.stream: found for found in state.streams()}

@@ -15,6 +15,7 @@ from penstock.pipeline.kafka_jars import connector_jars
 from penstock.pipeline.relay import Housekeeping, RelayReport
 from penstock.pipeline.session import DEFAULT_MASTER, is_local, is_running, open_session
 from penstock.pipeline.shipping import parcel_of
+from penstock.pipeline.spark_state import SparkStateRun, is_sparks, require_sparks
 from penstock.pipeline.stopping import stopped_by_signals
 from penstock.pipeline.stream_batches import Counts, StreamRun
 from penstock.pipeline.stream_watch import Progress, Watch
@@ -44,26 +45,39 @@ def run_streams(
     """Run an application's streams until `stop` is set, SIGTERM or Ctrl-C comes; with `once`, until nothing is ready.
     The batch in hand is finished first. Returns what became of the events, by stream; `progress` hears it meanwhile.
 
-    Spark's checkpoint keeps nothing that counts, except for sources that only it knows the progress of: without
-    `checkpoint` it lies in a temporary folder. `jars` is a folder with those of Spark's connector to Kafka, for
-    streams that read it. `Superseded` if another driver has started one of the streams.
+    Spark's checkpoint keeps nothing that counts, except for sources that only it knows the progress of, and for
+    `state="spark:"`: without `checkpoint` it lies in a temporary folder. `jars` is a folder with those of Spark's
+    connector to Kafka, for streams that read it. `Superseded` if another driver has started one of the streams.
     """
     chosen = choose(app, names)
-    state = open_state(app.state)
-    require_reachable(state, (master or DEFAULT_MASTER) if spark is None else spark.sparkContext.master)
+    _require_state(app, chosen, (master or DEFAULT_MASTER) if spark is None else spark.sparkContext.master, checkpoint)
     ending = stop or threading.Event()
     with stopped_by_signals(ending):
         session = spark or _open_session(master, chosen, jars)
-        require_reachable(state, session.sparkContext.master)
+        _require_state(app, chosen, session.sparkContext.master, checkpoint)
         if ending.is_set():
             return {stream.name: Counts() for stream in chosen}
-        started = [state.start(stream.name, stream.parts) for stream in chosen]
-        state.close()
-        runs = [StreamRun(session, app, stream, one, parallelism) for stream, one in zip(chosen, started, strict=True)]
+        runs = _runs(session, app, chosen, parallelism)
         with _kept(app.store, chosen), _folder(checkpoint) as folder, _started(runs, folder) as queries:
-            watch = Watch(runs, queries, app.state, progress)
+            watch = Watch(runs, queries, None if is_sparks(app.state) else app.state, progress)
             (watch.until_drained if once else watch.until)(ending)
     return {run.stream.name: run.counts for run in runs}
+
+
+def _require_state(app: StreamSet, streams: Sequence[Stream], master: str | None, checkpoint: str | None) -> None:
+    """Refuse, before anything starts, state that can't be kept as it is asked for."""
+    if is_sparks(app.state):
+        require_sparks(streams, checkpoint)
+    else:
+        require_reachable(open_state(app.state), master)
+
+
+def _runs(spark: "SparkSession", app: StreamSet, streams: Sequence[Stream], parallelism: int) -> list[StreamRun]:
+    if is_sparks(app.state):
+        return [SparkStateRun(spark, app, stream, parallelism) for stream in streams]
+    with closing(open_state(app.state)) as state:
+        started = [state.start(stream.name, stream.parts) for stream in streams]
+    return [StreamRun(spark, app, stream, one, parallelism) for stream, one in zip(streams, started, strict=True)]
 
 
 def require_reachable(state: StateStore, master: str | None) -> None:

@@ -1,18 +1,19 @@
 """The contenders of the streams' benchmark: each counts and adds up the amounts of each key, on the same input.
 
 A contender is a function of a trial. It runs until the input is processed, leaves Spark's checkpoint where the trial
-says, by whose commits it is timed, and returns what its state adds up to and how large that is.
+says, by whose commits it is timed, tells the trial that it is done, and returns what its state adds up to and how large
+that is.
 """
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock import Streams, connect
+from penstock.pipeline.spark_state import settings
 from penstock.pipeline.stores import close_stores
 from penstock.store import open_store
 from penstock.streams.context import Context, KeyState
@@ -55,6 +56,8 @@ class Trial:
     given: Input
     folder: Path
     tasks: int
+    done: Callable[[], None]
+    """To be called when all is processed, before anything is looked at."""
 
     @property
     def checkpoint(self) -> Path:
@@ -111,7 +114,7 @@ def transform_with_state(trial: Trial) -> Outcome:
 
     from penstock.testing.bench.stream_processor import TotalsProcessor
 
-    with _settings(trial.spark, SPARK_SETTINGS | {"spark.sql.shuffle.partitions": str(trial.tasks)}):
+    with settings(trial.spark, SPARK_SETTINGS | {"spark.sql.shuffle.partitions": str(trial.tasks)}):
         keyed = trial.given.open(trial.spark).select("partition_key", "payload").groupBy("partition_key")
         totals = keyed.transformWithState(TotalsProcessor(), "partition_key STRING", "Update", "None")
         writer = totals.writeStream.format("noop").outputMode("update").trigger(processingTime=TRIGGER)
@@ -120,6 +123,7 @@ def transform_with_state(trial: Trial) -> Outcome:
             query.processAllAvailable()
         finally:
             query.stop()
+        trial.done()
         states = trial.spark.read.format("statestore").option("stateVarName", "totals").load(str(trial.checkpoint))
         each = states.select("key.partition_key", "value.count", "value.sum")
         mixed = expr("CAST(sum(CAST(crc32(CAST(partition_key AS BINARY)) AS DECIMAL(38)) * sum) AS DECIMAL(38))")
@@ -176,20 +180,7 @@ def embedded_store(folder: Path) -> str:
 def _run(trial: Trial, source: str | Frame, store: str, state: str) -> None:
     app = application(source, store, state, trial.tasks)
     app.run(spark=trial.spark, once=True, checkpoint=str(trial.checkpoint.parent))
-
-
-@contextmanager
-def _settings(spark: "SparkSession", settings: dict[str, str]) -> Iterator[None]:
-    before = {name: spark.conf.get(name, None) for name in settings}
-    for name, value in settings.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, known in before.items():
-            spark.conf.unset(name)
-            if known is not None:
-                spark.conf.set(name, known)
+    trial.done()
 
 
 def decode(payload: bytes) -> int:

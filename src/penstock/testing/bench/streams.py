@@ -8,8 +8,7 @@ import json
 import tempfile
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -81,7 +80,7 @@ def measure(ground: Ground, plan: StreamsPlan) -> Measured:
             for name, (contender, given) in contenders.items():
                 ground.note(f"streams, round {number} of {plan.rounds}: {name}")
                 place = folder / f"{name.replace(' ', '-')}-{number}"
-                runs[name].append(_run(contender, Trial(spark, ground, given, place, plan.tasks)))
+                runs[name].append(_run(contender, Trial(spark, ground, given, place, plan.tasks, _nothing)))
                 ground.note("  {:,.0f} events a second, {:.1f} µs of CPU time each".format(*runs[name][-1]))
         ground.note("recovery after a kill, and a cold start")
         recovery = measure_recovery("sqlite", few, folder / "recovery", plan.tasks)
@@ -96,6 +95,10 @@ def measure(ground: Ground, plan: StreamsPlan) -> Measured:
         ),
     )
     return Measured(figures, {name: [run._asdict() for run in of] for name, of in runs.items()})
+
+
+def _nothing() -> None:
+    """For a trial that nobody watches yet."""
 
 
 def _prepare(ground: Ground, plan: StreamsPlan, folder: Path, name: str, keys: int) -> Input:
@@ -140,44 +143,43 @@ def ratio(ours: list[Run], theirs: list[Run]) -> float:
 def _run(contender: Contender, trial: Trial) -> Run:
     """One run, whose sums must be right."""
     trial.folder.mkdir(parents=True)
-    commits = trial.checkpoint / "commits"
     warm = max(1, trial.given.batches // 10)
-    watch = _Watch(commits / str(warm - 1))
-    with watch:
-        outcome = contender(trial)
-        cpu = cpu_seconds() - watch.cpu_seconds
+    with _Watch(trial.checkpoint / "commits" / str(warm - 1)) as watch:
+        outcome = contender(replace(trial, done=watch.note))
     if outcome.totals != trial.given.expected:
-        raise PenstockError(
-            f"wrong sums: {outcome.totals} instead of {trial.given.expected}; these figures mean nothing"
-        )
-    times = sorted(path.stat().st_mtime for path in commits.glob("[0-9]*"))
-    events = trial.given.events * (len(times) - warm) / len(times)
-    per_second = events / (times[-1] - times[warm - 1])
-    return Run(per_second, 1e6 * cpu / events, outcome.size_bytes / outcome.totals.keys)
+        raise PenstockError(f"wrong sums, {outcome.totals} instead of {trial.given.expected}: no figure counts")
+    commits = [path for path in watch.file.parent.glob("[0-9]*") if int(path.name) >= warm]
+    events = trial.given.events * len(commits) / (len(commits) + warm)
+    seconds = max(path.stat().st_mtime for path in commits) - watch.file.stat().st_mtime
+    return Run(events / seconds, 1e6 * watch.cpu_seconds / events, outcome.size_bytes / outcome.totals.keys)
 
 
 class _Watch:
-    """Notes the CPU time that was taken until a file is there."""
+    """Notes the CPU time that is taken from when a file is there until `note` is called."""
 
     def __init__(self, file: Path) -> None:
+        self.file = file
         self.cpu_seconds = 0.0
-        self._file = file
+        self._before = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
-    def __enter__(self) -> None:
+    def note(self) -> None:
+        self.cpu_seconds = cpu_seconds() - self._before
+
+    def __enter__(self) -> "_Watch":
         self._thread.start()
+        return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
 
     def _look(self) -> None:
-        while not self._file.exists():
+        while not self.file.exists():
             if self._over.wait(WATCH_SECONDS):
                 return
-        with suppress(OSError):
-            self.cpu_seconds = cpu_seconds()
+        self._before = cpu_seconds()
 
 
 def print_report(plan: StreamsPlan, *, as_json: bool) -> None:
