@@ -22,6 +22,7 @@ PenstockError
 ├── PublishError          a destination can't be used at all (one event's failure is an outcome instead)
 ├── InvalidSignature      a webhook that its receiver must not trust
 └── PipelineError         Spark can't start or its query failed
+    └── SourceUnavailable a stream's source can't be reached now; trying again may work
 """
 
 import traceback
@@ -125,6 +126,10 @@ class InvalidSignature(PenstockError):
 
 class PipelineError(PenstockError):
     """Spark can't start, or its query failed."""
+
+
+class SourceUnavailable(PipelineError):
+    """What a stream reads from can't be reached now; trying again may work."""
 
 
 def brief(error: BaseException) -> str:

@@ -95,9 +95,9 @@ def test_expired_leases_are_told_when_nobody_reaps() -> None:
 
 def test_the_dead_are_told_with_their_commonest_error() -> None:
     dead = stats(QueueStats("outbox", dead=37), dead_errors=[("timeout\nwhile connecting", 30), ("refused", 7)])
-    assert said(dead) == ["37 events are dead, mostly of: timeout: penstock events --state dead"]
+    assert said(dead) == ["37 events are dead, mostly of: timeout: penstock dead list"]
     alike = stats(QueueStats("outbox", dead=1), dead_errors=[("refused", 1)])
-    assert said(alike) == ["1 event is dead of: refused: penstock events --state dead"]
+    assert said(alike) == ["1 event is dead of: refused: penstock dead list"]
 
 
 def test_an_old_snapshot_is_told() -> None:

@@ -9,11 +9,12 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
 class Terminal:
-    """A command with a terminal for its input and its remarks."""
+    """A command with a terminal for its input and its remarks and, if that is said, its output."""
 
-    def __init__(self, process: Start, *arguments: str) -> None:
+    def __init__(self, process: Start, *arguments: str, output_too: bool = False) -> None:
         self._own, theirs = pty.openpty()
-        self.process = process(*arguments, stdin=theirs, stderr=theirs)
+        streams = {"stdin": theirs, "stderr": theirs} | ({"stdout": theirs} if output_too else {})
+        self.process = process(*arguments, **streams)
         os.close(theirs)
         self.shown = ""
 

@@ -42,7 +42,7 @@ def test_status_for_people(penstock: Run, store: SqlStore, settled: Settled, emi
     out = penstock("status").out
     assert "mail" in out
     assert "relay on here:1: mail to null:, seen 0." in out
-    assert "! 1 event is dead of: timeout: penstock events --state dead" in out
+    assert "! 1 event is dead of: timeout: penstock dead list" in out
 
 
 def test_findings_say_what_to_do(penstock: Run, an_hour_ago: SqlStore) -> None:

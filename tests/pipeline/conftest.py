@@ -1,16 +1,21 @@
 """One Spark session for all tests that need it: starting one takes seconds."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from step_ground import Ground
+from valkey import Valkey
+from valkey_ground import ValkeyGround
 
+from penstock.errors import UsageError
 from penstock.outbox import connect
 from penstock.pipeline import archive
 from penstock.pipeline.java import find_java
+from penstock.pipeline.kafka_jars import connector_jars
+from penstock.testing.servers import ValkeyServer
 
 # An archive of classes halves the start of each Java, but none is made behind the tests' backs.
 os.environ[archive.VARIABLE] = "on" if archive.archive_path(find_java()).exists() else "off"
@@ -23,9 +28,28 @@ if TYPE_CHECKING:
 def spark() -> Iterator["SparkSession"]:
     from penstock.pipeline import open_session
 
-    session = open_session("local[2]", "penstock-tests")
+    session = open_session("local[2]", "penstock-tests", jars=_connector())
     yield session
     session.stop()
+
+
+def _connector() -> Sequence[Path]:
+    """The jars by which Spark reads Kafka, where they are."""
+    try:
+        return connector_jars()
+    except UsageError:
+        return ()
+
+
+@pytest.fixture
+def reads_kafka() -> None:
+    """For tests that need the connector: where it is missing they are skipped, but in CI they fail."""
+    try:
+        connector_jars()
+    except UsageError as missing:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(f"{missing}; or fetch it with `make services`")
 
 
 @pytest.fixture
@@ -41,3 +65,14 @@ def embedded(tmp_path: Path) -> Iterator[Ground]:
     with connect(url) as outbox:
         outbox.store.initialise()
         yield Ground(url, outbox, tmp_path)
+
+
+@pytest.fixture
+def valkey(valkey_server: ValkeyServer) -> Iterator[ValkeyGround]:
+    """The server, which is up, empty and without a password at the start, whatever the test does to it."""
+    with Valkey(port=valkey_server.port) as client:
+        client.flushall()
+        yield ValkeyGround(valkey_server, client)
+        valkey_server.start()
+        client.config_set("requirepass", "")
+        client.flushall()

@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import venv
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from relay_processes import (
 )
 
 from penstock.outbox import Outbox, connect
+from penstock.store.base import Selection
+from penstock.streams.state import open_state
 from penstock.testing.processes import wait_until
 from penstock.testing.servers import SparkMaster, SparkWorker
 
@@ -31,6 +34,24 @@ pytestmark = [pytest.mark.crash, pytest.mark.spark, pytest.mark.slow]
 START_SECONDS = 180.0
 WAIT_SECONDS = 180.0
 FORMATS = Path(__file__).with_name("cluster_formats.py")
+PENSTOCK = [sys.executable, "-c", "import sys; from penstock.cli import main; sys.exit(main())"]
+# Names, and not the functions themselves, go to the nodes, which have neither of these modules.
+STREAMS = """
+from penstock import Streams
+from shop_prices import in_cents
+
+app = Streams()
+
+
+@app.stream("orders", key=lambda event: str(event.json()["number"] % 7), parts=4)
+def total(event, ctx):
+    ctx.state["sum"] = ctx.state.get("sum", 0) + in_cents(event.json()["number"])
+    ctx.emit("order.counted", {}, queue="counted")
+"""
+PRICES = """
+def in_cents(amount):
+    return 100 * amount
+"""
 
 
 @dataclass(frozen=True)
@@ -117,3 +138,27 @@ def test_the_formats_work_on_the_cluster(cluster: Cluster, outbox: Outbox, postg
     assert ran.returncode == 0, ran.stderr
     assert json.loads(ran.stdout.splitlines()[-1]) == {"read": 500, "settled": 500, "written": 120, "left": 120}
     assert outbox.store.stats().total("published") == 500
+
+
+def test_streams_run_on_the_cluster_with_code_that_lies_only_here(
+    cluster: Cluster, outbox: Outbox, postgres_url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "shop_streams.py").write_text(STREAMS)
+    (tmp_path / "shop_prices.py").write_text(PRICES)
+    outbox.emit_many(outbox.event("order", {"number": number}, queue="orders") for number in range(200))
+    places = ["--store", postgres_url, "--state", postgres_url, "--master", cluster.master.url]
+    ran = subprocess.run(
+        [*PENSTOCK, "streams", "run", "shop_streams:app", "--once", "--json", *places],
+        cwd=tmp_path,
+        env={**os.environ, **cluster.environment},
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+    )
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)["streams"]["total"]
+    assert (told["applied"], told["retried"], told["dead"]) == (200, 0, 0), ran.stderr
+    with closing(open_state(postgres_url)) as state:
+        sums = {key: json.loads(saved.data)["sum"] for key, saved in state.read("total")}
+    assert sums == {str(key): 100 * sum(range(key, 200, 7)) for key in range(7)}
+    assert len(outbox.store.find(Selection(queue="counted"), limit=1_000).records) == 200

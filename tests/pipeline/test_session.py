@@ -87,7 +87,7 @@ def test_configure_without_a_master_leaves_it_to_the_builder() -> None:
 def test_java_is_started_directly_unless_sparks_launcher_is_needed(
     settings: dict[str, str], environment: dict[str, str], directly: bool
 ) -> None:
-    assert session._starts_directly(settings, environment) is directly
+    assert session.starts_directly(settings, environment) is directly
 
 
 def test_the_package_imports_without_spark() -> None:

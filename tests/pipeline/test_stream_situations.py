@@ -136,7 +136,7 @@ def test_the_older_of_two_drivers_stops_and_says_why(
     assert not driver.is_alive()
     (error,) = told
     assert isinstance(error, Superseded)
-    assert "another driver has started this stream" in str(error)
+    assert "another driver has started stream 'total'" in str(error)
     assert total(state) == 1
     drain(spark, app, outbox)
     assert (total(state), added(outbox)) == (3, [1, 2])

@@ -1,7 +1,6 @@
 """The protocol of one part, over each state store: effects once, whatever is repeated, fails or crashes."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -11,14 +10,6 @@ from penstock.streams.context import Context
 from penstock.streams.event import StreamEvent
 from penstock.streams.state.base import Position
 from penstock.testing.streams import CRASH, LOST_COMMIT, StreamHarness
-
-
-@pytest.fixture(params=["sqlite", "rocksdb", "postgresql"])
-def state(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "postgresql":
-        found: str = request.getfixturevalue("postgres_url")
-        return found
-    return f"{request.param}:///{tmp_path / 'state'}"
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The code of the page about streams runs."""
+"""The code of the pages about streams runs."""
 
 import re
 from pathlib import Path
@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-PAGE = (Path(__file__).parents[2] / "docs" / "streams.md").read_text()
+PAGES = Path(__file__).parents[2] / "docs"
 
 
-def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("page", "count"), [("streams.md", 3), ("windows.md", 3)])
+def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, count: int) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "shop"}
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 2
+    blocks = re.findall(r"^```python\n(.*?)^```", (PAGES / page).read_text(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == count
     for block in blocks:
-        exec(compile(block, "streams.md", "exec"), names)
+        exec(compile(block, page, "exec"), names)
     assert names["harness"] is not None

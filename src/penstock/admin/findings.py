@@ -133,7 +133,7 @@ def _expired(stats: Stats) -> Iterator[Finding]:
 
 def _dead(stats: Stats) -> Iterator[Finding]:
     if dead := stats.total("dead"):
-        yield Finding("dead", f"{_are(dead)} dead{_of(stats, dead)}", "penstock events --state dead")
+        yield Finding("dead", f"{_are(dead)} dead{_of(stats, dead)}", "penstock dead list")
 
 
 def _of(stats: Stats, dead: int) -> str:

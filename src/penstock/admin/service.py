@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from penstock.admin.dead_letters import DeadLetterOffice
 from penstock.admin.documents import Document, control_document, copy_document, event_document, note_document, timeline
 from penstock.admin.findings import Finding, alive, findings
 from penstock.errors import EventNotFound, UsageError
@@ -172,14 +173,22 @@ class Admin:
         document["timeline"] = timeline(page.records, self.store.history(event_id))
         return document | ({"copies": [copy_document(copy) for copy in reversed(copies)]} if copies else {})
 
+    @property
+    def dead_letters(self) -> DeadLetterOffice:
+        """Events in the state DEAD: looked at, redriven, purged."""
+        return DeadLetterOffice(self)
+
     # -- operating --------------------------------------------------------------------------------------------
 
     def preview_replay(self, selection: Selection) -> Preview:
-        return self._preview(self._checked(selection, "replay"), self.store.settled_counts, SETTLED)
+        return self.preview_settled(self._checked(selection, "replay"))
 
     def preview_purge(self, selection: Selection) -> Preview:
-        chosen = purgeable(self._checked(selection, "purge"))
-        return self._preview(chosen, self.store.settled_counts, SETTLED)
+        return self.preview_settled(purgeable(self._checked(selection, "purge")))
+
+    def preview_settled(self, selection: Selection) -> Preview:
+        """What an operation on settled events would touch, of ids too that no event has (any more)."""
+        return self._preview(selection, self.store.settled_counts, SETTLED)
 
     def preview_cancel(self, selection: Selection) -> Preview:
         chosen = cancellable(self._checked(selection, "cancel", UNSETTLED))

@@ -13,6 +13,7 @@ from typer.main import get_command
 
 from penstock.cli.bench import bench
 from penstock.cli.broker import broker
+from penstock.cli.dead import dead
 from penstock.cli.demo import demo
 from penstock.cli.doctor import doctor
 from penstock.cli.emit import emit
@@ -24,6 +25,7 @@ from penstock.cli.options import StoreOption
 from penstock.cli.relay import relay
 from penstock.cli.status import status
 from penstock.cli.steer import cancel, limit, pause, resume
+from penstock.cli.streams import streams
 from penstock.cli.worker import worker
 
 
@@ -82,6 +84,8 @@ for _panel, _functions in _COMMANDS.items():
     for _function in _functions:
         app.command(rich_help_panel=_panel)(_function)
 app.add_typer(jobs, rich_help_panel="The flow")
+app.add_typer(streams, rich_help_panel="The flow")
+app.add_typer(dead, rich_help_panel="Operating")
 app.command(rich_help_panel="Trying out")(demo)
 app.add_typer(bench, rich_help_panel="Trying out")
 

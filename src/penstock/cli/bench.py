@@ -21,6 +21,7 @@ OnlyOption = Annotated[
 def _all(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         relay()
+        streams()
 
 
 @bench.command()
@@ -48,3 +49,24 @@ def objects(
     except ImportError as error:
         raise UsageError(f"this needs more than is installed ({error}): pip install 'penstock[objects]'") from error
     benchmark.print_report(benchmark.ObjectsPlan(clients=clients, seconds=seconds), as_json=json)
+
+
+@bench.command()
+def streams(
+    events: EventsOption = 1_000_000,
+    keys: Annotated[int, typer.Option(min=1, help="How many keys the events have.")] = 10_000,
+    many_keys: Annotated[int, typer.Option(min=1, help="How many in the runs with many keys.")] = 1_000_000,
+    batch: Annotated[int, typer.Option(min=100, help="How many events a micro-batch takes.")] = 20_000,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each contender runs.")] = 3,
+    json: JsonOption = False,
+) -> None:
+    """Measure stateful events a second by state store, beside Spark's transformWithState. Takes many minutes."""
+    try:
+        benchmark: Any = import_module("penstock.testing.bench.streams")
+        import_module("google.protobuf")  # transformWithState talks to Java through it
+    except ImportError as error:
+        raise UsageError(
+            f"this needs more than is installed ({error}): pip install 'penstock[spark,postgres,rocksdb,bench]'"
+        ) from error
+    plan = benchmark.StreamsPlan(events=events, keys=keys, many_keys=many_keys, batch=batch, rounds=rounds)
+    benchmark.print_report(plan, as_json=json)

@@ -9,23 +9,17 @@ import typer
 
 from penstock.admin.wording import count, first_line
 from penstock.cli import output
+from penstock.cli.filters import Filters, IdsOption, StatesOption, takes_filters
 from penstock.cli.options import (
-    ErrorOption,
-    IdsOption,
     JsonOption,
-    QueueOption,
-    SinceOption,
-    StatesOption,
     StoreOption,
-    TypeOption,
-    UntilOption,
     event_id,
     opened,
-    select,
 )
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
 STATE_STYLES = {"PENDING": "yellow", "CLAIMED": "cyan", "PUBLISHED": "green", "DEAD": "red"}
 ERROR_WIDTH = 60
@@ -39,15 +33,12 @@ APART = (
 )
 
 
+@takes_filters
 def events(
     context: typer.Context,
+    filters: Filters,
     ids: IdsOption = None,
     state: StatesOption = None,
-    queue: QueueOption = None,
-    event_type: TypeOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    error: ErrorOption = None,
     limit: Annotated[int, typer.Option(min=1, help="How many, at most.")] = 50,
     after: Annotated[
         int | None, typer.Option(metavar="SEQ", help="Go on after this one, as the last page said.")
@@ -56,7 +47,7 @@ def events(
     json: JsonOption = False,
 ) -> None:
     """List events, newest first."""
-    chosen = select(ids=ids, states=state, queue=queue, event_type=event_type, since=since, until=until, error=error)
+    chosen = filters.select(ids=ids, states=state)
     with opened(context, store) as admin:
         more: list[int | None] = [None]
 
@@ -89,7 +80,7 @@ def show(
         parts = [_fields(document), "", *_payload(document), ""]
         for name in NOTES:
             parts += _note(name, document)
-        output.show(*parts, _timeline(document["timeline"]))
+        output.show(*parts, timeline_table(document["timeline"]))
 
 
 def _list(found: list[dict[str, Any]]) -> None:
@@ -116,12 +107,13 @@ def table(found: list[dict[str, Any]]) -> "RenderableType":
             Text(event["state"], style=STATE_STYLES[event["state"]]),
             str(event["attempts"]),
             short_time(event["created_at"]),
-            _error(event["last_error"]),
+            short_error(event["last_error"]),
         )
     return table
 
 
-def _error(error: str | None) -> str:
+def short_error(error: str | None) -> str:
+    """As much of an error as a column of a table has room for."""
     return output.clean_line(first_line(error or "", ERROR_WIDTH))
 
 
@@ -142,12 +134,16 @@ def _fields(document: dict[str, Any]) -> "RenderableType":
     for name, value in document.items():
         if name not in APART and value is not None:
             grid.add_row(name, output.clean_line(str(value)))
+    add_headers_and_copies(grid, document)
+    return grid
+
+
+def add_headers_and_copies(grid: "Table", document: dict[str, Any]) -> None:
     for name, value in document["headers"].items():
         grid.add_row(f"header {output.clean_line(name)}", output.clean_line(value))
     for copy in document.get("copies", ()):
-        told = f"{copy['state']}, {copy['attempts']} attempts  {_error(copy['last_error'])}"
+        told = f"{copy['state']}, {copy['attempts']} attempts  {short_error(copy['last_error'])}"
         grid.add_row(f"also in {output.clean_line(copy['queue'])}", told.rstrip())
-    return grid
 
 
 def _payload(document: dict[str, Any]) -> "list[RenderableType]":
@@ -155,7 +151,7 @@ def _payload(document: dict[str, Any]) -> "list[RenderableType]":
     text = document["payload"]
     if document["payload_encoding"] == "base64":
         return ["payload (not UTF-8, so in base64)", text]
-    return ["payload", _readable(text)] if text else ["no payload"]
+    return ["payload", readable(text)] if text else ["no payload"]
 
 
 def _note(name: str, document: dict[str, Any]) -> "list[RenderableType]":
@@ -165,17 +161,18 @@ def _note(name: str, document: dict[str, Any]) -> "list[RenderableType]":
         return []
     if document[f"{name}_encoding"] == "base64":
         return [f"{name}: {count(len(base64.b64decode(text)), 'byte')} that are not UTF-8; --json has them", ""]
-    return [name, _readable(text), ""]
+    return [name, readable(text), ""]
 
 
-def _readable(text: str) -> str:
+def readable(text: str) -> str:
     """JSON set out for reading, other text as it is."""
     with suppress(ValueError, RecursionError):
         text = codec.dumps(codec.loads(text), indent=2, ensure_ascii=False)
     return output.clean(text)
 
 
-def _timeline(lines: list[dict[str, Any]]) -> "RenderableType":
+def timeline_table(lines: list[dict[str, Any]], *, brief: bool = False) -> "RenderableType":
+    """The life of an event; brief, with only the first line of what is said of each step."""
     from rich import box
     from rich.table import Table
 
@@ -183,7 +180,8 @@ def _timeline(lines: list[dict[str, Any]]) -> "RenderableType":
     for name in ("at", "what", "attempts", "by", "detail"):
         table.add_column(name, justify="right" if name == "attempts" else "left", overflow="fold")
     for line in lines:
-        detail = output.clean_line(line["detail"] or "")
+        told = line["detail"] or ""
+        detail = output.clean_line(first_line(told, ERROR_WIDTH) if brief else told)
         table.add_row(
             short_time(line["at"]), line["what"], str(line["attempts"]), output.clean_line(line["by"] or ""), detail
         )

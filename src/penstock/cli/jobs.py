@@ -12,7 +12,8 @@ from penstock.admin.wording import count, first_line
 from penstock.cli import moments, output
 from penstock.cli.events import ERROR_WIDTH, STATE_STYLES, short_time
 from penstock.cli.failure import FAILURE, USAGE
-from penstock.cli.options import DryRunOption, JsonOption, StoreOption, TypeOption, YesOption, opened, operator
+from penstock.cli.filters import TypeOption
+from penstock.cli.options import DryRunOption, JsonOption, StoreOption, YesOption, opened, operator
 from penstock.errors import UsageError
 from penstock.lifecycle import State
 

@@ -1,32 +1,21 @@
 """`penstock init`, `reap`, `replay` and `purge`: what changes a store, each shown before it is done."""
 
-import sys
-
 import typer
 
 from penstock.admin.wording import count
 from penstock.cli import output
+from penstock.cli.filters import AllOption, Filters, IdsOption, StatesOption, require_some, takes_filters
 from penstock.cli.from_lake import FromLakeOption, replay_from_lake
-from penstock.cli.operation import Operation, require_some
+from penstock.cli.operation import Operation, require_consent
 from penstock.cli.options import (
-    AllOption,
     DryRunOption,
-    ErrorOption,
-    IdsOption,
     JsonOption,
-    QueueOption,
-    SinceOption,
-    StatesOption,
     StoreOption,
-    TypeOption,
-    UntilOption,
     YesOption,
     chosen_store,
     opened,
     operator,
-    select,
 )
-from penstock.errors import UsageError
 
 
 def init(context: typer.Context, store: StoreOption = None, json: JsonOption = False) -> None:
@@ -56,15 +45,12 @@ def reap(context: typer.Context, store: StoreOption = None, json: JsonOption = F
         output.write(f"{count(taken, 'event')} reaped")
 
 
+@takes_filters
 def replay(
     context: typer.Context,
+    filters: Filters,
     ids: IdsOption = None,
     state: StatesOption = None,
-    queue: QueueOption = None,
-    event_type: TypeOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    error: ErrorOption = None,
     everything: AllOption = False,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
@@ -76,16 +62,7 @@ def replay(
 
     What they went through stays in their timelines.
     """
-    chosen = select(
-        ids=ids,
-        states=state,
-        queue=queue,
-        event_type=event_type,
-        since=since,
-        until=until,
-        error=error,
-        everything=everything,
-    )
+    chosen = filters.select(ids=ids, states=state, everything=everything)
     require_some(chosen, "replay")
     if from_lake is not None:
         replay_from_lake(chosen_store(context, store), from_lake, chosen, dry_run, yes, json)
@@ -95,15 +72,12 @@ def replay(
         Operation("replay", "replayed", dry_run, yes, json).carry_out(admin.preview_replay(chosen), work)
 
 
+@takes_filters
 def purge(
     context: typer.Context,
+    filters: Filters,
     ids: IdsOption = None,
     state: StatesOption = None,
-    queue: QueueOption = None,
-    event_type: TypeOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    error: ErrorOption = None,
     everything: AllOption = False,
     dry_run: DryRunOption = False,
     yes: YesOption = False,
@@ -114,19 +88,9 @@ def purge(
 
     Events that are pending or claimed are never purged. Off a terminal it needs --yes.
     """
-    chosen = select(
-        ids=ids,
-        states=state,
-        queue=queue,
-        event_type=event_type,
-        since=since,
-        until=until,
-        error=error,
-        everything=everything,
-    )
+    chosen = filters.select(ids=ids, states=state, everything=everything)
     require_some(chosen, "purge")
-    if not (yes or dry_run or sys.stdin.isatty()):
-        raise UsageError("purge deletes for good, and off a terminal it needs --yes; --dry-run shows what it would do")
+    require_consent("purge", yes or dry_run)
     with opened(context, store) as admin:
         work = lambda update: admin.purge(chosen, progress=update)  # noqa: E731
         Operation("purge", "purged", dry_run, yes, json).carry_out(admin.preview_purge(chosen), work)

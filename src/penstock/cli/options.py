@@ -1,23 +1,20 @@
-"""The options that commands share, and what becomes of them: a store that is open, a selection of events."""
+"""The options that commands share, and what becomes of them: a store that is open, an id. `filters` has those that
+choose events."""
 
 import getpass
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
 import typer
 
-from penstock.cli import moments
 from penstock.config import mask_url, store_url
 from penstock.errors import PenstockError, UsageError
 from penstock.event import EventId
-from penstock.lifecycle import State
 
 if TYPE_CHECKING:
     from penstock.admin.service import Admin
-    from penstock.store.base import Selection
 
 STORE_HELP = "Where the events are; else PENSTOCK_STORE, else sqlite:///penstock.db."
 
@@ -25,27 +22,6 @@ StoreOption = Annotated[str | None, typer.Option("--store", metavar="URL", help=
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what it would do.")]
-
-IdsOption = Annotated[list[str] | None, typer.Option("--id", metavar="ID", help="This event; can be given again.")]
-StatesOption = Annotated[
-    list[State] | None,
-    typer.Option(
-        "--state",
-        metavar="STATE",
-        case_sensitive=False,
-        help="In this state: pending, claimed, published or dead; can be given again.",
-        show_default=False,
-    ),
-]
-QueueOption = Annotated[str | None, typer.Option("--queue", help="In this queue.")]
-TypeOption = Annotated[str | None, typer.Option("--type", help="Of this type.")]
-AGES = "ISO, or an age such as 10m, 2h, 3d."
-SinceOption = Annotated[
-    str | None, typer.Option("--since", metavar="TIME", help=f"Emitted at this time or later: {AGES}")
-]
-UntilOption = Annotated[str | None, typer.Option("--until", metavar="TIME", help=f"Emitted before this time: {AGES}")]
-ErrorOption = Annotated[str | None, typer.Option("--error", metavar="TEXT", help="Whose last error contains this.")]
-AllOption = Annotated[bool, typer.Option("--all", help="All of them.")]
 
 
 @contextmanager
@@ -87,30 +63,3 @@ def event_id(text: str) -> EventId:
             f"{text!r} is not an event id; one looks like 0197a3c2-7b1e-7c3d-9f00-5a2b8c4d6e1f, and "
             "penstock events lists them"
         ) from error
-
-
-def select(
-    *,
-    ids: list[str] | None = None,
-    states: list[State] | None = None,
-    queue: str | None = None,
-    event_type: str | None = None,
-    since: str | None = None,
-    until: str | None = None,
-    error: str | None = None,
-    everything: bool = False,
-) -> "Selection":
-    """The events that the selection options of a command name."""
-    from penstock.store.base import Selection
-
-    now = datetime.now(UTC)
-    return Selection(
-        ids=frozenset(map(event_id, ids)) if ids else None,
-        states=frozenset(states) if states else None,
-        queue=queue,
-        event_type=event_type,
-        since=None if since is None else moments.moment(since, now),
-        until=None if until is None else moments.moment(until, now),
-        error=error,
-        everything=everything,
-    )

@@ -22,8 +22,10 @@ WIDE = 200
 Update = Callable[[int], None]
 
 # Control characters but the line feed and the tab, and those that turn the direction of writing.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-_HIGH_CONTROL = re.compile(r"[\x7f-\x9f]")
+_HIGH = r"\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069"
+_CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f{_HIGH}]")
+# Those that JSON leaves as they are.
+_HIGH_CONTROL = re.compile(f"[{_HIGH}]")
 
 
 def clean(text: str) -> str:
@@ -46,6 +48,14 @@ def write(text: str) -> None:
     with _readers_may_leave():
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
+
+
+def write_bytes(data: bytes) -> None:
+    """Bytes as they are, for whatever reads them; not for a terminal."""
+    with _readers_may_leave():
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
 
 
 def write_json(value: Any, *, indent: int | None = 2) -> None:

@@ -1,8 +1,6 @@
 """`penstock relay`: carries events from a queue to a destination, on Spark."""
 
 import logging
-import os
-import sys
 from importlib.util import find_spec
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +13,7 @@ from penstock.cli.options import JsonOption, StoreOption, chosen_store, opened
 from penstock.errors import MissingDriver, UsageError
 from penstock.event import DEFAULT_QUEUE
 from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, Dropped, OrderPolicy
+from penstock.loading import search_working_folder
 from penstock.retry import RetryPolicy
 from penstock.routes import find_routes, parse_routes
 
@@ -117,8 +116,8 @@ def _options(store: str, retry: RetryPolicy, given: dict[str, Any]) -> "RelayOpt
     """Everything that can be wrong with what was typed is told here, before Spark starts."""
     from penstock.pipeline.relay import RelayOptions
 
-    if given["step"] is not None and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # where a step of one's own is at hand
+    if given["step"] is not None:
+        search_working_folder()
     for name in ("lease_seconds", "slice_seconds"):
         if not isfinite(given[name]):
             raise UsageError(f"{name.replace('_', ' ')} must be a number, not {given[name]}")

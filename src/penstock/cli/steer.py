@@ -7,23 +7,15 @@ import typer
 from penstock.admin.wording import count
 from penstock.cli import output
 from penstock.cli.events import since_when
-from penstock.cli.operation import Operation, require_some
+from penstock.cli.filters import AllOption, Filters, IdsOption, StatesOption, require_some, takes_filters
+from penstock.cli.operation import Operation
 from penstock.cli.options import (
-    AllOption,
     DryRunOption,
-    ErrorOption,
-    IdsOption,
     JsonOption,
-    QueueOption,
-    SinceOption,
-    StatesOption,
     StoreOption,
-    TypeOption,
-    UntilOption,
     YesOption,
     opened,
     operator,
-    select,
 )
 from penstock.errors import UsageError
 
@@ -84,15 +76,12 @@ def limit(
         output.write(f"queue {output.clean_line(queue)} has a limit of {count(max_claimed, 'event')} claimed at a time")
 
 
+@takes_filters
 def cancel(
     context: typer.Context,
+    filters: Filters,
     ids: IdsOption = None,
     state: StatesOption = None,
-    queue: QueueOption = None,
-    event_type: TypeOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    error: ErrorOption = None,
     everything: AllOption = False,
     reason: ReasonOption = None,
     dry_run: DryRunOption = False,
@@ -104,16 +93,7 @@ def cancel(
 
     Whoever holds a cancelled event is told that it is lost. A replay brings cancelled events back.
     """
-    chosen = select(
-        ids=ids,
-        states=state,
-        queue=queue,
-        event_type=event_type,
-        since=since,
-        until=until,
-        error=error,
-        everything=everything,
-    )
+    chosen = filters.select(ids=ids, states=state, everything=everything)
     require_some(chosen, "cancel")
     why = {} if reason is None else {"reason": reason}
     with opened(context, store) as admin:

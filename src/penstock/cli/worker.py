@@ -76,10 +76,10 @@ def _supervised(
     order: "Order", processes: int, reload: bool
 ) -> "tuple[Callable[[], None], Callable[[], dict[str, Any]]]":
     """The same for processes of their own."""
-    from penstock.worker.loading import module_of
+    from penstock.worker.loading import WORKER
     from penstock.worker.processes import Supervisor
     from penstock.worker.watching import Watcher
 
-    module_of(order.worker)
+    WORKER.module_of(order.worker)
     supervisor = Supervisor(order, processes, Watcher(order.worker) if reload else None)
     return supervisor.run, supervisor.health

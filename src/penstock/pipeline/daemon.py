@@ -3,6 +3,7 @@
 Spark starts it by name (`spark.python.daemon.module`), on local masters only.
 """
 
+import gc
 import os
 import socket
 import sys
@@ -21,9 +22,14 @@ _serve = pyspark.daemon.worker
 
 def _serve_quietly(sock: socket.socket, authenticated: bool) -> int:
     try:
-        return _serve(sock, authenticated)
+        code = _serve(sock, authenticated)
     except (BrokenPipeError, ConnectionResetError):
         os._exit(0)  # Spark went away while this worker was waiting: nobody is left to tell
+    # After every task PySpark has all that was ever imported searched for garbage, for 20 ms: once is enough.
+    if not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()
+    return code
 
 
 if __name__ == "__main__":

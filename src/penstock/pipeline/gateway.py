@@ -10,10 +10,11 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from penstock.config import needs_extra
 from penstock.errors import PipelineError
@@ -96,13 +97,15 @@ def spark_home(environment: Mapping[str, str] = os.environ) -> Path:
     return Path(spec.origin).parent
 
 
-def start_gateway(java_home: Path, environment: Mapping[str, str], *, extra: tuple[str, ...] = ()) -> Gateway:
-    """Start Java; `extra` are further options for it."""
+def start_gateway(
+    java_home: Path, environment: Mapping[str, str], *, extra: tuple[str, ...] = (), jars: Sequence[Path] = ()
+) -> Gateway:
+    """Start Java; `extra` are further options for it, `jars` come behind Spark's own on its class path."""
     home = spark_home(environment)
     folder = Path(tempfile.mkdtemp(prefix="penstock-"))
     command = [
         str(java_home / "bin" / "java"),
-        *("-cp", str(home / "jars" / "*")),
+        *("-cp", os.pathsep.join([str(home / "jars" / "*"), *map(str, jars)])),
         f"-Xmx{environment.get('SPARK_DRIVER_MEMORY', '1g')}",
         *_spark_options(java_home),
         *JAVA_OPTIONS,
@@ -114,7 +117,7 @@ def start_gateway(java_home: Path, environment: Mapping[str, str], *, extra: tup
         **environment,
         "JAVA_HOME": str(java_home),
         "SPARK_HOME": str(home),
-        "SPARK_SCALA_VERSION": scala_version(home),
+        "SPARK_SCALA_VERSION": core_jar(home).scala,
         "_PYSPARK_DRIVER_CONN_INFO_PATH": str(folder / "connection"),
     }
     variables.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -129,7 +132,17 @@ def _spark_options(java_home: Path) -> tuple[str, ...]:
     return _SPARK_OPTIONS if gone else (*_SPARK_OPTIONS, "--add-opens=java.base/sun.security.action=ALL-UNNAMED")
 
 
-def scala_version(home: Path) -> str:
-    """From the name of Spark's core jar; Spark wants it to build the command of an executor."""
+class CoreJar(NamedTuple):
+    """What the name of Spark's core jar tells."""
+
+    scala: str
+    version: str
+
+
+def core_jar(home: Path) -> CoreJar:
+    """The versions of the Spark at `home`. It wants that of Scala to build the command of an executor."""
     core = next((home / "jars").glob("spark-core_*.jar"), None)
-    return core.name.removeprefix("spark-core_").partition("-")[0] if core else "2.13"
+    if core is None:
+        return CoreJar("2.13", "4")
+    scala, _, version = core.stem.removeprefix("spark-core_").partition("-")
+    return CoreJar(scala, version)

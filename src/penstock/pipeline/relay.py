@@ -5,12 +5,11 @@ costs one lease expiry. What a task does in its slice is in `penstock.pipeline.c
 """
 
 import os
-import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -26,6 +25,7 @@ from penstock.lifecycle import Dropped, OrderPolicy
 from penstock.pipeline.carry import Errand, Tally, carry
 from penstock.pipeline.lake import Lake, is_lake
 from penstock.pipeline.steps import load_step
+from penstock.pipeline.stopping import stopped_by_signals
 from penstock.pipeline.together import run_lines
 from penstock.publish import open_publisher
 from penstock.publish.routing import Routing
@@ -130,7 +130,7 @@ def run_relay(
         store.ready(options.queue)  # an unreachable or uninitialised store is told before Spark starts
         lines = _lines(options, _until_now(store) if options.once else None)
         one_writer = not store.capabilities.concurrent_writers
-        with _signals(ending), Housekeeping(store, lines, options.lease_seconds, report):
+        with stopped_by_signals(ending), Housekeeping(store, lines, options.lease_seconds, report):
             _turn(options, lines, one_writer, ending, _Ledger(report, options.once, progress))
     return report
 
@@ -303,27 +303,6 @@ def _log(tallies: list[Tally]) -> None:
 
 def _warn(cause: str, seconds: float) -> None:
     telemetry.warn("a slice failed, trying again", in_seconds=seconds, cause=cause)
-
-
-@contextmanager
-def _signals(ending: threading.Event) -> Iterator[None]:
-    """SIGTERM and Ctrl-C end the relay gracefully; a second Ctrl-C ends it at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(number: int, _frame: object) -> None:
-        if ending.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        telemetry.info("stopping: finishing what is in hand")
-        ending.set()
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class Housekeeping:

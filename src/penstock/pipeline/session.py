@@ -5,8 +5,9 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import needs_extra
@@ -91,20 +92,24 @@ def open_session(
     *,
     settings: Mapping[str, str] | None = None,
     java_options: tuple[str, ...] = (),
+    jars: Sequence[Path] = (),
 ) -> "SparkSession":
-    """Open the session of this process, or return the one that is open.
+    """Open the session of this process, or return the one that is open. A new one has `jars` on its class path, too.
 
     Ctrl-C stays what it was: PySpark would make it cancel all jobs, and running work is to end in its own time.
     """
     chosen = with_attempts(master or DEFAULT_MASTER)
     local = is_local(chosen)
     # Other clusters want more than an address: there Spark's launcher knows what.
-    gateway = _start_java(settings or {}, java_options) if local or chosen.startswith("spark://") else None
+    jars = () if is_running() else tuple(jars)
+    starts = local or chosen.startswith("spark://")
+    gateway = _start_java(settings or {}, java_options, jars) if starts else None
     with needs_extra("the pipeline", "spark"):
         from pyspark.sql import SparkSession
     _keep_pandas_out()
     builder = configure(SparkSession.builder.appName(app_name), master=chosen)
-    for name, value in (settings or {}).items():
+    shared = jars if gateway is None or not chosen.startswith("local[") else ()
+    for name, value in _with_jars(settings or {}, shared).items():
         builder = builder.config(name, value)
     with _ctrl_c_untouched(), _variables(**_spark_variables(gateway, local=local)):
         spark = builder.getOrCreate()
@@ -116,28 +121,38 @@ def open_session(
     return spark
 
 
-def _start_java(settings: Mapping[str, str], java_options: tuple[str, ...]) -> Gateway | None:
+def _start_java(
+    settings: Mapping[str, str], java_options: tuple[str, ...], jars: Sequence[Path] = ()
+) -> Gateway | None:
     """Start Java before anything of PySpark is imported, unless it runs already or needs Spark's launcher."""
-    if _running() or not _starts_directly(settings, os.environ):
+    if is_running() or not starts_directly(settings, os.environ):
         return None
     java_home = find_java()
     # What Java runs beside the driver, to look for data sources, is this Python, and not whichever `python3` is.
     own = {"PYTHONPATH": _python_path(), "PYSPARK_DRIVER_PYTHON": sys.executable}
     environment = {**os.environ, **own}
     if java_options or not archive.enabled():
-        return start_gateway(java_home, environment, extra=java_options)
+        return start_gateway(java_home, environment, extra=java_options, jars=jars)
     path = archive.archive_path(java_home)
-    gateway = start_gateway(java_home, environment, extra=archive.use_options(path))
+    gateway = start_gateway(java_home, environment, extra=archive.use_options(path), jars=jars)
     archive.make_in_background(path)
     return gateway
 
 
-def _running() -> bool:
+def _with_jars(settings: Mapping[str, str], jars: Sequence[Path]) -> dict[str, str]:
+    """For Spark's launcher, and for executors that are processes of their own."""
+    given = [settings["spark.jars"]] if settings.get("spark.jars") else []
+    return {**settings, **({"spark.jars": ",".join([*given, *map(str, jars)])} if jars else {})}
+
+
+def is_running() -> bool:
+    """Whether this process has its Java, with the class path that it started with."""
     context = getattr(sys.modules.get("pyspark.core.context"), "SparkContext", None)
     return context is not None and context._gateway is not None
 
 
-def _starts_directly(settings: Mapping[str, str], environment: Mapping[str, str]) -> bool:
+def starts_directly(settings: Mapping[str, str], environment: Mapping[str, str]) -> bool:
+    """Whether nothing asks for Spark's own launcher: no setting, no variable, no file beside Spark."""
     configured = spark_home(environment) / "conf"
     return (
         not any(name.startswith(_LAUNCHER_SETTINGS) for name in settings)
@@ -155,7 +170,7 @@ def _spark_variables(gateway: Gateway | None, *, local: bool) -> dict[str, str]:
         python = {"PYTHONPATH": os.pathsep.join(filter(None, [str(parcel()), os.environ.get("PYTHONPATH")]))}
     if gateway is not None:
         return python | gateway.connection()
-    return python if _running() else python | {"JAVA_HOME": str(find_java())}
+    return python if is_running() else python | {"JAVA_HOME": str(find_java())}
 
 
 def _python_path() -> str:

@@ -6,7 +6,9 @@ partitions repeat their claims: they get the unsettled remainder, never new even
 offset only counts.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
@@ -21,7 +23,7 @@ from penstock.event import DEFAULT_QUEUE
 from penstock.lifecycle import State
 from penstock.pipeline import pushdown, sink
 from penstock.pipeline.session import FILTER_PUSHDOWN
-from penstock.pipeline.stores import store_of
+from penstock.pipeline.stores import close_stores, store_of
 from penstock.publish.options import flag
 from penstock.store.base import LeaseId, Selection
 
@@ -69,10 +71,13 @@ CLAIM_PAGE = 1_000
 
 
 def register(spark: "SparkSession") -> None:
-    """Make `format("penstock")` known to a session."""
+    """Make `format("penstock")`, and `format("penstock-state")`, known to a session."""
+    from penstock.pipeline.stream_state import StateDataSource
+
     # Spark refuses a source that answers filters in a session that doesn't push them.
     spark.conf.set(FILTER_PUSHDOWN, "true")
     spark.dataSource.register(PenstockDataSource)
+    spark.dataSource.register(StateDataSource)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +98,9 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "SourceOptions":
-        known = {name.replace("_", ""): name for name in cls.__dataclass_fields__}
-        given: dict[str, Any] = {}
-        for name, value in options.items():
-            if name.lower() in SPARKS_OWN:
-                continue
-            field = known.get(name.lower().replace("_", ""))
-            if field is None:
-                raise UsageError(
-                    f"format penstock has no option {name!r}; it takes {', '.join(cls.__dataclass_fields__)}"
-                )
-            given[field] = _convert(field, value)
-        return cls(**{"store": store_url(), **given})
+        given = recognised(options, cls.__dataclass_fields__, "penstock")
+        converted: dict[str, Any] = {field: _convert(field, value) for field, value in given.items()}
+        return cls(**{"store": store_url(), **converted})
 
     def target(self) -> sink.Target:
         """The options of a write, which takes few of them."""
@@ -213,6 +209,12 @@ class ClaimReader(DataSourceStreamReader):
         for start in range(0, len(rows), CLAIM_PAGE):
             yield _record_batch(rows[start : start + CLAIM_PAGE])
 
+    def stop(self) -> None:
+        """The query has ended, and Spark hung up on the process that plans it: PySpark would print a stack trace."""
+        close_stores()
+        if isinstance(sys.exc_info()[1], EOFError):
+            os._exit(0)
+
 
 class SeqRange(InputPartition):
     """Events from `first` to `last`, both included."""
@@ -252,6 +254,20 @@ class EventReader(DataSourceReader):
             after = page.after
 
 
+def recognised(options: Mapping[str, str], fields: Collection[str], format_name: str) -> dict[str, str]:
+    """The options under the names of `fields`, however they are spelt: a misspelt one must not be without effect."""
+    known = {name.replace("_", ""): name for name in fields}
+    given: dict[str, str] = {}
+    for name, value in options.items():
+        if name.lower() in SPARKS_OWN:
+            continue
+        field = known.get(name.lower().replace("_", ""))
+        if field is None:
+            raise UsageError(f"format {format_name} has no option {name!r}; it takes {', '.join(fields)}")
+        given[field] = value
+    return given
+
+
 def lease_of(query: str, batch: int, index: int) -> LeaseId:
     """The lease of a partition: the same whenever, wherever and however often it runs."""
     return LeaseId(uuid5(UUID(query), f"{batch}/{index}"))
@@ -284,6 +300,10 @@ def _fields(record: Any) -> dict[str, Any]:
 
 @lru_cache(maxsize=1)
 def _arrow_schema() -> Any:
+    return arrow_schema(COLUMNS)
+
+
+def arrow_schema(columns: Mapping[str, str]) -> Any:
     """Spark takes a batch only if it matches the declared schema exactly."""
     import pyarrow as pa
 
@@ -295,7 +315,7 @@ def _arrow_schema() -> Any:
         "TIMESTAMP": pa.timestamp("us", tz="UTC"),
         "MAP<STRING, STRING>": pa.map_(pa.string(), pa.string()),
     }
-    return pa.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
+    return pa.schema([(name, kinds[kind]) for name, kind in columns.items()])
 
 
 def _convert(field: str, value: str) -> Any:

@@ -5,12 +5,12 @@ What runs it is `penstock.pipeline.step_batches`.
 """
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.config import mask_url
 from penstock.errors import UsageError
 from penstock.event import Delivery
+from penstock.loading import Wanted
 from penstock.publish import open_publisher
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     StepResult: TypeAlias = DataFrame | Mapping[str, DataFrame]
     Step: TypeAlias = Callable[[DataFrame], StepResult]
 
+STEP = Wanted("step", Callable, "shop.steps:only_paid")
 # By these a row is settled.
 TRACKED = ("seq", "lease", "token")
 NEEDED = (*TRACKED, "event_id", "event_type", "payload")
@@ -28,28 +29,12 @@ PUBLISHED_IF_THERE = ("headers", "partition_key", "ordering_key")
 
 def load_step(step: "Step | str") -> "Step":
     """The function that `module:function` names; a function stays what it is."""
-    found: Any = _import_step(step) if isinstance(step, str) else step
-    if not callable(found):
-        raise UsageError(f"a step is a function, and {step} is of type {type(found).__name__}")
-    function: Step = found
-    return function
-
-
-def _import_step(name: str) -> Any:
-    module_name, _, function = name.partition(":")
-    if not module_name or not function:
-        raise UsageError(f"{name!r} names no step; one is named like shop.steps:only_paid")
-    try:
-        found: Any = import_module(module_name)
-    except Exception as error:  # a module of the user's may fail in any way
-        raise UsageError(
-            f"the step's module {module_name} can't be imported: {type(error).__name__}: {error}"
-        ) from error
-    for part in function.split("."):
-        found = getattr(found, part, None)
-    if found is None:
-        raise UsageError(f"the module {module_name} has no {function}")
-    return found
+    if isinstance(step, str):
+        named: Step = STEP.load(step)
+        return named
+    if not callable(step):
+        raise UsageError(f"a step is a function, and not of type {type(step).__name__}")
+    return step
 
 
 def routes_of(result: object, destination: str) -> "dict[str, DataFrame]":

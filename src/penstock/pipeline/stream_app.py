@@ -34,9 +34,13 @@ class Streams(StreamSet):
         once: bool = False,
         checkpoint: str | None = None,
         stop: threading.Event | None = None,
+        jars: str | None = None,
     ) -> Mapping[str, Counts]:
         """Run all streams, or those of these names, until `stop` is set; with `once`, until nothing is ready.
 
-        Without a session of yours one is opened on `master`, by default on all cores of this machine.
+        Without a session of yours one is opened on `master`, by default on all cores of this machine. If a
+        stream reads Kafka, `jars` may name a folder with Spark's connector.
         """
-        return run_streams(self, spark=spark, master=master, names=names, once=once, checkpoint=checkpoint, stop=stop)
+        return run_streams(
+            self, spark=spark, master=master, names=names, once=once, checkpoint=checkpoint, stop=stop, jars=jars
+        )

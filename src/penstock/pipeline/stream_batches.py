@@ -4,50 +4,52 @@ A batch whose tasks die time and again holds an event that kills whoever runs it
 batch, and dies alone.
 """
 
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
 from penstock import telemetry
-from penstock.errors import PenstockError, PipelineError, StoreConflict, StoreUnavailable, brief
+from penstock.errors import PenstockError, PipelineError, SourceUnavailable, StoreConflict, StoreUnavailable, brief
+from penstock.event import DEFAULT_QUEUE
 from penstock.lifecycle import Published
 from penstock.pipeline.settling import by_lease
 from penstock.pipeline.stores import store_of
+from penstock.pipeline.stream_keys import keyed
 from penstock.pipeline.stream_sources import Feed, feed_of
-from penstock.pipeline.stream_tasks import OUTCOMES, ROWS, Errand, Trouble, assign, process
-from penstock.store.base import LeaseId
+from penstock.pipeline.stream_tasks import OUTCOMES, Errand, Trouble, process
+from penstock.pipeline.stream_ticks import Died, Row, Ticks
+from penstock.store.base import Lease, LeaseId, Token
 from penstock.streams.app import Stream, StreamSet
 from penstock.streams.engine import Verdict
+from penstock.streams.sources import Queue
 from penstock.streams.state import open_state
 from penstock.streams.state.base import Arrival, Started, Superseded
+from penstock.streams.turns import Firing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 TRIGGER = "100 milliseconds"
+# Planning a job anew while it runs takes longer than all the rest of a small batch. Said to the batches' own session.
+ADAPTIVE = "spark.sql.adaptive.enabled"
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
 FORGET_SECONDS = 3_600.0
 # More than this of one batch are no events that kill: whoever runs them is ill.
 MOST_CONDEMNED = 10
 KILLED = "the process that handled it died, each time, with no other event in its hands"
-DIED = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailure|EOFException|Connection reset|Broken pipe")
+TICK_SECONDS = 1.0
+STOP_SECONDS = 30.0
 
-Row = dict[str, Any]
 Result = TypeVar("Result")
 
 
 class Stopped(Exception):
     """The stream is told to stop while a batch waits."""
-
-
-class Died(Exception):
-    """The tasks of a job died, and not by an error of their own."""
 
 
 @dataclass(slots=True)
@@ -58,6 +60,8 @@ class Counts:
     applied: int = 0
     retried: int = 0
     dead: int = 0
+    fired: int = 0
+    """Timers, and windows that closed."""
 
 
 class StreamRun:
@@ -67,6 +71,7 @@ class StreamRun:
         self, spark: "SparkSession", app: StreamSet, stream: Stream, started: Started, parallelism: int = 2
     ) -> None:
         self.stream = stream
+        self.started = started
         self.counts = Counts()
         self.error: PenstockError | None = None
         """Why it ended, in its own words: Spark's would bury it."""
@@ -75,35 +80,103 @@ class StreamRun:
         self._errand = Errand(stream, started, app.store, app.state, self._feed.tells)
         self._acknowledged: dict[int, list[Arrival]] = {}
         self._stopping = threading.Event()
+        self._busy = threading.Lock()
+        """Two jobs at once would fence one another."""
+        self._ticking: threading.Thread | None = None
+        self._ticks = Ticks(spark, self._errand)
         self._forgot = 0.0
         self._jobs = 0
         telemetry.info("stream runs", stream=stream.name, epoch=started.epoch, parts=started.parts)
 
     def start(self, checkpoint: str) -> "StreamingQuery":
-        writer = self._feed.load(self._spark).writeStream.foreachBatch(self._handle)
-        writer = writer.queryName(f"penstock {self.stream.name}").option("checkpointLocation", checkpoint)
+        # Before the batches: what is here is planned once, what is in each of them every time.
+        rows = keyed(self._feed.load(self._spark), self._errand)
+        writer = rows.writeStream.foreachBatch(self._handle).queryName(f"penstock {self.stream.name}")
+        writer = writer.option("checkpointLocation", f"{checkpoint}/{self._feed.edition}".rstrip("/"))
         return writer.trigger(processingTime=TRIGGER).start()
 
     def stop(self) -> None:
-        """End what waits."""
+        """End what waits, and begin nothing more."""
         self._stopping.set()
+        if self._ticking is not None:
+            self._ticking.join(STOP_SECONDS)
+
+    def finish(self) -> None:
+        """Wait for the batch in hand: it is acknowledged, or has failed."""
+        with self._busy:
+            return
+
+    def close(self) -> None:
+        """Its query has ended."""
+        self._feed.close()
+
+    def start_ticking(self) -> None:
+        """From now on, fire what is due also while no events come."""
+        if self.stream.has_timers:
+            self._ticking = threading.Thread(target=self._tick_on, daemon=True)
+            self._ticking.start()
+
+    def tick(self) -> bool:
+        """Fire what is due now in parts that have no events; returns whether anything has."""
+        if not self.stream.has_timers:
+            return False
+        with self._busy:
+            fired = self._ticks.run()
+            self.counts.fired = self._ticks.fired
+        return fired
+
+    def _tick_on(self) -> None:
+        while not self._stopping.wait(TICK_SECONDS):
+            try:
+                while self.tick() and not self._stopping.is_set():
+                    continue
+            except Exception as error:
+                if not self._stopping.is_set():
+                    self.error = error if isinstance(error, PenstockError) else PipelineError(brief(error))
+                return
 
     def _handle(self, batch: "DataFrame", _number: int) -> None:
-        try:
-            self._forget()
-            self._jobs = 0
-            errand = replace(self._errand, acknowledged=self._acknowledged)
+        """One batch. What ends the stream is kept, and Spark is not told: it would bury it, and shout."""
+        batch.sparkSession.conf.set(ADAPTIVE, "false")
+        with self._busy:
             try:
-                rows = self._run(batch, errand)
-            except Died as died:
-                telemetry.warn("tasks died; looking for an event that kills them", stream=self.stream.name, error=died)
-                rows = self._run_carefully(batch, replace(errand, acknowledged={}))
-            had = {row["part"] for row in rows}
-            self._acknowledged = {part: done for part, done in self._acknowledged.items() if part not in had}
-            self._acknowledge(rows if self._jobs == 1 else self._under_new_tokens(rows))
-        except PenstockError as error:
-            self.error = error
+                if self._stopping.is_set():
+                    raise Stopped
+                self._process(batch)
+            except (PenstockError, Stopped) as error:
+                self.error = self.error or (error if isinstance(error, PenstockError) else None)
+                self._stopping.set()
+                if not isinstance(self.stream.source, Queue):
+                    raise  # only Spark knows how far this source is: the batch must not count as done
+            except Exception as error:
+                if not self._stopping.is_set():
+                    self.error = PipelineError(f"stream {self.stream.name} has failed: {brief(error)}")
+                raise
+
+    def _process(self, loaded: "DataFrame") -> None:
+        self._forget()
+        self._jobs = 0
+        batch = self._patiently(lambda: self._feed.arrange(loaded))
+        errand = replace(self._errand, acknowledged=self._acknowledged)
+        try:
+            rows = self._run(batch, errand)
+        except Died as died:
+            telemetry.warn("tasks died; looking for an event that kills them", stream=self.stream.name, error=died)
+            rows = self._run_carefully(batch, replace(errand, firing=Firing(limit=0)))
+        except Superseded:
+            self._release(batch)
             raise
+        self._trimmed({row["part"] for row in rows})
+        self._acknowledge(rows if self._jobs == 1 else self._under_new_tokens(rows))
+
+    def _release(self, batch: "DataFrame") -> None:
+        """The other driver is to have the batch's events at once, and not when their leases are over."""
+        store = store_of(self._errand.store)
+        try:
+            for row in batch.select("lease", "token").where("lease IS NOT NULL").distinct().collect():
+                store.release(Lease(LeaseId(UUID(row.lease)), Token(UUID(row.token)), DEFAULT_QUEUE))
+        except Exception as error:
+            telemetry.warn("events stay leased for a while", stream=self.stream.name, error=brief(error))
 
     def _run(self, batch: "DataFrame", errand: Errand) -> list[Row]:
         """What became of all events of the batch, however long the state of some of them can't be reached."""
@@ -122,22 +195,14 @@ class StreamRun:
         return done
 
     def _job(self, batch: "DataFrame", errand: Errand) -> list[Row]:
+        from pyspark.sql import functions as F  # noqa: N812
+
         self._jobs += 1
-        parted = batch.mapInArrow(assign(errand), ROWS)
-        tasks = min(errand.started.parts, max(1, self._spark.sparkContext.defaultParallelism))
-        try:
-            found = parted.repartition(tasks, "part").mapInArrow(process(errand), OUTCOMES).collect()
-        except Exception as error:
-            if DIED.search(str(error)):
-                raise Died(str(error).splitlines()[0]) from error
-            raise
-        rows = [row.asDict() for row in found]
-        for row in rows:
-            if row["outcome"] == Trouble.SUPERSEDED:
-                raise Superseded(row["error"])
-            if row["outcome"] == Trouble.BROKEN:
-                raise PipelineError(f"stream {self.stream.name}: {row['error']}")
-        return rows
+        errand = self._ticks.next_turn(errand)
+        tasks = self._ticks.tasks
+        # By number: a hash would give some tasks many parts, and others none.
+        parted = batch.repartitionById(tasks, F.col("part") % tasks)
+        return self._ticks.collect(parted.mapInArrow(process(errand), OUTCOMES))
 
     def _run_carefully(self, batch: "DataFrame", errand: Errand) -> list[Row]:
         found = batch.select("line", "offset", "seq", "event_id", "replays").collect()
@@ -184,6 +249,10 @@ class StreamRun:
                 self._acknowledged.setdefault(row["part"], []).append(Arrival(row["event_id"], row["replays"]))
         self._count(rows)
 
+    def _trimmed(self, parts: set[int]) -> None:
+        """These parts have forgotten what their source has the acknowledgement of; the others are yet to hear."""
+        self._acknowledged = {part: known for part, known in self._acknowledged.items() if part not in parts}
+
     def _settle(self, rows: Sequence[Row]) -> set[int]:
         """Returns the seqs of those that are in the state, and that the queue won't bring again."""
         store = store_of(self._errand.store)
@@ -199,6 +268,7 @@ class StreamRun:
         self.counts.applied += outcomes.count("PUBLISHED")
         self.counts.retried += outcomes.count("RETRY")
         self.counts.dead += outcomes.count("DEAD")
+        self.counts.fired = self._ticks.fired
 
     def _forget(self) -> None:
         """Now and then, what the inbox held for so long that nobody brings it again. Between batches: nobody else has
@@ -217,7 +287,7 @@ class StreamRun:
         for pause in _pauses():
             try:
                 return call()
-            except (StoreConflict, StoreUnavailable) as error:
+            except (SourceUnavailable, StoreConflict, StoreUnavailable) as error:
                 telemetry.warn("trying again", stream=self.stream.name, error=brief(error))
             self._pause(pause)
         raise AssertionError("pauses never end")

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.errors import UsageError
 from penstock.streams.app import Stream
+from penstock.streams.event import KEY_HEADER, ORIGIN_HEADER, STREAM_HEADER
 from penstock.streams.sources import REMEMBER_SECONDS, Frame, Kafka, Queue, Valkey
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 COLUMNS = {
     "seq": "BIGINT",
@@ -28,6 +28,9 @@ COLUMNS = {
 }
 """What every source brings. Rows are processed in the order of line, offset and seq. A lease and its token are of a
 queue, a line and an offset of a source whose order is fixed."""
+
+STREAM_HEADERS = (ORIGIN_HEADER, KEY_HEADER, STREAM_HEADER)
+"""What a stream writes on events that it moved to its own queue. From elsewhere they would say what isn't so."""
 
 QUEUE_LIMIT = 10_000
 # How often an event may be in the hands of a process that dies: what it fails by itself is counted by the stream.
@@ -51,23 +54,58 @@ class Feed(Protocol):
         """The stream, with the columns above."""
         ...
 
+    @property
+    def edition(self) -> str:
+        """What the checkpoint is of, once loaded: with another edition another checkpoint begins."""
+        ...
+
+    def arrange(self, batch: "DataFrame") -> "DataFrame":
+        """The rows of a micro-batch as they are to be processed. `StoreUnavailable` if that can't be told now."""
+        ...
+
     def acknowledge(self, event_ids: Sequence[str]) -> None:
         """The state holds these."""
         ...
+
+    def close(self) -> None:
+        """Its stream has ended."""
+        ...
+
+
+class Steady:
+    """A source that is the same from its first batch to its last, and holds nothing open."""
+
+    edition = ""
+
+    def arrange(self, batch: "DataFrame") -> "DataFrame":
+        return batch
+
+    def close(self) -> None:
+        """Nothing to close."""
 
 
 def feed_of(stream: Stream, store: str, parallelism: int) -> Feed:
     """What reads a stream's source. A source that takes no outcomes has the stream's own queue beside it."""
     match stream.source:
         case Queue(name):
-            return QueueFeed(stream, store, name, parallelism)
+            feed = QueueFeed(stream, store, name, parallelism)
+            # Timers that failed are there.
+            return Beside(feed, QueueFeed(stream, store, stream.own_queue, 1)) if stream.has_timers else feed
         case Frame() as frame:
+            from penstock.pipeline.frame_feed import FrameFeed
+
             return Beside(FrameFeed(frame), QueueFeed(stream, store, stream.own_queue, 1))
-        case Kafka() | Valkey():
-            raise UsageError(f"{stream.source} can't be read yet")
+        case Valkey() as valkey:
+            from penstock.pipeline.valkey_feed import ValkeyFeed
+
+            return Beside(ValkeyFeed(valkey, stream.name), QueueFeed(stream, store, stream.own_queue, 1))
+        case Kafka() as kafka:
+            from penstock.pipeline.kafka_feed import KafkaFeed
+
+            return Beside(KafkaFeed(kafka), QueueFeed(stream, store, stream.own_queue, 1))
 
 
-class QueueFeed:
+class QueueFeed(Steady):
     """Events of a queue, claimed under leases. Their outcomes are settled by lease, and not here."""
 
     tells = False
@@ -94,30 +132,6 @@ class QueueFeed:
         """Nothing: see `settle`."""
 
 
-class FrameFeed:
-    """Any streaming DataFrame. Spark's checkpoint alone knows how far it is."""
-
-    tells = False
-
-    def __init__(self, source: Frame) -> None:
-        self._source = source
-        self.remember_seconds = source.remember_seconds
-
-    def load(self, spark: "SparkSession") -> "DataFrame":
-        from pyspark.sql import DataFrame
-
-        frame = self._source.open(spark)
-        if not isinstance(frame, DataFrame) or not frame.isStreaming:
-            raise UsageError("a Frame source is a function that takes the session and returns a streaming DataFrame")
-        named = set(frame.columns)
-        if "event_id" not in named and not {"line", "offset"} <= named:
-            raise UsageError("a DataFrame needs a column event_id, or line and offset, that its events are known by")
-        return in_columns(_with_payload(frame))
-
-    def acknowledge(self, event_ids: Sequence[str]) -> None:
-        """Nothing: Spark's checkpoint has it."""
-
-
 class Beside:
     """A source without retries, and the queue that its failed events are moved to."""
 
@@ -127,11 +141,21 @@ class Beside:
         self.tells = source.tells
         self.remember_seconds = source.remember_seconds
 
+    @property
+    def edition(self) -> str:
+        return self._source.edition
+
     def load(self, spark: "SparkSession") -> "DataFrame":
         return self._source.load(spark).unionByName(self._own.load(spark))
 
+    def arrange(self, batch: "DataFrame") -> "DataFrame":
+        return self._source.arrange(batch)
+
     def acknowledge(self, event_ids: Sequence[str]) -> None:
         self._source.acknowledge(event_ids)
+
+    def close(self) -> None:
+        self._source.close()
 
 
 def in_columns(frame: "DataFrame") -> "DataFrame":
@@ -140,21 +164,9 @@ def in_columns(frame: "DataFrame") -> "DataFrame":
 
     empty = {"attempts": F.lit(0), "replays": F.lit(0), "seq": F.lit(0), "event_type": F.lit("")}
     named = set(frame.columns)
-    if "event_id" not in named:
-        empty["event_id"] = F.concat_ws("/", frame["line"], frame["offset"].cast("string"))
-    chosen = (frame[name] if name in named else empty.get(name, F.lit(None)) for name in COLUMNS)
-    return frame.select(
-        *(column.cast(kind).alias(name) for column, (name, kind) in zip(chosen, COLUMNS.items(), strict=True))
-    )
 
+    def chosen(name: str, kind: str) -> "Column":
+        column = frame[name].cast(kind) if name in named else F.lit(None).cast(kind)
+        return F.coalesce(column, empty[name]) if name in empty else column
 
-def _with_payload(frame: "DataFrame") -> "DataFrame":
-    """Without a payload, all columns that are no field of an event are it, as a JSON object."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    if "payload" in frame.columns:
-        return frame
-    own = [name for name in frame.columns if name not in COLUMNS]
-    if not own:
-        raise UsageError("a DataFrame needs a column payload, or columns of its own to make one of")
-    return frame.withColumn("payload", F.to_json(F.struct(*own)).cast("binary"))
+    return frame.select(*(chosen(name, kind).cast(kind).alias(name) for name, kind in COLUMNS.items()))

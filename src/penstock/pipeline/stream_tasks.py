@@ -4,12 +4,17 @@ State stores and the outbox open once per worker process, lazily. What travels i
 the user's functions.
 """
 
+import gc
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
 
@@ -22,23 +27,34 @@ from penstock.pipeline.stream_sources import COLUMNS
 from penstock.store.base import Lease, LeaseId, Token
 from penstock.store.base import Part as StagedPart
 from penstock.streams.app import Stream
-from penstock.streams.engine import Verdict, run_part
+from penstock.streams.clocks import Lull
+from penstock.streams.engine import Verdict
 from penstock.streams.event import StreamEvent
 from penstock.streams.state import open_state
 from penstock.streams.state.base import Arrival, Fenced, Part, Position, Started, StateStore, Superseded
+from penstock.streams.turns import USUAL, Firing, take_turn
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-ROWS = "part INT, stream_key STRING, key_error STRING, " + ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+# Between Spark and Python headers are JSON: Arrow's maps take so long to write that it grows with the square of their
+# number where they are empty.
+WIRE = {**COLUMNS, "headers": "STRING"}
+KEYING = ("stream_key", "key_error")
+ROWS = "part INT, stream_key STRING, key_error STRING, " + ", ".join(f"{name} {kind}" for name, kind in WIRE.items())
 OUTCOMES = (
     "seq BIGINT, lease STRING, token STRING, outcome STRING, error STRING, delay_seconds DOUBLE, "
-    "part INT, event_id STRING, replays INT"
+    "part INT, event_id STRING, replays INT, turn STRING"
 )
+# Beside the outcomes of its events, what a part of a stream with timers tells of its time.
+TURN = "TURN"
 # An event without a key has a part all the same: that it failed is kept there.
 PART_WITHOUT_KEY = 0
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Batches = Iterator["RecordBatch"]
+# So many more things than before, so many times, until the young, the older and the oldest are searched for garbage.
+COLLECTING = (100_000, 20, 100)
 
 
 class Trouble(StrEnum):
@@ -69,6 +85,9 @@ class Errand:
     only: frozenset[Arrival] | None = None
     """Only these events."""
     condemned: Mapping[Arrival, Verdict] = field(default_factory=dict)
+    firing: Firing = USUAL
+    lulls: Mapping[int, Lull] = field(default_factory=dict)
+    """Parts whose time moves on without events."""
 
 
 def assign(errand: Errand) -> Callable[[Batches], Batches]:
@@ -83,10 +102,7 @@ def assign(errand: Errand) -> Callable[[Batches], Batches]:
             keys = pa.array([key for _, key, _ in keyed], pa.string())
             errors = pa.array([error for _, _, error in keyed], pa.string())
             columns = [batch.column(name) for name in COLUMNS]
-            rows = pa.RecordBatch.from_arrays(
-                [parts, keys, errors, *columns], names=["part", "stream_key", "key_error", *COLUMNS]
-            )
-            yield rows if errand.parts is None and errand.only is None else _chosen(errand, rows)
+            yield pa.RecordBatch.from_arrays([parts, keys, errors, *columns], names=["part", *KEYING, *COLUMNS])
 
     return run
 
@@ -102,9 +118,88 @@ def _keyed(errand: Errand, event: StreamEvent) -> tuple[int, str, str | None]:
     return errand.stream.part_of(key, errand.started.parts), key, None
 
 
+def _events(batch: "RecordBatch", keys: Sequence[str]) -> list[StreamEvent]:
+    columns = {name: _values(batch, name) for name in COLUMNS if name not in ("seq", "token", "created_at")}
+    fields = zip(
+        columns["event_id"],
+        keys,
+        columns["payload"],
+        columns["event_type"],
+        [json.loads(text) if text else NO_HEADERS for text in columns["headers"]],
+        _moments(batch, "created_at"),
+        columns["replays"],
+        columns["attempts"],
+        columns["partition_key"],
+        columns["ordering_key"],
+        _positions(columns["line"], columns["offset"]),
+        [lease is not None for lease in columns["lease"]],
+        strict=True,
+    )
+    return list(map(_new_event, fields))
+
+
+def _positions(lines: list[str | None], offsets: list[int | None]) -> list[Position | None]:
+    placed = map(_new_position, zip(lines, offsets, strict=True))
+    return [None if one[0] is None else one for one in placed]
+
+
+def _moments(batch: "RecordBatch", name: str) -> list[datetime | None]:
+    """Times, made by hand: Arrow takes twenty times as long for each that has a time zone."""
+    import pyarrow as pa
+
+    micros: list[int | None] = batch.column(name).cast(pa.int64()).to_pylist()
+    return [None if one is None else EPOCH + timedelta(microseconds=one) for one in micros]
+
+
+def process(errand: Errand) -> Callable[[Batches], Batches]:
+    """Runs the transaction of each part among the rows, and tells what became of every event."""
+
+    def run(batches: Batches) -> Batches:
+        with _rarely_collecting():
+            for number, rows in sorted(_by_part(errand, batches).items()):
+                rows.sort(key=_place)
+                yield _told(number, _outcomes(errand, number, rows))
+
+    return run
+
+
+def tick(errand: Errand) -> Callable[[Batches], Batches]:
+    """Gives a turn, without events, to those of the parts in the rows that the errand is about."""
+
+    def run(batches: Batches) -> Batches:
+        for batch in batches:
+            for number in _values(batch, "part"):
+                if errand.parts is None or number in errand.parts:
+                    yield _told(number, _outcomes(errand, number, []))
+
+    return run
+
+
+@contextmanager
+def _rarely_collecting() -> Iterator[None]:
+    """Let Python look for garbage less often: it does so whenever many small things were made, and rows are many small
+    things of which not one is garbage. It would take a third of the time."""
+    before = gc.get_threshold()
+    gc.set_threshold(*COLLECTING)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def _by_part(errand: Errand, batches: Batches) -> dict[int, list["_Row"]]:
+    by_part: dict[int, list[_Row]] = {}
+    for batch in (_chosen(errand, rows) for rows in batches):
+        for number, row in zip(_values(batch, "part"), _rows(errand, batch), strict=True):
+            by_part.setdefault(number, []).append(row)
+    return by_part
+
+
 def _chosen(errand: Errand, rows: "RecordBatch") -> "RecordBatch":
     import pyarrow as pa
 
+    if errand.parts is None and errand.only is None:
+        return rows
     parts, ids, replays = (_values(rows, name) for name in ("part", "event_id", "replays"))
     wanted = [
         (errand.parts is None or part in errand.parts) and (errand.only is None or arrival in errand.only)
@@ -113,44 +208,9 @@ def _chosen(errand: Errand, rows: "RecordBatch") -> "RecordBatch":
     return rows.filter(pa.array(wanted, pa.bool_()))
 
 
-def _events(batch: "RecordBatch", keys: Sequence[str]) -> list[StreamEvent]:
-    columns = {name: _values(batch, name) for name in COLUMNS if name not in ("seq", "token")}
-    placed = zip(columns["line"], columns["offset"], strict=True)
-    fields = zip(
-        columns["event_id"],
-        keys,
-        columns["payload"],
-        columns["event_type"],
-        [dict(pairs) if pairs else NO_HEADERS for pairs in columns["headers"]],
-        columns["created_at"],
-        columns["replays"],
-        columns["attempts"],
-        columns["partition_key"],
-        columns["ordering_key"],
-        [None if line is None else Position(line, offset) for line, offset in placed],
-        [lease is not None for lease in columns["lease"]],
-        strict=True,
-    )
-    return [StreamEvent(*values) for values in fields]
-
-
-def process(errand: Errand) -> Callable[[Batches], Batches]:
-    """Runs the transaction of each part among the rows, and tells what became of every event."""
-
-    def run(batches: Batches) -> Batches:
-        by_part: dict[int, list[_Row]] = {}
-        for batch in batches:
-            for row in _rows(batch):
-                by_part.setdefault(row.part, []).append(row)
-        for number, rows in sorted(by_part.items()):
-            rows.sort(key=_order)
-            yield _told(number, _outcomes(errand, number, rows))
-
-    return run
-
-
 class _Row(NamedTuple):
-    part: int
+    place: tuple[str, int, int]
+    """Rows are processed in this order."""
     key_error: str | None
     seq: int
     lease: str | None
@@ -165,20 +225,29 @@ class _Told(NamedTuple):
     error: str | None
     row: _Row | None = None
     delay_seconds: float | None = None
+    turn: str | None = None
 
 
-def _rows(batch: "RecordBatch") -> Iterator[_Row]:
-    own = (_values(batch, name) for name in ("part", "key_error", "seq", "lease", "token"))
-    return map(_Row, *own, _events(batch, _values(batch, "stream_key")))
+def _rows(errand: Errand, batch: "RecordBatch") -> Iterator[_Row]:
+    columns = {name: _values(batch, name) for name in (*KEYING, "line", "offset", "seq", "lease", "token")}
+    events = _events(batch, [key or "" for key in columns["stream_key"]])
+    errors, seqs = columns["key_error"], columns["seq"]
+    if None in columns["stream_key"]:  # why, Spark doesn't say
+        errors = [None if event.key else _keyed(errand, event)[2] for event in events]
+    lines, offsets = [line or "" for line in columns["line"]], [offset or 0 for offset in columns["offset"]]
+    places = zip(lines, offsets, seqs, strict=True)
+    return map(_new_row, zip(places, errors, seqs, columns["lease"], columns["token"], events, strict=True))
 
 
 def _values(batch: "RecordBatch", name: str) -> list[Any]:
     return batch.column(name).to_pylist()
 
 
-def _order(row: _Row) -> tuple[str, int, int]:
-    position = row.event.position
-    return ("", 0, row.seq) if position is None else (position.line, position.offset, row.seq)
+# What is made for each event is made without a call of Python's.
+_new_event: Callable[[tuple[Any, ...]], StreamEvent] = partial(tuple.__new__, StreamEvent)
+_new_position: Callable[[tuple[Any, ...]], Position] = partial(tuple.__new__, Position)
+_new_row: Callable[[tuple[Any, ...]], _Row] = partial(tuple.__new__, _Row)
+_place = itemgetter(0)
 
 
 def _outcomes(errand: Errand, number: int, rows: list[_Row]) -> list[_Told]:
@@ -199,12 +268,15 @@ def _process_part(errand: Errand, number: int, rows: list[_Row]) -> list[_Told]:
     try:
         part.trim(errand.acknowledged.get(number, ()))
         events = [row.event for row in rows]
-        results = run_part(part, errand.stream, events, time.time(), {**unkeyed, **errand.condemned})
+        firing = replace(errand.firing, lull=errand.lulls.get(number))
+        condemned = {**unkeyed, **errand.condemned}
+        results, turn = take_turn(part, errand.stream, events, time.time(), condemned, firing)
         _send(errand, number, part)
     finally:
         part.close()
-    told = zip(rows, (result.outcome for result in results), strict=True)
-    return [_tell(row, outcome) for row, outcome in told if errand.tells or row.lease is not None]
+    outcomes = zip(rows, results, strict=True)
+    told = [_tell(row, result.outcome) for row, result in outcomes if errand.tells or row.lease is not None]
+    return told if turn is None else [*told, _Told(TURN, None, turn=turn.text())]
 
 
 def _tell(row: _Row, outcome: Outcome) -> _Told:
@@ -264,6 +336,7 @@ def _told(number: int, told: list[_Told]) -> "RecordBatch":
         "part": pa.array([number] * len(told), pa.int32()),
         "event_id": pa.array([row and row.event.event_id for row in rows], pa.string()),
         "replays": pa.array([row and row.event.replays for row in rows], pa.int32()),
+        "turn": pa.array([one.turn for one in told], pa.string()),
     }
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 

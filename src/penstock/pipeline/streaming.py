@@ -5,22 +5,27 @@ import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import PipelineError, UsageError
+from penstock import telemetry
+from penstock.errors import UsageError
+from penstock.pipeline.kafka_jars import connector_jars
 from penstock.pipeline.relay import Housekeeping, RelayReport
-from penstock.pipeline.session import is_local, open_session
+from penstock.pipeline.session import DEFAULT_MASTER, is_local, is_running, open_session
+from penstock.pipeline.shipping import parcel_of
+from penstock.pipeline.stopping import stopped_by_signals
 from penstock.pipeline.stream_batches import Counts, StreamRun
+from penstock.pipeline.stream_watch import Progress, Watch
 from penstock.store import open_store
 from penstock.streams.app import Stream, StreamSet
-from penstock.streams.state import open_state
+from penstock.streams.sources import Kafka
+from penstock.streams.state import StateStore, open_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
-
-LOOK_SECONDS = 0.2
 
 
 def run_streams(
@@ -33,33 +38,63 @@ def run_streams(
     checkpoint: str | None = None,
     stop: threading.Event | None = None,
     parallelism: int = 2,
+    progress: Progress | None = None,
+    jars: str | None = None,
 ) -> Mapping[str, Counts]:
-    """Run an application's streams until `stop` is set; with `once`, until nothing is ready. Returns what became of
-    the events, by stream.
+    """Run an application's streams until `stop` is set, SIGTERM or Ctrl-C comes; with `once`, until nothing is ready.
+    The batch in hand is finished first. Returns what became of the events, by stream; `progress` hears it meanwhile.
 
     Spark's checkpoint keeps nothing that counts, except for sources that only it knows the progress of: without
-    `checkpoint` it lies in a temporary folder. `Superseded` if another driver has started one of the streams.
+    `checkpoint` it lies in a temporary folder. `jars` is a folder with those of Spark's connector to Kafka, for
+    streams that read it. `Superseded` if another driver has started one of the streams.
     """
-    chosen = _chosen(app, names)
-    session = spark or open_session(master or "local[*]")
+    chosen = choose(app, names)
     state = open_state(app.state)
-    if not state.shared and not is_local(session.sparkContext.master or ""):
-        raise UsageError(f"{state.url} is on one machine's disk; on a cluster keep the state in PostgreSQL")
-    started = [state.start(stream.name, stream.parts) for stream in chosen]
-    state.close()
-    runs = [StreamRun(session, app, stream, one, parallelism) for stream, one in zip(chosen, started, strict=True)]
-    with _kept(app.store, chosen), _folder(checkpoint) as folder, _started(runs, folder) as queries:
-        _watch(runs, queries, once=once, stop=stop or threading.Event())
+    require_reachable(state, (master or DEFAULT_MASTER) if spark is None else spark.sparkContext.master)
+    ending = stop or threading.Event()
+    with stopped_by_signals(ending):
+        session = spark or _open_session(master, chosen, jars)
+        require_reachable(state, session.sparkContext.master)
+        if ending.is_set():
+            return {stream.name: Counts() for stream in chosen}
+        started = [state.start(stream.name, stream.parts) for stream in chosen]
+        state.close()
+        runs = [StreamRun(session, app, stream, one, parallelism) for stream, one in zip(chosen, started, strict=True)]
+        with _kept(app.store, chosen), _folder(checkpoint) as folder, _started(runs, folder) as queries:
+            watch = Watch(runs, queries, app.state, progress)
+            (watch.until_drained if once else watch.until)(ending)
     return {run.stream.name: run.counts for run in runs}
 
 
-def _chosen(app: StreamSet, names: Sequence[str] | None) -> list[Stream]:
+def require_reachable(state: StateStore, master: str | None) -> None:
+    """Refuse state on one machine's disk where tasks run on others."""
+    if not state.shared and not is_local(master or ""):
+        raise UsageError(f"{state.url} is on one machine's disk; on a cluster keep the state in PostgreSQL")
+
+
+def _open_session(master: str | None, streams: Sequence[Stream], jars: str | None) -> "SparkSession":
+    session = open_session(master, "penstock streams", jars=_needed_jars(streams, jars))
+    if not is_local(session.sparkContext.master or ""):
+        functions = [function for stream in streams for function in (stream.handler, stream.key)]
+        if (code := parcel_of(functions)) is not None:
+            session.sparkContext.addPyFile(str(code))
+    return session
+
+
+def choose(app: StreamSet, names: Sequence[str] | None = None) -> list[Stream]:
+    """An application's streams, or those of these names."""
     unknown = sorted(set(names or ()) - app.streams.keys())
     if unknown:
         raise UsageError(f"there is no stream {unknown[0]!r}; there are: {', '.join(sorted(app.streams)) or 'none'}")
     if not app.streams:
         raise UsageError('this application has no streams: give it one, @app.stream("queue")')
     return [stream for name, stream in app.streams.items() if names is None or name in names]
+
+
+def _needed_jars(streams: Sequence[Stream], folder: str | None) -> Sequence[Path]:
+    """What must be on Java's class path; once Java runs, it is too late."""
+    reads_kafka = any(isinstance(stream.source, Kafka) for stream in streams)
+    return connector_jars(folder) if reads_kafka and not is_running() else ()
 
 
 @contextmanager
@@ -92,34 +127,16 @@ def _started(runs: Sequence[StreamRun], folder: str) -> "Iterator[list[Streaming
     finally:
         for run in runs:
             run.stop()
-        for query in queries:
+        for run, query in zip(runs, queries, strict=False):
+            run.finish()
             query.stop()
-
-
-def _watch(
-    runs: Sequence[StreamRun], queries: "Sequence[StreamingQuery]", *, once: bool, stop: threading.Event
-) -> None:
-    if once:
-        for run, query in zip(runs, queries, strict=True):
-            _drain(run, query)
-        return
-    while not stop.wait(LOOK_SECONDS):
-        for run, query in zip(runs, queries, strict=True):
-            _require_well(run, query)
-
-
-def _drain(run: StreamRun, query: "StreamingQuery") -> None:
-    try:
-        query.processAllAvailable()
-    except Exception:
-        _require_well(run, query)
-        raise
-    _require_well(run, query)
-
-
-def _require_well(run: StreamRun, query: "StreamingQuery") -> None:
-    if run.error is not None:
-        raise run.error
-    error = query.exception()
-    if error is not None:
-        raise PipelineError(f"stream {run.stream.name} has failed: {str(error).splitlines()[0]}")
+            counts = run.counts
+            telemetry.info(
+                "stream stops",
+                name=run.stream.name,
+                applied=counts.applied,
+                retried=counts.retried,
+                dead=counts.dead,
+            )
+        for run in runs:
+            run.close()

@@ -5,7 +5,7 @@ A batch is pipelined, without a transaction: each event has its own answer. The 
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
@@ -30,6 +30,7 @@ PIPELINE_LENGTH = 1_000
 DEFAULT_MAX_BYTES = 512 * 1024 * 1024
 
 _TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"})
+CLIENT_OPTIONS = _TLS_OPTIONS | {"timeout_seconds"}
 
 
 class ValkeyPublisher(Unpicklable):
@@ -75,13 +76,7 @@ class ValkeyPublisher(Unpicklable):
         pipeline: Any = self._client.pipeline(transaction=False)  # its methods have no types
         for message in messages:
             pipeline.execute_command("XADD", message.topic, *self._trimming, "*", *_fields(message.event))
-        try:
-            replies: list[object] = pipeline.execute(raise_on_error=False)
-        except BaseException:
-            # An answer left unread must never be taken for one to the next batch.
-            self.close()
-            raise
-        return replies
+        return replies_of(self._client, pipeline)
 
 
 def _fields(event: Delivery) -> list[str | bytes]:
@@ -116,7 +111,14 @@ def _outcome(reply: object) -> Outcome:
 
 
 def from_url(url: str) -> ValkeyPublisher:
-    options = known_options(url, {"max_bytes", "maxlen", "timeout_seconds", *_TLS_OPTIONS})
+    options = known_options(url, {"max_bytes", "maxlen", *CLIENT_OPTIONS})
+    client = open_client(url, options)
+    max_bytes = whole_number(options, "max_bytes") or DEFAULT_MAX_BYTES
+    return ValkeyPublisher(client, maxlen=whole_number(options, "maxlen"), max_bytes=max_bytes)
+
+
+def open_client(url: str, options: Mapping[str, str]) -> Valkey:
+    """A client for the server that the URL names, not connected yet. Of the URL's options it takes its own."""
     timeout_seconds = seconds(options, "timeout_seconds", DEFAULT_TIMEOUT_SECONDS)
     tls = {name: value for name, value in options.items() if name in _TLS_OPTIONS}
     parts = urlsplit(url)
@@ -125,7 +127,7 @@ def from_url(url: str) -> ValkeyPublisher:
     # The client takes every option it finds in a URL for one of its own.
     bare = urlunsplit(parts._replace(query=urlencode(tls)))
     try:
-        client = Valkey.from_url(
+        return Valkey.from_url(
             bare,
             socket_timeout=timeout_seconds,
             socket_connect_timeout=timeout_seconds,
@@ -133,5 +135,14 @@ def from_url(url: str) -> ValkeyPublisher:
         )
     except ValueError as error:
         raise UsageError(f"{mask_url(url)} can't be understood: {error}") from error
-    max_bytes = whole_number(options, "max_bytes") or DEFAULT_MAX_BYTES
-    return ValkeyPublisher(client, maxlen=whole_number(options, "maxlen"), max_bytes=max_bytes)
+
+
+def replies_of(client: Valkey, pipeline: Any) -> list[object]:
+    """What the server answers to a pipeline, errors included."""
+    try:
+        replies: list[object] = pipeline.execute(raise_on_error=False)
+    except BaseException:
+        # An answer left unread must never be taken for one to the next batch.
+        client.connection_pool.disconnect()
+        raise
+    return replies

@@ -10,6 +10,7 @@ from penstock.errors import UsageError
 from penstock.event import Delivery, Event, EventId
 from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, OrderPolicy, Outcome, State
 from penstock.store.control import Keeping, Steering
+from penstock.store.deaths import DeathRecords
 
 Progress = Callable[[int], None]
 
@@ -256,7 +257,7 @@ class StoreOptions:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Store(Steering, Keeping, Protocol):
+class Store(Steering, Keeping, DeathRecords, Protocol):
     """Domain verbs, set-based: a batch takes as many statements as one event. `Steering` has those beside the flow."""
 
     url: str

@@ -35,6 +35,7 @@ from penstock.store.base import (
     Token,
 )
 from penstock.store.control import Note, QueueControl
+from penstock.store.error_text import error_pattern
 from penstock.store.schema import Moment, archive, claimed, events, leases, notes, pending, queues, relays
 from penstock.store.schema import history as timeline
 
@@ -61,7 +62,9 @@ def settled_seqs(connection: Connection, selection: Selection, *, after: int, un
     statement = (
         select(archive.c.seq)
         .join(events, events.c.seq == archive.c.seq)
-        .where(archive.c.seq > after, archive.c.seq <= until, *_conditions(selection, archive), *_states(selection))
+        .where(
+            archive.c.seq > after, archive.c.seq <= until, *conditions(selection, archive), *settled_states(selection)
+        )
         .order_by(archive.c.seq)
         .limit(limit)
         .with_for_update(of=archive, skip_locked=True)
@@ -71,7 +74,9 @@ def settled_seqs(connection: Connection, selection: Selection, *, after: int, un
 
 def count_settled(connection: Connection, selection: Selection) -> int:
     statement = select(func.count()).select_from(archive.join(events, events.c.seq == archive.c.seq))
-    return int(connection.execute(statement.where(*_conditions(selection, archive), *_states(selection))).scalar_one())
+    return int(
+        connection.execute(statement.where(*conditions(selection, archive), *settled_states(selection))).scalar_one()
+    )
 
 
 def settled_counts(connection: Connection, selection: Selection) -> list[SettledCount]:
@@ -80,7 +85,7 @@ def settled_counts(connection: Connection, selection: Selection) -> list[Settled
     statement = (
         select(*kind, func.count())
         .select_from(archive.join(events, events.c.seq == archive.c.seq))
-        .where(*_conditions(selection, archive), *_states(selection))
+        .where(*conditions(selection, archive), *settled_states(selection))
         .group_by(*kind)
         .order_by(func.count().desc(), *kind)
     )
@@ -95,7 +100,7 @@ def unsettled_counts(connection: Connection, selection: Selection) -> list[Settl
         if state in (chosen.states or ()):
             kind = (table.c.queue, events.c.event_type)
             statement = select(*kind, func.count()).select_from(table.join(events, events.c.seq == table.c.seq))
-            rows = connection.execute(statement.where(*_conditions(chosen, table)).group_by(*kind))
+            rows = connection.execute(statement.where(*conditions(chosen, table)).group_by(*kind))
             found += [SettledCount(state, *row) for row in rows]
     return sorted(found, key=lambda one: (-one.count, one.state, one.queue, one.event_type))
 
@@ -171,7 +176,7 @@ def live_seqs(connection: Connection, selection: Selection, state: State, *, aft
     statement = (
         select(table.c.seq)
         .join(events, events.c.seq == table.c.seq)
-        .where(table.c.seq > after, *_conditions(selection, table))
+        .where(table.c.seq > after, *conditions(selection, table))
         .order_by(table.c.seq)
         .limit(limit)
     )
@@ -271,11 +276,11 @@ def _parts(selection: Selection, after: int | None) -> list[Select[Any]]:
         parts.append(joined.join(leases, leases.c.lease_id == claimed.c.lease_id))
     if wanted & {State.PUBLISHED, State.DEAD}:
         part = _part(archive, archive.c.state, settled_at=archive.c.settled_at)
-        part = part.join(archive, archive.c.seq == events.c.seq).where(*_states(selection))
+        part = part.join(archive, archive.c.seq == events.c.seq).where(*settled_states(selection))
         parts.append(part)
     tables = [table for table, states in _TABLES if states & wanted]
     return [
-        part.where(*_conditions(selection, table), *([events.c.seq < after] if after is not None else []))
+        part.where(*conditions(selection, table), *([events.c.seq < after] if after is not None else []))
         for part, table in zip(parts, tables, strict=True)
     ]
 
@@ -326,7 +331,8 @@ def _part(
     ).select_from(events)
 
 
-def _conditions(selection: Selection, table: Any) -> list[ColumnElement[bool]]:
+def conditions(selection: Selection, table: Any) -> list[ColumnElement[bool]]:
+    """A selection but for its states, as conditions on events and on one of the tables of states."""
     conditions: list[ColumnElement[bool]] = []
     if selection.ids is not None:
         conditions.append(_is_one_of(selection.ids))
@@ -343,8 +349,13 @@ def _conditions(selection: Selection, table: Any) -> list[ColumnElement[bool]]:
     if selection.until is not None:
         conditions.append(events.c.created_at < selection.until)
     if selection.error is not None:
-        conditions.append(table.c.last_error.icontains(selection.error, autoescape=True))
+        conditions.append(_told(table.c.last_error, selection.error))
     return conditions
+
+
+def _told(last_error: ColumnElement[str], text: str) -> ColumnElement[bool]:
+    """Whether an error has this text. An empty pattern is none to every database."""
+    return last_error.regexp_match(error_pattern(text)) if text else last_error.is_not(None)
 
 
 def _is_one_of(ids: Collection[EventId]) -> ColumnElement[bool]:
@@ -352,7 +363,7 @@ def _is_one_of(ids: Collection[EventId]) -> ColumnElement[bool]:
     return or_(events.c.event_id.in_(ids), events.c.origin.in_(ids))
 
 
-def _states(selection: Selection) -> list[ColumnElement[bool]]:
+def settled_states(selection: Selection) -> list[ColumnElement[bool]]:
     """For the archive: which of its two states."""
     if selection.states is None or selection.states >= {State.PUBLISHED, State.DEAD}:
         return []

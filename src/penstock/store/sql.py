@@ -13,7 +13,7 @@ import uuid_utils.compat as uuid7
 from penstock.errors import UsageError
 from penstock.event import Delivery, Event, EventId
 from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, weight
-from penstock.store import emit, inspect
+from penstock.store import emit, inspect, inspect_deaths
 from penstock.store.announcing import Announcing
 from penstock.store.base import (
     DEFAULT_LEASE_SECONDS,
@@ -33,6 +33,7 @@ from penstock.store.base import (
     StoreOptions,
     Token,
 )
+from penstock.store.deaths import DeathCount, DeathMark, DeathPage
 from penstock.store.moves import AVAILABLE_AT, SEQ, Clock, Wanted
 from penstock.store.settling import Settling
 from penstock.store.staging import Staging
@@ -248,6 +249,12 @@ class SqlStore(Settling, Controlling, Staging, Announcing):
     def settled_counts(self, selection: Selection) -> Sequence[SettledCount]:
         """What a replay of the selection would touch, by state, queue and type, the most first."""
         return self._look(lambda tx: inspect.settled_counts(tx.connection, selection))
+
+    def deaths(self, selection: Selection, *, after: DeathMark | None = None, limit: int = 100) -> DeathPage:
+        return self._look(lambda tx: inspect_deaths.deaths(tx.connection, selection, after=after, limit=limit))
+
+    def death_counts(self, selection: Selection) -> Sequence[DeathCount]:
+        return self._look(lambda tx: inspect_deaths.death_counts(tx.connection, selection))
 
     def stats(self) -> Stats:
         return self._look(

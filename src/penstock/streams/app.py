@@ -1,24 +1,36 @@
 """What a user writes: streams, each with a source, a key and a handler. Values only; nothing runs here."""
 
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any, TypeVar
 
 from penstock.config import mask_url, store_url
 from penstock.errors import UsageError
+from penstock.event import NAME_LIMIT
+from penstock.streams.batches import BatchContext, BatchKind, check_fields
 from penstock.streams.context import Context
-from penstock.streams.event import KEY_HEADER, StreamEvent
+from penstock.streams.event import KEY_HEADER, STREAM_HEADER, StreamEvent
 from penstock.streams.sources import Source, as_source
 from penstock.streams.state import DEFAULT_STATE
+from penstock.streams.state.base import Timer
+from penstock.streams.windows import Session, Window, Windows
 
-Handler = Callable[[StreamEvent, Context], None]
+Handler = Callable[[StreamEvent, Context], None] | Callable[[Any, BatchContext], None]
 Key = Callable[[Any], str]
+TimerHandler = Callable[[Timer, Context], None]
+CloseHandler = Callable[[Window, Context], None]
+Time = Callable[[StreamEvent], datetime | float]
+Merge = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
 Decorated = TypeVar("Decorated", bound=Handler)
+DecoratedTimer = TypeVar("DecoratedTimer", bound=TimerHandler)
+DecoratedClose = TypeVar("DecoratedClose", bound=CloseHandler)
 
 DEFAULT_PARTS = 8
 DEFAULT_MAX_RETRIES = 3
 DEFAULT_LEASE_SECONDS = 60.0
+DEFAULT_IDLE_CLOSE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,13 +40,32 @@ class Stream:
     name: str
     source: Source
     key: Key
-    handler: Handler
+    handler: Callable[..., None]
     parts: int = DEFAULT_PARTS
     max_retries: int = DEFAULT_MAX_RETRIES
     retry_seconds: float = 1.0
     ttl_seconds: float | None = None
     lease_seconds: float = DEFAULT_LEASE_SECONDS
     """How long events of a queue stay claimed by a process that is not heard of."""
+    batch: BatchKind | None = None
+    """For a handler of many events at once: what it is given."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """For a batch handler: columns taken from JSON payloads, and their Arrow types."""
+    on_timer: TimerHandler | None = None
+    event_time: bool = False
+    """Whether timers fire by the time of events, and not by the clock. With windows, always."""
+    time: Time | None = None
+    """An event's time, if it is not when it was created."""
+    lateness_seconds: float = 0.0
+    """So much later than others an event may come and still be in time."""
+    idle_close_seconds: float | None = DEFAULT_IDLE_CLOSE_SECONDS
+    """After so long without any event a part's time moves on by itself; None: never."""
+    window: Windows | None = None
+    on_close: CloseHandler | None = None
+    merge: Merge | None = None
+    """Makes one state of the states of two sessions, the older first, that an event has joined."""
+    late_queue: str | None = None
+    """Where late events go; by default the stream's name and `/late`."""
 
     def __post_init__(self) -> None:
         _require(1 <= self.parts <= 4_096, "parts must lie in 1 to 4,096")
@@ -42,6 +73,47 @@ class Stream:
         _require(self.retry_seconds >= 0, "retry_seconds must be 0 or more")
         _require(self.ttl_seconds is None or self.ttl_seconds > 0, "ttl_seconds must be more than 0")
         _require(self.lease_seconds > 0, "lease_seconds must be more than 0")
+        _require(self.lateness_seconds >= 0, "lateness_seconds must be 0 or more")
+        idle = self.idle_close_seconds
+        _require(idle is None or idle > 0, "idle_close_seconds must be more than 0")
+        self._require_windows()
+        _require(self.by_events or self.time is None, "time= is for event_time=True and for windows")
+        self._require_batch()
+
+    def _require_batch(self) -> None:
+        _require(self.batch is not None or not self.fields, 'fields= is for batch handlers: batch="arrow"')
+        if self.batch is not None:
+            _require(not self.has_timers, "a batch handler has neither timers nor windows")
+            object.__setattr__(self, "batch", BatchKind.parse(self.batch))
+            check_fields(self.fields)
+
+    def _require_windows(self) -> None:
+        if self.window is None:
+            _require(self.merge is None, "merge= is for windows that are sessions")
+            _require(self.late_queue is None, "only windows have a late_queue")
+            _require(self.on_close is None, "only a stream with windows has on_close: give it one, window=Tumbling(60)")
+            return
+        _require(isinstance(self.window, Windows), "a window is a Tumbling, Sliding or Session")
+        _require(self.on_timer is None, "a stream with windows has on_close, and no timers of its own")
+        _require(self.ttl_seconds is None, "the state of a window is forgotten when it closes: it takes no ttl_seconds")
+        sessions = isinstance(self.window, Session)
+        _require(sessions == (self.merge is not None), "sessions, and only they, need merge=, a function of two states")
+        _require(0 < len(self.late_to) <= NAME_LIMIT, f"a late_queue has 1 to {NAME_LIMIT} characters")
+
+    @property
+    def has_timers(self) -> bool:
+        """Whether anything happens in it at a time of its own."""
+        return self.on_timer is not None or self.window is not None
+
+    @property
+    def by_events(self) -> bool:
+        """Whether its time is that of its events."""
+        return self.event_time or self.window is not None
+
+    @property
+    def late_to(self) -> str:
+        """The queue of late events."""
+        return f"{self.name}/late" if self.late_queue is None else self.late_queue
 
     @property
     def own_queue(self) -> str:
@@ -50,11 +122,15 @@ class Stream:
 
     def key_of(self, event: StreamEvent) -> str:
         """The key that an event is processed under."""
-        return event.headers.get(KEY_HEADER) or str(self.key(event))
+        return (event.headers.get(KEY_HEADER) if self.moved(event) else None) or str(self.key(event))
+
+    def moved(self, event: StreamEvent) -> bool:
+        """Whether it was in this stream before: another stream's late events have its key, and not this one's."""
+        return event.moved and event.headers.get(STREAM_HEADER) == self.name
 
     def part_of(self, key: str, parts: int) -> int:
-        """Where a key belongs. The same in every process and version: Python's own hash is not."""
-        return zlib.crc32(key.encode()) % parts
+        """Where a key belongs."""
+        return part_of(key, parts)
 
 
 class StreamSet:
@@ -91,8 +167,40 @@ class StreamSet:
 
         return register
 
+    def on_timer(self, stream: str) -> Callable[[DecoratedTimer], DecoratedTimer]:
+        """Let a function be called with each timer of a stream that is due, and the state of its key."""
+
+        def register(function: DecoratedTimer) -> DecoratedTimer:
+            if self._known(stream).on_timer is not None:
+                raise UsageError(f"{stream!r} has a timer function already")
+            self.streams[stream] = replace(self._known(stream), on_timer=function)
+            return function
+
+        return register
+
+    def on_close(self, stream: str) -> Callable[[DecoratedClose], DecoratedClose]:
+        """Let a function be called with each window of a stream when it closes, and its state for the last time."""
+
+        def register(function: DecoratedClose) -> DecoratedClose:
+            if self._known(stream).on_close is not None:
+                raise UsageError(f"{stream!r} has a function for windows that close already")
+            self.streams[stream] = replace(self._known(stream), on_close=function)
+            return function
+
+        return register
+
+    def _known(self, stream: str) -> Stream:
+        if stream not in self.streams:
+            raise UsageError(f"there is no stream {stream!r} yet: its handler comes first")
+        return self.streams[stream]
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({mask_url(self.store)!r}, streams={sorted(self.streams)})"
+
+
+def part_of(key: str, parts: int) -> int:
+    """Where a key belongs. The same in every process and version: Python's own hash is not."""
+    return zlib.crc32(key.encode()) % parts
 
 
 def default_key(event: Any) -> str:

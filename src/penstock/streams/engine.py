@@ -9,9 +9,10 @@
 Only after that is anything acknowledged, and only what is in the inbox. No Spark here, and no source.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
+from typing import NamedTuple
 
 import uuid_utils.compat as uuid7
 
@@ -19,17 +20,20 @@ from penstock.errors import on_record
 from penstock.event import NAME_LIMIT, Event, EventId
 from penstock.lifecycle import PUBLISHED, Dead, Outcome, Retry
 from penstock.streams.app import Stream
+from penstock.streams.batches import BatchContext, States, as_given
 from penstock.streams.context import Context, KeyState
 from penstock.streams.event import KEY_HEADER, ORIGIN_HEADER, STREAM_HEADER, StreamEvent
-from penstock.streams.state.base import Arrival, Part, PartTransaction, Saved
+from penstock.streams.state.base import EPOCH, Arrival, Part, PartTransaction, Saved
 
 # Beside the state of keys stands how often an event has failed. Its source also counts when a process died with it,
 # which is no failure of its own.
 FAILED = "\x01failed/"
+# A part's watermark, and the open sessions of a key: see `timed` and `windowed`.
+WATERMARK = "\x01watermark"
+SESSIONS = "\x01sessions/"
 # It failed where it came from, and was moved since.
 NO_DELIVERY = -1
 MOVED_TYPE = "stream.event"
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +44,7 @@ class Verdict:
     final: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """What became of an event: applied now or before, or moved to the stream's own queue (Published), to be tried
     again, or dead."""
 
@@ -61,15 +64,18 @@ def run_part(
     `condemned` are those that fail without being run.
     """
     with part.transaction() as tx:
-        fresh = _fresh(tx, events)
-        work = _Work(stream, tx, [event for event, is_new in zip(events, fresh, strict=True) if is_new], now)
+        work = Work(stream, tx, fresh_among(tx, events), now)
         failed = work.run(condemned or {})
         work.write(failed)
     return [Result(event, failed.get(id(event), PUBLISHED)) for event in events]
 
 
+def fresh_among(tx: PartTransaction, events: Sequence[StreamEvent]) -> list[StreamEvent]:
+    """Those that are new, and are entered now. Of one that comes twice in a batch, the first counts."""
+    return [event for event, is_new in zip(events, _fresh(tx, events), strict=True) if is_new]
+
+
 def _fresh(tx: PartTransaction, events: Sequence[StreamEvent]) -> list[bool]:
-    """For each event whether it is new. Of one that comes twice in a batch, the first counts."""
     unknown = tx.fresh([event.arrival for event in events if event.position is None])
     lines = {event.position.line for event in events if event.position is not None}
     reached = dict(tx.reached(lines)) if lines else {}
@@ -79,14 +85,16 @@ def _fresh(tx: PartTransaction, events: Sequence[StreamEvent]) -> list[bool]:
             told.append(event.arrival in unknown)
             unknown.discard(event.arrival)
         else:
-            told.append(event.position.offset > reached.get(event.position.line, -1))
-            reached[event.position.line] = max(event.position.offset, reached.get(event.position.line, -1))
+            line, offset = event.position
+            told.append(offset > reached.get(line, -1))
+            if told[-1]:
+                reached[line] = offset
     if lines:
         tx.advance({line: reached[line] for line in lines})
     return told
 
 
-class _Work:
+class Work:
     """The handlers of one transaction, with the state of their keys."""
 
     def __init__(self, stream: Stream, tx: PartTransaction, events: list[StreamEvent], now: float) -> None:
@@ -94,19 +102,34 @@ class _Work:
         self._tx = tx
         self._events = events
         self._now = now
-        again = {_failures_of(event) for event in events if event.attempts or event.moved}
-        saved = tx.load({event.key for event in events} | again) if events else {}
+        again = {_failures_of(event) for event in events if event.attempts or (event.headers and event.moved)}
+        self._again = bool(again)
+        """Whether any of them has failed before: mostly none has."""
+        saved = tx.load(self._keys(events) | again) if events else {}
         self._failures = {name: _Failures.read(saved[name].data) for name in again & saved.keys()}
         self._forgotten: set[str] = set()
-        self._states = {key: KeyState(_unexpired(one, now)) for key, one in saved.items() if is_users(key)}
+        self._states = {key: KeyState(unexpired(one, now)) for key, one in saved.items() if is_users(key)}
+        self._own: dict[str, Saved | None] = {}
         self._emitted: list[Event] = []
+
+    def _keys(self, events: Sequence[StreamEvent]) -> set[str]:
+        """Whose state the events need."""
+        return {event.key for event in events}
 
     def run(self, condemned: Mapping[Arrival, Verdict]) -> dict[int, Outcome]:
         """The outcomes of those that failed, by the event's identity."""
         failed: dict[int, Outcome] = {}
+        together: list[StreamEvent] = []
         for event in self._events:
-            verdict = (condemned and condemned.get(event.arrival)) or self._verdict(event)
+            verdict = (condemned and condemned.get(event.arrival)) or (self._verdict(event) if self._again else None)
+            if verdict is None and self._stream.batch is not None:
+                together.append(event)
+                continue
             outcome = self._handle(event) if verdict is None else self._failure(event, verdict)
+            if outcome is not None:
+                failed[id(event)] = outcome
+        for event, verdict in self._handle_together(together):
+            outcome = self._failure(event, verdict)
             if outcome is not None:
                 failed[id(event)] = outcome
         return failed
@@ -117,9 +140,8 @@ class _Work:
         return Verdict(past.error, final=True) if past is not None and past.count > self._stream.max_retries else None
 
     def _handle(self, event: StreamEvent) -> Outcome | None:
-        state = self._states.get(event.key)
-        if state is None:
-            state = self._states[event.key] = KeyState()
+        """Run the handler of one event. Its outcome if it failed, and is not moved."""
+        state = self._state_of(event.key)
         context = Context(event.key, state)
         try:
             self._stream.handler(event, context)
@@ -132,6 +154,39 @@ class _Work:
         if context.emitted:
             self._emitted += context.emitted
         return None
+
+    def _handle_together(self, events: Sequence[StreamEvent]) -> Iterator[tuple[StreamEvent, Verdict]]:
+        """Run a batch handler. Where it fails nothing of the call remains, and each half is tried for itself, those
+        before others first: one that fails alone is at fault."""
+        if not events:
+            return
+        assert self._stream.batch is not None
+        context = BatchContext(States(self._state_of, [event.key for event in events]))
+        try:
+            self._stream.handler(as_given(events, self._stream.batch, self._stream.fields), context)
+            for key in context.states:
+                self._state_of(key).check()
+        except Exception as error:
+            for key in context.states:
+                self._state_of(key).undo()
+            if len(events) == 1:
+                yield events[0], Verdict(on_record(error))
+                return
+            middle = len(events) // 2
+            yield from self._handle_together(events[:middle])
+            yield from self._handle_together(events[middle:])
+            return
+        for key in context.states:
+            self._state_of(key).settle()
+        for event in events:
+            self._forget(event)
+        self._emitted += context.emitted
+
+    def _state_of(self, key: str) -> KeyState:
+        found = self._states.get(key)
+        if found is None:
+            found = self._states[key] = KeyState()
+        return found
 
     def _failure(self, event: StreamEvent, verdict: Verdict) -> Outcome | None:
         before = self._failures_before(event)
@@ -157,14 +212,14 @@ class _Work:
         """Its source has no retries: a copy goes to the stream's own queue, where it is tried again, or dies."""
         event_id = EventId(uuid7.uuid7())
         origin = {ORIGIN_HEADER: event.event_id, KEY_HEADER: event.key, STREAM_HEADER: self._stream.name}
-        headers = {_clean(name): _clean(value) for name, value in event.headers.items()} | origin
+        headers = {clean(name): clean(value) for name, value in event.headers.items()} | origin
         self._emitted.append(
             Event(
-                event_type=_clean(event.event_type)[:NAME_LIMIT] or MOVED_TYPE,
+                event_type=clean(event.event_type)[:NAME_LIMIT] or MOVED_TYPE,
                 payload=event.payload,
                 headers=headers,
                 queue=self._stream.own_queue,
-                partition_key=_clean(event.partition_key or "")[:NAME_LIMIT] or None,
+                partition_key=clean(event.partition_key or "")[:NAME_LIMIT] or None,
                 available_at=EPOCH + timedelta(seconds=self._now + (0 if failures.error else delay)),
                 event_id=event_id,
             )
@@ -173,10 +228,15 @@ class _Work:
 
     def _forget(self, event: StreamEvent) -> None:
         """It is done with, one way or the other: how often it failed matters no more."""
-        if (event.attempts or event.moved) and self._failures.pop(_failures_of(event), None) is not None:
+        if (
+            self._again
+            and (event.attempts or event.moved)
+            and self._failures.pop(_failures_of(event), None) is not None
+        ):
             self._forgotten.add(_failures_of(event))
 
     def write(self, failed: dict[int, Outcome]) -> None:
+        """All that the handlers did, into the transaction."""
         refused = [event.arrival for event in self._events if id(event) in failed]
         if refused:
             self._tx.refuse(refused)
@@ -185,6 +245,7 @@ class _Work:
         changed = {key: state.saved(expires_at) for key, state in self._states.items() if state.dirty}
         changed |= {name: Saved(failures.data()) for name, failures in self._failures.items()}
         changed |= dict.fromkeys(self._forgotten)
+        changed |= self._own
         if changed:
             self._tx.save(changed)
         if self._emitted:
@@ -213,15 +274,16 @@ def _failures_of(event: StreamEvent) -> str:
     return f"{FAILED}{event.event_id}/{event.replays}"
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
     """Without what no store takes: whatever a source brings must be able to fail."""
     return text.replace("\x00", "").encode(errors="replace").decode()
 
 
 def is_users(key: str) -> bool:
-    """Whether a key of the state is a user's, and not one of the stream's own."""
-    return not key.startswith(FAILED)
+    """Whether a key of the state is a user's, and not one of the stream's own. `window_of` tells those of windows."""
+    return not key.startswith((FAILED, WATERMARK, SESSIONS))
 
 
-def _unexpired(saved: Saved, now: float) -> Saved | None:
-    return None if saved.expires_at is not None and saved.expires_at <= now else saved
+def unexpired(saved: Saved, now: float) -> Saved | None:
+    """The state, if it is not to be forgotten by now."""
+    return None if saved.expired(now) else saved

@@ -1,7 +1,7 @@
 """An event on its way through a stream: what a handler is given, wherever it came from."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -12,6 +12,12 @@ from penstock.streams.state.base import Arrival, Position
 ORIGIN_HEADER = "penstock-stream-origin"
 KEY_HEADER = "penstock-stream-key"
 STREAM_HEADER = "penstock-stream"
+# And its own time, which the copy keeps; or on one that came too late, the bounds of the window that had closed.
+TIME_HEADER = "penstock-stream-time"
+START_HEADER = "penstock-window-start"
+END_HEADER = "penstock-window-end"
+
+_scan: Callable[[str, int], tuple[Any, int]] = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 
 class StreamEvent(NamedTuple):
@@ -42,8 +48,20 @@ class StreamEvent(NamedTuple):
 
     def json(self) -> Any:
         """The payload, decoded from JSON."""
-        return json.loads(self.payload)
+        return decode_json(self.payload)
 
     def text(self) -> str:
         """The payload, decoded from UTF-8."""
         return self.payload.decode()
+
+
+def decode_json(data: bytes) -> Any:
+    """The same as `json.loads`, in a third of the time for what is plain: UTF-8, and nothing around it."""
+    try:
+        text = data.decode()
+        value, end = _scan(text, 0)
+        if end == len(text):
+            return value
+    except (ValueError, StopIteration):
+        pass  # what is wrong with it, if anything, is for the thorough way to say
+    return json.loads(data)

@@ -34,8 +34,8 @@ class Valkey:
     """More options of `format("penstock-valkey")`."""
 
     def __post_init__(self) -> None:
-        if self.min_idle_time_ms < 0:
-            raise UsageError("min_idle_time_ms must be 0 or more")
+        if self.min_idle_time_ms < 1:
+            raise UsageError("min_idle_time_ms must be 1 or more")
 
     def __str__(self) -> str:
         return f"{self.stream} at {mask_url(self.url)}"
@@ -47,8 +47,15 @@ class Kafka:
 
     servers: str
     topics: str
-    options: Mapping[str, str] = field(default_factory=dict)
+    """Names, with commas between them."""
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
     """More options of Spark's `format("kafka")`, such as `kafka.security.protocol`."""
+    pattern: bool = False
+    """Whether `topics` is a regular expression of Java instead: topics that match are read once they are there."""
+
+    def __post_init__(self) -> None:
+        if not self.servers or not self.topics:
+            raise UsageError('a Kafka source needs servers and topics: Kafka("broker:9092", "orders")')
 
     def __str__(self) -> str:
         return f"{self.topics} at {self.servers}"
@@ -60,7 +67,7 @@ class Frame:
 
     An event is known by the column `event_id`, or by `line` (a string) and `offset` (a number that only rises in its
     line). `partition_key`, `ordering_key`, `event_type`, `headers` and `created_at` are taken where they are there.
-    Without a column `payload` it is a JSON object of all other columns.
+    A column `payload` is taken as it is, or as JSON; without one it is a JSON object of all other columns.
     """
 
     open: Callable[[Any], Any]

@@ -1,9 +1,9 @@
 """A process that fills a part and is killed at it: `python -m penstock.testing.dying_state URL POINT [SIZE]`.
 
-Each transaction adds one to the sum of every key, enters as many arrivals, moves the offset on by one and emits an
-event, so that what a part holds afterwards either agrees or shows what was torn. It says the number of each
-transaction once that is committed, and dies by SIGKILL in its third one: at POINT, or, for `never`, when its parent
-wants it to.
+Each transaction adds one to the sum of every key, enters as many arrivals, moves the offset and a timer of every key on
+by one, sets another in place of the one before, and emits an event, so that what a part holds afterwards either agrees
+or shows what was torn. It says the number of each transaction once that is committed, and dies by SIGKILL in its third
+one: at POINT, or, for `never`, when its parent wants it to.
 """
 
 import os
@@ -17,7 +17,7 @@ from penstock.streams.state.base import Arrival, Part, Saved
 
 STREAM = "dying"
 LINE = "orders/0"
-POINTS = ("entered", "half saved", "saved", "before commit", "after commit")
+POINTS = ("entered", "half saved", "saved", "timers set", "before commit", "after commit")
 FATAL = 3
 
 
@@ -38,6 +38,10 @@ def fill(part: Part, number: int, size: int, point: str) -> None:
         reach("half saved")
         transaction.save({key: changed[key] for key in keys[size // 2 :]})
         reach("saved")
+        transaction.set_timers({(key, "moves"): float(number) for key in keys})
+        transaction.set_timers({(key, f"wave {number}"): float(number) for key in keys})
+        reach("timers set")
+        transaction.set_timers({(key, f"wave {number - 1}"): None for key in keys})
         transaction.advance({LINE: number})
         transaction.emit([Event(event_type="sum", event_id=EventId(UUID(int=number)))])
         reach("before commit")

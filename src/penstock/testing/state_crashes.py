@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from penstock.streams.state.base import Arrival, Fenced, Part, Saved, StateStore
+from penstock.streams.state.base import Arrival, Fenced, Part, Saved, StateStore, Timer
 from penstock.testing import dying_state
 
 OpenState = Callable[[], StateStore]
@@ -68,6 +68,9 @@ def whole(store: StateStore, size: int) -> int:
     with part.transaction() as transaction:
         number = transaction.reached([dying_state.LINE])[dying_state.LINE]
         assert transaction.load(keys) == dict.fromkeys(keys, Saved(b"%d" % number))
+        names = ("moves", f"wave {number}")
+        timers = [Timer(float(number), key, name) for key in sorted(keys) for name in names]
+        assert list(transaction.due(float("inf"), 3 * len(timers))) == timers
     entered = {Arrival(f"{wave}-{place}") for wave in range(1, number + 2) for place in range(size)}
     assert part.holds(list(entered)) == {one for one in entered if not one.event_id.startswith(f"{number + 1}-")}
     ids = [one.event_id for outgoing in part.outgoing() for one in outgoing.events]

@@ -9,6 +9,7 @@ The crashes start processes that open the store by its URL.
 
 import threading
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NoReturn
 from uuid import UUID
@@ -19,6 +20,7 @@ from penstock.errors import InvalidEvent, UsageError
 from penstock.event import Event, EventId
 from penstock.streams.state.base import Arrival, Fenced, Part, Saved, StateStore
 from penstock.testing.state_crashes import STREAM, Crashing, OpenState, Racing, StateScenario
+from penstock.testing.state_timers import Timing
 
 ARRIVALS = [Arrival("9-0"), Arrival("10-0"), Arrival("é 水"), Arrival("9-0", 1)]
 MANY = 2_500
@@ -257,6 +259,22 @@ class Fencing(StateScenario):
         save(newer, "c", b"newer")
         newer.close()
 
+    def test_a_task_of_an_earlier_job_comes_too_late(self, open_state: OpenState) -> None:
+        store = open_state()
+        started = store.start(STREAM, 2)
+        for turn in (5, 5, 6):
+            newer = store.open_part(replace(started, turn=turn), 1)
+            save(newer, "a", b"%d" % turn)
+            newer.close()
+        with pytest.raises(Fenced, match="too late"):
+            open_state().open_part(replace(started, turn=5), 1)
+        open_state().open_part(replace(started, turn=5), 0).close()
+        restarted = store.start(STREAM, 2)
+        part = store.open_part(restarted, 1)  # the jobs of another driver are counted anew
+        save(part, "b", b"0")
+        part.close()
+        assert dict(store.read(STREAM)) == {"a": Saved(b"6"), "b": Saved(b"0")}
+
     def test_tasks_of_several_parts_work_side_by_side(self, store: StateStore) -> None:
         parts = [store.open_part(started, number) for started in [store.start(STREAM, 2)] for number in range(2)]
         with parts[0].transaction() as one, parts[1].transaction() as other:
@@ -307,6 +325,23 @@ class Outside(StateScenario):
         for part in parts:
             part.close()
 
+    def test_state_is_read_part_by_part(self, open_state: OpenState, store: StateStore) -> None:
+        started = store.start(STREAM, 3)
+        for number in range(2):
+            part = store.open_part(started, number)
+            with part.transaction() as transaction:
+                transaction.save({f"{name}-{number}": Saved(b"%d" % number) for name in "cab"})
+            part.close()
+        looking = open_state()
+        assert [key for key, _ in looking.read(STREAM, part=1)] == ["a-1", "b-1", "c-1"]
+        assert list(looking.read(STREAM, ["c-0", "a-0", "b-1"], part=0)) == [("a-0", Saved(b"0")), ("c-0", Saved(b"0"))]
+        assert list(looking.read(STREAM, [], part=0)) == []
+        assert list(looking.read(STREAM, part=2)) == []
+        assert [key for key, _ in looking.read(STREAM)] == ["a-0", "a-1", "b-0", "b-1", "c-0", "c-1"]
+        for number in (-1, 3):
+            with pytest.raises(UsageError, match=f"no part {number}"):
+                list(looking.read(STREAM, part=number))
+
     def test_an_unknown_stream_is_an_error(self, store: StateStore) -> None:
         assert list(store.streams()) == []
         with pytest.raises(UsageError, match="'orders'"):
@@ -329,5 +364,5 @@ class Outside(StateScenario):
         part.close()
 
 
-class StateStoreConformance(Inbox, Keeping, Fencing, Outside, Crashing, Racing):
+class StateStoreConformance(Inbox, Keeping, Timing, Fencing, Outside, Crashing, Racing):
     """Everything that a stream relies on."""

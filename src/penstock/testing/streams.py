@@ -4,22 +4,29 @@ Spark. Crashes can be put into the input."""
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
 
 from penstock.event import Event
 from penstock.lifecycle import Dead, Published
 from penstock.streams.app import Stream, StreamSet
+from penstock.streams.clocks import Clocks
 from penstock.streams.context import KeyState
-from penstock.streams.engine import run_part
+from penstock.streams.engine import Result, is_users
 from penstock.streams.event import StreamEvent
 from penstock.streams.state import open_state
 from penstock.streams.state.base import Part, PartTransaction, Started
+from penstock.streams.turns import Firing, take_turn
+from penstock.streams.windows import Window, window_key, window_of
 
 CRASH = "CRASH"
 """In the input: the process dies after the commit of what came before, and nothing of that is acknowledged."""
 LOST_COMMIT = "LOST_COMMIT"
 """The process dies before the commit of what came before."""
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+"""What a harness's clock says at first."""
 
 
 class Died(BaseException):
@@ -48,6 +55,8 @@ class StreamHarness:
 
     def __init__(self, app: StreamSet, stream: str, state: str) -> None:
         self.report = Report()
+        self.now = NOW
+        """What the clock says: `advance` moves it."""
         self._stream: Stream = app.streams[stream]
         self._state = open_state(state)
         self._numbers = count(1)
@@ -55,7 +64,15 @@ class StreamHarness:
         self._started = self._start()
 
     def _start(self) -> Started:
-        return self._state.start(self._stream.name, self._stream.parts)
+        started = self._state.start(self._stream.name, self._stream.parts)
+        seconds = self._stream.idle_close_seconds
+        by_events = self._stream.by_events
+        self._clocks = Clocks(started.parts, self._seconds, event_time=by_events, idle_close_seconds=seconds)
+        return started
+
+    @property
+    def _seconds(self) -> float:
+        return self.now.timestamp()
 
     def run(self, items: Sequence[Any], *, batch: int = 100) -> Report:
         """Process items in batches. Failures are tried again, without waiting, until they are dead."""
@@ -67,14 +84,29 @@ class StreamHarness:
             waiting.append(self._event(item))
             if len(waiting) >= batch:
                 waiting = self._attempt(waiting)
-        while waiting:
-            waiting = self._attempt(waiting)
+        self._finish(waiting)
         return self.report
 
-    def state(self, key: str) -> dict[str, Any]:
-        """The state of a key, as it is committed."""
-        found = dict(self._state.read(self._stream.name, [key]))
-        return dict(KeyState(found[key])) if key in found else {}
+    def advance(self, seconds: float, *, crash: str | None = None) -> Report:
+        """Let time pass, in which no event comes, and fire what is due then. With a `crash`, one in the midst of it."""
+        self.now += timedelta(seconds=seconds)
+        if crash is not None:
+            with _dying(committed=crash == CRASH) as wrap:
+                self._tick(wrap)
+            self._started = self._start()
+        self._finish([])
+        return self.report
+
+    def state(self, key: str, start: datetime | None = None) -> dict[str, Any]:
+        """The state of a key, or of its window with such a start, as it is committed."""
+        name = key if start is None else window_key(key, Window(start, start))
+        found = dict(self._state.read(self._stream.name, [name]))
+        return dict(KeyState(found[name])) if name in found else {}
+
+    def windows(self, key: str) -> list[datetime]:
+        """When the windows of a key began that have a state."""
+        names = (name for name, _ in self._state.read(self._stream.name) if is_users(name))
+        return sorted(start for found, start in filter(None, map(window_of, names)) if found == key)
 
     def close(self) -> None:
         self._state.close()
@@ -93,6 +125,20 @@ class StreamHarness:
         with _dying(committed=committed) as wrap:
             self._process(waiting, wrap)
         self._started = self._start()
+
+    def _finish(self, waiting: list[StreamEvent]) -> None:
+        """Until nothing waits and nothing is due."""
+        while waiting or self._tick(_as_it_is) or self._moved:
+            waiting = self._attempt(waiting)
+
+    def _tick(self, wrap: Any) -> bool:
+        """Give a turn to each part that has something to do without events; returns whether anything fired."""
+        if not self._stream.has_timers:
+            return False
+        lulls, before = self._clocks.lulls(self._seconds), self._clocks.fired
+        for number in sorted(self._clocks.due(self._seconds)):
+            self._turn(number, [], wrap, Firing(lulls.get(number)))
+        return self._clocks.fired > before
 
     def _attempt(self, events: list[StreamEvent]) -> list[StreamEvent]:
         """Process and acknowledge; returns those that are to come again."""
@@ -114,16 +160,22 @@ class StreamHarness:
         for event in events:
             by_part.setdefault(self._stream.part_of(event.key, self._started.parts), []).append(event)
         for number, mine in sorted(by_part.items()):
-            part = self._state.open_part(self._started, number)
-            try:
-                results = run_part(wrap(part), self._stream, mine, 0.0)
-                for outgoing in part.outgoing():
-                    self._sort(outgoing.events)
-                    part.sent(outgoing.batch)
-            finally:
-                part.close()
+            results = self._turn(number, mine, wrap, Firing())
             done += [(result.event, result.outcome) for result in results]
         return done
+
+    def _turn(self, number: int, events: list[StreamEvent], wrap: Any, firing: Firing) -> list[Result]:
+        part = self._state.open_part(self._started, number)
+        try:
+            results, turn = take_turn(wrap(part), self._stream, events, self._seconds, firing=firing)
+            for outgoing in part.outgoing():
+                self._sort(outgoing.events)
+                part.sent(outgoing.batch)
+        finally:
+            part.close()
+        if turn is not None:
+            self._clocks.note({number: turn}, self._seconds)
+        return results
 
     def _sort(self, events: Sequence[Event]) -> None:
         """What was emitted is the report's; what failed in a source without retries comes again."""

@@ -9,7 +9,8 @@ from pathlib import Path
 from penstock import telemetry
 from penstock.config import needs_extra
 from penstock.errors import PenstockError, UsageError
-from penstock.worker.loading import module_of, search_working_folder
+from penstock.loading import search_working_folder
+from penstock.worker.loading import WORKER
 
 # How often the watch comes back by itself: it has to do so once to be known to have begun.
 LOOK_MILLISECONDS = 200
@@ -62,7 +63,7 @@ class Watcher:
 def watched_folders(worker: str) -> list[Path]:
     """Where the code is. The module itself is found without being run: what is wrong with it may be about to change."""
     search_working_folder()
-    top = module_of(worker).partition(".")[0]
+    top = WORKER.module_of(worker).partition(".")[0]
     spec = find_spec(top)
     if spec is None:
         raise UsageError(f"there is no module {top} in {os.getcwd()} or on Python's path")

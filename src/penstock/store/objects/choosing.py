@@ -1,5 +1,6 @@
 """Selections over a model: which events, in the document and in the archive's segments."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from typing import Any
 
 from penstock.lifecycle import State
 from penstock.store.base import Selection
+from penstock.store.error_text import error_pattern
 from penstock.store.objects import archive
 from penstock.store.objects.archive import Segment
 from penstock.store.objects.model import Model
@@ -26,7 +28,7 @@ class Choice:
     types: frozenset[str] | None
     since: int | None
     until: int | None
-    error: str | None
+    error: re.Pattern[str] | None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Choice":
@@ -40,7 +42,7 @@ class Choice:
             listed("types"),
             given["since"],
             given["until"],
-            given["error"],
+            None if given["error"] is None else re.compile(error_pattern(given["error"])),
         )
 
     def has(self, entry: Entry) -> bool:
@@ -51,8 +53,11 @@ class Choice:
             and (self.since is None or entry.created_at >= self.since)
             and (self.until is None or entry.created_at < self.until)
             and (self.ids is None or not self.ids.isdisjoint((entry.event_id, entry.origin or "")))
-            and (self.error is None or self.error in (entry.last_error or "\n").casefold())
+            and (self.error is None or self._told(entry.last_error))
         )
+
+    def _told(self, error: str | None) -> bool:
+        return error is not None and self.error is not None and self.error.search(error) is not None
 
     def may_have(self, row: SegmentRow) -> bool:
         """Whether it is worth reading a segment."""
@@ -87,7 +92,7 @@ def as_request(selection: Selection) -> dict[str, Any]:
         "types": None if types is None else sorted(types),
         "since": None if selection.since is None else to_micros(selection.since),
         "until": None if selection.until is None else to_micros(selection.until),
-        "error": None if selection.error is None else selection.error.casefold(),
+        "error": selection.error,
     }
 
 

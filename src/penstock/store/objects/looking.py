@@ -6,8 +6,10 @@ from heapq import nlargest
 from typing import Any
 
 from penstock.lifecycle import State
+from penstock.store.deaths import tallied
+from penstock.store.error_text import BEGINNING
 from penstock.store.objects import archive
-from penstock.store.objects.choosing import Choice, by_number, counted, in_document, in_segments
+from penstock.store.objects.choosing import Choice, by_number, counted, in_document, in_segments, settled
 from penstock.store.objects.claiming import any_ready
 from penstock.store.objects.model import Model
 from penstock.store.objects.values import Entry
@@ -57,6 +59,24 @@ def _lines(model: Model, event_id: str) -> list[Any]:
 def settled_counts(model: Model, args: Mapping[str, Any]) -> list[Any]:
     """State, queue, type and how many, the most first."""
     return by_number(counted(model, Choice.of(args["selection"])))
+
+
+def deaths(model: Model, args: Mapping[str, Any]) -> list[Any]:
+    """The dead, the latest death first, each with the beginning of its error, one more than asked for."""
+    dead = settled(model, Choice.of(args["selection"]))
+    before = (float("inf"), 0) if args["after"] is None else tuple(args["after"])
+    marked = ((entry.settled_at or 0, entry.seq, entry) for entry in dead)
+    found = nlargest(args["limit"] + 1, (row for row in marked if row[:2] < before), key=lambda row: row[:2])
+    return [
+        entry._replace(payload="", headers=None, last_error=(entry.last_error or "")[:BEGINNING]) for *_, entry in found
+    ]
+
+
+def death_counts(model: Model, args: Mapping[str, Any]) -> list[Any]:
+    """The dead by queue and kind of error, the most first."""
+    dead = settled(model, Choice.of(args["selection"]))
+    counts = tallied((entry.queue, entry.last_error, 1) for entry in dead)
+    return [(one.queue, one.error, one.count) for one in counts]
 
 
 def bounds(model: Model, _: Mapping[str, Any]) -> list[int]:

@@ -32,6 +32,7 @@ from penstock.store.base import (
     Token,
 )
 from penstock.store.control import CANCELLED, Head, Note, QueueControl
+from penstock.store.deaths import DeathCount, DeathMark, DeathPage, only_dead, page_of
 from penstock.store.emit import ids_for, refuse_twins
 from penstock.store.inspect import cancellable, purgeable
 from penstock.store.objects import parts as staging
@@ -43,7 +44,7 @@ from penstock.store.objects.model import Model
 from penstock.store.objects.opened import Opened
 from penstock.store.objects.values import FORMAT, Blob, to_blob
 from penstock.store.outcomes import route_rows, storable
-from penstock.store.schema import from_micros
+from penstock.store.schema import from_micros, to_micros
 
 if TYPE_CHECKING:
     from penstock.store.migrate import Upgrade
@@ -294,6 +295,14 @@ class ObjectStore(Opened):
 
     def settled_counts(self, selection: Selection) -> Sequence[SettledCount]:
         return _counts(self._look("settled_counts", selection=as_request(selection)))
+
+    def deaths(self, selection: Selection, *, after: DeathMark | None = None, limit: int = 100) -> DeathPage:
+        mark = None if after is None else (to_micros(after.died_at), after.seq)
+        rows = self._look("deaths", selection=as_request(only_dead(selection)), after=mark, limit=limit)
+        return page_of([wire.death(row) for row in rows], limit)
+
+    def death_counts(self, selection: Selection) -> Sequence[DeathCount]:
+        return [DeathCount(*row) for row in self._look("death_counts", selection=as_request(only_dead(selection)))]
 
     def bounds(self) -> tuple[int, int]:
         first, last = self._look("bounds")

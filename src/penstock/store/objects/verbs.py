@@ -33,6 +33,8 @@ LOOKS: dict[str, Verb] = {
     "find": looking.find,
     "history": looking.history,
     "settled_counts": looking.settled_counts,
+    "deaths": looking.deaths,
+    "death_counts": looking.death_counts,
     "bounds": looking.bounds,
     "stats": looking.stats,
     "ready": looking.ready,

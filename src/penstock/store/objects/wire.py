@@ -14,6 +14,7 @@ from penstock.store.base import (
     Settlement,
     Stats,
 )
+from penstock.store.deaths import Death
 from penstock.store.objects.emitting import NewEvent
 from penstock.store.objects.settling import OutcomeRow
 from penstock.store.objects.values import MICROS, Blob, Entry, Line, RelayRow
@@ -120,6 +121,21 @@ def record(row: Sequence[Any], get: Get) -> Record:
         lease_expires_at=None if holder is None else from_micros(holder[2]),
         published_at=settled_at if state is State.PUBLISHED else None,
         settled_at=settled_at,
+    )
+
+
+def death(row: Sequence[Any]) -> Death:
+    entry = Entry(*row)
+    return Death(
+        seq=entry.seq,
+        event_id=EventId(UUID(entry.known_as)),
+        event_type=entry.event_type,
+        queue=entry.queue,
+        attempts=entry.attempts,
+        replays=entry.replays,
+        created_at=from_micros(entry.created_at),
+        died_at=from_micros(entry.settled_at or 0),
+        error=entry.last_error or "",
     )
 
 

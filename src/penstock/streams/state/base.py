@@ -2,16 +2,21 @@
 
 A stream has a fixed number of parts; every key belongs to one. One transaction per part holds the inbox, the state and
 the emitted events. What fences: a starting driver takes the stream's next epoch, and a task sets a token of its own on
-its part, where the epoch is its driver's; a transaction commits only if both are still there.
+its part, where the epoch is its driver's and no later job has it; a transaction commits only if both are still there.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from secrets import randbits
 from typing import NamedTuple, Protocol
+from uuid import UUID
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, UsageError
 from penstock.event import Event
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Fenced(PenstockError):
@@ -46,6 +51,20 @@ class Started:
     parts: int
     identity: str = ""
     """Made up when the stream was created: one that was deleted and created anew is another one."""
+    turn: int = 0
+    """Counts the driver's jobs. A task that Spark has given up, and that wakes after a later job, has no part."""
+
+    def token(self) -> UUID:
+        """A token for one task. Tokens of later drivers are larger, and so are those of later jobs of one driver."""
+        return UUID(int=self._rank << 64 | randbits(64))
+
+    def first_later_token(self) -> UUID:
+        """No task of this job, or of one before it, has this token or a larger one."""
+        return UUID(int=self._rank + 1 << 64)
+
+    @property
+    def _rank(self) -> int:
+        return self.epoch << 40 | self.turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +74,23 @@ class Saved:
     data: bytes
     expires_at: float | None = None
 
+    def expired(self, now: float) -> bool:
+        return self.expires_at is not None and self.expires_at <= now
+
+
+class Timer(NamedTuple):
+    """A moment that a key waits for. In the order of their fields, timers fire."""
+
+    at: float
+    """Seconds since 1970."""
+    key: str
+    name: str
+
+    @property
+    def moment(self) -> datetime:
+        """When it is due, as a time."""
+        return EPOCH + timedelta(seconds=self.at)
+
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
@@ -62,6 +98,13 @@ class Outgoing:
 
     batch: int
     events: Sequence[Event]
+
+
+def checked_part(stream: str, number: int, parts: int) -> int:
+    """The number of a part, if there is such a one."""
+    if not 0 <= number < parts:
+        raise UsageError(f"{stream!r} has the parts 0 to {parts - 1}, and no part {number}")
+    return number
 
 
 class PartTransaction(Protocol):
@@ -89,6 +132,14 @@ class PartTransaction(Protocol):
 
     def save(self, changed: Mapping[str, Saved | None]) -> None:
         """Write the state of these keys; None forgets one."""
+        ...
+
+    def set_timers(self, timers: Mapping[tuple[str, str], float | None]) -> None:
+        """By key and name, when each is due from now on; None cancels one."""
+        ...
+
+    def due(self, until: float, limit: int) -> Sequence[Timer]:
+        """The first so many timers up to a moment, that included, in order. They stay until they are cancelled."""
         ...
 
     def emit(self, events: Sequence[Event]) -> None:
@@ -141,8 +192,11 @@ class StateStore(Protocol):
         """The streams that there are, by name."""
         ...
 
-    def read(self, stream: str, keys: Collection[str] | None = None) -> Iterator[tuple[str, Saved]]:
-        """The state of these keys or of all, by key, as committed: from outside, while the stream runs."""
+    def read(
+        self, stream: str, keys: Collection[str] | None = None, *, part: int | None = None
+    ) -> Iterator[tuple[str, Saved]]:
+        """The state of these keys or of all, in one part or in all, by key, as committed: from outside, while the
+        stream runs."""
         ...
 
     def forget(self, stream: str, *, older_than_seconds: float) -> int:

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from penstock.config import mask_url
 from penstock.errors import StoreConflict, StoreError, StoreUnavailable, UsageError
-from penstock.streams.state.base import Fenced, Saved, Started, Superseded
+from penstock.streams.state.base import Fenced, Saved, Started, Superseded, checked_part
 
 BUSY_SECONDS = 30.0
 POLL_SECONDS = 0.02
@@ -97,7 +97,12 @@ class StateFolder:
         if not (folder / "stream.db").exists():
             return None
         with closing(open_database(folder / "stream.db")) as database:
-            row = database.execute("SELECT name, epoch, parts, identity FROM stream WHERE complete").fetchone()
+            try:
+                row = database.execute("SELECT name, epoch, parts, identity FROM stream WHERE complete").fetchone()
+            except sqlite3.DatabaseError as error:
+                if "no such table" in str(error):
+                    return None  # somebody is about to make it
+                raise StoreError(f"can't read {folder / 'stream.db'}: {error}") from error
         return row and Started(*row)
 
     def _of(self, stream: str) -> Path:
@@ -127,9 +132,13 @@ class FolderState(ABC):
     def streams(self) -> Sequence[Started]:
         return self._folder.streams()
 
-    def read(self, stream: str, keys: Collection[str] | None = None) -> Iterator[tuple[str, Saved]]:
+    def read(
+        self, stream: str, keys: Collection[str] | None = None, *, part: int | None = None
+    ) -> Iterator[tuple[str, Saved]]:
+        paths = self._paths(stream)
         with ExitStack() as stack:
-            parts = [stack.enter_context(self._looking(path, keys)) for path in self._paths(stream)]
+            wanted = paths if part is None else [paths[checked_part(stream, part, len(paths))]]
+            parts = [stack.enter_context(self._looking(path, keys)) for path in wanted]
             yield from merge(*parts, key=lambda pair: pair[0])
 
     def forget(self, stream: str, *, older_than_seconds: float) -> int:
@@ -162,11 +171,13 @@ class Fence:
         self._database = database
         self._started = started
         self._part = f"part {number} of {started.stream!r}"
-        self._token = uuid4().hex
+        self._token = started.token().hex
 
     def take(self) -> None:
         """Set this task's token, where the epoch is still its driver's."""
-        with self.epoch_held():
+        with writing(self._database):
+            if self._check_epoch() >= self._started.first_later_token().hex:
+                raise Fenced(f"a task of a later job has {self._part}; this one comes too late, and does nothing")
             self._database.execute("UPDATE fence SET token = ?", (self._token,))
 
     @contextmanager

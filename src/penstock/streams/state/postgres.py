@@ -13,11 +13,13 @@ from penstock.config import mask_url, needs_extra
 from penstock.errors import StoreConflict, StoreError, StoreUnavailable, UsageError
 from penstock.event import NAME_LIMIT, Event
 from penstock.streams.state import postgres_statements as statements
-from penstock.streams.state.base import Arrival, Fenced, Outgoing, Saved, Started, Superseded
+from penstock.streams.state.base import Arrival, Fenced, Outgoing, Saved, Started, Superseded, Timer, checked_part
 from penstock.streams.state.packing import pack_event, unpack_event
 
 if TYPE_CHECKING:
     from psycopg import Connection
+
+READ_PAGE = 5_000
 
 Rows = Sequence[tuple[Any, ...]]
 
@@ -55,6 +57,17 @@ class PostgresTransaction:
         if gone := [key for key, saved in changed.items() if saved is None]:
             self._run(statements.DROP, gone)
 
+    def set_timers(self, timers: Mapping[tuple[str, str], float | None]) -> None:
+        kept = [(key, name, at) for (key, name), at in timers.items() if at is not None]
+        if kept:
+            self._run(statements.SET_TIMERS, *map(list, zip(*kept, strict=True)))
+        if gone := [named for named, at in timers.items() if at is None]:
+            keys, names = map(list, zip(*gone, strict=True))
+            self._run(statements.CANCEL_TIMERS, list(set(keys)), keys, names)
+
+    def due(self, until: float, limit: int) -> Sequence[Timer]:
+        return list(map(Timer._make, self._run(statements.DUE, until, limit)))
+
     def emit(self, events: Sequence[Event]) -> None:
         packed = [pack_event(event) for event in events]
         if not packed:
@@ -76,10 +89,15 @@ class PostgresPart:
         self._connection = connection
         self._started = started
         self._part = (started.stream, number)
-        self._token = uuid4()
+        self._token = started.token()
         with self._epoch_held():
-            if not self._run(statements.TAKE, self._token):
+            if not self._run(statements.LOCK_PART):
                 raise UsageError(f"{started.stream!r} has the parts 0 to {started.parts - 1}, and no part {number}")
+            if not self._run(statements.TAKE, self._token, started.first_later_token()):
+                raise Fenced(
+                    f"a task of a later job has part {number} of {started.stream!r}; this one comes too late, "
+                    "and does nothing"
+                )
 
     @contextmanager
     def transaction(self) -> Iterator[PostgresTransaction]:
@@ -167,12 +185,16 @@ class PostgresState:
                 return []
             return [Started(*row) for row in _run(connection, statements.STREAMS)]
 
-    def read(self, stream: str, keys: Collection[str] | None = None) -> Iterator[tuple[str, Saved]]:
+    def read(
+        self, stream: str, keys: Collection[str] | None = None, *, part: int | None = None
+    ) -> Iterator[tuple[str, Saved]]:
         with self._connected() as connection, _transaction(connection):
-            self._require(connection, stream)
+            parts = self._require(connection, stream)
+            if part is not None:
+                checked_part(stream, part, parts)
             with connection.cursor(name="penstock_read") as cursor:  # all of a state may be more than fits in memory
-                wanted = None if keys is None else list(keys)
-                for key, data, expires_at in cursor.execute(statements.READ, (stream, wanted, wanted)):
+                cursor.itersize = READ_PAGE
+                for key, data, expires_at in cursor.execute(*_read(stream, parts, part, keys)):
                     yield key, Saved(data, expires_at)
 
     def forget(self, stream: str, *, older_than_seconds: float) -> int:
@@ -210,14 +232,14 @@ class PostgresState:
 
     def _create_tables(self, connection: "Connection") -> None:
         with _transaction(connection):
-            if self._has_tables(connection):
+            if self._has_tables(connection, statements.HAS_ALL_TABLES):
                 return
             _run(connection, statements.LOCK_TABLES)  # two that create a table at once would collide
             for statement in statements.TABLES:
                 _run(connection, statement)
 
-    def _has_tables(self, connection: "Connection") -> bool:
-        ((found,),) = _run(connection, statements.HAS_TABLES)
+    def _has_tables(self, connection: "Connection", statement: LiteralString = statements.HAS_TABLES) -> bool:
+        ((found,),) = _run(connection, statement)
         return bool(found)
 
     def _require(self, connection: "Connection", stream: str) -> int:
@@ -225,6 +247,15 @@ class PostgresState:
         if not rows:
             raise UsageError(f"there is no stream {stream!r} in {mask_url(self.url)}")
         return int(rows[0][0])
+
+
+def _read(
+    stream: str, parts: int, part: int | None, keys: Collection[str] | None
+) -> tuple[LiteralString, tuple[Any, ...]]:
+    """The statement for these keys or all, in a part or in all, and its values."""
+    if keys is not None:
+        return statements.READ_KEYS, (stream, list(range(parts)) if part is None else [part], list(keys))
+    return (statements.READ, (stream,)) if part is None else (statements.READ_PART, (stream, part))
 
 
 @contextmanager

@@ -4,6 +4,8 @@
 LOCK_TABLES = "SELECT pg_advisory_xact_lock(7366818045271)"
 PATIENCE = "SET LOCAL lock_timeout = '30s'"
 HAS_TABLES = "SELECT to_regclass('penstock_stream_outgoing') IS NOT NULL"
+# Timers came later. Who only reads does without their table; who starts a stream makes it.
+HAS_ALL_TABLES = "SELECT to_regclass('penstock_stream_timers_due') IS NOT NULL"
 
 # Texts compare as bytes: faster, and the same order as in the other state stores. The last one says that all are there.
 TABLES = (
@@ -45,6 +47,15 @@ TABLES = (
         PRIMARY KEY (stream, part, batch, place)
     )
     """,
+    """
+    CREATE TABLE IF NOT EXISTS penstock_stream_timers (
+        stream text COLLATE "C", part integer, key text COLLATE "C", name text COLLATE "C",
+        at double precision NOT NULL, PRIMARY KEY (stream, part, key, name)
+    )
+    """,
+    """
+    CREATE INDEX IF NOT EXISTS penstock_stream_timers_due ON penstock_stream_timers (stream, part, at, key, name)
+    """,
 )
 
 # -- streams and fences ---------------------------------------------------------------------------------------
@@ -66,7 +77,7 @@ LOCK_PART = "SELECT 1 FROM penstock_stream_parts WHERE stream = %s AND part = %s
 TAKE = """
     WITH part AS (SELECT %s::text AS stream, %s::integer AS part)
     UPDATE penstock_stream_parts AS held SET token = %s FROM part
-    WHERE held.stream = part.stream AND held.part = part.part
+    WHERE held.stream = part.stream AND held.part = part.part AND (held.token IS NULL OR held.token < %s)
     RETURNING 1
 """
 STREAMS = "SELECT stream, epoch, parts, identity FROM penstock_streams ORDER BY stream"
@@ -106,6 +117,23 @@ SAVE = """
 """
 DROP = "DELETE FROM penstock_stream_state WHERE stream = %s AND part = %s AND key = ANY(%s::text[])"
 
+SET_TIMERS = """
+    INSERT INTO penstock_stream_timers (stream, part, key, name, at)
+    SELECT %s, %s, key, name, at FROM unnest(%s::text[], %s::text[], %s::double precision[]) given (key, name, at)
+    ON CONFLICT (stream, part, key, name) DO UPDATE SET at = excluded.at
+"""
+# The key alone finds the rows by the index; a join with pairs may read the whole part for each.
+CANCEL_TIMERS = """
+    DELETE FROM penstock_stream_timers
+    WHERE stream = %s AND part = %s AND key = ANY(%s::text[])
+      AND (key, name) IN (SELECT gone.key, gone.name FROM unnest(%s::text[], %s::text[]) gone (key, name))
+"""
+DUE = """
+    SELECT at, key, name FROM penstock_stream_timers
+    WHERE stream = %s AND part = %s AND at <= %s
+    ORDER BY at, key, name LIMIT %s
+"""
+
 # The part's row is locked: numbers are in the order of commits.
 NEXT_BATCH = "UPDATE penstock_stream_parts SET batch = batch + 1 WHERE stream = %s AND part = %s RETURNING batch"
 EMIT = """
@@ -118,9 +146,12 @@ SENT = "DELETE FROM penstock_stream_outgoing WHERE stream = %s AND part = %s AND
 
 # -- from outside ---------------------------------------------------------------------------------------------
 
-READ = """
+READ = "SELECT key, data, expires_at FROM penstock_stream_state WHERE stream = %s ORDER BY key"
+READ_PART = "SELECT key, data, expires_at FROM penstock_stream_state WHERE stream = %s AND part = %s ORDER BY key"
+# The parts are named also where all are wanted: with them the primary key finds single keys.
+READ_KEYS = """
     SELECT key, data, expires_at FROM penstock_stream_state
-    WHERE stream = %s AND (%s::text[] IS NULL OR key = ANY(%s::text[]))
+    WHERE stream = %s AND part = ANY(%s::integer[]) AND key = ANY(%s::text[])
     ORDER BY key
 """
 FORGET_INBOX = """

@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING, ClassVar
 from penstock.config import needs_extra
 from penstock.errors import StoreError, StoreUnavailable
 from penstock.event import Event
-from penstock.streams.state.base import Arrival, Outgoing, Saved, Started
+from penstock.streams.state.base import Arrival, Outgoing, Saved, Started, Timer
 from penstock.streams.state.folder import FENCE_TABLE, RAISE_EPOCH, Fence, FolderState, open_database, writing
 from penstock.streams.state.packing import pack_event, unpack_event
+from penstock.streams.state.rocks_timers import RocksTimers
 
 if TYPE_CHECKING:
     from rocksdict import Options, Rdict, WriteBatch
 
 OPEN_SECONDS = 20.0
 POLL_SECONDS = 0.02
-# The first byte of a key says what it is of; numbers are big-endian, so that they sort as numbers.
+# The first byte of a key says what it is of, t and k being timers; numbers are big-endian, to sort as numbers.
 INBOX, LINE, STATE, EVENT, LAST_BATCH = b"i", b"l", b"s", b"e", b"b"
 NUMBER = Struct(">Q")
 PLACE = Struct(">QI")
@@ -44,6 +45,7 @@ class RocksTransaction:
         self._offsets: dict[str, int] = {}
         self._changed: dict[str, Saved | None] = {}
         self._emitted: list[bytes] = []
+        self._timers = RocksTimers(database)
 
     def fresh(self, arrivals: Sequence[Arrival]) -> set[Arrival]:
         keys = {arrival: _inbox_key(arrival) for arrival in arrivals if arrival not in self._entered}
@@ -75,6 +77,12 @@ class RocksTransaction:
     def save(self, changed: Mapping[str, Saved | None]) -> None:
         self._changed |= changed
 
+    def set_timers(self, timers: Mapping[tuple[str, str], float | None]) -> None:
+        self._timers.set(timers)
+
+    def due(self, until: float, limit: int) -> Sequence[Timer]:
+        return self._timers.due(until, limit)
+
     def emit(self, events: Sequence[Event]) -> None:
         self._emitted += [pack_event(event) for event in events]
 
@@ -91,6 +99,7 @@ class RocksTransaction:
                 batch.delete(STATE + key.encode())
             else:
                 batch.put(STATE + key.encode(), _pack_saved(saved))
+        self._timers.put(batch)
         if self._emitted:
             self._put_emitted(batch)
         _write(self._database, batch)

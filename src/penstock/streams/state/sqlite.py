@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.event import Event
-from penstock.streams.state.base import Arrival, Outgoing, Saved, Started
+from penstock.streams.state.base import Arrival, Outgoing, Saved, Started, Timer
 from penstock.streams.state.folder import FENCE_TABLE, RAISE_EPOCH, Fence, FolderState, open_database, writing
 from penstock.streams.state.packing import pack_event, unpack_event
 
@@ -21,6 +21,8 @@ TABLES = (
     "CREATE TABLE IF NOT EXISTS offsets (line TEXT PRIMARY KEY, reached INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE TABLE IF NOT EXISTS state (key TEXT PRIMARY KEY, data BLOB NOT NULL, expires_at REAL) WITHOUT ROWID",
     "CREATE INDEX IF NOT EXISTS state_expiry ON state (expires_at) WHERE expires_at IS NOT NULL",
+    "CREATE TABLE IF NOT EXISTS timers (key TEXT, name TEXT, at REAL NOT NULL, PRIMARY KEY (key, name)) WITHOUT ROWID",
+    "CREATE INDEX IF NOT EXISTS timers_due ON timers (at, key, name)",
     # A number is never given twice, also when all before it are sent.
     "CREATE TABLE IF NOT EXISTS batches (batch INTEGER PRIMARY KEY AUTOINCREMENT)",
     "CREATE TABLE IF NOT EXISTS outgoing (batch INTEGER, place INTEGER, event BLOB NOT NULL, "
@@ -36,6 +38,11 @@ SAVE = """
     INSERT INTO state (key, data, expires_at) VALUES (?, ?, ?)
     ON CONFLICT (key) DO UPDATE SET data = excluded.data, expires_at = excluded.expires_at
 """
+
+SET_TIMER = """
+    INSERT INTO timers (key, name, at) VALUES (?, ?, ?) ON CONFLICT (key, name) DO UPDATE SET at = excluded.at
+"""
+DUE = "SELECT at, key, name FROM timers WHERE at <= ? ORDER BY at, key, name LIMIT ?"
 
 
 class SqliteTransaction:
@@ -88,6 +95,15 @@ class SqliteTransaction:
         gone = [(key,) for key, saved in ordered if saved is None]
         self._database.executemany(SAVE, kept)
         self._database.executemany("DELETE FROM state WHERE key = ?", gone)
+
+    def set_timers(self, timers: Mapping[tuple[str, str], float | None]) -> None:
+        kept = [(key, name, at) for (key, name), at in timers.items() if at is not None]
+        self._database.executemany(SET_TIMER, sorted(kept))
+        gone = sorted(named for named, at in timers.items() if at is None)
+        self._database.executemany("DELETE FROM timers WHERE key = ? AND name = ?", gone)
+
+    def due(self, until: float, limit: int) -> Sequence[Timer]:
+        return list(map(Timer._make, self._database.execute(DUE, (until, limit))))
 
     def emit(self, events: Sequence[Event]) -> None:
         packed = [pack_event(event) for event in events]

@@ -11,9 +11,10 @@ from functools import wraps
 from typing import Any
 
 from penstock.event import Event
-from penstock.pipeline import stream_batches, stream_tasks
-from penstock.pipeline.stream_batches import Row, StreamRun
+from penstock.pipeline import stream_batches, stream_keys, stream_tasks
+from penstock.pipeline.stream_batches import StreamRun
 from penstock.pipeline.stream_tasks import Batches, Errand
+from penstock.pipeline.stream_ticks import Row
 from penstock.streams.app import Handler
 from penstock.streams.context import Context
 from penstock.streams.event import StreamEvent
@@ -29,7 +30,8 @@ def arm() -> None:
     if _armed or not crashes.arm():
         return
     _armed = True
-    stream_batches.assign = assign  # type: ignore[attr-defined]
+    stream_keys.assign = assign  # type: ignore[attr-defined]
+    stream_keys.default_key = None  # type: ignore[assignment, attr-defined] # so that all rows pass through Python, where one dies
     stream_batches.process = process  # type: ignore[attr-defined]
     stream_tasks.open_state = _opening(stream_tasks.open_state)  # type: ignore[assignment, attr-defined]
     StreamRun._acknowledge = _acknowledging(StreamRun._acknowledge)  # type: ignore[assignment, method-assign]
@@ -67,7 +69,7 @@ def _shuffled(batches: Batches) -> Batches:
         yield batch
 
 
-def _passing(handler: Handler) -> Handler:
+def _passing(handler: Callable[..., None]) -> Handler:
     def handle(event: StreamEvent, ctx: Context) -> None:
         handler(event, ctx)
         crashes.reach("stream-handled")

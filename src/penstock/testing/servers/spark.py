@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.pipeline.gateway import scala_version, spark_home
+from penstock.pipeline.gateway import core_jar, spark_home
 from penstock.pipeline.java import find_java
 from penstock.testing.processes import free_port, living
 from penstock.testing.servers.base import Server
@@ -36,7 +36,7 @@ class _SparkServer(Server):
             f"SPARK_HOME={home}",
             f"JAVA_HOME={java_home}",
             "SPARK_LOCAL_IP=127.0.0.1",
-            f"SPARK_SCALA_VERSION={scala_version(home)}",
+            f"SPARK_SCALA_VERSION={core_jar(home).scala}",
         ]
         java = ["env", *variables, str(java_home / "bin" / "java"), *_SMALL, "-cp", str(home / "jars" / "*")]
         address = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", str(self.web_port)]

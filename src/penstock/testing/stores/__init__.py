@@ -10,6 +10,7 @@ a state machine for Hypothesis beside it.
 """
 
 from penstock.testing.stores.claiming import Claiming
+from penstock.testing.stores.deaths import CountingDeaths, ListingDeaths
 from penstock.testing.stores.emitting import Deduplicating, Emitting
 from penstock.testing.stores.keeping import Purging, Replaying, Tending
 from penstock.testing.stores.leasing import Fencing, Heartbeats, Holding, Releasing, Repeating
@@ -55,6 +56,8 @@ class StoreConformance(
     Tending,
     Finding,
     Counting,
+    ListingDeaths,
+    CountingDeaths,
     Relays,
     Staging,
     CommittingOnce,

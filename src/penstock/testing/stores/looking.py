@@ -81,6 +81,22 @@ class Finding(StoreScenario):
         one_of_each(store)
         assert found_by(store, Selection(error=error)) == set()
 
+    @pytest.mark.parametrize("told", ["Größe fehlt", "ОШИБКА сети", "ΛΆΘΟΣ", "1\n2[3](4){5}|6^7$8.9*+?", "c:\\new 🚰"])
+    def test_case_is_ignored_and_all_else_literal_in_every_script(self, store: Store, told: str) -> None:
+        (dead,) = settle(store, Dead(f"before {told} after"))
+        settle(store, Dead("something else"))
+        for error in (told, told.lower(), told.upper().replace("SS", "ß")):
+            assert found_by(store, Selection(error=error)) == {dead}, error
+
+    @pytest.mark.parametrize("error", ["grosse", "GRÖSSE", "große", "größe "])
+    def test_accents_and_spaces_count(self, store: Store, error: str) -> None:
+        settle(store, Dead("Größe"))
+        assert found_by(store, Selection(error=error)) == set()
+
+    def test_an_empty_text_is_in_every_error_and_in_none_where_there_is_none(self, store: Store) -> None:
+        dead = one_of_each(store)[State.DEAD]
+        assert found_by(store, Selection(error="")) == {dead}
+
     def test_every_part_of_a_selection_narrows_it(self, store: Store) -> None:
         dead = one_of_each(store)[State.DEAD]
         both = Selection(queue="q-DEAD", event_type="t-DEAD", states=frozenset({State.DEAD}), error="full")

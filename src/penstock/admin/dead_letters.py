@@ -1,0 +1,257 @@
+"""The dead-letter office: what is stuck and why, and what is to become of it. Every answer is ready for JSON.
+
+A dead letter is an event in the state DEAD, in whatever queue: a redrive is a replay of it, a purge deletes it.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+from penstock.admin.documents import Document, copy_document, event_document, note_document, timeline
+from penstock.admin.wording import first_line
+from penstock.errors import EventNotFound, UsageError
+from penstock.event import EventId
+from penstock.lifecycle import State
+from penstock.store.base import HistoryEntry, Progress, Record, Selection
+from penstock.store.control import Note
+from penstock.store.deaths import DEAD, Death, DeathMark
+from penstock.store.error_text import BEGINNING
+from penstock.store.schema import from_micros, to_micros
+
+if TYPE_CHECKING:
+    from penstock.admin.service import Admin, Preview
+
+PAGE = 500
+RECORDS_AT_A_TIME = 50
+MAX_COPIES = 1_000
+STREAM_HEADER = "penstock-stream-"
+FAILURES = ("retried", "died")
+# How a timeline tells of attempts that ended with their process, and not with an error of their own.
+LOST = ("lease expired", "attempt lost")
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetters:
+    """A page of dead letters, the latest death first; `after` asks for the next one, and is None on the last."""
+
+    dead_letters: list[Document]
+    after: str | None
+
+    def as_json(self) -> Document:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTotal:
+    queue: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorTotal:
+    """How many are dead of one kind of error: its first line, with numbers and ids folded into a `#`."""
+
+    error: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What is wrong, and how much: the most first."""
+
+    total: int
+    queues: list[QueueTotal]
+    errors: list[ErrorTotal]
+
+    def as_json(self) -> Document:
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftAlone:
+    """An event that was named and is none of those meant: where it stands; None if there is no such event."""
+
+    event_id: str
+    state: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handled:
+    """What a redrive or a purge did or, with a preview, would do."""
+
+    done: str
+    count: int
+    left_alone: list[LeftAlone]
+    preview: "Preview | None" = None
+
+    def as_json(self) -> Document:
+        told = {self.done: self.count} if self.preview is None else self.preview.as_json()
+        return {**told, "left_alone": [asdict(one) for one in self.left_alone]}
+
+
+class DeadLetterOffice:
+    """The verbs for dead letters, on the store of an admin service."""
+
+    def __init__(self, admin: "Admin") -> None:
+        self._admin = admin
+        self._store = admin.store
+
+    # -- looking ----------------------------------------------------------------------------------------------
+
+    def find(self, selection: Selection | None = None, *, after: str | None = None, limit: int = 100) -> DeadLetters:
+        """One page of those that are selected, or of all."""
+        if limit < 1:
+            raise UsageError(f"the limit must be 1 or more, not {limit}")
+        mark = None if after is None else _mark(after)
+        page = self._store.deaths(selection or Selection(), after=mark, limit=limit)
+        return DeadLetters([_letter(death) for death in page.deaths], page.after and _cursor(page.after))
+
+    def totals(self, selection: Selection | None = None) -> Totals:
+        """All that are selected, counted by queue and by kind of error."""
+        counts = self._store.death_counts(selection or Selection())
+        queues, errors = Counter[str](), Counter[str]()
+        for one in counts:
+            queues[one.queue] += one.count
+            errors[one.error] += one.count
+        return Totals(
+            queues.total(),
+            [QueueTotal(queue, number) for queue, number in queues.most_common()],
+            [ErrorTotal(error, number) for error, number in errors.most_common()],
+        )
+
+    def show(self, event_id: EventId) -> Document:
+        """One dead letter: every field, what was said of it, how it came to die, and where it came from."""
+        records = self._store.find(Selection(ids=frozenset({event_id})), limit=MAX_COPIES).records
+        if not records:
+            raise EventNotFound(event_id)
+        record = _latest_death(records)
+        if record is None:
+            raise UsageError(
+                f"{event_id} is {_standing(records).lower()}, not dead; to see it: penstock show {event_id}"
+            )
+        history = self._store.history(event_id)
+        note = self._store.notes([event_id]).get(event_id, Note())
+        copies = [copy_document(copy) for copy in reversed(records) if copy is not record]
+        return {
+            **event_document(record),
+            **note_document(note),
+            "died_at": record.settled_at and record.settled_at.isoformat(),
+            "own_failures": None if copies else _own_failures(history),
+            "came_from": _came_from(record),
+            "timeline": timeline(records, history),
+        } | ({"copies": copies} if copies else {})
+
+    # -- operating --------------------------------------------------------------------------------------------
+
+    def redrive(
+        self, selection: Selection, *, dry_run: bool = False, by: str = "operator", progress: Progress | None = None
+    ) -> Handled:
+        """Make dead letters pending again, in bounded batches. A repeat finds none of them, and does no harm."""
+        chosen = _dead(selection, "redrive")
+        left_alone = self._left_alone(chosen)
+        if dry_run:
+            return self._preview("redriven", chosen, left_alone)
+        count = self._store.replay(chosen, by=by, progress=progress)
+        return Handled(done="redriven", count=count, left_alone=left_alone)
+
+    def purge(self, selection: Selection, *, dry_run: bool = False, progress: Progress | None = None) -> Handled:
+        """Delete dead letters for good, in bounded batches."""
+        chosen = _dead(selection, "purge")
+        left_alone = self._left_alone(chosen)
+        if dry_run:
+            return self._preview("purged", chosen, left_alone)
+        count = self._store.purge(chosen, progress=progress)
+        return Handled(done="purged", count=count, left_alone=left_alone)
+
+    def _preview(self, done: str, chosen: Selection, left_alone: list[LeftAlone]) -> Handled:
+        preview = self._admin.preview_settled(chosen)
+        return Handled(done=done, count=preview.total, left_alone=left_alone, preview=preview)
+
+    def _left_alone(self, chosen: Selection) -> list[LeftAlone]:
+        """The events that were named and are not among those chosen, most likely because they are no longer dead."""
+        if chosen.ids is None:
+            return []
+        others = chosen.ids - {death.event_id for death in self._deaths(chosen)}
+        found: dict[EventId, list[Record]] = {}
+        for record in self._records(others):
+            found.setdefault(record.event_id, []).append(record)
+        return [LeftAlone(str(one), _standing(found[one]) if one in found else None) for one in sorted(others)]
+
+    def _deaths(self, chosen: Selection) -> Iterator[Death]:
+        mark: DeathMark | None = None
+        while True:
+            page = self._store.deaths(chosen, after=mark, limit=PAGE)
+            yield from page.deaths
+            mark = page.after
+            if mark is None:
+                return
+
+    def _records(self, ids: frozenset[EventId]) -> Iterator[Record]:
+        after: int | None = None
+        while ids:
+            page = self._store.find(Selection(ids=ids), after=after, limit=RECORDS_AT_A_TIME)
+            yield from page.records
+            after = page.after
+            if after is None:
+                return
+
+
+def _dead(selection: Selection, verb: str) -> Selection:
+    """The selection, if it makes sense for dead letters."""
+    selection.require(verb)
+    if selection.states is not None and selection.states != DEAD:
+        raise UsageError(f"{verb} is for dead letters: events in the state dead, and in no other")
+    return replace(selection, states=DEAD)
+
+
+def _letter(death: Death) -> Document:
+    return {
+        "event_id": str(death.event_id),
+        "event_type": death.event_type,
+        "queue": death.queue,
+        "attempts": death.attempts,
+        "replays": death.replays,
+        "created_at": death.created_at.isoformat(),
+        "died_at": death.died_at.isoformat(),
+        "error": first_line(death.error, BEGINNING),
+    }
+
+
+def _cursor(mark: DeathMark) -> str:
+    return f"{to_micros(mark.died_at)}.{mark.seq}"
+
+
+def _mark(cursor: str) -> DeathMark:
+    died_at, _, seq = cursor.partition(".")
+    try:
+        return DeathMark(from_micros(int(died_at)), int(seq))
+    except (ValueError, OverflowError) as error:
+        raise UsageError(f"{cursor!r} is not where a page of dead letters ended; the last page said where") from error
+
+
+def _latest_death(records: Iterable[Record]) -> Record | None:
+    dead = [record for record in records if record.state is State.DEAD]
+    return max(dead, key=lambda record: (record.settled_at, record.seq), default=None)
+
+
+def _standing(records: Sequence[Record]) -> str:
+    """Where an event stands; of one with several copies, what is most of interest to whoever thought it dead."""
+    states = {record.state for record in records}
+    return next(state.value for state in (State.DEAD, State.PENDING, State.CLAIMED, State.PUBLISHED) if state in states)
+
+
+def _own_failures(history: Sequence[HistoryEntry]) -> int:
+    """How often it failed since it was last replayed, the attempts left out that ended with their process."""
+    replays = [place for place, entry in enumerate(history) if entry.what == "replayed"]
+    life = history[replays[-1] + 1 :] if replays else history
+    return sum(entry.what in FAILURES and entry.detail not in LOST for entry in life)
+
+
+def _came_from(record: Record) -> dict[str, str]:
+    """Where a stream took it from: its headers say which stream, and what it was there."""
+    return {
+        name.removeprefix(STREAM_HEADER): value
+        for name, value in record.headers.items()
+        if name.startswith(STREAM_HEADER)
+    }

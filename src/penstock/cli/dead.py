@@ -1,0 +1,230 @@
+"""`penstock dead`: the dead-letter office. What is stuck and why, and what is to become of it."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.admin.wording import count
+from penstock.cli import output
+from penstock.cli.events import add_headers_and_copies, short_error, short_time, timeline_table
+from penstock.cli.failure import USAGE
+from penstock.cli.filters import AllOption, Filters, require_some, takes_filters
+from penstock.cli.operation import Operation, require_consent
+from penstock.cli.options import DryRunOption, JsonOption, StoreOption, YesOption, event_id, opened, operator
+from penstock.cli.payloads import described
+from penstock.errors import EventNotFound
+from penstock.lifecycle import State
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from penstock.admin.dead_letters import Handled, LeftAlone, Totals
+    from penstock.store.base import Selection
+
+SHOWN_KINDS = 10
+SHOWN_ERROR = 20_000
+NO_ERROR = "(no error)"
+FIELDS = ("event_id", "event_type", "queue", "died_at", "attempts", "own_failures", "deliveries", "replays")
+MORE_FIELDS = ("created_at", "partition_key", "ordering_key", "priority")
+
+dead = typer.Typer(name="dead", help="Dead letters: look, redrive, purge.", invoke_without_command=True)
+
+IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="ID…", help="These events.", show_default=False)]
+
+
+@dead.callback()
+def _help(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(USAGE)
+
+
+@dead.command("list")
+@takes_filters
+def list_dead(
+    context: typer.Context,
+    filters: Filters,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many, at most.")] = 50,
+    after: Annotated[
+        str | None, typer.Option(metavar="PLACE", help="Go on after this place, as the last list said.")
+    ] = None,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List dead letters, the latest death first, and count all of them by queue and by error."""
+    chosen = filters.select()
+    with opened(context, store) as admin:
+        page = admin.dead_letters.find(chosen, after=after, limit=limit)
+        totals = admin.dead_letters.totals(chosen)
+    if json:
+        output.write_json({**page.as_json(), "totals": totals.as_json()})
+    elif totals.total:
+        output.show(_table(page.dead_letters))
+        output.write(_totals(totals))
+    else:
+        output.note("no dead letters match")
+    if page.after is not None:
+        output.note(f"there are more: --after {page.after}")
+
+
+@dead.command()
+def show(
+    context: typer.Context,
+    event: Annotated[str, typer.Argument(metavar="ID", help="The event's id.")],
+    payload_only: Annotated[
+        bool, typer.Option("--payload-only", help="Only the payload, byte for byte; made safe for a terminal.")
+    ] = False,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show one dead letter: why it died, its payload, where it came from, and its life so far."""
+    from penstock.publish.wire import payload_bytes
+
+    wanted = event_id(event)
+    with opened(context, store) as admin:
+        letter = admin.dead_letters.show(wanted)
+    if json:
+        names = ("payload", "payload_encoding") if payload_only else tuple(letter)
+        output.write_json({name: letter[name] for name in names})
+    elif not payload_only:
+        _show(letter, payload_bytes(letter))
+    elif sys.stdout.isatty():
+        output.write(described(payload_bytes(letter), whole=True))
+    else:
+        output.write_bytes(payload_bytes(letter))
+
+
+@dead.command()
+@takes_filters
+def redrive(
+    context: typer.Context,
+    filters: Filters,
+    ids: IdsArgument = None,
+    everything: AllOption = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Make dead letters pending again, under their own ids, to be tried anew.
+
+    More than one at a time needs a yes. What is no longer dead is left alone.
+    """
+    chosen = _chosen(filters, ids, everything, "redrive")
+    with opened(context, store) as admin:
+        office = admin.dead_letters
+        plan = office.redrive(chosen, dry_run=True)
+        operation = Operation("redrive", "redriven", dry_run, yes, json, unasked=1, insists=True)
+        _carry_out(operation, plan, lambda update: office.redrive(chosen, by=operator(), progress=update).count)
+
+
+@dead.command()
+@takes_filters
+def purge(
+    context: typer.Context,
+    filters: Filters,
+    ids: IdsArgument = None,
+    everything: AllOption = False,
+    dry_run: DryRunOption = False,
+    yes: YesOption = False,
+    store: StoreOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Delete dead letters for good, with their timelines. Off a terminal it needs --yes."""
+    chosen = _chosen(filters, ids, everything, "purge")
+    require_consent("purge", yes or dry_run)
+    with opened(context, store) as admin:
+        office = admin.dead_letters
+        plan = office.purge(chosen, dry_run=True)
+        operation = Operation("purge", "purged", dry_run, yes, json)
+        _carry_out(operation, plan, lambda update: office.purge(chosen, progress=update).count)
+
+
+def _chosen(filters: Filters, ids: list[str] | None, everything: bool, verb: str) -> "Selection":
+    chosen = filters.select(ids=ids, everything=everything)
+    require_some(chosen, verb, "the ids of events")
+    return chosen
+
+
+def _carry_out(operation: Operation, plan: "Handled", work: Any) -> None:
+    """An id that no event has is told before anything is done; one that is no longer dead is no mistake."""
+    for one in plan.left_alone:
+        if one.state is None:
+            raise EventNotFound(one.event_id)
+        if not operation.json:
+            output.note(_why(one))
+    assert plan.preview is not None
+    operation.carry_out(plan.preview, work, {"left_alone": plan.as_json()["left_alone"]})
+
+
+def _why(one: "LeftAlone") -> str:
+    reason = "dead, but not as selected" if one.state == State.DEAD else f"{str(one.state).lower()}, not dead"
+    return f"{one.event_id} is {reason}: left alone"
+
+
+def _table(letters: list[dict[str, Any]]) -> "RenderableType":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("died", no_wrap=True)
+    for name in ("queue", "type"):
+        table.add_column(name, overflow="fold")
+    table.add_column("id", no_wrap=True)
+    table.add_column("attempts", justify="right")
+    table.add_column("error", overflow="fold")
+    for letter in letters:
+        table.add_row(
+            short_time(letter["died_at"]),
+            output.clean_line(letter["queue"]),
+            output.clean_line(letter["event_type"]),
+            letter["event_id"],
+            str(letter["attempts"]),
+            short_error(letter["error"]),
+        )
+    return table
+
+
+def _totals(totals: "Totals") -> str:
+    """How many in all, in each queue, and of each kind of error."""
+    return "\n".join(
+        [
+            f"\n{count(totals.total, 'dead letter')}",
+            *_kinds([(one.queue, one.count) for one in totals.queues], "queue"),
+            *_kinds([(one.error, one.count) for one in totals.errors], "error"),
+        ]
+    )
+
+
+def _kinds(counts: list[tuple[str, int]], noun: str) -> list[str]:
+    lines = [f"  {number:>9,}  {output.clean_line(kind) or NO_ERROR}" for kind, number in counts[:SHOWN_KINDS]]
+    left = counts[SHOWN_KINDS:]
+    rest = f"  {sum(number for _, number in left):>9,}  in {len(left):,} more" if left else None
+    return [f"by {noun}", *lines, *([rest] if rest else [])]
+
+
+def _show(letter: dict[str, Any], payload: bytes) -> None:
+    output.show(_fields(letter))
+    error = letter["last_error"] or NO_ERROR
+    cut = f"\n… and {count(len(error) - SHOWN_ERROR, 'more character')}: --json has all of it"
+    output.write(f"\nerror\n{output.clean(error[:SHOWN_ERROR])}{cut if len(error) > SHOWN_ERROR else ''}")
+    output.write(f"\n{described(payload)}\n")
+    output.show(timeline_table(letter["timeline"], brief=True))
+
+
+def _fields(letter: dict[str, Any]) -> "RenderableType":
+    from rich.table import Table
+
+    from penstock.admin.dead_letters import STREAM_HEADER
+
+    grid = Table.grid(padding=(0, 2))
+    for name in (*FIELDS, *MORE_FIELDS):
+        if letter[name] is not None:
+            grid.add_row(name, output.clean_line(str(letter[name])))
+    for name, value in letter["came_from"].items():
+        grid.add_row(f"came from {output.clean_line(name)}", output.clean_line(value))
+    told = {f"{STREAM_HEADER}{name}" for name in letter["came_from"]}
+    others = {name: value for name, value in letter["headers"].items() if name not in told}
+    add_headers_and_copies(grid, {**letter, "headers": others})
+    return grid

@@ -1,0 +1,99 @@
+"""The options that say which events, declared once for all commands that take them."""
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli import moments
+from penstock.cli.options import event_id
+from penstock.errors import UsageError
+from penstock.lifecycle import State
+
+if TYPE_CHECKING:
+    from penstock.store.base import Selection
+
+AGES = "ISO, or an age such as 10m, 2h, 3d."
+
+IdsOption = Annotated[list[str] | None, typer.Option("--id", metavar="ID", help="This event; can be given again.")]
+StatesOption = Annotated[
+    list[State] | None,
+    typer.Option(
+        "--state",
+        metavar="STATE",
+        case_sensitive=False,
+        help="In this state: pending, claimed, published or dead; can be given again.",
+        show_default=False,
+    ),
+]
+TypeOption = Annotated[str | None, typer.Option("--type", help="Of this type.")]
+AllOption = Annotated[bool, typer.Option("--all", help="All of them.")]
+QueueOption = Annotated[str | None, typer.Option("--queue", help="In this queue.")]
+SinceOption = Annotated[
+    str | None, typer.Option("--since", metavar="TIME", help=f"Emitted at this time or later: {AGES}")
+]
+UntilOption = Annotated[str | None, typer.Option("--until", metavar="TIME", help=f"Emitted before this time: {AGES}")]
+ErrorOption = Annotated[str | None, typer.Option("--error", metavar="TEXT", help="Whose last error contains this.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """What every command that chooses events can be told of them. Each field is an option."""
+
+    queue: QueueOption = None
+    event_type: TypeOption = None
+    since: SinceOption = None
+    until: UntilOption = None
+    error: ErrorOption = None
+
+    def select(
+        self, *, ids: list[str] | None = None, states: list[State] | None = None, everything: bool = False
+    ) -> "Selection":
+        """The events that the options of a command name."""
+        from penstock.store.base import Selection
+
+        now = datetime.now(UTC)
+        return Selection(
+            ids=frozenset(map(event_id, ids)) if ids else None,
+            states=frozenset(states) if states else None,
+            queue=self.queue,
+            event_type=self.event_type,
+            since=None if self.since is None else moments.moment(self.since, now),
+            until=None if self.until is None else moments.moment(self.until, now),
+            error=self.error,
+            everything=everything,
+        )
+
+
+def takes_filters(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with a parameter `filters`, whose fields are options of the command.
+
+    Typer reads a command's options off its signature, so in the signature the fields stand where `filters` does.
+    """
+    signature = inspect.signature(command)
+    options = [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
+        for field in fields(Filters)
+    ]
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        filters = Filters(**{option.name: given.pop(option.name) for option in options})
+        command(filters=filters, **given)
+
+    shown: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        own = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        shown += options if parameter.name == "filters" else [own]
+    run.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
+    return run
+
+
+def require_some(chosen: "Selection", verb: str, named: str = "--id, --state") -> None:
+    """Refuse a selection that says nothing, in the words of the command line."""
+    if chosen.empty:
+        raise UsageError(f"{verb} needs to know which: {named}, --queue, --type, --since, --until, --error or --all")

@@ -1,0 +1,250 @@
+"""`penstock streams`: runs an application's streams, and looks at them and their state."""
+
+import json as codec
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict
+from importlib.util import find_spec
+from itertools import islice, takewhile
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock import telemetry
+from penstock.cli import output
+from penstock.cli.events import short_time
+from penstock.cli.failure import USAGE
+from penstock.cli.options import JsonOption, StoreOption, opened
+from penstock.config import mask_url
+from penstock.errors import MissingDriver, UsageError
+from penstock.event import DEFAULT_QUEUE
+from penstock.loading import Wanted, search_working_folder
+
+if TYPE_CHECKING:
+    from penstock.pipeline.stream_batches import Counts
+    from penstock.streams.app import StreamSet
+    from penstock.streams.looking import Kept
+    from penstock.streams.state.base import Started, StateStore
+
+SUPERSEDED = 3
+"""The exit code of a driver whose stream another one has started."""
+SHOWN_KEYS = 5
+STATE_HELP = "Where the state is; else sqlite:///penstock-state."
+
+streams = typer.Typer(
+    name="streams", help="Exactly-once streams: run them, look at their state.", invoke_without_command=True
+)
+
+AppArgument = Annotated[str, typer.Argument(metavar="MODULE:APP", help="The application, such as shop.streams:app.")]
+NamesOption = Annotated[list[str] | None, typer.Option("--name", help="Only this stream; can be given again.")]
+OnceOption = Annotated[bool, typer.Option("--once", help="End when nothing is ready.")]
+MasterOption = Annotated[str | None, typer.Option(metavar="URL", help="A Spark cluster; else this machine.")]
+CheckpointOption = Annotated[
+    str | None,
+    typer.Option(metavar="FOLDER", help="Spark's own; counts only for sources that nobody else knows the progress of."),
+]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Tell of troubles only.")]
+OwnStateOption = Annotated[
+    str | None,
+    typer.Option("--state", metavar="URL", help="Where the state is; else as it says itself.", show_default=False),
+]
+StateOption = Annotated[str | None, typer.Option("--state", metavar="URL", help=STATE_HELP, show_default=False)]
+StreamArgument = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name.")]
+KeyArgument = Annotated[str | None, typer.Argument(metavar="KEY", help="Only this key.", show_default=False)]
+
+
+@streams.callback()
+def _help(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(USAGE)
+
+
+@streams.command()
+def run(
+    context: typer.Context,
+    app: AppArgument,
+    name: NamesOption = None,
+    once: OnceOption = False,
+    master: MasterOption = None,
+    checkpoint: CheckpointOption = None,
+    store: StoreOption = None,
+    state: OwnStateOption = None,
+    quiet: QuietOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Run an application's streams until Ctrl-C or SIGTERM; with --once until nothing is ready.
+
+    The application is found in the working folder or on Python's path. Its store and its state are its own unless
+    others are named.
+    """
+    from penstock.streams.state.base import Superseded
+
+    loaded = _load(app, store or context.find_root().obj, state)
+    _check(context, loaded, name, master)
+    telemetry.to_stderr(logging.WARNING if quiet or once else logging.INFO)
+    started = time.monotonic()
+    try:
+        counts = _run(loaded, names=name, once=once, master=master, checkpoint=checkpoint)
+    except Superseded as error:
+        output.note(str(error))
+        raise typer.Exit(SUPERSEDED) from None
+    seconds = time.monotonic() - started
+    if json:
+        told = {stream: asdict(one) for stream, one in counts.items()}
+        output.write_json({"streams": told, "seconds": round(seconds, 3)})
+    elif not quiet:
+        output.write("\n".join(summary(counts, seconds)))
+
+
+def _load(name: str, store: str | None, state: str | None) -> "StreamSet":
+    from penstock.streams.app import StreamSet
+
+    search_working_folder()
+    loaded: StreamSet = Wanted("stream application", StreamSet, "shop.streams:app").load(name)
+    loaded.store = store or loaded.store
+    loaded.state = state or loaded.state
+    return loaded
+
+
+def _check(context: typer.Context, app: "StreamSet", names: list[str] | None, master: str | None) -> None:
+    """Starting Spark takes seconds: what would only fail after that is looked at before."""
+    from penstock.pipeline.streaming import choose, require_reachable
+    from penstock.streams.state import open_state
+
+    choose(app, names)
+    with closing(open_state(app.state)) as state:
+        require_reachable(state, master or "local")
+        state.streams()
+    with opened(context, app.store) as admin:
+        admin.store.ready(DEFAULT_QUEUE)
+    if find_spec("pyspark") is None:
+        raise MissingDriver("a stream", "spark")
+
+
+def _run(app: "StreamSet", **given: Any) -> "Mapping[str, Counts]":
+    from penstock.pipeline.streaming import run_streams
+
+    if not given["once"]:
+        return run_streams(app, **given)
+    with output.waiting("starting Spark") as say:
+        return run_streams(app, **given, progress=lambda counts: say("; ".join(_told(counts))))
+
+
+def summary(counts: "Mapping[str, Counts]", seconds: float) -> list[str]:
+    """What became of the events, a line for each stream."""
+    return [f"{line} in {seconds:.1f} s" for line in _told(counts)]
+
+
+def _told(counts: "Mapping[str, Counts]") -> Iterator[str]:
+    for stream, one in counts.items():
+        kinds = {"applied": one.applied, "retried": one.retried, "dead": one.dead}
+        told = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items() if number or kind == "applied")
+        yield output.clean_line(f"{stream}: {told}")
+
+
+@streams.command("list")
+def list_streams(
+    counted: Annotated[bool, typer.Option("--count", help="Count the keys: this reads all of the state.")] = False,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """List the streams that have run, and how often: each start of a driver is an epoch."""
+    from penstock.streams.looking import look
+
+    with closing(_open(state)) as store:
+        found = [asdict(one) for one in store.streams()]
+        if counted:
+            for fields, one in zip(found, store.streams(), strict=True):
+                fields["keys"] = sum(1 for _ in look(store, one))
+    if json:
+        output.write_json(found)
+    elif found:
+        output.show(_table(["stream", "epoch", "parts", "identity", *(["keys"] if counted else [])], found))
+    else:
+        output.note(f"no stream has run with state in {mask_url(store.url)}")
+
+
+@streams.command("state")
+def show_state(
+    stream: StreamArgument,
+    key: KeyArgument = None,
+    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only keys that begin so.", show_default=False)] = "",
+    limit: Annotated[int, typer.Option(min=1, help="How many keys, at most.")] = 50,
+    state: StateOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show the state of a stream by key, or of one key, as it is committed: whether the stream runs or not."""
+    from penstock.streams.looking import find_stream
+
+    if key is not None and prefix:
+        raise UsageError("give a key or a --prefix, and not both")
+    with closing(_open(state)) as store:
+        started = find_stream(store, stream)
+        if key is not None:
+            _write(iter([_one(store, started, key)]), json)
+            return
+        found = _beginning(store, started, prefix)
+        if not _write(islice(found, limit), json):
+            output.note(f"stream {stream!r} has no state{f' of keys that begin with {prefix!r}' if prefix else ''}")
+        elif next(found, None) is not None:
+            output.note(f"there are more than {limit:,}: --limit, --prefix")
+
+
+def _open(state: str | None) -> "StateStore":
+    from penstock.streams.state import DEFAULT_STATE, open_state
+
+    return open_state(state or DEFAULT_STATE)
+
+
+def _one(store: "StateStore", stream: "Started", key: str) -> "Kept":
+    from penstock.streams.app import part_of
+    from penstock.streams.looking import look
+
+    for kept in look(store, stream, [key], part=part_of(key, stream.parts)):
+        return kept
+    there = ", ".join(output.clean_line(kept.key) for kept in islice(look(store, stream), SHOWN_KEYS))
+    told = f"its first keys are: {there}" if there else "it has no state at all"
+    raise UsageError(f"stream {stream.stream!r} has no state of key {key!r}; {told}")
+
+
+def _beginning(store: "StateStore", stream: "Started", prefix: str) -> "Iterator[Kept]":
+    """Keys come in order: once past the prefix, there are no more."""
+    from penstock.streams.looking import look
+
+    reached = (kept for kept in look(store, stream) if kept.key >= prefix)
+    return takewhile(lambda kept: kept.key.startswith(prefix), reached)
+
+
+def _write(found: "Iterator[Kept]", as_json: bool) -> int:
+    """Show these; returns how many they are."""
+    if not as_json:
+        rows = [{"key": one.key, "state": one.state, "expires": _short(one)} for one in found]
+        if rows:
+            output.show(_table(["key", "state", *(["expires"] if any(row["expires"] for row in rows) else [])], rows))
+        return len(rows)
+    written = 0
+    for one in found:
+        moment = None if one.expires_at is None else one.expires_at.isoformat()
+        fields = {"key": one.key, "part": one.part, "state": codec.loads(one.state), "expires_at": moment}
+        output.write_json(fields, indent=None)
+        written += 1
+    return written
+
+
+def _short(kept: "Kept") -> str:
+    return "" if kept.expires_at is None else short_time(kept.expires_at.isoformat())
+
+
+def _table(columns: list[str], rows: list[dict[str, Any]]) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if isinstance(rows[0][column], int) else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(output.clean_line(str(row[column])) for column in columns))
+    return table

@@ -1,0 +1,97 @@
+"""Finding what `module:name` names, such as a worker, and telling in one line why it can't be had."""
+
+import importlib
+import inspect
+import os
+import sys
+import sysconfig
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import PenstockError, UsageError
+
+# Where a mistake of the user's is not to be looked for: the line to show is the last one outside of these.
+_LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
+_NOT_THEIRS = (*(sysconfig.get_path(name) for name in _LIBRARIES), str(Path(__file__).parent))
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a name is to lead to."""
+
+    kind: str
+    """In a person's words."""
+    type: Any
+    """As `isinstance` takes it."""
+    example: str
+    """A name of one."""
+
+    def load(self, name: str) -> Any:
+        """The object that `module:name` names."""
+        module_name = self.module_of(name)
+        found: Any = _import(module_name)
+        attribute = name.partition(":")[2]
+        for part in attribute.split("."):
+            try:
+                found = getattr(found, part)
+            except AttributeError:
+                raise UsageError(f"the module {module_name} has no {attribute}{self._there(module_name)}") from None
+        if not isinstance(found, self.type):
+            kind = f"{name} is not a {self.kind} but of type {type(found).__name__}"
+            raise UsageError(f"{kind}{self._there(module_name)}")
+        return found
+
+    def module_of(self, name: str) -> str:
+        """The module in `module:name`."""
+        module, colon, attribute = name.partition(":")
+        parts = [*module.split("."), *attribute.split(".")]
+        if not colon or not all(part.isidentifier() for part in parts):
+            raise UsageError(f"{name!r} names no {self.kind}; one is named like {self.example}")
+        return module
+
+    def _there(self, module_name: str) -> str:
+        """Those that the module does have, of its own."""
+        values = vars(sys.modules[module_name]).items()
+        fitting = {name: value for name, value in values if isinstance(value, self.type) and name[0] != "_"}
+        there = sorted(name for name, value in fitting.items() if not _is_from_elsewhere(value, module_name))
+        return f"; it has {', '.join(f'{module_name}:{name}' for name in there)}" if there else ""
+
+
+def search_working_folder() -> None:
+    """Put the working folder on Python's path, as `python -m` does: modules of one's own are at hand there."""
+    folder = os.getcwd()
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def _is_from_elsewhere(value: Any, module_name: str) -> bool:
+    return (inspect.isroutine(value) or inspect.isclass(value)) and value.__module__ != module_name
+
+
+def _import(module_name: str) -> Any:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
+            raise UsageError(f"there is no module {error.name} in {os.getcwd()} or on Python's path") from error
+        raise UsageError(_told(module_name, error)) from error
+    except (Exception, SystemExit) as error:  # a module of the user's may fail in any way
+        raise UsageError(_told(module_name, error)) from error
+
+
+def _told(module_name: str, error: BaseException) -> str:
+    said = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError) and error.filename:
+        said = f"{type(error).__name__}: {error.msg}"
+        return f"{module_name} can't be imported: {error.filename}, line {error.lineno}: {said}"
+    return f"{module_name} can't be imported: {_where(error)}: {said}"
+
+
+def _where(error: BaseException) -> str:
+    """The file and line of the user's that it comes from; where there is none, as in an installed package, the last."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    theirs = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)]
+    shown = (theirs or frames)[-1]
+    return f"{shown.filename}, line {shown.lineno}"

@@ -1,0 +1,112 @@
+"""What a driver does while its streams run: it looks whether they are well and still its own, and tells how they
+fare."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+from penstock import telemetry
+from penstock.errors import PipelineError, StoreConflict, StoreUnavailable
+from penstock.pipeline.slices import root_cause
+from penstock.pipeline.stream_batches import Counts, StreamRun
+from penstock.pipeline.stream_ticks import superseded
+from penstock.streams.state import open_state
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+LOOK_SECONDS = 0.2
+OWN_SECONDS = 5.0
+TELL_SECONDS = 10.0
+
+Progress = Callable[[Mapping[str, Counts]], None]
+
+
+class Watch:
+    """Over streams that run. `Superseded` if another driver has started one of them, whether events come or not."""
+
+    def __init__(
+        self,
+        runs: Sequence[StreamRun],
+        queries: "Sequence[StreamingQuery]",
+        state: str,
+        progress: Progress | None = None,
+    ) -> None:
+        self._runs = runs
+        self._queries = queries
+        self._state = state
+        self._progress = progress
+        self._told = {run.stream.name: Counts() for run in runs}
+        self._told_at = self._looked_at = time.monotonic()
+        self._failure: Exception | None = None
+
+    def until(self, stop: threading.Event) -> None:
+        """Watch until told to stop."""
+        for run in self._runs:
+            run.start_ticking()
+        while not stop.wait(LOOK_SECONDS):
+            self._look()
+
+    def until_drained(self, stop: threading.Event) -> None:
+        """Watch until nothing is ready, in one stream after the other, or told to stop."""
+        draining = threading.Thread(target=self._drain, name="penstock-draining", daemon=True)
+        draining.start()
+        while draining.is_alive() and not stop.is_set():
+            draining.join(LOOK_SECONDS)
+            self._look()
+        if self._failure is not None and not stop.is_set():
+            raise PipelineError(f"a stream has failed: {root_cause(str(self._failure))}")
+
+    def _drain(self) -> None:
+        try:
+            for run, query in zip(self._runs, self._queries, strict=True):
+                query.processAllAvailable()
+                while run.tick():  # what fires may emit what is read here
+                    query.processAllAvailable()
+        except Exception as error:
+            self._failure = error
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for run, query in zip(self._runs, self._queries, strict=True):
+            _require_well(run, query)
+        if now - self._looked_at >= OWN_SECONDS:
+            self._looked_at = now
+            self._require_own()
+        if now - self._told_at >= TELL_SECONDS:
+            self._tell(now - self._told_at)
+            self._told_at = now
+        if self._progress is not None:
+            self._progress({run.stream.name: run.counts for run in self._runs})
+
+    def _require_own(self) -> None:
+        """A driver that has no events would else never hear of the one that took its place."""
+        state = open_state(self._state)
+        try:
+            known = {found.stream: found for found in state.streams()}
+        except (StoreConflict, StoreUnavailable):
+            return  # the next look may get through
+        finally:
+            state.close()
+        for run in self._runs:
+            if known.get(run.stream.name, run.started) != run.started:
+                raise superseded(run.started)
+
+    def _tell(self, seconds: float) -> None:
+        for run in self._runs:
+            before, now = asdict(self._told[run.stream.name]), asdict(run.counts)
+            fresh = {name: now[name] - before[name] for name in now if now[name] > before[name]}
+            self._told[run.stream.name] = replace(run.counts)
+            if fresh:
+                rate = fresh.get("applied", 0) / seconds
+                telemetry.info("stream", name=run.stream.name, **fresh, applied_per_second=f"{rate:.1f}")
+
+
+def _require_well(run: StreamRun, query: "StreamingQuery") -> None:
+    if run.error is not None:
+        raise run.error
+    error = query.exception()
+    if error is not None:
+        raise PipelineError(f"stream {run.stream.name} has failed: {root_cause(str(error))}")

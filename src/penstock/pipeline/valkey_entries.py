@@ -1,0 +1,183 @@
+"""Entries of Valkey and Redis streams as rows: their ids, their fields, and what of both becomes which column. Pure."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+from penstock.errors import UsageError
+
+# As the rows of a queue are, so that both can be one DataFrame.
+COLUMNS = {
+    "seq": "BIGINT",
+    "event_id": "STRING",
+    "event_type": "STRING",
+    "payload": "BINARY",
+    "headers": "MAP<STRING, STRING>",
+    "partition_key": "STRING",
+    "ordering_key": "STRING",
+    "created_at": "TIMESTAMP",
+    "attempts": "INT",
+    "replays": "INT",
+    "lease": "STRING",
+    "token": "STRING",
+    "line": "STRING",
+    "offset": "BIGINT",
+}
+
+PAGE_ROWS = 1_000
+# Arrow takes two gigabytes in a batch.
+PAGE_BYTES = 64 * 1024 * 1024
+
+# What our own publisher writes beside the payload, and has a column of its own.
+_COLUMN_FIELDS = (b"event_type", b"partition_key", b"ordering_key")
+
+_SEQUENCE_BITS = 20
+_LARGEST = 2**63 - 1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+# Ids need not be times: one beyond what Python can hold is shown as the last that it can.
+_LAST_MILLISECOND = (datetime(9999, 12, 31, tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
+
+
+class EntryId(NamedTuple):
+    """An entry's id, which compares as the server compares it: as two numbers."""
+
+    milliseconds: int
+    sequence: int
+
+    @classmethod
+    def parse(cls, text: bytes | str) -> "EntryId":
+        plain = text.decode() if isinstance(text, bytes) else text
+        milliseconds, _, sequence = plain.partition("-")
+        return cls(int(milliseconds), int(sequence))
+
+    def __str__(self) -> str:
+        return f"{self.milliseconds}-{self.sequence}"
+
+    def seq(self) -> int:
+        """One number that keeps the order within a batch, but for more than a million entries in one millisecond."""
+        within = min(self.sequence, (1 << _SEQUENCE_BITS) - 1)
+        return min(self.milliseconds << _SEQUENCE_BITS | within, _LARGEST)
+
+    def time(self) -> datetime:
+        return _EPOCH + timedelta(milliseconds=min(self.milliseconds, _LAST_MILLISECOND))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry that was taken from a stream. `attempts` counts the deliveries before this one."""
+
+    stream: str
+    entry_id: EntryId
+    fields: Mapping[bytes, bytes]
+    attempts: int = 0
+
+    @property
+    def event_id(self) -> str:
+        return f"{self.stream}/{self.entry_id}"
+
+
+def entry_of(event_id: str) -> tuple[str, str]:
+    """The stream and the entry's id that an event's id was made of. The stream's key may hold slashes itself."""
+    stream, slash, entry_id = event_id.rpartition("/")
+    milliseconds, dash, sequence = entry_id.partition("-")
+    if not (slash and dash and _is_number(milliseconds) and _is_number(sequence)):
+        raise UsageError(f"{event_id!r} is not the id of a stream's entry; one looks like orders/1767225600000-0")
+    return stream, entry_id
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()
+
+
+class Rows:
+    """Makes rows of entries, and counts the headers that a row can't hold."""
+
+    def __init__(self, payload_field: str) -> None:
+        self._payload_field = payload_field.encode()
+        self.dropped_headers = 0
+
+    def row(self, entry: Entry) -> dict[str, Any]:
+        event_type, partition_key, ordering_key = (_text(entry.fields.get(name)) for name in _COLUMN_FIELDS)
+        payload = entry.fields.get(self._payload_field)
+        return {
+            "seq": entry.entry_id.seq(),
+            "event_id": entry.event_id,
+            "event_type": entry.stream if event_type is None else event_type,
+            "payload": _as_json(entry.fields) if payload is None else payload,
+            "headers": [] if payload is None else list(self._headers(entry.fields).items()),
+            "partition_key": partition_key,
+            "ordering_key": ordering_key,
+            "created_at": entry.entry_id.time(),
+            "attempts": entry.attempts,
+            "replays": 0,
+        }
+
+    def _headers(self, fields: Mapping[bytes, bytes]) -> dict[str, str]:
+        """The fields that have no column, and over them the headers that our own publisher writes as one field."""
+        headers: dict[str, str] = {}
+        carried: dict[str, str] = {}
+        for name, value in fields.items():
+            if name == self._payload_field or name in _COLUMN_FIELDS:
+                continue
+            if name == b"headers" and (found := _carried_headers(value)) is not None:
+                carried = found
+                continue
+            try:
+                headers[name.decode()] = value.decode()
+            except UnicodeDecodeError:
+                self.dropped_headers += 1
+        return headers | carried
+
+
+def _carried_headers(value: bytes) -> dict[str, str] | None:
+    """The headers in a field that is a JSON object of strings; None if it is anything else."""
+    if value == b"{}":  # most have none, and to decode that takes time
+        return {}
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or not all(map(_is_text, [*found, *found.values()])):
+        return None
+    return found
+
+
+def _is_text(text: Any) -> bool:
+    """JSON can spell halves of characters, which no column holds."""
+    try:
+        return isinstance(text, str) and text.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
+def _as_json(fields: Mapping[bytes, bytes]) -> bytes:
+    named = {_text(name): _text(value) for name, value in fields.items()}
+    return json.dumps(named, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _text(value: bytes | None) -> str | None:
+    """Bytes that are no text are spelt out: what differed must not become the same key."""
+    return None if value is None else value.decode(errors="backslashreplace")
+
+
+def in_order(entries: Iterable[Entry]) -> list[Entry]:
+    """Each entry once, the oldest first."""
+    once = {(entry.entry_id, entry.stream): entry for entry in entries}
+    return sorted(once.values(), key=lambda entry: entry.entry_id)
+
+
+def pages(entries: Sequence[Entry], *, rows: int = PAGE_ROWS, size: int = PAGE_BYTES) -> Iterator[list[Entry]]:
+    """The entries in pages of so many rows and about so many bytes at most."""
+    page: list[Entry] = []
+    held = 0
+    for entry in entries:
+        weight = sum(map(len, entry.fields.values()))
+        if page and (len(page) == rows or held + weight > size):
+            yield page
+            page, held = [], 0
+        page.append(entry)
+        held += weight
+    if page:
+        yield page

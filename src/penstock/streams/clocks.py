@@ -1,0 +1,127 @@
+"""What time it is in a stream: how far the events of a part have come, and what a driver knows of its parts.
+
+A part's watermark is the largest time of its events, less what they may be late. It never goes back. A part without
+events has no progress of its own: see `Lull`.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+
+from penstock.streams.state.base import Saved
+
+
+@dataclass(frozen=True, slots=True)
+class Lull:
+    """A part that has had no event for so many seconds moves on: to the watermark of those that have, or, if the whole
+    stream is quiet, by the time that has passed since.
+
+    It stays behind by those seconds: an event is not late that takes less than them longer than the last one did.
+    """
+
+    seconds: float
+    watermark: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Watermark:
+    """How far the events of a part have come, in seconds since 1970."""
+
+    reached: float
+    """Up to here windows are closed and timers have fired."""
+    largest: float
+    """The largest time of an event."""
+    seen_at: float
+    """When the last event was processed."""
+
+    @classmethod
+    def read(cls, saved: Saved | None) -> "Watermark | None":
+        return None if saved is None else cls(*json.loads(saved.data))
+
+    def saved(self) -> Saved:
+        return Saved(json.dumps([self.reached, self.largest, self.seen_at]).encode())
+
+    def quiet(self, lull: Lull, lateness_seconds: float, now: float) -> "Watermark":
+        """What it is after a while without events."""
+        passed = now - self.seen_at - lull.seconds
+        target = round(self.largest + passed - lateness_seconds, 6) if lull.watermark is None else lull.watermark
+        return Watermark(max(self.reached, target), self.largest, self.seen_at)
+
+
+def seen(before: Watermark | None, time: float, lateness_seconds: float, now: float) -> Watermark:
+    """The watermark after an event of such a time."""
+    reached = round(time - lateness_seconds, 6)
+    if before is None:
+        return Watermark(reached, time, now)
+    return Watermark(max(before.reached, reached), max(before.largest, time), now)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a part's transaction tells the driver of its time."""
+
+    fired: int = 0
+    next_at: float | None = None
+    """When the first of its timers is due."""
+    watermark: float | None = None
+    seen: bool = False
+    """Whether there were events that have a time."""
+
+    @classmethod
+    def read(cls, text: str) -> "Turn":
+        return cls(**json.loads(text))
+
+    def text(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class Clocks:
+    """What a driver knows of the time in its parts: which of them have something to do without any event.
+
+    It counts lulls from its own start: what has waited in the source since an older driver was there is still to come.
+    """
+
+    def __init__(self, parts: int, now: float, *, event_time: bool, idle_close_seconds: float | None) -> None:
+        self._parts = range(parts)
+        self._event_time = event_time
+        self._idle_seconds = idle_close_seconds
+        self._started_at = now
+        self.fired = 0
+        """How many timers it has heard of that fired."""
+        self._turns: dict[int, Turn] = {}
+        self._active: dict[int, tuple[float, float]] = {}
+
+    def note(self, turns: Mapping[int, Turn], now: float) -> None:
+        """These parts have had a transaction."""
+        self._turns.update(turns)
+        self.fired += sum(turn.fired for turn in turns.values())
+        for part, turn in turns.items():
+            if turn.seen and turn.watermark is not None:
+                self._active[part] = turn.watermark, now
+
+    def doubt(self, parts: Iterable[int] | None = None) -> None:
+        """Something has failed: what these parts hold, or all, is not known."""
+        for part in self._parts if parts is None else parts:
+            self._turns.pop(part, None)
+
+    def due(self, now: float) -> frozenset[int]:
+        """The parts to look after: something is due, or may be, or nothing is known of them."""
+        return frozenset(part for part in self._parts if self._is_due(part, now))
+
+    def lulls(self, now: float) -> dict[int, Lull]:
+        """The parts that have had no event for so long that they move on without one."""
+        if not self._event_time or self._idle_seconds is None or now < self._started_at + self._idle_seconds:
+            return {}
+        recent = {part: mark for part, (mark, at) in self._active.items() if now < at + self._idle_seconds}
+        lull = Lull(self._idle_seconds, min(recent.values()) if recent else None)
+        return {part: lull for part in self._parts if part not in recent}
+
+    def _is_due(self, part: int, now: float) -> bool:
+        turn = self._turns.get(part)
+        if turn is None:
+            return True
+        if turn.next_at is None:
+            return False
+        if not self._event_time:
+            return turn.next_at <= now
+        return (turn.watermark is not None and turn.next_at <= turn.watermark) or part in self.lulls(now)

@@ -1,0 +1,207 @@
+"""Work with timers: after a part's events, and in the same transaction, what is due is fired, in the order of time.
+
+A timer whose function fails becomes an event of the stream's own queue. There it is tried again, dies and is replayed
+as any other.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from heapq import heapify, heappop, heappush
+
+from penstock.errors import on_record
+from penstock.lifecycle import Outcome
+from penstock.streams.app import Stream
+from penstock.streams.clocks import Lull, Turn, Watermark, seen
+from penstock.streams.context import Context, KeyState
+from penstock.streams.engine import WATERMARK, Verdict, Work, unexpired
+from penstock.streams.event import TIME_HEADER, StreamEvent
+from penstock.streams.state.base import PartTransaction, Timer
+from penstock.streams.windows import moment_of, seconds_of
+
+TIMER_TYPE = "stream.timer"
+LIMIT = 1_000
+"""So many timers fire in one transaction; the rest in the next."""
+EVER = float("inf")
+LAST = Timer(EVER, "", "")
+
+
+class TimedWork(Work):
+    """The handlers and timers of one transaction."""
+
+    failed_type = TIMER_TYPE
+
+    def __init__(self, stream: Stream, tx: PartTransaction, events: list[StreamEvent], now: float) -> None:
+        super().__init__(stream, tx, events, now)
+        self._watermark = Watermark.read(tx.load([WATERMARK]).get(WATERMARK)) if stream.by_events else None
+        self._before = self._watermark
+        self._timers: dict[tuple[str, str], float | None] = {}
+        self._waiting: list[Timer] = []
+        self._until = -EVER
+        self._last = LAST
+        self._seen = False
+        self._fired = 0
+
+    # -- events -----------------------------------------------------------------------------------------------------
+
+    def _handle(self, event: StreamEvent) -> Outcome | None:
+        if event.event_type == self.failed_type and self._stream.moved(event):
+            return self._handle_again(event)
+        try:
+            moment = self._see(event)
+        except Exception as error:
+            return self._failure(event, Verdict(f"its time can't be told: {on_record(error)}"))
+        return self._handle_at(event, moment)
+
+    def _see(self, event: StreamEvent) -> datetime:
+        """An event's time. The watermark follows."""
+        if not self._stream.by_events:
+            return moment_of(self._now)
+        moment = self._time_of(event)
+        self._watermark = seen(self._watermark, seconds_of(moment), self._stream.lateness_seconds, self._now)
+        self._seen = True
+        return moment
+
+    def _time_of(self, event: StreamEvent) -> datetime:
+        if self._stream.moved(event) and TIME_HEADER in event.headers:
+            return datetime.fromisoformat(event.headers[TIME_HEADER])
+        if self._stream.time is not None:
+            return moment_of(self._stream.time(event))
+        return moment_of(self._now if event.created_at is None else event.created_at)
+
+    def _handle_at(self, event: StreamEvent, moment: datetime) -> Outcome | None:
+        context = Context(event.key, self._state_of(event.key), moment=seconds_of(moment))
+        try:
+            self._stream.handler(event, context)
+            context.state.check()
+        except Exception as error:
+            context.state.undo()
+            return self._failure(event, Verdict(on_record(error)))
+        self._keep(context)
+        self._forget(event)
+        return None
+
+    def _keep(self, context: Context) -> None:
+        """What a call did holds."""
+        context.state.settle()
+        self._emitted += context.emitted
+        for name, at in context.timers.items():
+            self._set(context.key, name, at)
+
+    def _set(self, key: str, name: str, at: float | None) -> None:
+        self._timers[key, name] = at
+        if at is not None and at <= self._until and (timer := Timer(at, key, name)) <= self._last:
+            heappush(self._waiting, timer)
+
+    def _failure(self, event: StreamEvent, verdict: Verdict) -> Outcome | None:
+        """An event that is moved keeps its time: its copy would have that of the move."""
+        if self._stream.by_events and not event.settles and event.event_type != self.failed_type:
+            with suppress(Exception):
+                event = event._replace(headers={**event.headers, TIME_HEADER: self._time_of(event).isoformat()})
+        return super()._failure(event, verdict)
+
+    # -- timers -----------------------------------------------------------------------------------------------------
+
+    def fire(self, lull: Lull | None = None, limit: int = LIMIT, verdict: Verdict | None = None) -> None:
+        """Fire what is due, in order, also what that sets in turn. With a verdict, they fail without being run."""
+        self._until = self._due_until(lull)
+        self._write_timers()
+        if self._until == -EVER:
+            return
+        self._waiting = list(self._tx.due(self._until, limit))
+        self._last = self._waiting[-1] if len(self._waiting) == limit else LAST
+        heapify(self._waiting)
+        self._prepare(self._waiting)
+        while self._waiting and self._fired < limit:
+            timer = heappop(self._waiting)
+            if self._timers.get((timer.key, timer.name), timer.at) == timer.at:
+                self._fire(timer, verdict)
+        self._write_timers()
+
+    def _due_until(self, lull: Lull | None) -> float:
+        if not self._stream.by_events:
+            return self._now
+        if self._watermark is None:
+            return -EVER
+        if lull is not None:
+            self._watermark = self._watermark.quiet(lull, self._stream.lateness_seconds, self._now)
+        return self._watermark.reached
+
+    def _write_timers(self) -> None:
+        if self._timers:
+            self._tx.set_timers(self._timers)
+            self._timers = {}
+
+    def _prepare(self, timers: Sequence[Timer]) -> None:
+        """Load the state that timers need, all at once."""
+        self._load({timer.key for timer in timers})
+
+    def _load(self, keys: set[str]) -> None:
+        missing = keys - self._states.keys()
+        if missing:
+            found = self._tx.load(missing)
+            self._states |= {key: KeyState(unexpired(saved, self._now)) for key, saved in found.items()}
+
+    def _fire(self, timer: Timer, verdict: Verdict | None) -> None:
+        self._fired += 1
+        self._let_go(timer)
+        found = verdict or self._run_timer(timer)
+        if found is not None:
+            self._failure(self._as_event(timer), found)
+
+    def _let_go(self, timer: Timer) -> None:
+        """It has fired, whatever comes of it."""
+        self._timers[timer.key, timer.name] = None
+
+    def _run_timer(self, timer: Timer) -> Verdict | None:
+        """Call the timer's function; returns why it failed, if it did."""
+        assert self._stream.on_timer is not None
+        moment = timer.at if self._stream.by_events else self._now
+        context = Context(timer.key, self._state_of(timer.key), moment=moment)
+        try:
+            self._stream.on_timer(timer, context)
+            context.state.check()
+        except Exception as error:
+            context.state.undo()
+            return Verdict(on_record(error))
+        self._keep(context)
+        return None
+
+    # -- timers that have failed ------------------------------------------------------------------------------------
+
+    def _as_event(self, timer: Timer) -> StreamEvent:
+        """What waits in the stream's own queue to be tried again."""
+        return self._event_of(timer.key, {"name": timer.name, "key": timer.key, "at": timer.moment.isoformat()})
+
+    def _event_of(self, key: str, payload: Mapping[str, str]) -> StreamEvent:
+        return StreamEvent(self.failed_type, key, json.dumps(payload).encode(), self.failed_type, settles=False)
+
+    def _timer_of(self, event: StreamEvent) -> Timer:
+        given = event.json()
+        return Timer(seconds_of(datetime.fromisoformat(given["at"])), event.key, given["name"])
+
+    def _handle_again(self, event: StreamEvent) -> Outcome | None:
+        try:
+            timer = self._timer_of(event)
+        except Exception as error:
+            return self._failure(event, Verdict(f"it can't be told what it is for: {on_record(error)}", final=True))
+        verdict = self._run_timer(timer)
+        if verdict is not None:
+            return self._failure(event, verdict)
+        self._forget(event)
+        return None
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    def write(self, failed: dict[int, Outcome]) -> None:
+        self._write_timers()
+        if self._watermark is not None and self._watermark != self._before:
+            self._own[WATERMARK] = self._watermark.saved()
+        super().write(failed)
+
+    def turn(self) -> Turn:
+        """What the driver hears, after all is written."""
+        first = self._tx.due(EVER, 1)
+        reached = None if self._watermark is None else self._watermark.reached
+        return Turn(self._fired, first[0].at if first else None, reached, self._seen)

@@ -1,0 +1,239 @@
+"""Work in windows: each has a state of its own, and a timer that closes it when the watermark has passed its end.
+
+Whether an event is late is told by the watermark at its place in the line, so it doesn't depend on how events fall
+into batches. Sessions that an event joins become one; which ones of a key are open is kept beside the state.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import uuid_utils.compat as uuid7
+
+from penstock.errors import UsageError, on_record
+from penstock.event import NAME_LIMIT, Event, EventId
+from penstock.lifecycle import Outcome
+from penstock.streams.app import Stream
+from penstock.streams.context import Context, KeyState
+from penstock.streams.engine import MOVED_TYPE, SESSIONS, Verdict, clean
+from penstock.streams.event import (
+    END_HEADER,
+    KEY_HEADER,
+    ORIGIN_HEADER,
+    START_HEADER,
+    STREAM_HEADER,
+    StreamEvent,
+)
+from penstock.streams.state.base import PartTransaction, Saved, Timer
+from penstock.streams.timed import TimedWork
+from penstock.streams.windows import Session, Window, micros, moment_of, seconds_of, window_key, window_of
+
+WINDOW_TYPE = "stream.window"
+CLOSE = "close"
+
+
+@dataclass(slots=True)
+class _Calls:
+    """What an event does in its windows: all of it, or nothing."""
+
+    contexts: list[Context] = field(default_factory=list)
+    touched: list[KeyState] = field(default_factory=list)
+    joined: dict[Window, Sequence[Window]] = field(default_factory=dict)
+    """Of each window, the sessions that are in it now."""
+
+    def undo(self) -> None:
+        for state in self.touched:
+            state.undo()
+
+
+class WindowedWork(TimedWork):
+    """The handlers and the closing windows of one transaction."""
+
+    failed_type = WINDOW_TYPE
+
+    def __init__(self, stream: Stream, tx: PartTransaction, events: list[StreamEvent], now: float) -> None:
+        assert stream.window is not None
+        self._windows = stream.window
+        self._open: dict[str, list[Window]] = {}
+        super().__init__(stream, tx, events, now)
+        self._load_sessions(event.key for event in events)
+
+    def _keys(self, events: Sequence[StreamEvent]) -> set[str]:
+        return {name for event in events for name in self._names_of(event)}
+
+    def _names_of(self, event: StreamEvent) -> list[str]:
+        """Under what names its state is kept. Of sessions only their list can tell."""
+        try:
+            if self._stream.moved(event) and event.event_type == self.failed_type:
+                return [self._timer_of(event).key]
+            if isinstance(self._windows, Session):
+                return []
+            return [window_key(event.key, window) for window in self._windows.windows_of(self._time_of(event))]
+        except Exception:
+            return []  # it fails when it is its turn
+
+    # -- events -----------------------------------------------------------------------------------------------------
+
+    def _handle_at(self, event: StreamEvent, moment: datetime) -> Outcome | None:
+        calls = _Calls()
+        try:
+            windows = self._windows.windows_of(moment)
+            late = [window for window in windows if self._is_closed(window)]
+            for window in windows[len(late) :]:
+                self._call(event, window, calls)
+        except Exception as error:
+            calls.undo()
+            return self._failure(event, Verdict(on_record(error)))
+        self._keep_calls(event.key, calls)
+        self._emitted += [self._late(event, window) for window in late]
+        self._forget(event)
+        return None
+
+    def _is_closed(self, window: Window) -> bool:
+        return self._watermark is not None and seconds_of(window.end) <= self._watermark.reached
+
+    def _call(self, event: StreamEvent, window: Window, calls: _Calls) -> None:
+        whole = self._joined(event.key, window, calls) if isinstance(self._windows, Session) else window
+        state = self._state_of(window_key(event.key, whole))
+        calls.touched.append(state)
+        context = Context(event.key, state, window=whole)
+        calls.contexts.append(context)
+        self._stream.handler(event, context)
+        state.check()
+
+    def _keep_calls(self, key: str, calls: _Calls) -> None:
+        for state in calls.touched:
+            state.settle()
+        for context in calls.contexts:
+            self._keep(context)
+            self._set(window_key(key, context.window), CLOSE, seconds_of(context.window.end))
+        for window, joined in calls.joined.items():
+            self._replace_sessions(key, window, joined)
+
+    def _late(self, event: StreamEvent, window: Window) -> Event:
+        """What goes to the late queue: the event as it was, and which window it missed."""
+        headers = {clean(name): clean(value) for name, value in event.headers.items()}
+        told = {
+            ORIGIN_HEADER: headers.get(ORIGIN_HEADER, event.event_id),
+            STREAM_HEADER: self._stream.name,
+            KEY_HEADER: event.key,
+            START_HEADER: window.start.isoformat(),
+            END_HEADER: window.end.isoformat(),
+        }
+        return Event(
+            event_type=clean(event.event_type)[:NAME_LIMIT] or MOVED_TYPE,
+            payload=event.payload,
+            headers=headers | told,
+            queue=self._stream.late_to,
+            partition_key=clean(event.partition_key or "")[:NAME_LIMIT] or None,
+            ordering_key=clean(event.ordering_key or "")[:NAME_LIMIT] or None,
+            event_id=EventId(uuid7.uuid7()),
+        )
+
+    # -- sessions ---------------------------------------------------------------------------------------------------
+
+    def _load_sessions(self, keys: Iterable[str]) -> None:
+        """Which sessions of these keys are open, and their state."""
+        if not isinstance(self._windows, Session):
+            return
+        missing = {key for key in keys if key not in self._open}
+        if not missing:
+            return
+        found = self._tx.load({SESSIONS + key for key in missing})
+        self._open |= {key: _unpack(found.get(SESSIONS + key)) for key in missing}
+        self._load({window_key(key, window) for key in missing for window in self._open[key]})
+
+    def _joined(self, key: str, window: Window, calls: _Calls) -> Window:
+        """The session that an event's own window is part of. Others that it reaches become part of it too."""
+        joined = [one for one in self._open[key] if one.overlaps(window) and not self._is_closed(one)]
+        together = [window, *joined]
+        whole = Window(min(one.start for one in together), max(one.end for one in together))
+        calls.joined[whole] = joined
+        if joined and (len(joined) > 1 or joined[0].start != whole.start):
+            self._merge(key, joined, whole, calls)
+        return whole
+
+    def _merge(self, key: str, joined: Sequence[Window], whole: Window, calls: _Calls) -> None:
+        assert self._stream.merge is not None
+        states = [self._state_of(window_key(key, one)) for one in joined]
+        calls.touched += states
+        values: dict[str, Any] = dict(states[0])
+        for state in states[1:]:
+            values = self._stream.merge(values, dict(state))
+            if not isinstance(values, Mapping):
+                raise UsageError(f"merge= returns the state of both, a dict, and not {type(values).__name__}")
+        for state in states:
+            state.become({})
+        kept = self._state_of(window_key(key, whole))
+        calls.touched.append(kept)
+        kept.become(values)
+
+    def _replace_sessions(self, key: str, whole: Window, joined: Sequence[Window]) -> None:
+        for one in joined:
+            if one.start != whole.start:
+                self._set(window_key(key, one), CLOSE, None)
+        self._note_open(key, sorted([*(one for one in self._open[key] if one not in joined), whole]))
+
+    def _note_open(self, key: str, windows: list[Window]) -> None:
+        self._open[key] = windows
+        self._own[SESSIONS + key] = _pack(windows)
+
+    # -- windows that close -----------------------------------------------------------------------------------------
+
+    def _prepare(self, timers: Sequence[Timer]) -> None:
+        self._load_sessions({_key_of(timer) for timer in timers})
+        super()._prepare(timers)
+
+    def _let_go(self, timer: Timer) -> None:
+        super()._let_go(timer)
+        key, window = _key_of(timer), _window_of(timer)
+        if key in self._open:
+            self._note_open(key, [one for one in self._open[key] if one.start != window.start])
+
+    def _run_timer(self, timer: Timer) -> Verdict | None:
+        """Close a window; returns why that failed, if it did. Then its state stays, to be closed another time."""
+        window, state = _window_of(timer), self._state_of(timer.key)
+        context = Context(_key_of(timer), state, window=window)
+        try:
+            if self._stream.on_close is not None:
+                self._stream.on_close(window, context)
+        except Exception as error:
+            state.undo()
+            return Verdict(on_record(error))
+        state.become({})
+        self._keep(context)
+        return None
+
+    def _as_event(self, timer: Timer) -> StreamEvent:
+        start, end = _window_of(timer)
+        key = _key_of(timer)
+        return self._event_of(key, {"key": key, "start": start.isoformat(), "end": end.isoformat()})
+
+    def _timer_of(self, event: StreamEvent) -> Timer:
+        given = event.json()
+        window = Window(datetime.fromisoformat(given["start"]), datetime.fromisoformat(given["end"]))
+        return Timer(seconds_of(window.end), window_key(event.key, window), CLOSE)
+
+
+def _key_of(timer: Timer) -> str:
+    found = window_of(timer.key)
+    return timer.key if found is None else found[0]
+
+
+def _window_of(timer: Timer) -> Window:
+    found = window_of(timer.key)
+    assert found is not None
+    return Window(found[1], moment_of(timer.at))
+
+
+def _pack(windows: Sequence[Window]) -> Saved | None:
+    bounds = [[micros(start), micros(end)] for start, end in windows]
+    return Saved(json.dumps(bounds).encode()) if bounds else None
+
+
+def _unpack(saved: Saved | None) -> list[Window]:
+    if saved is None:
+        return []
+    return [Window(moment_of(start / 1e6), moment_of(end / 1e6)) for start, end in json.loads(saved.data)]

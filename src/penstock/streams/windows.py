@@ -1,0 +1,129 @@
+"""Windows of event time, as values: which ones a moment falls into, and how the state of one is named. No clock.
+
+Bounds are whole microseconds since 1970 inside, so that no window is off by what floating point rounds away.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from penstock.errors import UsageError
+from penstock.streams.state.base import EPOCH
+
+# Between a key and the start of a window in the name of its state, which no other state of a windowed stream has.
+BETWEEN = "\x02"
+MOST_AT_ONCE = 10_000
+MICROSECOND = timedelta(microseconds=1)
+
+
+class Window(NamedTuple):
+    """From `start` on, up to `end`, which is no longer in it."""
+
+    start: datetime
+    end: datetime
+
+    def overlaps(self, other: "Window") -> bool:
+        return self.start < other.end and other.start < self.end
+
+
+@dataclass(frozen=True, slots=True)
+class Tumbling:
+    """Windows of so many seconds, one after the other, counted from 1970."""
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        _positive("the seconds of a window", self.seconds)
+
+    def windows_of(self, moment: datetime) -> Sequence[Window]:
+        """The one that a moment falls into."""
+        return _windows(moment, self.seconds, self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Sliding:
+    """Windows of so many seconds, of which one begins `every` so many seconds: a moment is in several."""
+
+    seconds: float
+    every: float
+
+    def __post_init__(self) -> None:
+        _positive("the seconds of a window", self.seconds)
+        _positive("every", self.every)
+        if self.every > self.seconds:
+            raise UsageError("windows that begin less often than they end leave gaps: every is at most their seconds")
+        if self.seconds / self.every > MOST_AT_ONCE:
+            raise UsageError(f"each event would be in more than {MOST_AT_ONCE:,} windows: let one begin less often")
+
+    def windows_of(self, moment: datetime) -> Sequence[Window]:
+        """Those that a moment falls into, the first to end first."""
+        return _windows(moment, self.seconds, self.every)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A window for events that follow one another within less than a gap. It ends a gap after the last of them."""
+
+    gap_seconds: float
+
+    def __post_init__(self) -> None:
+        _positive("gap_seconds", self.gap_seconds)
+
+    def windows_of(self, moment: datetime) -> Sequence[Window]:
+        """The one that an event makes alone."""
+        return [Window(moment, moment + timedelta(seconds=self.gap_seconds))]
+
+
+Windows = Tumbling | Sliding | Session
+
+
+def window_key(key: str, window: Window) -> str:
+    """Under what name a window's state is kept."""
+    return f"{key}{BETWEEN}{micros(window.start)}"
+
+
+def window_of(key: str) -> tuple[str, datetime] | None:
+    """The key and the start of the window whose state has this name; None for a name of another kind."""
+    own, between, start = key.rpartition(BETWEEN)
+    if not between or not start.lstrip("-").isdecimal():
+        return None
+    return own, EPOCH + int(start) * MICROSECOND
+
+
+def micros(moment: datetime) -> int:
+    """Whole microseconds since 1970."""
+    return (moment - EPOCH) // MICROSECOND
+
+
+def seconds_of(moment: datetime) -> float:
+    """Seconds since 1970."""
+    return micros(moment) / 1_000_000
+
+
+def moment_of(given: datetime | float) -> datetime:
+    """A time, of a time with a zone, or of seconds since 1970."""
+    if isinstance(given, datetime):
+        if given.tzinfo is None:
+            raise UsageError("a time needs a time zone, such as datetime.now(UTC)")
+        return given
+    if isinstance(given, bool) or not isinstance(given, int | float):
+        raise UsageError(f"a time is a datetime or seconds since 1970, not {type(given).__name__}")
+    try:
+        return EPOCH + timedelta(seconds=given)
+    except (OverflowError, ValueError) as error:
+        raise UsageError(f"{given} is not a time") from error
+
+
+def _windows(moment: datetime, seconds: float, every: float) -> list[Window]:
+    at, length, step = micros(moment), round(seconds * 1_000_000), round(every * 1_000_000)
+    last = at - at % step
+    first = at - length + 1
+    starts = range(last - (last - first) // step * step, last + 1, step)
+    return [Window(EPOCH + start * MICROSECOND, EPOCH + (start + length) * MICROSECOND) for start in starts]
+
+
+def _positive(name: str, seconds: float) -> None:
+    if not (math.isfinite(seconds) and round(seconds * 1_000_000) >= 1):
+        raise UsageError(f"{name} must be more than 0, and a microsecond at least")

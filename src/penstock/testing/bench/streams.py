@@ -1,0 +1,192 @@
+"""Stateful events a second: Penstock's streams by state store, beside PySpark's `transformWithState`.
+
+All do the same work on the same files in micro-batches of the same size, in turn, and each must come to the right
+sums. They are timed by the commits in Spark's checkpoints, from the first ones on, so that nobody's start is counted.
+"""
+
+import json
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from penstock.errors import PenstockError
+from penstock.testing.bench.cpu import cpu_seconds
+from penstock.testing.bench.ground import SETTINGS, Ground
+from penstock.testing.bench.plan import Figure, Measured, Target, at_least
+from penstock.testing.bench.report import describe, documents, table
+from penstock.testing.bench.stream_contenders import (
+    PENSTOCK,
+    Contender,
+    Trial,
+    penstock_queue,
+    transform_with_state,
+)
+from penstock.testing.bench.stream_input import Input, prepare
+from penstock.testing.bench.stream_recovery import measure_recovery
+from penstock.testing.servers import PostgresServer
+
+SPARKS = "transformWithState"
+PACKAGES = ("penstock", "pyspark", "pyarrow", "rocksdict")
+WATCH_SECONDS = 0.05
+KEPT_BATCHES = "spark.sql.streaming.minBatchesToRetain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamsPlan:
+    """How much is measured."""
+
+    events: int = 1_000_000
+    keys: int = 10_000
+    many_keys: int = 1_000_000
+    batch: int = 20_000
+    """Events in a micro-batch: as many as two claims of a queue bring."""
+    rounds: int = 3
+    tasks: int = 2
+
+
+class Run(NamedTuple):
+    """What one run of a contender gave."""
+
+    per_second: float
+    cpu_micros: float
+    bytes_a_key: float
+
+
+Runs = Mapping[str, list[Run]]
+
+
+def measure(ground: Ground, plan: StreamsPlan) -> Measured:
+    from penstock.pipeline import open_session
+
+    # A session of its own: what other benchmarks have set doesn't count here.
+    spark = open_session(f"local[{plan.tasks}]").newSession()
+    spark.conf.set(KEPT_BATCHES, str(2 + plan.events // plan.batch))  # it is their commits that tell the time
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as made:
+        folder = Path(made)
+        few, many = (
+            _prepare(ground, plan, folder, "few", plan.keys),
+            _prepare(ground, plan, folder, "many", plan.many_keys),
+        )
+        contenders: dict[str, tuple[Contender, Input]] = {name: (run, few) for name, run in PENSTOCK.items()}
+        contenders |= {SPARKS: (transform_with_state, few), "a queue": (penstock_queue, few)}
+        contenders |= {_many(name): (PENSTOCK[name], many) for name in ("SQLite", "RocksDB")}
+        runs: dict[str, list[Run]] = {name: [] for name in contenders}
+        for number in range(1, plan.rounds + 1):
+            for name, (contender, given) in contenders.items():
+                ground.note(f"streams, round {number} of {plan.rounds}: {name}")
+                place = folder / f"{name.replace(' ', '-')}-{number}"
+                runs[name].append(_run(contender, Trial(spark, ground, given, place, plan.tasks)))
+                ground.note("  {:,.0f} events a second, {:.1f} µs of CPU time each".format(*runs[name][-1]))
+        ground.note("recovery after a kill, and a cold start")
+        recovery = measure_recovery("sqlite", few, folder / "recovery", plan.tasks)
+    figures = (
+        *_rates(runs),
+        *_ratios(runs),
+        Figure("first commit after a kill", recovery.after_kill, "s"),
+        Figure("first commit after a cold start", recovery.cold_start, "s"),
+        *(
+            Figure(f"state of a key, {name}", median(run.bytes_a_key for run in of), "bytes")
+            for name, of in runs.items()
+        ),
+    )
+    return Measured(figures, {name: [run._asdict() for run in of] for name, of in runs.items()})
+
+
+def _prepare(ground: Ground, plan: StreamsPlan, folder: Path, name: str, keys: int) -> Input:
+    ground.note(f"writing {plan.events:,} events of {keys:,} keys")
+    return prepare(folder / name, events=plan.events, keys=keys, batch=plan.batch, lines=plan.tasks)
+
+
+def _many(name: str) -> str:
+    return f"{name}, many keys"
+
+
+def _rates(runs: Runs) -> list[Figure]:
+    figures: list[Figure] = []
+    for name, of in runs.items():
+        figures.append(Figure(name, median(run.per_second for run in of), "events/s"))
+        figures.append(Figure(f"{name}, CPU time", median(run.cpu_micros for run in of), "µs/event"))
+    return figures
+
+
+def _ratios(runs: Runs) -> list[Figure]:
+    targets: dict[str, Target | None] = {"SQLite": at_least(10), "RocksDB": at_least(10)}
+    figures = [
+        Figure(f"{name} / {SPARKS}", ratio(runs[name], runs[SPARKS]), "times", targets.get(name)) for name in PENSTOCK
+    ]
+    cpu = [
+        median(one.cpu_micros / other.cpu_micros for one, other in zip(runs[SPARKS], runs[name], strict=True))
+        for name in PENSTOCK
+    ]
+    figures += [
+        Figure(f"{SPARKS} / {name}, CPU time", value, "times") for name, value in zip(PENSTOCK, cpu, strict=True)
+    ]
+    for name in ("SQLite", "RocksDB"):
+        figures.append(Figure(f"{name}, many keys / few", ratio(runs[_many(name)], runs[name]), "times", at_least(0.7)))
+    return figures
+
+
+def ratio(ours: list[Run], theirs: list[Run]) -> float:
+    """The median of the ratios within each round: what slows the whole machine for a while slows both."""
+    return median(one.per_second / other.per_second for one, other in zip(ours, theirs, strict=True))
+
+
+def _run(contender: Contender, trial: Trial) -> Run:
+    """One run, whose sums must be right."""
+    trial.folder.mkdir(parents=True)
+    commits = trial.checkpoint / "commits"
+    warm = max(1, trial.given.batches // 10)
+    watch = _Watch(commits / str(warm - 1))
+    with watch:
+        outcome = contender(trial)
+        cpu = cpu_seconds() - watch.cpu_seconds
+    if outcome.totals != trial.given.expected:
+        raise PenstockError(
+            f"wrong sums: {outcome.totals} instead of {trial.given.expected}; these figures mean nothing"
+        )
+    times = sorted(path.stat().st_mtime for path in commits.glob("[0-9]*"))
+    events = trial.given.events * (len(times) - warm) / len(times)
+    per_second = events / (times[-1] - times[warm - 1])
+    return Run(per_second, 1e6 * cpu / events, outcome.size_bytes / outcome.totals.keys)
+
+
+class _Watch:
+    """Notes the CPU time that was taken until a file is there."""
+
+    def __init__(self, file: Path) -> None:
+        self.cpu_seconds = 0.0
+        self._file = file
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._file.exists():
+            if self._over.wait(WATCH_SECONDS):
+                return
+        with suppress(OSError):
+            self.cpu_seconds = cpu_seconds()
+
+
+def print_report(plan: StreamsPlan, *, as_json: bool) -> None:
+    """Start a server, measure, and print the figures on standard output."""
+    machine = describe() | {name: version(name) for name in PACKAGES}
+    with PostgresServer(fsync=True, settings=SETTINGS) as server:
+        measured = measure(Ground(server), plan)
+    if as_json:
+        whole: dict[str, Any] = {"machine": machine, "plan": asdict(plan), "figures": documents(measured.figures)}
+        print(json.dumps(whole | {"details": measured.details}, indent=2))
+    else:
+        print("\n".join(table(measured.figures)))

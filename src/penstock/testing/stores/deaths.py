@@ -1,0 +1,177 @@
+"""The conformance suite's part on the dead: listed by their deaths, and counted by queue and kind of error."""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from penstock.event import EventId
+from penstock.lifecycle import PUBLISHED, Dead, Retry, State
+from penstock.store.base import Selection, Store
+from penstock.store.deaths import Death, DeathCount, DeathMark
+from penstock.store.error_text import BEGINNING
+from penstock.testing.stores.scenario import (
+    EVERYTHING,
+    STARTED_AT,
+    ManualClock,
+    StoreScenario,
+    all_to,
+    claim,
+    emit,
+    ids,
+    record,
+    settle,
+)
+
+Choose = Callable[[list[EventId]], Selection]
+# Each chooses, of four dead events, the last two.
+CHOICES: dict[str, Choose] = {
+    "ids": lambda dead: Selection(ids=frozenset(dead[2:])),
+    "queue": lambda _: Selection(queue="b"),
+    "type": lambda _: Selection(event_type="late"),
+    "since": lambda _: Selection(since=STARTED_AT + timedelta(seconds=10)),
+    "error": lambda _: Selection(error="FULL"),
+    "all of them": lambda dead: Selection(
+        ids=frozenset(dead),
+        states=frozenset({State.DEAD}),
+        queue="b",
+        event_type="late",
+        since=STARTED_AT,
+        error="disk",
+    ),
+}
+
+
+def four_dead(store: Store, clock: ManualClock) -> list[EventId]:
+    """Beside events in every other state."""
+    settle(store, PUBLISHED, queue="b", event_type="late")
+    settle(store, Retry("the disk is full", 900), queue="b", event_type="late")
+    dead = settle(store, Dead("no route"), 2, queue="a", event_type="early")
+    clock.advance(10)
+    dead += settle(store, Dead("the disk is full"), 2, queue="b", event_type="late")
+    emit(store, queue="b", event_type="late")
+    assert claim(store, queue="b")
+    return dead
+
+
+def listed(store: Store, selection: Selection = EVERYTHING) -> list[EventId]:
+    return [death.event_id for death in store.deaths(selection).deaths]
+
+
+class ListingDeaths(StoreScenario):
+    def test_the_latest_death_comes_first_whenever_it_was_emitted(self, store: Store, clock: ManualClock) -> None:
+        old, middle, new = (emit(store, queue=queue)[0] for queue in "abc")
+        for queue in "cab":
+            clock.advance(1)
+            claimed = claim(store, queue=queue)
+            store.settle(claimed.lease, all_to(Dead("x"), claimed))
+        assert listed(store) == [middle, old, new]
+
+    def test_a_death_has_what_a_list_shows(self, store: Store, clock: ManualClock) -> None:
+        (event_id,) = settle(store, Retry("first", 0), queue="q", event_type="t", payload=b"large")
+        clock.advance(60)
+        claimed = claim(store, queue="q")
+        store.settle(claimed.lease, all_to(Dead("why\n" + "x" * 2 * BEGINNING), claimed))
+        (death,) = store.deaths(EVERYTHING).deaths
+        assert death == Death(
+            seq=record(store, event_id).seq,
+            event_id=event_id,
+            event_type="t",
+            queue="q",
+            attempts=2,
+            replays=0,
+            created_at=STARTED_AT,
+            died_at=STARTED_AT + timedelta(seconds=60),
+            error=("why\n" + "x" * 2 * BEGINNING)[:BEGINNING],
+        )
+
+    @pytest.mark.parametrize("choice", CHOICES)
+    def test_a_selection_narrows_it(self, store: Store, clock: ManualClock, choice: str) -> None:
+        dead = four_dead(store, clock)
+        assert listed(store) == dead[::-1]
+        assert listed(store, CHOICES[choice](dead)) == dead[:1:-1]
+
+    def test_only_the_dead_are_there(self, store: Store, clock: ManualClock) -> None:
+        four_dead(store, clock)
+        others = frozenset(State) - {State.DEAD}
+        assert listed(store, Selection(states=others)) == []
+        assert list(store.death_counts(Selection(states=others))) == []
+        assert len(listed(store, Selection(states=frozenset(State)))) == 4
+        assert listed(store, Selection(ids=frozenset())) == []
+
+    def test_pages_go_on_where_the_last_one_ended_also_within_a_moment(self, store: Store, clock: ManualClock) -> None:
+        dead = settle(store, Dead("x"), 5)
+        clock.advance(0.000001)
+        dead += settle(store, Dead("x"), 4)
+        after: DeathMark | None = None
+        pages = []
+        for _ in range(4):
+            page = store.deaths(EVERYTHING, after=after, limit=3)
+            pages.append([death.event_id for death in page.deaths])
+            after = page.after
+            if after is None:
+                break
+        assert [len(page) for page in pages] == [3, 3, 3]
+        assert [one for page in pages for one in page] == dead[::-1]
+
+    def test_paging_is_steady_while_events_die_and_are_replayed(self, store: Store, clock: ManualClock) -> None:
+        dead = settle(store, Dead("x"), 6)
+        first = store.deaths(EVERYTHING, limit=2)
+        clock.advance(1)
+        settle(store, Dead("new"), 2, queue="q")
+        store.replay(Selection(ids=frozenset({dead[3], dead[5]})))
+        rest = store.deaths(EVERYTHING, after=first.after, limit=10)
+        assert [death.event_id for death in rest.deaths] == [dead[2], dead[1], dead[0]]
+        assert rest.after is None
+
+    def test_one_that_died_again_is_told_with_its_last_death(self, store: Store, clock: ManualClock) -> None:
+        (event_id,) = settle(store, Dead("first"))
+        store.replay(EVERYTHING)
+        at = clock.advance(30)
+        claimed = claim(store)
+        store.settle(claimed.lease, all_to(Dead("second"), claimed))
+        (death,) = store.deaths(EVERYTHING).deaths
+        assert (death.event_id, death.died_at, death.replays, death.error) == (event_id, at, 1, "second")
+
+    def test_each_copy_of_an_event_dies_its_own_death(self, store: Store) -> None:
+        (event_id,) = emit(store)
+        claimed = claim(store)
+        store.route(claimed.lease, {claimed.events[0].seq: ["a", "b"]})
+        for queue in "ab":
+            copy = claim(store, queue=queue)
+            assert ids(copy) == [event_id]
+            store.settle(copy.lease, all_to(Dead(f"in {queue}"), copy))
+        found = [(death.event_id, death.queue, death.error) for death in store.deaths(EVERYTHING).deaths]
+        assert sorted(found) == [(event_id, "a", "in a"), (event_id, "b", "in b")]
+
+
+class CountingDeaths(StoreScenario):
+    def test_errors_of_one_kind_count_together_in_each_queue(self, store: Store) -> None:
+        for number in (7, 12, 1_999):
+            settle(store, Dead(f"order {number} is unknown\n  File x, line {number}"), queue="orders")
+        settle(store, Dead("order 8 is unknown"), queue="returns")
+        settle(store, Dead("Order 8 is unknown"), queue="returns")
+        assert list(store.death_counts(EVERYTHING)) == [
+            DeathCount("orders", "order # is unknown", 3),
+            DeathCount("returns", "Order # is unknown", 1),
+            DeathCount("returns", "order # is unknown", 1),
+        ]
+
+    def test_the_most_come_first(self, store: Store) -> None:
+        for error, count in (("rare", 1), ("common", 3), ("some", 2)):
+            settle(store, Dead(error), count)
+        assert [(one.error, one.count) for one in store.death_counts(EVERYTHING)] == [
+            ("common", 3),
+            ("some", 2),
+            ("rare", 1),
+        ]
+
+    @pytest.mark.parametrize("choice", CHOICES)
+    def test_of_a_selection(self, store: Store, clock: ManualClock, choice: str) -> None:
+        selection = CHOICES[choice](four_dead(store, clock))
+        assert list(store.death_counts(selection)) == [DeathCount("b", "the disk is full", 2)]
+
+    def test_none(self, store: Store) -> None:
+        settle(store, PUBLISHED)
+        assert list(store.death_counts(EVERYTHING)) == []
+        assert list(store.deaths(EVERYTHING).deaths) == []

@@ -1,0 +1,249 @@
+"""The dead-letter office on real stores: found by death, shown with all that is known, redriven and purged."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from penstock.admin.dead_letters import DeadLetterOffice, Handled
+from penstock.admin.service import Admin
+from penstock.errors import EventNotFound, UsageError
+from penstock.event import Event, EventId
+from penstock.lifecycle import Dead, Retry, State
+from penstock.store import SqlStore, open_store
+from penstock.store.base import Selection
+from penstock.testing.processes import wait_until
+
+Settled = Callable[..., EventId]
+ALL = Selection(everything=True)
+
+
+@pytest.fixture
+def office(admin: Admin) -> DeadLetterOffice:
+    return admin.dead_letters
+
+
+def bury(store: SqlStore, number: int, error: str = "no", queue: str = "outbox", **fields: Any) -> list[EventId]:
+    """Many dead letters at once; `{}` in the error is the place of each."""
+    ids = store.append([Event(event_type="order.placed", queue=queue, **fields) for _ in range(number)])
+    claim = store.claim(queue, limit=number, claimant="tester")
+    store.settle(claim.lease, {one.seq: Dead(error.format(place)) for place, one in enumerate(claim.events)})
+    return ids
+
+
+def test_pages_bring_the_latest_death_first(office: DeadLetterOffice, settled: Settled) -> None:
+    ids = [str(settled(Dead(f"no {number}\nFile x, line 1"))) for number in range(5)]
+    settled()
+    first = office.find(limit=3)
+    rest = office.find(after=first.after, limit=3)
+    letters = json.loads(json.dumps(first.as_json()))["dead_letters"] + rest.dead_letters
+    assert [letter["event_id"] for letter in letters] == ids[::-1]
+    assert rest.after is None
+    assert (
+        letters[0].items() >= {"queue": "outbox", "event_type": "order.placed", "attempts": 1, "error": "no 4"}.items()
+    )
+    assert letters[0].keys() >= {"died_at", "created_at", "replays"}
+
+
+@pytest.mark.parametrize("after", ["", "12", "a.b", "1.", "99999999999999999999999.1", "1.2.3"])
+def test_a_place_that_no_page_ended_at_is_refused(office: DeadLetterOffice, after: str) -> None:
+    with pytest.raises(UsageError, match="not where a page of dead letters ended"):
+        office.find(after=after)
+
+
+def test_a_limit_of_nothing_is_refused(office: DeadLetterOffice) -> None:
+    with pytest.raises(UsageError, match="1 or more"):
+        office.find(limit=0)
+
+
+def test_totals_by_queue_and_by_kind_of_error(office: DeadLetterOffice, store: SqlStore) -> None:
+    bury(store, 3, "order {} is unknown\nFile x", "orders")
+    bury(store, 2, "order {} is unknown", "returns")
+    bury(store, 4, "timeout", "returns")
+    assert json.loads(json.dumps(office.totals().as_json())) == {
+        "total": 9,
+        "queues": [{"queue": "returns", "count": 6}, {"queue": "orders", "count": 3}],
+        "errors": [{"error": "order # is unknown", "count": 5}, {"error": "timeout", "count": 4}],
+    }
+    assert office.totals(Selection(queue="orders", error="UNKNOWN")).total == 3
+
+
+def test_totals_of_a_healthy_store(office: DeadLetterOffice, settled: Settled) -> None:
+    settled()
+    assert office.totals().as_json() == {"total": 0, "queues": [], "errors": []}
+    assert office.find().as_json() == {"dead_letters": [], "after": None}
+
+
+def test_one_is_shown_with_how_it_died_and_where_it_came_from(office: DeadLetterOffice, store: SqlStore) -> None:
+    headers = {"penstock-stream-name": "totals", "penstock-stream-id": "1718-0", "tenant": "eu"}
+    (event_id,) = store.append([Event(event_type="t", queue="streams/totals", payload=b'{"a": 1}', headers=headers)])
+    for outcome in (Retry("refused", 0.0), Dead("KeyError: 'b'\n  File x, line 3")):
+        claim = store.claim("streams/totals", limit=1, claimant="tester")
+        store.settle(claim.lease, {claim.events[0].seq: outcome})
+    letter = json.loads(json.dumps(office.show(event_id)))
+    assert letter["last_error"] == "KeyError: 'b'\n  File x, line 3"
+    assert (letter["attempts"], letter["own_failures"], letter["replays"]) == (2, 2, 0)
+    assert letter["died_at"] == letter["settled_at"]
+    assert letter["came_from"] == {"name": "totals", "id": "1718-0"}
+    assert [line["what"] for line in letter["timeline"]] == ["emitted", "retried", "died"]
+    assert office.find(Selection(queue="streams/totals")).dead_letters[0]["event_id"] == str(event_id)
+
+
+def test_failures_of_its_own_are_those_of_this_life_that_no_process_died_of(
+    office: DeadLetterOffice, store: SqlStore
+) -> None:
+    (event_id,) = bury(store, 1, max_attempts=3)
+    office.redrive(ALL)
+    claim = store.claim("outbox", limit=1, claimant="fails")
+    store.settle(claim.lease, {claim.events[0].seq: Retry("refused", 0.0)})
+    for _ in range(2):
+        claim = store.claim("outbox", limit=1, claimant="hangs", lease_seconds=0.001)
+        assert claim
+        assert wait_until(lambda: store.reap() == 1, 20)
+    letter = office.show(event_id)
+    assert (letter["attempts"], letter["own_failures"], letter["last_error"]) == (3, 1, "lease expired")
+
+
+def test_of_several_copies_the_dead_one_is_shown(office: DeadLetterOffice, store: SqlStore) -> None:
+    (event_id,) = store.append([Event(event_type="t")])
+    claim = store.claim("outbox", limit=1, claimant="router")
+    store.route(claim.lease, {claim.events[0].seq: ["a", "b"]})
+    claim = store.claim("b", limit=1, claimant="tester")
+    store.settle(claim.lease, {claim.events[0].seq: Dead("no")})
+    letter = office.show(event_id)
+    assert (letter["queue"], letter["state"], letter["own_failures"]) == ("b", "DEAD", None)
+    assert [(copy["queue"], copy["state"]) for copy in letter["copies"]] == [("a", "PENDING")]
+    assert office.redrive(Selection(ids=frozenset({event_id}))) == Handled(done="redriven", count=1, left_alone=[])
+
+
+def test_only_the_dead_are_shown(office: DeadLetterOffice, settled: Settled) -> None:
+    published = settled()
+    with pytest.raises(UsageError, match=f"{published} is published, not dead; to see it: penstock show {published}"):
+        office.show(published)
+    with pytest.raises(EventNotFound):
+        office.show(EventId(uuid4()))
+
+
+@pytest.mark.parametrize("verb", ["redrive", "purge"])
+def test_a_dry_run_tells_and_changes_nothing(office: DeadLetterOffice, store: SqlStore, verb: str) -> None:
+    dead = bury(store, 3)
+    (pending,) = store.append([Event(event_type="t")])
+    told = getattr(office, verb)(Selection(ids=frozenset([*dead, pending])), dry_run=True)
+    document = json.loads(json.dumps(told.as_json()))
+    assert (document["dry_run"], document["total"], len(document["examples"])) == (True, 3, 3)
+    assert document["left_alone"] == [{"event_id": str(pending), "state": "PENDING"}]
+    assert office.totals().total == 3
+
+
+def test_a_redrive_is_a_replay_under_the_same_id(office: DeadLetterOffice, admin: Admin, settled: Settled) -> None:
+    dead, published = settled(Dead("no")), settled()
+    assert office.redrive(ALL, by="ann").as_json() == {"redriven": 1, "left_alone": []}
+    event = admin.show(dead)
+    assert (event["state"], event["attempts"], event["replays"], event["last_error"]) == ("PENDING", 0, 1, None)
+    assert [(line["what"], line["by"]) for line in event["timeline"][1:3]] == [("died", "tester"), ("replayed", "ann")]
+    assert admin.show(published)["state"] == "PUBLISHED"
+
+
+@pytest.mark.parametrize("verb", ["redrive", "purge"])
+def test_what_is_not_dead_is_left_alone_and_said(
+    office: DeadLetterOffice, admin: Admin, settled: Settled, verb: str
+) -> None:
+    dead, published, unknown = settled(Dead("no")), settled(), EventId(uuid4())
+    handled = getattr(office, verb)(Selection(ids=frozenset({dead, published, unknown})))
+    left = {one.event_id: one.state for one in handled.left_alone}
+    assert (handled.count, left) == (1, {str(published): "PUBLISHED", str(unknown): None})
+    again = getattr(office, verb)(Selection(ids=frozenset({dead})))
+    assert again.count == 0
+    assert [one.state for one in again.left_alone] == ["PENDING" if verb == "redrive" else None]
+    assert admin.show(published)["state"] == "PUBLISHED"
+
+
+def test_an_id_that_a_filter_leaves_out_is_left_alone(office: DeadLetterOffice, settled: Settled) -> None:
+    dead = settled(Dead("no"), queue="mail")
+    handled = office.redrive(Selection(ids=frozenset({dead}), queue="outbox"))
+    assert (handled.count, [one.state for one in handled.left_alone]) == (0, ["DEAD"])
+
+
+@pytest.mark.parametrize("verb", ["redrive", "purge"])
+def test_what_makes_no_sense_is_refused(office: DeadLetterOffice, settled: Settled, verb: str) -> None:
+    settled(Dead("no"))
+    with pytest.raises(UsageError, match=f"{verb} needs a selection"):
+        getattr(office, verb)(Selection())
+    with pytest.raises(UsageError, match=f"{verb} is for dead letters"):
+        getattr(office, verb)(Selection(states=frozenset({State.PUBLISHED, State.DEAD})))
+    assert office.totals().total == 1
+
+
+def test_ten_thousand_are_redriven_in_batches(
+    office: DeadLetterOffice, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.store.sql.REPLAY_BATCH", 1_000)
+    bury(store, 10_000, "order {} is unknown")
+    assert [one.count for one in office.totals().errors] == [10_000]
+    heard: list[int] = []
+    assert office.redrive(ALL, progress=heard.append).count == 10_000
+    assert heard == [*range(1_000, 10_001, 1_000), 10_000]
+    assert store.stats().total("pending") == 10_000
+
+
+def test_whoever_leaves_in_between_leaves_whole_batches(
+    office: DeadLetterOffice, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.store.sql.REPLAY_BATCH", 10)
+    bury(store, 35)
+
+    def leave(done: int) -> None:
+        if done == 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        office.redrive(ALL, progress=leave)
+    assert (store.stats().total("pending"), store.stats().total("dead")) == (20, 15)
+    assert office.redrive(ALL).count == 15
+    assert store.stats().total("pending") == 35
+
+
+@pytest.mark.parametrize("others", [("purge", "purge"), ("purge", "redrive"), ("redrive", "redrive")])
+def test_several_at_once_share_the_dead_among_them(url: str, store: SqlStore, others: tuple[str, str]) -> None:
+    bury(store, 2_000)
+    together = Barrier(len(others))
+
+    def work(verb: str) -> int:
+        own = open_store(url)
+        together.wait()
+        try:
+            count: int = getattr(Admin(own).dead_letters, verb)(ALL).count
+            return count
+        finally:
+            own.close()
+
+    with ThreadPoolExecutor(len(others)) as threads:
+        counts = list(threads.map(work, others))
+    stats = store.stats()
+    left = stats.total("dead")  # what one held the other may have passed by
+    redriven = sum(count for verb, count in zip(others, counts, strict=True) if verb == "redrive")
+    assert stats.total("pending") == redriven
+    assert sum(counts) + left == 2_000
+    assert Admin(store).dead_letters.purge(ALL).count == left
+
+
+def test_the_list_brings_no_payloads(office: DeadLetterOffice, store: SqlStore) -> None:
+    bury(store, 1, "no \x1b[31m" + " x" * 100_000, payload=b"y" * 1_000_000)
+    assert len(json.dumps(office.find().as_json())) < 2_000
+    assert office.totals().errors[0].error.startswith("no \x1b[#m x x")
+
+
+def test_the_program_on_the_page_runs(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2] / "docs" / "dead-letters.md"
+    (program,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "'redriven': 0" in done.stdout

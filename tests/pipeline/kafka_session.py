@@ -1,0 +1,24 @@
+"""A stream over a topic in a process of its own, which opens its session by itself, or has opened one before.
+
+python kafka_session.py STORE STATE SERVERS TOPIC [before]
+"""
+
+import sys
+
+from stream_ground import remember
+
+from penstock import Streams
+from penstock.errors import UsageError
+from penstock.pipeline.session import open_session
+from penstock.streams.sources import Kafka
+
+if __name__ == "__main__":
+    store, state, servers, topic, *before = sys.argv[1:]
+    app = Streams(store, state=state)
+    app.stream(Kafka(servers, topic), name="shop", parts=1)(remember)
+    if before:
+        open_session("local[2]")
+    try:
+        app.run(master="local[2]", once=True)
+    except UsageError as error:
+        sys.exit(f"UsageError: {error}")

@@ -1,0 +1,111 @@
+"""Spark's connector to Kafka: its jars are found before Spark starts, or the error says how they are given."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import UsageError
+from penstock.pipeline.gateway import core_jar
+from penstock.pipeline.kafka_feed import reader_options
+from penstock.pipeline.kafka_jars import PARTS, VARIABLE, connector_jars, coordinates
+from penstock.streams.sources import Kafka
+
+CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.9.1"
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """A machine with a Spark, and nothing else."""
+    (tmp_path / "spark" / "jars").mkdir(parents=True)
+    (tmp_path / "spark" / "jars" / "spark-core_2.13-4.9.1.jar").touch()
+    return {"SPARK_HOME": str(tmp_path / "spark"), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+
+
+def put_jars(folder: Path, parts: tuple[str, ...] = PARTS) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    jars = sorted(folder / f"{part}_2.13-1.jar" for part in parts)
+    for jar in jars:
+        jar.touch()
+    return jars
+
+
+def test_the_folder_that_is_named_comes_first(environment: dict[str, str], tmp_path: Path) -> None:
+    fetched = put_jars(tmp_path / "cache" / "penstock" / "spark-kafka-4.9.1")
+    assert connector_jars(None, environment) == (*fetched,)
+    mine = put_jars(tmp_path / "mine")
+    assert connector_jars(None, {**environment, VARIABLE: str(tmp_path / "mine")}) == (*mine,)
+    theirs = put_jars(tmp_path / "theirs")
+    assert connector_jars(str(tmp_path / "theirs"), {**environment, VARIABLE: str(tmp_path / "mine")}) == (*theirs,)
+
+
+def test_what_was_fetched_for_another_spark_is_not_taken(environment: dict[str, str], tmp_path: Path) -> None:
+    put_jars(tmp_path / "cache" / "penstock" / "spark-kafka-4.8.0")
+    with pytest.raises(UsageError):
+        connector_jars(None, environment)
+
+
+def test_a_spark_that_has_it_needs_none(environment: dict[str, str], tmp_path: Path) -> None:
+    put_jars(tmp_path / "spark" / "jars")
+    assert connector_jars(None, environment) == ()
+
+
+def test_settings_of_sparks_launcher_may_bring_it(environment: dict[str, str]) -> None:
+    with_packages = {**environment, "PYSPARK_SUBMIT_ARGS": f"--packages {CONNECTOR} pyspark-shell"}
+    assert connector_jars(None, with_packages) == ()
+
+
+def test_without_it_the_error_says_what_it_is_and_how_it_is_given(environment: dict[str, str]) -> None:
+    with pytest.raises(UsageError) as error:
+        connector_jars(None, environment)
+    for said in (CONNECTOR, VARIABLE, "jars=", "spark.jars.packages", *PARTS):
+        assert said in str(error.value)
+
+
+@pytest.mark.parametrize("missing", PARTS)
+def test_a_folder_that_lacks_a_part_says_which(environment: dict[str, str], tmp_path: Path, missing: str) -> None:
+    put_jars(tmp_path / "mine", tuple(part for part in PARTS if part != missing))
+    with pytest.raises(UsageError, match=f"mine has no {missing}"):
+        connector_jars(str(tmp_path / "mine"), environment)
+
+
+def test_a_folder_that_is_not_there(environment: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="none-such has no spark-sql-kafka"):
+        connector_jars(str(tmp_path / "none-such"), environment)
+
+
+def test_the_versions_are_told_by_sparks_core_jar(environment: dict[str, str], tmp_path: Path) -> None:
+    assert core_jar(tmp_path / "spark") == ("2.13", "4.9.1")
+    assert coordinates(environment) == CONNECTOR
+
+
+def test_options_over_defaults() -> None:
+    told = reader_options(Kafka("broker:9092", "orders", {"STARTINGOFFSETS": "latest", "kafka.group.id": "mine"}))
+    assert told == {
+        "kafka.bootstrap.servers": "broker:9092",
+        "subscribe": "orders",
+        "includeHeaders": "true",
+        "STARTINGOFFSETS": "latest",
+        "maxOffsetsPerTrigger": "100000",
+        "failOnDataLoss": "true",
+        "kafka.isolation.level": "read_committed",
+        "kafka.group.id": "mine",
+    }
+    assert reader_options(Kafka("broker", "orders-.*", pattern=True))["subscribePattern"] == "orders-.*"
+
+
+@pytest.mark.parametrize("name", ["subscribe", "assign", "includeHeaders", "kafka.bootstrap.servers"])
+def test_options_that_the_source_decides(name: str) -> None:
+    with pytest.raises(UsageError, match=f"{name} is not yours to set"):
+        reader_options(Kafka("broker", "orders", {name: "x"}))
+
+
+def test_a_source_without_servers_or_topics() -> None:
+    with pytest.raises(UsageError, match="needs servers and topics"):
+        Kafka("", "orders")
+    with pytest.raises(UsageError, match="needs servers and topics"):
+        Kafka("broker", "")
+
+
+def test_secrets_among_the_options_are_not_shown() -> None:
+    source = Kafka("broker", "orders", {"kafka.sasl.jaas.config": "password='secret'"})
+    assert "secret" not in f"{source} {source!r}"

@@ -1,0 +1,242 @@
+"""Streams that read Kafka, through Spark's connector and from a real broker."""
+
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kafka_ground import Topics
+from step_ground import Ground
+from stream_ground import DEAD, LIVE, Shop, records, remember, states
+
+from penstock.errors import PipelineError, UsageError
+from penstock.pipeline.kafka_feed import KafkaFeed
+from penstock.pipeline.kafka_jars import coordinates
+from penstock.store.base import Selection
+from penstock.streams.context import Context
+from penstock.streams.event import StreamEvent
+from penstock.streams.sources import Kafka
+from penstock.testing.servers import KafkaServer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300), pytest.mark.usefixtures("reads_kafka")]
+
+
+@pytest.fixture
+def topics(kafka_server: KafkaServer) -> Topics:
+    return Topics(kafka_server)
+
+
+def expected(*numbers: range) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = defaultdict(list)
+    for number in (number for some in numbers for number in some):
+        found[f"customer {number % 5}"].append(number)
+    return dict(found)
+
+
+def test_every_record_counts_once_and_in_the_order_of_its_key(
+    spark: "SparkSession", embedded: Ground, topics: Topics
+) -> None:
+    topic = topics.create(3)
+    shop = Shop(spark, embedded, Kafka(topics.servers, topic, {"maxOffsetsPerTrigger": "150"}))
+    topics.put_orders(topic, range(500))
+    shop.run()
+    assert shop.seen() == expected(range(500))
+    assert sorted(record.payload for record in records(embedded.outbox, "seen")) == sorted(
+        b'{"number":%d}' % number for number in range(500)
+    )
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_checkpoint_that_is_lost_costs_nothing(
+    spark: "SparkSession", embedded: Ground, topics: Topics, tmp_path: Path, kept: bool
+) -> None:
+    topic = topics.create()
+    shop = Shop(spark, embedded, Kafka(topics.servers, topic))
+    for turn in range(3):
+        topics.put_orders(topic, range(turn * 100, turn * 100 + 100))
+        shop.run(tmp_path / ("checkpoint" if kept else f"checkpoint {turn}"))
+        assert shop.seen() == expected(range(turn * 100 + 100))
+    assert len(records(embedded.outbox, "seen")) == 300
+
+
+def test_a_failure_lets_later_ones_pass_and_dies_with_its_origin_on_it(
+    spark: "SparkSession", embedded: Ground, topics: Topics, tmp_path: Path
+) -> None:
+    """Tried again in the stream's own queue, driven anew there; and Kafka, read once more, brings nothing twice."""
+    mended = tmp_path / "mended"
+
+    def fail(event: StreamEvent, ctx: Context) -> None:
+        number = event.json()["number"]
+        if number == 10 and not mended.exists():
+            raise ValueError("never")
+        if number == 11 and not event.moved:
+            raise ConnectionError("not yet")
+        remember(event, ctx)
+
+    topic = topics.create(1)
+    shop = Shop(spark, embedded, Kafka(topics.servers, topic), fail, max_retries=1)
+    topics.put_orders(topic, range(10))
+    topics.put(topic, "customer 0", {"number": 10}, headers={"colour": b"red", "penstock-event-type": b"order.placed"})
+    topics.put_orders(topic, range(11, 20))
+    shop.run_until(lambda: not shop.records(LIVE) and bool(shop.records(DEAD)))
+    assert shop.seen() == expected(range(20)) | {"customer 0": [0, 5, 15], "customer 1": [1, 6, 16, 11]}
+    (dead,) = shop.records(DEAD)
+    assert dead.last_error is not None
+    assert dead.last_error.startswith("ValueError: never\n")
+    assert (dead.event_type, dead.payload, dead.partition_key) == ("order.placed", b'{"number": 10}', "customer 0")
+    assert dead.headers == {
+        "colour": "red",
+        "penstock-event-type": "order.placed",
+        "penstock-stream": "shop",
+        "penstock-stream-key": "customer 0",
+        "penstock-stream-origin": f"{topic}/0/10",
+    }
+    mended.touch()
+    assert embedded.outbox.store.replay(Selection(queue="streams/shop", states=DEAD)) == 1
+    shop.run_until(lambda: not shop.records(LIVE))
+    assert shop.seen()["customer 0"] == [0, 5, 15, 10]
+    assert len(records(embedded.outbox, "seen")) == 20
+
+
+def test_a_topic_that_was_deleted_and_made_anew_is_another_one(
+    spark: "SparkSession", embedded: Ground, topics: Topics, tmp_path: Path
+) -> None:
+    """Its offsets begin anew. By name and offset alone all of it would pass for known; with more records than the old
+    one had, Spark's checkpoint would go on in its middle."""
+    topic = topics.create()
+    shop = Shop(spark, embedded, Kafka(topics.servers, topic))
+    topics.put_orders(topic, range(50))
+    shop.run(tmp_path / "checkpoint")
+    topics.create_anew(topic)
+    topics.put_orders(topic, range(100, 200))
+    shop.run(tmp_path / "checkpoint")
+    assert shop.seen() == expected(range(50), range(100, 200))
+    shop.run()
+    assert shop.seen() == expected(range(50), range(100, 200))
+
+
+def test_a_topic_that_is_made_anew_while_it_is_read_ends_the_stream(
+    spark: "SparkSession", embedded: Ground, topics: Topics
+) -> None:
+    topic = topics.create()
+    feed = KafkaFeed(Kafka(topics.servers, topic))
+    loaded = feed.load(spark)
+    assert feed.arrange(loaded).columns == loaded.columns
+    topics.create_anew(topic)
+    with pytest.raises(PipelineError, match="was deleted and made anew while it was read: start the stream again"):
+        feed.arrange(loaded)
+    feed.close()
+
+
+def test_records_that_are_no_plain_text(spark: "SparkSession", embedded: Ground, topics: Topics) -> None:
+    def look(event: StreamEvent, ctx: Context) -> None:
+        payload = event.payload.decode() if event.payload else "none"
+        ctx.state["seen"] = [
+            payload,
+            event.event_type,
+            event.event_id,
+            dict(event.headers),
+            event.created_at is not None,
+        ]
+
+    topic = topics.create(1)
+    many = [("a", b"1"), ("a", b"2"), ("b", b"\xff"), ("c", None), ("d", "ö".encode()), ("penstock-tombstone", b"true")]
+    topics.put(topic, "plain", b"0", headers=[*many, ("penstock-stream-key", b"another's")])
+    topics.put(topic, "gone", None)
+    topics.put(topic, b"\xff" * 60, b"2")
+    topics.put(topic, (5).to_bytes(8), b"3", headers={"penstock-event-type": b"order.placed"})
+    topics.put(topic, "ö", b"4")
+    topics.flush()
+    shop = Shop(spark, embedded, Kafka(topics.servers, topic), look)
+    shop.run()
+    encoded = {"penstock-key-encoding": "base64"}
+    typed = {"penstock-event-type": "order.placed"}
+    assert shop.seen() == {
+        "plain": ["0", topic, f"{topic}/0/0", {"a": "2", "d": "ö"}, True],
+        "gone": ["none", topic, f"{topic}/0/1", {"penstock-tombstone": "true"}, True],
+        "/" * 80: ["2", topic, f"{topic}/0/2", encoded, True],
+        "AAAAAAAAAAU=": ["3", "order.placed", f"{topic}/0/3", typed | encoded, True],
+        "ö": ["4", topic, f"{topic}/0/4", {}, True],
+    }
+
+
+def test_topics_by_a_pattern_and_records_of_transactions(
+    spark: "SparkSession", embedded: Ground, topics: Topics
+) -> None:
+    """Those that are made later, too. What a transaction has given up was never there."""
+    first = topics.create(1)
+    shop = Shop(spark, embedded, Kafka(topics.servers, f"{topics.stem}-[12]", pattern=True))
+    topics.put_orders(first, range(10))
+    topics.put_in_transaction(first, range(10, 15), commit=False)
+    topics.put_in_transaction(first, range(15, 20), commit=True)
+    shop.run()
+    assert shop.seen() == expected(range(10), range(15, 20))
+    topics.put_orders(topics.create(1), range(100, 110))
+    topics.put_orders(topics.create(1), range(200, 210))
+    shop.run()
+    assert shop.seen() == expected(range(10), range(15, 20), range(100, 110))
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "message"),
+    [
+        ({"topics": "none.such"}, PipelineError, "no such topic"),
+        ({"options": {"kafka.auto.offset.reset": "latest"}}, UsageError, "can't be read so: .*auto.offset.reset"),
+        ({"options": {"kafka.security.protocol": "x"}}, UsageError, "can't be read so: .*security.protocol"),
+        ({"options": {"Subscribe": "x"}}, UsageError, "not yours to set"),
+        (
+            {
+                "servers": "127.0.0.1:1",
+                "options": {"kafka.default.api.timeout.ms": "2000", "kafka.request.timeout.ms": "1000"},
+            },
+            PipelineError,
+            "can't be reached: TimeoutException",
+        ),
+    ],
+)
+def test_what_can_not_be_read_is_named(
+    spark: "SparkSession", embedded: Ground, topics: Topics, given: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    source = Kafka(**({"servers": topics.servers, "topics": topics.create(1)} | given))
+    with pytest.raises(kind, match=message):
+        Shop(spark, embedded, source).run()
+
+
+# A variable that leaves the start of Java to Spark's launcher.
+LAUNCHER = {"PYSPARK_SUBMIT_ARGS": "--driver-memory 1g pyspark-shell"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variables", [{}, LAUNCHER], ids=["our Java", "Spark's launcher"])
+def test_a_session_of_its_own_has_the_connector(embedded: Ground, topics: Topics, variables: dict[str, str]) -> None:
+    topic = topics.create(1)
+    topics.put_orders(topic, range(10))
+    ended = run_session(embedded, topics, topic, variables)
+    assert ended.returncode == 0, ended.stderr
+    assert {key: found["seen"] for key, found in states(state_of(embedded), "shop").items()} == expected(range(10))
+
+
+@pytest.mark.slow
+def test_a_session_that_runs_without_the_connector_is_told(embedded: Ground, topics: Topics) -> None:
+    ended = run_session(embedded, topics, topics.create(1), {}, "before")
+    assert ended.returncode == 1
+    assert "UsageError: the Spark session that runs was started without the connector" in ended.stderr
+    assert coordinates() in ended.stderr
+
+
+def run_session(
+    ground: Ground, topics: Topics, topic: str, variables: dict[str, str], *more: str
+) -> "subprocess.CompletedProcess[str]":
+    program = str(Path(__file__).with_name("kafka_session.py"))
+    command = [sys.executable, program, ground.url, state_of(ground), topics.servers, topic, *more]
+    return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=200)
+
+
+def state_of(ground: Ground) -> str:
+    return f"sqlite:///{ground.folder}/state"

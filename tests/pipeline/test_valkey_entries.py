@@ -1,0 +1,172 @@
+"""Entries of streams as rows: without a server and without Spark."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+from valkey.exceptions import ConnectionError as LostConnection
+from valkey.exceptions import NoPermissionError, ReadOnlyError, ResponseError
+
+from penstock.errors import PipelineError, SourceUnavailable, UsageError
+from penstock.pipeline.valkey_entries import Entry, EntryId, Rows, entry_of, in_order, pages
+from penstock.pipeline.valkey_group import plain_error
+from penstock.pipeline.valkey_source import StreamOptions
+
+URL = "valkey://:secret@127.0.0.1/0"
+NEEDED = {"url": URL, "stream": "orders", "group": "totals"}
+
+
+def entry(entry_id="5-1", stream="orders", attempts=0, **fields):
+    named = {name.encode(): value if isinstance(value, bytes) else value.encode() for name, value in fields.items()}
+    return Entry(stream, EntryId.parse(entry_id), named or {b"payload": b"x"}, attempts)
+
+
+def row(**fields):
+    return Rows("payload").row(entry(**fields))
+
+
+def test_ids_compare_as_numbers():
+    assert EntryId.parse(b"9-1") < EntryId.parse(b"10-1") < EntryId.parse("10-2") < EntryId.parse("10-10")
+    assert EntryId.parse("9-1").seq() < EntryId.parse("10-1").seq() < EntryId.parse("10-10").seq()
+
+
+@pytest.mark.parametrize("entry_id", [f"{2**64 - 1}-{2**64 - 1}", f"{2**43}-0"])
+def test_an_id_that_no_column_holds_is_the_last_that_one_does(entry_id):
+    assert EntryId.parse(entry_id).seq() == 2**63 - 1
+    assert EntryId.parse(entry_id).time().year in (2248, 9999)
+
+
+def test_more_entries_in_a_millisecond_than_can_be_told_apart_stay_within_it():
+    assert EntryId(5, 2**20 + 7).seq() == EntryId(5, 2**20 - 1).seq() < EntryId(6, 0).seq()
+
+
+def test_an_id_tells_the_time():
+    assert EntryId.parse("1767225600123-0").time() == datetime(2026, 1, 1, 0, 0, 0, 123000, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("stream", ["orders", "shop/orders", "/", "ä b"])
+def test_an_event_id_holds_the_stream_and_the_entry(stream):
+    assert entry_of(entry("12-3", stream).event_id) == (stream, "12-3")
+
+
+@pytest.mark.parametrize("event_id", ["12-3", "orders", "orders/12", "orders/a-b", "orders/12-3/"])
+def test_an_event_id_of_another_source_is_refused(event_id):
+    with pytest.raises(UsageError, match="is not the id of a stream's entry; one looks like orders/1767225600000-0"):
+        entry_of(event_id)
+
+
+def test_what_our_own_publisher_writes_comes_back_as_it_was():
+    found = row(
+        event_id="0199", event_type="order.placed", queue="outbox", payload=b"\xff\x00", headers='{"trace":"ä"}',
+        created_at="2026-01-01T00:00:00+00:00", partition_key="p", ordering_key="o",
+    )  # fmt: skip
+    assert found["payload"] == b"\xff\x00"
+    assert (found["event_type"], found["partition_key"], found["ordering_key"]) == ("order.placed", "p", "o")
+    assert dict(found["headers"]) == {
+        "event_id": "0199",
+        "queue": "outbox",
+        "created_at": "2026-01-01T00:00:00+00:00",
+        "trace": "ä",
+    }
+
+
+def test_an_entry_of_others_has_its_streams_name_for_a_type_and_fields_for_headers():
+    found = row(payload="{}", tenant="ada")
+    assert (found["event_type"], found["partition_key"], found["ordering_key"]) == ("orders", None, None)
+    assert dict(found["headers"]) == {"tenant": "ada"}
+
+
+def test_an_entry_without_a_payload_is_the_payload():
+    found = row(amount="12", who="Žofie", broken=b"\xff")
+    assert json.loads(found["payload"]) == {"amount": "12", "who": "Žofie", "broken": "\\xff"}
+    assert found["headers"] == []
+
+
+def test_the_payload_may_be_in_another_field():
+    found = Rows("body").row(entry(body="b", payload="p"))
+    assert (found["payload"], found["headers"]) == (b"b", [("payload", "p")])
+
+
+@pytest.mark.parametrize("text", ["plain", "[1]", '{"a":1}', '{"a":"\\ud800"}', "[" * 100_000])
+def test_headers_that_are_no_json_object_of_texts_are_a_header_of_that_name(text):
+    assert row(payload="p", headers=text)["headers"] == [("headers", text)]
+
+
+def test_headers_that_are_not_text_are_dropped_and_counted():
+    rows = Rows("payload")
+    found = rows.row(entry(payload=b"\xff", bad=b"\xff", good="yes"))
+    assert (found["payload"], found["headers"], rows.dropped_headers) == (b"\xff", [("good", "yes")], 1)
+
+
+def test_keys_that_are_not_text_stay_apart():
+    assert (
+        row(payload="", partition_key=b"\xff")["partition_key"]
+        != row(payload="", partition_key=b"\xfe")["partition_key"]
+    )
+
+
+def test_entries_come_once_and_the_oldest_first():
+    found = in_order([entry("10-1"), entry("9-1"), entry("10-1"), entry("9-1", "other")])
+    assert [one.event_id for one in found] == ["orders/9-1", "other/9-1", "orders/10-1"]
+
+
+def test_pages_are_bounded_by_rows_and_bytes():
+    entries = [entry(f"{number}-0", payload="x" * 10) for number in range(7)]
+    assert [len(page) for page in pages(entries, rows=3)] == [3, 3, 1]
+    assert [len(page) for page in pages(entries, size=25)] == [2, 2, 2, 1]
+    assert [len(page) for page in pages(entries, size=1)] == [1] * 7
+    assert list(pages([])) == []
+
+
+def test_options_are_read_in_any_spelling():
+    options = StreamOptions.parse({**NEEDED, "minIdleTimeMs": "5", "LIMIT": "7", "payload_field": "body"})
+    assert (options.min_idle_time_ms, options.limit, options.payload_field, options.partitions) == (5, 7, "body", 1)
+    assert not options.patient
+
+
+def test_several_streams_are_told_by_commas():
+    options = StreamOptions.parse({**NEEDED, "stream": "a, b,a,"})
+    assert [group.stream for group in options.groups()] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"group": ""}, "format penstock-valkey needs the option group"),
+        ({"stream": " , "}, "format penstock-valkey needs the option stream"),
+        ({"topic": "x"}, "format penstock-valkey has no option 'topic'; it takes url, stream, group, consumer,"),
+        ({"limit": "0"}, "limit is a whole number of 1 or more, not '0'"),
+        ({"min_idle_time_ms": "soon"}, "min_idle_time_ms is a whole number of 1 or more, not 'soon'"),
+        ({"patient": "perhaps"}, "patient is true or false, not 'perhaps'"),
+        ({"start": "end"}, "start is beginning or new, not 'end'"),
+        (
+            {"url": "kafka://here"},
+            "format penstock-valkey takes URLs that begin with redis:, rediss:, valkey:, valkeys:",
+        ),
+        ({"url": "valkey://here/x"}, "after the host comes a database's number"),
+        ({"url": "valkey://here?maxlen=5"}, "valkey: has no option 'maxlen'; it takes ssl_ca_certs"),
+    ],
+)
+def test_a_wrong_option_is_told_at_once(given, message):
+    with pytest.raises(UsageError) as refused:
+        StreamOptions.parse({**NEEDED, **given})
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (ResponseError("unknown command 'XAUTOCLAIM', with args"), UsageError, "is too old: "),
+        (ResponseError("Invalid stream ID specified as stream command argument"), UsageError, "Redis from 6.2 on"),
+        (NoPermissionError("this user has no permissions"), UsageError, "refuses these credentials, or they may not"),
+        (ReadOnlyError("You can't write against a read only replica."), SourceUnavailable, "can't be used now"),
+        (LostConnection("Connection refused"), SourceUnavailable, "can't be used now: Connection refused"),
+        (ConnectionResetError("reset"), SourceUnavailable, "can't be used now: reset"),
+        (ResponseError("OOM"), PipelineError, "refused a command on the stream 'orders': OOM"),
+    ],
+)
+def test_errors_say_what_happened_without_the_password(error, kind, message):
+    told = plain_error(error, URL, "orders", "totals")
+    assert type(told) is kind
+    assert message in str(told)
+    assert "secret" not in str(told)
