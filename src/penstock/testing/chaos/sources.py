@@ -105,7 +105,8 @@ class KafkaSource(OrderSource):
         self._servers = f"127.0.0.1:{server.port}"
         self._topic = topic
         at: dict[str, Any] = {"bootstrap.servers": self._servers, "log_level": 0}
-        for done in AdminClient(at).create_topics([NewTopic(topic, PARTITIONS, 1)]).values():
+        admin = AdminClient(at)
+        for done in admin.create_topics([NewTopic(topic, PARTITIONS, 1)]).values():
             done.result()
         self._producer = Producer({**at, "enable.idempotence": True})
 

@@ -25,6 +25,7 @@ SUPERSEDE_SECONDS = 180.0
 # Beyond this many starts in a row that come to nothing, something is broken that no restart mends.
 MOST_FAILURES = 5
 LOOK_SECONDS = 0.1
+RUNS = "stream runs"
 
 Say = Callable[[str], None]
 
@@ -159,10 +160,11 @@ class Trial:
         self._await_progress(before)
 
     def _supersede(self) -> None:
+        self._await(lambda: RUNS in self._driver.said, SUPERSEDE_SECONDS)  # or it would be the newer one
         older = self._driver
         self._start(checkpoint=self._folder / f"checkpoint-{len(self._drivers)}")
         newer = self._driver
-        wait_until(lambda: "stream runs" in newer.said or not newer.running, SUPERSEDE_SECONDS)
+        wait_until(lambda: RUNS in newer.said or not newer.running, SUPERSEDE_SECONDS)
         deadline = time.monotonic() + SUPERSEDE_SECONDS
         while older.running and time.monotonic() < deadline:
             self._emit(1)  # it hears of it when it next has something to do
