@@ -1,4 +1,4 @@
-"""Streams whose state Spark keeps: the same handlers, sums, retries and dead letters, and a checkpoint to go on from."""
+"""Streams whose state Spark keeps: the same handlers, sums, retries and dead letters, and a checkpoint to continue."""
 
 import json
 from collections.abc import Callable, Iterator
