@@ -1,8 +1,7 @@
 """The contenders of the streams' benchmark: each counts and adds up the amounts of each key, on the same input.
 
 A contender is a function of a trial. It runs until the input is processed, leaves Spark's checkpoint where the trial
-says, by whose commits it is timed, tells the trial that it is done, and returns what its state adds up to and how large
-that is.
+says, by whose commits it is timed, and returns what its state adds up to and how large that is.
 """
 
 import json
@@ -56,8 +55,6 @@ class Trial:
     given: Input
     folder: Path
     tasks: int
-    done: Callable[[], None]
-    """To be called when all is processed, before anything is looked at."""
 
     @property
     def checkpoint(self) -> Path:
@@ -123,7 +120,6 @@ def transform_with_state(trial: Trial) -> Outcome:
             query.processAllAvailable()
         finally:
             query.stop()
-        trial.done()
         states = trial.spark.read.format("statestore").option("stateVarName", "totals").load(str(trial.checkpoint))
         each = states.select("key.partition_key", "value.count", "value.sum")
         mixed = expr("CAST(sum(CAST(crc32(CAST(partition_key AS BINARY)) AS DECIMAL(38)) * sum) AS DECIMAL(38))")
@@ -180,7 +176,6 @@ def embedded_store(folder: Path) -> str:
 def _run(trial: Trial, source: str | Frame, store: str, state: str) -> None:
     app = application(source, store, state, trial.tasks)
     app.run(spark=trial.spark, once=True, checkpoint=str(trial.checkpoint.parent))
-    trial.done()
 
 
 def decode(payload: bytes) -> int:

@@ -8,16 +8,17 @@ import json
 import tempfile
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, UsageError
+from penstock.pipeline.stream_sources import QUEUE_LIMIT
 from penstock.testing.bench.cpu import cpu_seconds
 from penstock.testing.bench.ground import SETTINGS, Ground
-from penstock.testing.bench.plan import Figure, Measured, Target, at_least
+from penstock.testing.bench.plan import Figure, Measured, at_least
 from penstock.testing.bench.report import describe, documents, table
 from penstock.testing.bench.stream_contenders import (
     PENSTOCK,
@@ -27,10 +28,11 @@ from penstock.testing.bench.stream_contenders import (
     transform_with_state,
 )
 from penstock.testing.bench.stream_input import Input, prepare
-from penstock.testing.bench.stream_recovery import measure_recovery
+from penstock.testing.bench.stream_recovery import Recovery, measure_recovery
 from penstock.testing.servers import PostgresServer
 
 SPARKS = "transformWithState"
+LOCAL = ("SQLite", "RocksDB")
 PACKAGES = ("penstock", "pyspark", "pyarrow", "rocksdict")
 WATCH_SECONDS = 0.05
 KEPT_BATCHES = "spark.sql.streaming.minBatchesToRetain"
@@ -47,6 +49,11 @@ class StreamsPlan:
     """Events in a micro-batch: as many as two claims of a queue bring."""
     rounds: int = 3
     tasks: int = 2
+
+    def __post_init__(self) -> None:
+        least = 3 * max(self.batch, self.tasks * QUEUE_LIMIT)
+        if self.events < least:
+            raise UsageError(f"this takes three micro-batches or more: measure at least {least:,} events")
 
 
 class Run(NamedTuple):
@@ -68,42 +75,32 @@ def measure(ground: Ground, plan: StreamsPlan) -> Measured:
     spark.conf.set(KEPT_BATCHES, str(2 + plan.events // plan.batch))  # it is their commits that tell the time
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as made:
         folder = Path(made)
-        few, many = (
-            _prepare(ground, plan, folder, "few", plan.keys),
-            _prepare(ground, plan, folder, "many", plan.many_keys),
-        )
-        contenders: dict[str, tuple[Contender, Input]] = {name: (run, few) for name, run in PENSTOCK.items()}
-        contenders |= {SPARKS: (transform_with_state, few), "a queue": (penstock_queue, few)}
-        contenders |= {_many(name): (PENSTOCK[name], many) for name in ("SQLite", "RocksDB")}
+        few = _prepare(ground, plan, folder / "few", plan.keys)
+        many = _prepare(ground, plan, folder / "many", plan.many_keys)
+        contenders = _contenders(few, many)
         runs: dict[str, list[Run]] = {name: [] for name in contenders}
         for number in range(1, plan.rounds + 1):
             for name, (contender, given) in contenders.items():
                 ground.note(f"streams, round {number} of {plan.rounds}: {name}")
-                place = folder / f"{name.replace(' ', '-')}-{number}"
-                runs[name].append(_run(contender, Trial(spark, ground, given, place, plan.tasks, _nothing)))
+                place = folder / f"run-{len(runs[name])}-{name.replace(' ', '-')}"
+                runs[name].append(_run(contender, Trial(spark, ground, given, place, plan.tasks)))
                 ground.note("  {:,.0f} events a second, {:.1f} µs of CPU time each".format(*runs[name][-1]))
-        ground.note("recovery after a kill, and a cold start")
+        ground.note("recovery after a kill, beside a cold start")
         recovery = measure_recovery("sqlite", few, folder / "recovery", plan.tasks)
-    figures = (
-        *_rates(runs),
-        *_ratios(runs),
-        Figure("first commit after a kill", recovery.after_kill, "s"),
-        Figure("first commit after a cold start", recovery.cold_start, "s"),
-        *(
-            Figure(f"state of a key, {name}", median(run.bytes_a_key for run in of), "bytes")
-            for name, of in runs.items()
-        ),
-    )
+    figures = (*_rates(runs), *_ratios(runs), *_recovery(recovery), *_sizes(runs))
     return Measured(figures, {name: [run._asdict() for run in of] for name, of in runs.items()})
 
 
-def _nothing() -> None:
-    """For a trial that nobody watches yet."""
+def _contenders(few: Input, many: Input) -> dict[str, tuple[Contender, Input]]:
+    """In the order in which they run, each with its input."""
+    contenders: dict[str, tuple[Contender, Input]] = {name: (run, few) for name, run in PENSTOCK.items()}
+    contenders |= {SPARKS: (transform_with_state, few), "a queue": (penstock_queue, few)}
+    return contenders | {_many(name): (PENSTOCK[name], many) for name in LOCAL}
 
 
-def _prepare(ground: Ground, plan: StreamsPlan, folder: Path, name: str, keys: int) -> Input:
+def _prepare(ground: Ground, plan: StreamsPlan, folder: Path, keys: int) -> Input:
     ground.note(f"writing {plan.events:,} events of {keys:,} keys")
-    return prepare(folder / name, events=plan.events, keys=keys, batch=plan.batch, lines=plan.tasks)
+    return prepare(folder, events=plan.events, keys=keys, batch=plan.batch, lines=plan.tasks)
 
 
 def _many(name: str) -> str:
@@ -119,20 +116,28 @@ def _rates(runs: Runs) -> list[Figure]:
 
 
 def _ratios(runs: Runs) -> list[Figure]:
-    targets: dict[str, Target | None] = {"SQLite": at_least(10), "RocksDB": at_least(10)}
-    figures = [
-        Figure(f"{name} / {SPARKS}", ratio(runs[name], runs[SPARKS]), "times", targets.get(name)) for name in PENSTOCK
-    ]
-    cpu = [
-        median(one.cpu_micros / other.cpu_micros for one, other in zip(runs[SPARKS], runs[name], strict=True))
-        for name in PENSTOCK
-    ]
-    figures += [
-        Figure(f"{SPARKS} / {name}, CPU time", value, "times") for name, value in zip(PENSTOCK, cpu, strict=True)
-    ]
-    for name in ("SQLite", "RocksDB"):
+    figures = []
+    for name in PENSTOCK:
+        target = at_least(10) if name in LOCAL else None
+        figures.append(Figure(f"{name} / {SPARKS}", ratio(runs[name], runs[SPARKS]), "times", target))
+        saved = (theirs.cpu_micros / ours.cpu_micros for theirs, ours in zip(runs[SPARKS], runs[name], strict=True))
+        figures.append(Figure(f"{SPARKS} / {name}, CPU time", median(saved), "times"))
+    for name in LOCAL:
         figures.append(Figure(f"{name}, many keys / few", ratio(runs[_many(name)], runs[name]), "times", at_least(0.7)))
     return figures
+
+
+def _recovery(recovery: Recovery) -> list[Figure]:
+    return [
+        Figure("first commit after a kill", recovery.after_kill, "s"),
+        Figure("first commit after a cold start", recovery.cold_start, "s"),
+    ]
+
+
+def _sizes(runs: Runs) -> list[Figure]:
+    return [
+        Figure(f"state of a key, {name}", median(run.bytes_a_key for run in of), "bytes") for name, of in runs.items()
+    ]
 
 
 def ratio(ours: list[Run], theirs: list[Run]) -> float:
@@ -141,31 +146,28 @@ def ratio(ours: list[Run], theirs: list[Run]) -> float:
 
 
 def _run(contender: Contender, trial: Trial) -> Run:
-    """One run, whose sums must be right."""
+    """One run, whose sums must be right. Its first batches are left out: whoever starts is slow."""
     trial.folder.mkdir(parents=True)
-    warm = max(1, trial.given.batches // 10)
-    with _Watch(trial.checkpoint / "commits" / str(warm - 1)) as watch:
-        outcome = contender(replace(trial, done=watch.note))
+    with _Watch(trial.checkpoint / "commits", warm=trial.given.batches // 10) as watch:
+        outcome = contender(trial)
     if outcome.totals != trial.given.expected:
         raise PenstockError(f"wrong sums, {outcome.totals} instead of {trial.given.expected}: no figure counts")
-    commits = [path for path in watch.file.parent.glob("[0-9]*") if int(path.name) >= warm]
-    events = trial.given.events * len(commits) / (len(commits) + warm)
-    seconds = max(path.stat().st_mtime for path in commits) - watch.file.stat().st_mtime
-    return Run(events / seconds, 1e6 * watch.cpu_seconds / events, outcome.size_bytes / outcome.totals.keys)
+    first, *_, last = watch.seen.items()
+    batches = len(list(watch.folder.glob("[0-9]*")))
+    events = trial.given.events * (last[0] - first[0]) / batches
+    seconds = (watch.folder / str(last[0])).stat().st_mtime - (watch.folder / str(first[0])).stat().st_mtime
+    return Run(events / seconds, 1e6 * (last[1] - first[1]) / events, outcome.size_bytes / outcome.totals.keys)
 
 
 class _Watch:
-    """Notes the CPU time that is taken from when a file is there until `note` is called."""
+    """Notes the CPU time at each commit from the one called `warm` on, while all processes that took it are there."""
 
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.cpu_seconds = 0.0
-        self._before = 0.0
+    def __init__(self, folder: Path, *, warm: int) -> None:
+        self.folder = folder
+        self.seen: dict[int, float] = {}
+        self._warm = warm
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
-
-    def note(self) -> None:
-        self.cpu_seconds = cpu_seconds() - self._before
 
     def __enter__(self) -> "_Watch":
         self._thread.start()
@@ -176,10 +178,10 @@ class _Watch:
         self._thread.join()
 
     def _look(self) -> None:
-        while not self.file.exists():
-            if self._over.wait(WATCH_SECONDS):
-                return
-        self._before = cpu_seconds()
+        while not self._over.wait(WATCH_SECONDS):
+            last = max((int(path.name) for path in self.folder.glob("[0-9]*")), default=-1)
+            if last >= self._warm and last not in self.seen:
+                self.seen[last] = cpu_seconds()
 
 
 def print_report(plan: StreamsPlan, *, as_json: bool) -> None:

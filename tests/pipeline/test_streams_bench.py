@@ -1,0 +1,71 @@
+"""The streams' benchmark, on little: all contenders read the same, and come to the same sums or are found out."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.errors import PenstockError, UsageError
+from penstock.testing.bench.ground import Ground
+from penstock.testing.bench.stream_contenders import PENSTOCK, Contender, Trial, penstock_queue, transform_with_state
+from penstock.testing.bench.stream_input import Input, add_up, prepare, read
+from penstock.testing.bench.streams import StreamsPlan, _run
+from penstock.testing.servers import PostgresServer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Input:
+    return prepare(tmp_path_factory.mktemp("bench") / "input", events=1_200, keys=50, batch=400, lines=2)
+
+
+@pytest.fixture(scope="module")
+def ground() -> Iterator[Ground]:
+    with PostgresServer() as server:
+        yield Ground(server)
+
+
+@pytest.fixture
+def trial(spark: "SparkSession", ground: Ground, given: Input, tmp_path: Path) -> Trial:
+    return Trial(spark, ground, given, tmp_path / "run", 2)
+
+
+def test_the_input_is_as_large_as_was_asked_for_and_adds_up(given: Input) -> None:
+    events = list(read(given))
+    assert (given.batches, given.events, len(events)) == (3, 1_200, 1_200)
+    assert (given.expected.keys, given.expected.events) == (len({key for key, _ in events}), 1_200)
+    assert add_up([("a", 1, 5), ("b", 1, 7)]) != add_up([("a", 1, 7), ("b", 1, 5)])
+
+
+@pytest.mark.parametrize("contender", PENSTOCK.values(), ids=PENSTOCK)
+def test_streams_come_to_the_right_sums(contender: Contender, trial: Trial) -> None:
+    run = _run(contender, trial)
+    assert min(run) > 0
+
+
+def test_a_queue_comes_to_the_right_sums(trial: Trial) -> None:
+    trial.folder.mkdir()
+    assert penstock_queue(trial).totals == trial.given.expected
+
+
+def test_sparks_own_comes_to_the_right_sums(trial: Trial) -> None:
+    pytest.importorskip("google.protobuf")
+    run = _run(transform_with_state, trial)
+    assert min(run) > 0
+
+
+def test_so_few_events_that_nothing_could_be_timed_are_refused() -> None:
+    with pytest.raises(UsageError, match="at least 60,000 events"):
+        StreamsPlan(events=59_999)
+
+
+def test_wrong_sums_are_found_out(trial: Trial, given: Input) -> None:
+    wrong = replace(given, expected=given.expected._replace(amount=1))
+    with pytest.raises(PenstockError, match="wrong sums"):
+        _run(PENSTOCK["SQLite"], replace(trial, given=wrong))
