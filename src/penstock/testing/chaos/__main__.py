@@ -2,10 +2,12 @@
 
 import argparse
 import random
+import signal
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from penstock.testing.chaos.audit import STATES
 from penstock.testing.chaos.campaign import Campaign, Outcome, Plan
@@ -71,7 +73,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _stop(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _stop)  # as Ctrl-C does: nothing is left behind
     try:
         sys.exit(main())
     except KeyboardInterrupt:
