@@ -86,7 +86,7 @@ def test_it_ends_with_a_summary(penstock: Run) -> None:
     done = penstock("streams", "run", "shop_at_hand:app")
     assert done.out == "total: 1,000 applied, 2 retried in 0.0 s\nrefunds: 0 applied in 0.0 s\n"
     told = penstock("streams", "run", "shop_at_hand:app", "--once", "--json").json
-    assert told["streams"]["total"] == {"batches": 3, "applied": 1_000, "retried": 2, "dead": 0}
+    assert told["streams"]["total"] == {"batches": 3, "applied": 1_000, "retried": 2, "dead": 0, "fired": 0}
     assert told["seconds"] >= 0
     assert penstock("streams", "run", "shop_at_hand:app", "--quiet").out == ""
 

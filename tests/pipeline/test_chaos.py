@@ -11,8 +11,8 @@ from penstock.testing.chaos.campaign import Campaign, Plan
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(1_200)]
 
-KILLS = 6
-EVENTS = 1_500
+KILLS = 4
+EVENTS = 1_000
 
 
 @pytest.mark.parametrize(("source", "state"), [*(("queue", state) for state in STATES), ("dataframe", "sqlite")])

@@ -155,7 +155,8 @@ def list_streams(
     from penstock.streams.looking import look
 
     with closing(_open(state)) as store:
-        found = [asdict(one) for one in store.streams()]
+        shown = ("stream", "epoch", "parts", "identity")
+        found = [{name: getattr(one, name) for name in shown} for one in store.streams()]
         if counted:
             for fields, one in zip(found, store.streams(), strict=True):
                 fields["keys"] = sum(1 for _ in look(store, one))
