@@ -13,6 +13,7 @@ import pytest
 from stream_processes import EVENTS, check, emit_orders, start, unsettled
 
 from penstock import Outbox, Streams, connect
+from penstock.errors import PipelineError
 from penstock.lifecycle import PUBLISHED, State
 from penstock.pipeline.stores import close_stores
 from penstock.pipeline.stream_sources import COLUMNS
@@ -234,3 +235,58 @@ def claimed(claim: Claim) -> Any:
     lease = {"lease": str(claim.lease.lease_id), "token": str(claim.lease.token)}
     rows = [{**event._asdict(), **lease, "event_id": str(event.event_id), "headers": []} for event in claim.events]
     return pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+def flaky_source(folder: Path, message: str) -> type:
+    """A source of three events, which fails when it is first asked for them."""
+    from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
+
+    class Reader(SimpleDataSourceStreamReader):
+        def initialOffset(self) -> dict[str, int]:  # noqa: N802
+            return {"offset": 0}
+
+        def read(self, start: dict[str, int]) -> tuple[Iterator[tuple[str, str, str]], dict[str, int]]:
+            if not (folder / "failed").exists():
+                (folder / "failed").touch()
+                raise RuntimeError(message)
+            numbers = range(start["offset"], 3)
+            return iter([(str(n), "a", '{"amount": 1}') for n in numbers]), {"offset": 3}
+
+        def readBetweenOffsets(self, start: Any, end: Any) -> Iterator[Any]:  # noqa: N802
+            return iter([(str(n), "a", '{"amount": 1}') for n in range(start["offset"], end["offset"])])
+
+    class Flaky(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "flaky"
+
+        def schema(self) -> str:
+            return "event_id STRING, partition_key STRING, payload STRING"
+
+        def simpleStreamReader(self, schema: object) -> Reader:  # noqa: N802
+            return Reader()
+
+    return Flaky
+
+
+@pytest.mark.parametrize("message", ["Python worker failed to connect back.", "something else"])
+def test_a_query_that_failed_by_what_passes_is_started_again(
+    spark: "SparkSession", tmp_path: Path, message: str
+) -> None:
+    spark.dataSource.register(flaky_source(tmp_path, message))
+    with connect(f"sqlite:///{tmp_path / 'events.db'}") as outbox:
+        outbox.store.initialise()
+    app = Streams(f"sqlite:///{tmp_path / 'events.db'}", state=f"sqlite:///{tmp_path / 'state'}")
+
+    @app.stream(Frame(lambda session: session.readStream.format("flaky").load()), name="flaky", parts=2)
+    def count(event: StreamEvent, ctx: Context) -> None:
+        ctx.state["sum"] = ctx.state.get("sum", 0) + event.json()["amount"]
+
+    try:
+        if message == "something else":
+            with pytest.raises(PipelineError, match="something else"):
+                run_streams(app, spark=spark, once=True)
+        else:
+            assert run_streams(app, spark=spark, once=True)["flaky"].applied == 3
+    finally:
+        close_stores()

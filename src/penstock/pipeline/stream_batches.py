@@ -84,6 +84,7 @@ class StreamRun:
         """Two jobs at once would fence one another."""
         self._ticking: threading.Thread | None = None
         self._ticks = Ticks(spark, self._errand)
+        self._folder = ""
         self._forgot = 0.0
         self._jobs = 0
         telemetry.info("stream runs", stream=stream.name, epoch=started.epoch, parts=started.parts)
@@ -94,6 +95,15 @@ class StreamRun:
         writer = rows.writeStream.foreachBatch(self._handle).queryName(f"penstock {self.stream.name}")
         writer = writer.option("checkpointLocation", f"{checkpoint}/{self._feed.edition}".rstrip("/"))
         return writer.trigger(processingTime=TRIGGER).start()
+
+    def launch(self, folder: str) -> "StreamingQuery":
+        """Start it, with a checkpoint in this folder."""
+        self._folder = folder
+        return self.start(f"{folder}/{self.stream.name}")
+
+    def launch_again(self) -> "StreamingQuery":
+        """Start it once more, where its checkpoint is."""
+        return self.launch(self._folder)
 
     def stop(self) -> None:
         """End what waits, and begin nothing more."""

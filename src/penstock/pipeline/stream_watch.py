@@ -1,9 +1,10 @@
 """What a driver does while its streams run: it looks whether they are well and still its own, and tells how they
 fare."""
 
+import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.2
 OWN_SECONDS = 5.0
 TELL_SECONDS = 10.0
+# What a machine with too much to do brings about, and no stream is to end by. Spark waits ten seconds for a Python.
+PASSING = re.compile(r"Python worker failed to connect back")
+MOST_RESTARTS = 10
 
 Progress = Callable[[Mapping[str, Counts]], None]
 
@@ -30,7 +34,7 @@ class Watch:
     def __init__(
         self,
         runs: Sequence[StreamRun],
-        queries: "Sequence[StreamingQuery]",
+        queries: "MutableSequence[StreamingQuery]",
         state: str | None,
         progress: Progress | None = None,
     ) -> None:
@@ -41,6 +45,8 @@ class Watch:
         self._told = {run.stream.name: Counts() for run in runs}
         self._told_at = self._looked_at = time.monotonic()
         self._failure: Exception | None = None
+        self._restarts = 0
+        self._changing = threading.Lock()
 
     def until(self, stop: threading.Event) -> None:
         """Watch until told to stop."""
@@ -61,17 +67,44 @@ class Watch:
 
     def _drain(self) -> None:
         try:
-            for run, query in zip(self._runs, self._queries, strict=True):
-                query.processAllAvailable()
+            for at, run in enumerate(self._runs):
+                self._drain_events(at)
                 while run.tick():  # what fires may emit what is read here
-                    query.processAllAvailable()
+                    self._drain_events(at)
         except Exception as error:
             self._failure = error
 
+    def _drain_events(self, at: int) -> None:
+        while True:
+            try:
+                return self._queries[at].processAllAvailable()
+            except Exception:
+                if not self._restarted(at):
+                    raise
+
+    def _restarted(self, at: int) -> bool:
+        """Whether a query that failed by what passes was started again, here or just now by another thread."""
+        with self._changing:
+            run, error = self._runs[at], self._queries[at].exception()
+            if run.error is not None:
+                return False
+            if error is None:
+                return self._queries[at].isActive
+            if not PASSING.search(str(error)) or self._restarts >= MOST_RESTARTS:
+                return False
+            self._restarts += 1
+            telemetry.warn("stream is started again", name=run.stream.name, error=root_cause(str(error)))
+            self._queries[at] = run.launch_again()
+            return True
+
     def _look(self) -> None:
         now = time.monotonic()
-        for run, query in zip(self._runs, self._queries, strict=True):
-            _require_well(run, query)
+        for at, run in enumerate(self._runs):
+            if run.error is not None:
+                raise run.error
+            error = self._queries[at].exception()
+            if error is not None and not self._restarted(at):
+                raise PipelineError(f"stream {run.stream.name} has failed: {root_cause(str(error))}")
         if now - self._looked_at >= OWN_SECONDS:
             self._looked_at = now
             self._require_own()
@@ -104,11 +137,3 @@ class Watch:
             if fresh:
                 rate = fresh.get("applied", 0) / seconds
                 telemetry.info("stream", name=run.stream.name, **fresh, applied_per_second=f"{rate:.1f}")
-
-
-def _require_well(run: StreamRun, query: "StreamingQuery") -> None:
-    if run.error is not None:
-        raise run.error
-    error = query.exception()
-    if error is not None:
-        raise PipelineError(f"stream {run.stream.name} has failed: {root_cause(str(error))}")

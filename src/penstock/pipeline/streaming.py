@@ -136,7 +136,7 @@ def _started(runs: Sequence[StreamRun], folder: str) -> "Iterator[list[Streaming
     queries: list[Any] = []
     try:
         for run in runs:
-            queries.append(run.start(f"{folder}/{run.stream.name}"))
+            queries.append(run.launch(folder))
         yield queries
     finally:
         for run in runs:
