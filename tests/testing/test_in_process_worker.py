@@ -62,7 +62,7 @@ def test_what_was_emitted_is_handled_in_this_thread(worker: Worker) -> None:
         assert record(it, done[0]).state is State.PUBLISHED
         assert it.drain() == []
     assert threads == [threading.current_thread()] * 2
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # threads of tests before this one may have ended
 
 
 def test_what_handlers_emit_is_handled_too(worker: Worker) -> None:
