@@ -39,11 +39,13 @@ def settle(batch: "DataFrame", store: str | None = None) -> Settlement:
 
 def by_lease(rows: Iterable[Mapping[str, Any]]) -> dict[Lease, dict[int, Outcome]]:
     """Outcomes by seq under the lease that each row names."""
-    leases: dict[Lease, dict[int, Outcome]] = {}
+    named: dict[tuple[str, str], dict[int, Outcome]] = {}
     for row in rows:
-        lease = Lease(LeaseId(UUID(row["lease"])), Token(UUID(row["token"])), DEFAULT_QUEUE)
-        outcomes = leases.setdefault(lease, {})
+        outcomes = named.setdefault((row["lease"], row["token"]), {})
         outcomes[row["seq"]] = worst(outcomes.get(row["seq"], PUBLISHED), _outcome(row))
+    leases: dict[Lease, dict[int, Outcome]] = {}
+    for (lease, token), outcomes in named.items():
+        leases[Lease(LeaseId(UUID(lease)), Token(UUID(token)), DEFAULT_QUEUE)] = outcomes
     return leases
 
 

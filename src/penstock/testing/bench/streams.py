@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import PenstockError, UsageError
 from penstock.pipeline.stream_sources import QUEUE_LIMIT
-from penstock.testing.bench.cpu import cpu_seconds
+from penstock.testing.bench.cpu import CpuMeter
 from penstock.testing.bench.ground import SETTINGS, Ground
 from penstock.testing.bench.plan import Figure, Measured, at_least
 from penstock.testing.bench.report import describe, documents, table
@@ -34,7 +34,7 @@ from penstock.testing.servers import PostgresServer
 SPARKS = "transformWithState"
 LOCAL = ("SQLite", "RocksDB")
 PACKAGES = ("penstock", "pyspark", "pyarrow", "rocksdict")
-WATCH_SECONDS = 0.05
+WATCH_SECONDS = 0.1
 KEPT_BATCHES = "spark.sql.streaming.minBatchesToRetain"
 
 
@@ -160,7 +160,7 @@ def _run(contender: Contender, trial: Trial) -> Run:
 
 
 class _Watch:
-    """Notes the CPU time at each commit from the one called `warm` on, while all processes that took it are there."""
+    """Notes the CPU time at each commit, from the one called `warm` on."""
 
     def __init__(self, folder: Path, *, warm: int) -> None:
         self.folder = folder
@@ -178,10 +178,11 @@ class _Watch:
         self._thread.join()
 
     def _look(self) -> None:
+        meter = CpuMeter()
         while not self._over.wait(WATCH_SECONDS):
-            last = max((int(path.name) for path in self.folder.glob("[0-9]*")), default=-1)
+            last, taken = max((int(path.name) for path in self.folder.glob("[0-9]*")), default=-1), meter.read()
             if last >= self._warm and last not in self.seen:
-                self.seen[last] = cpu_seconds()
+                self.seen[last] = taken
 
 
 def print_report(plan: StreamsPlan, *, as_json: bool) -> None:
