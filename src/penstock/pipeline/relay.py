@@ -25,7 +25,7 @@ from penstock.lifecycle import Dropped, OrderPolicy
 from penstock.pipeline.carry import Errand, Tally, carry
 from penstock.pipeline.lake import Lake, is_lake
 from penstock.pipeline.steps import load_step
-from penstock.pipeline.stopping import stopped_by_signals
+from penstock.pipeline.stopping import open_unless, stopped_by_signals
 from penstock.pipeline.together import run_lines
 from penstock.publish import open_publisher
 from penstock.publish.routing import Routing
@@ -149,8 +149,9 @@ def _turn(
 
     told = {"queue": options.queue, "to": ", ".join(line.to for line in lines), "master": options.master or "local"}
     telemetry.info("relay starts", **told)
-    spark = open_session(_master(options, len(lines), one_writer), f"penstock relay {options.queue}")
-    if ending.is_set():
+    master = _master(options, len(lines), one_writer)
+    spark = open_unless(ending, partial(open_session, master, f"penstock relay {options.queue}"))
+    if spark is None:
         return
     tasks = _parallelism(options, spark.sparkContext.defaultParallelism, len(lines), one_writer)
     # What is to be drained is first routed, all of it, and then published.

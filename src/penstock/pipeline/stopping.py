@@ -2,10 +2,15 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from penstock import telemetry
+from penstock.errors import PipelineError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @contextmanager
@@ -27,3 +32,14 @@ def stopped_by_signals(ending: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def open_unless(ending: threading.Event, open_session: "Callable[[], SparkSession]") -> "SparkSession | None":
+    """Open a session. None if all is to end by then: whoever signals a whole process group may have ended Java, too."""
+    try:
+        session = open_session()
+    except PipelineError:
+        if ending.is_set():
+            return None
+        raise
+    return None if ending.is_set() else session

@@ -16,7 +16,7 @@ from penstock.pipeline.relay import Housekeeping, RelayReport
 from penstock.pipeline.session import DEFAULT_MASTER, is_local, is_running, open_session
 from penstock.pipeline.shipping import parcel_of
 from penstock.pipeline.spark_state import SparkStateRun, is_sparks, require_sparks
-from penstock.pipeline.stopping import stopped_by_signals
+from penstock.pipeline.stopping import open_unless, stopped_by_signals
 from penstock.pipeline.stream_batches import Counts, StreamRun
 from penstock.pipeline.stream_watch import Progress, Watch
 from penstock.store import open_store
@@ -53,10 +53,10 @@ def run_streams(
     _require_state(app, chosen, (master or DEFAULT_MASTER) if spark is None else spark.sparkContext.master, checkpoint)
     ending = stop or threading.Event()
     with stopped_by_signals(ending):
-        session = spark or _open_session(master, chosen, jars)
-        _require_state(app, chosen, session.sparkContext.master, checkpoint)
-        if ending.is_set():
+        session = open_unless(ending, lambda: spark or _open_session(master, chosen, jars))
+        if session is None:
             return {stream.name: Counts() for stream in chosen}
+        _require_state(app, chosen, session.sparkContext.master, checkpoint)
         runs = _runs(session, app, chosen, parallelism)
         with _kept(app.store, chosen), _folder(checkpoint) as folder, _started(runs, folder) as queries:
             watch = Watch(runs, queries, None if is_sparks(app.state) else app.state, progress)
