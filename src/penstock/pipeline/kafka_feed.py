@@ -38,6 +38,7 @@ class KafkaFeed:
     """Records of topics. Kafka isn't told anything: the state and Spark's checkpoint know how far it is."""
 
     tells = False
+    leases = False
     remember_seconds = REMEMBER_SECONDS
 
     def __init__(self, source: Kafka) -> None:
@@ -62,8 +63,8 @@ class KafkaFeed:
         told = ",".join(f"{name}@{topic_id}" for name, topic_id in sorted(self._known.items()))
         return hashlib.sha256(told.encode()).hexdigest()[:12]
 
-    def arrange(self, batch: "DataFrame") -> "DataFrame":
-        """Lines with the ids of their topics, asked again for each batch."""
+    def topics(self) -> Mapping[str, str]:
+        """Each `topic` as `topic@id`; brokers before Kafka 2.8 have no ids."""
         assert self._ids is not None, "a batch comes after load"
         now = self._ids.ask()
         for name, topic_id in now.items():
@@ -73,7 +74,7 @@ class KafkaFeed:
                     "reads the new topic from its beginning"
                 )
         self._known = {**self._known, **now}
-        return with_topic_ids(batch, self._known)
+        return {name: f"{name}@{known}" if known else name for name, known in self._known.items()}
 
     def acknowledge(self, event_ids: Sequence[str]) -> None:
         """Nothing: the state has it."""
@@ -142,18 +143,6 @@ def events_of(records: "DataFrame") -> "DataFrame":
         line.alias("line"),
         records["offset"].alias("offset"),
     )
-
-
-def with_topic_ids(batch: "DataFrame", ids: Mapping[str, str]) -> "DataFrame":
-    """Each line `topic/partition` as `topic@id/partition`; brokers before Kafka 2.8 have no ids."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    names = [F.lit(text) for name, known in ids.items() for text in (name, f"{name}@{known}" if known else name)]
-    topic = F.substring_index(batch["line"], "/", 1)
-    known = F.try_element_at(F.create_map(*names), topic) if names else F.lit(None).cast("string")
-    unknown = F.raise_error(F.concat(F.lit("Kafka has no topic any more that records were read of: "), topic))
-    named = F.concat_ws("/", F.coalesce(known, unknown.cast("string")), F.substring_index(batch["line"], "/", -1))
-    return batch.withColumn("line", F.when(batch["line"].isNotNull(), named))
 
 
 def _text(column: "Column") -> "Column":

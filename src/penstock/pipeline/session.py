@@ -86,6 +86,21 @@ def configure(builder: "SparkSession.Builder", *, master: str | None = None) -> 
     return builder.master(chosen) if master else builder
 
 
+@contextmanager
+def settings(spark: "SparkSession", values: Mapping[str, str]) -> Iterator[None]:
+    """Settings of a session for as long as a query is started: the query keeps them."""
+    before = {name: spark.conf.get(name, None) for name in values}
+    for name, value in values.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, known in before.items():
+            spark.conf.unset(name)
+            if known is not None:
+                spark.conf.set(name, known)
+
+
 def open_session(
     master: str | None = None,
     app_name: str = "penstock",

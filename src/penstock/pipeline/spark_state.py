@@ -7,14 +7,15 @@ again under the same id, so that Spark's own operators for duplicates, which for
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
 
 from penstock.config import needs_extra
 from penstock.errors import PenstockError, UsageError
+from penstock.pipeline.session import settings
 from penstock.pipeline.stores import store_of
 from penstock.pipeline.stream_batches import TRIGGER, Stopped, StreamRun
 from penstock.pipeline.stream_keys import keyed
@@ -168,18 +169,3 @@ def _write_id() -> UUID:
     context = TaskContext.get()
     assert context is not None
     return uuid5(NAMESPACE_OID, f"penstock {context.getLocalProperty('sql.streaming.queryId')}")
-
-
-@contextmanager
-def settings(spark: "SparkSession", values: Mapping[str, str]) -> Iterator[None]:
-    """Settings of a session for as long as a query is started: the query keeps them."""
-    before = {name: spark.conf.get(name, None) for name in values}
-    for name, value in values.items():
-        spark.conf.set(name, value)
-    try:
-        yield
-    finally:
-        for name, known in before.items():
-            spark.conf.unset(name)
-            if known is not None:
-                spark.conf.set(name, known)

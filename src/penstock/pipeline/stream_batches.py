@@ -4,6 +4,7 @@ A batch whose tasks die time and again holds an event that kills whoever runs it
 batch, and dies alone.
 """
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +16,12 @@ from penstock import telemetry
 from penstock.errors import PenstockError, PipelineError, SourceUnavailable, StoreConflict, StoreUnavailable, brief
 from penstock.event import DEFAULT_QUEUE
 from penstock.lifecycle import Published
+from penstock.pipeline.session import settings
 from penstock.pipeline.settling import by_lease
 from penstock.pipeline.stores import store_of
 from penstock.pipeline.stream_keys import keyed
 from penstock.pipeline.stream_sources import Feed, feed_of
-from penstock.pipeline.stream_tasks import OUTCOMES, UNTOLD, Errand, Trouble, process
+from penstock.pipeline.stream_tasks import ORDER, OUTCOMES, UNTOLD, Errand, Trouble, process
 from penstock.pipeline.stream_ticks import Died, Row, Ticks
 from penstock.store.base import Lease, LeaseId, Token
 from penstock.streams.app import Stream, StreamSet
@@ -34,8 +36,14 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 TRIGGER = "100 milliseconds"
-# Planning a job anew while it runs takes longer than all the rest of a small batch. Said to the batches' own session.
-ADAPTIVE = "spark.sql.adaptive.enabled"
+SETTINGS = {
+    # Planning a job anew while it runs takes longer than all the rest of a small batch.
+    "spark.sql.adaptive.enabled": "false",
+    # To keep within a number of bytes, Spark adds up all columns again for each row: a fifth of a task's time. So few
+    # rows at a time that they fit, if they have less than 4 MB each.
+    "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647b",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
+}
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
 FORGET_SECONDS = 3_600.0
@@ -92,9 +100,25 @@ class StreamRun:
     def start(self, checkpoint: str) -> "StreamingQuery":
         # Before the batches: what is here is planned once, what is in each of them every time.
         rows = keyed(self._feed.load(self._spark), self._errand)
+        if self._ahead:
+            rows = self._processed(rows, self._errand)
         writer = rows.writeStream.foreachBatch(self._handle).queryName(f"penstock {self.stream.name}")
         writer = writer.option("checkpointLocation", f"{checkpoint}/{self._feed.edition}".rstrip("/"))
-        return writer.trigger(processingTime=TRIGGER).start()
+        with settings(self._spark, SETTINGS):
+            return writer.trigger(processingTime=TRIGGER).start()
+
+    @property
+    def _ahead(self) -> bool:
+        """Whether the processing is planned before there is a batch, which spares a tenth of a second for each. What a
+        job is to know then travels as a property of it, and has to be small: not so where sources acknowledge."""
+        return not (self._feed.tells or self._feed.leases)
+
+    def _processed(self, rows: "DataFrame", errand: Errand) -> "DataFrame":
+        from pyspark.sql import functions as F  # noqa: N812
+
+        tasks = self._ticks.tasks
+        # By number: a hash would give some tasks many parts, and others none.
+        return rows.repartitionById(tasks, F.col("part") % tasks).mapInArrow(process(errand), OUTCOMES)
 
     def launch(self, folder: str) -> "StreamingQuery":
         """Start it, with a checkpoint in this folder."""
@@ -147,7 +171,6 @@ class StreamRun:
 
     def _handle(self, batch: "DataFrame", _number: int) -> None:
         """One batch. What ends the stream is kept, and Spark is not told: it would bury it, and shout."""
-        batch.sparkSession.conf.set(ADAPTIVE, "false")
         with self._busy:
             try:
                 if self._stopping.is_set():
@@ -163,30 +186,31 @@ class StreamRun:
                     self.error = PipelineError(f"stream {self.stream.name} has failed: {brief(error)}")
                 raise
 
-    def _process(self, loaded: "DataFrame") -> None:
+    def _process(self, batch: "DataFrame") -> None:
         self._forget()
         self._jobs = 0
-        batch = self._patiently(lambda: self._feed.arrange(loaded))
-        errand = replace(self._errand, acknowledged=self._acknowledged)
+        topics = self._patiently(self._feed.topics)
+        errand = replace(self._errand, acknowledged=self._acknowledged, topics=topics)
         try:
             rows = self._run(batch, errand)
         except Died as died:
             telemetry.warn("tasks died; looking for an event that kills them", stream=self.stream.name, error=died)
             rows = self._run_carefully(batch, replace(errand, firing=Firing(limit=0)))
         except Superseded:
-            self._release(batch)
+            self._release(batch, errand)
             raise
         self._trimmed({row["part"] for row in rows})
         self.counts.applied += sum(int(row["error"]) for row in rows if row["outcome"] == UNTOLD)
         rows = [row for row in rows if row["outcome"] != UNTOLD]
         self._acknowledge(rows if self._jobs == 1 else self._under_new_tokens(rows))
 
-    def _release(self, batch: "DataFrame") -> None:
+    def _release(self, batch: "DataFrame", errand: Errand) -> None:
         """The other driver is to have the batch's events at once, and not when their leases are over."""
         store = store_of(self._errand.store)
         try:
-            for row in batch.select("lease", "token").where("lease IS NOT NULL").distinct().collect():
-                store.release(Lease(LeaseId(UUID(row.lease)), Token(UUID(row.token)), DEFAULT_QUEUE))
+            for lease, token in {(row["lease"], row["token"]) for row in self._list(batch, errand)}:
+                if lease is not None:
+                    store.release(Lease(LeaseId(UUID(lease)), Token(UUID(token)), DEFAULT_QUEUE))
         except Exception as error:
             telemetry.warn("events stay leased for a while", stream=self.stream.name, error=brief(error))
 
@@ -207,20 +231,26 @@ class StreamRun:
         return done
 
     def _job(self, batch: "DataFrame", errand: Errand) -> list[Row]:
-        from pyspark.sql import functions as F  # noqa: N812
-
         self._jobs += 1
         errand = self._ticks.next_turn(errand)
-        tasks = self._ticks.tasks
-        # By number: a hash would give some tasks many parts, and others none.
-        parted = batch.repartitionById(tasks, F.col("part") % tasks)
-        return self._ticks.collect(parted.mapInArrow(process(errand), OUTCOMES))
+        if self._ahead:
+            self._spark.sparkContext.setLocalProperty(ORDER, errand.order())
+            return self._ticks.collect(batch)
+        return self._ticks.collect(self._processed(batch, errand))
+
+    def _list(self, batch: "DataFrame", errand: Errand) -> list[Row]:
+        """The batch's events, in order."""
+
+        def place(row: Row) -> tuple[str, int, int]:
+            line, offset = json.loads(row["turn"])
+            return line or "", offset or 0, row["seq"]
+
+        return sorted(self._job(batch, replace(errand, listing=True)), key=place)
 
     def _run_carefully(self, batch: "DataFrame", errand: Errand) -> list[Row]:
-        found = batch.select("line", "offset", "seq", "event_id", "replays").collect()
-        found.sort(key=lambda row: (row.line or "", row.offset or 0, row.seq))
         condemned: list[Arrival] = []
-        arrivals = list(dict.fromkeys(Arrival(row.event_id, row.replays) for row in found))
+        found = self._list(batch, errand)
+        arrivals = list(dict.fromkeys(Arrival(row["event_id"], row["replays"]) for row in found))
         return self._halve(batch, errand, arrivals, condemned)
 
     def _halve(

@@ -1,6 +1,6 @@
 """What a stream reads, on Spark: each source as a DataFrame of the same columns, and how it is told what was done."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.streams.app import Stream
@@ -59,8 +59,14 @@ class Feed(Protocol):
         """What the checkpoint is of, once loaded: with another edition another checkpoint begins."""
         ...
 
-    def arrange(self, batch: "DataFrame") -> "DataFrame":
-        """The rows of a micro-batch as they are to be processed. `StoreUnavailable` if that can't be told now."""
+    @property
+    def leases(self) -> bool:
+        """Whether its events are claimed."""
+        ...
+
+    def topics(self) -> Mapping[str, str] | None:
+        """Asked for each micro-batch: by the names of topics, what their lines are called; None if they are called as
+        they came. `StoreUnavailable` if that can't be told now."""
         ...
 
     def acknowledge(self, event_ids: Sequence[str]) -> None:
@@ -76,9 +82,10 @@ class Steady:
     """A source that is the same from its first batch to its last, and holds nothing open."""
 
     edition = ""
+    leases = False
 
-    def arrange(self, batch: "DataFrame") -> "DataFrame":
-        return batch
+    def topics(self) -> None:
+        return None
 
     def close(self) -> None:
         """Nothing to close."""
@@ -109,6 +116,7 @@ class QueueFeed(Steady):
     """Events of a queue, claimed under leases. Their outcomes are settled by lease, and not here."""
 
     tells = False
+    leases = True
     remember_seconds = REMEMBER_SECONDS
 
     def __init__(self, stream: Stream, store: str, queue: str, parallelism: int) -> None:
@@ -139,6 +147,7 @@ class Beside:
         self._source = source
         self._own = own
         self.tells = source.tells
+        self.leases = source.leases
         self.remember_seconds = source.remember_seconds
 
     @property
@@ -148,8 +157,8 @@ class Beside:
     def load(self, spark: "SparkSession") -> "DataFrame":
         return self._source.load(spark).unionByName(self._own.load(spark))
 
-    def arrange(self, batch: "DataFrame") -> "DataFrame":
-        return self._source.arrange(batch)
+    def topics(self) -> Mapping[str, str] | None:
+        return self._source.topics()
 
     def acknowledge(self, event_ids: Sequence[str]) -> None:
         self._source.acknowledge(event_ids)
@@ -161,12 +170,17 @@ class Beside:
 def in_columns(frame: "DataFrame") -> "DataFrame":
     """A DataFrame with exactly the columns above; what it doesn't have is empty."""
     from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql.types import _parse_datatype_string
 
-    empty = {"attempts": F.lit(0), "replays": F.lit(0), "seq": F.lit(0), "event_type": F.lit("")}
-    named = set(frame.columns)
+    empty: dict[str, Any] = {"attempts": 0, "replays": 0, "seq": 0, "event_type": ""}
+    known = {field.name: field.dataType for field in frame.schema.fields}
 
     def chosen(name: str, kind: str) -> "Column":
-        column = frame[name].cast(kind) if name in named else F.lit(None).cast(kind)
-        return F.coalesce(column, empty[name]) if name in empty else column
+        """As little as will do: all of it is planned for every batch."""
+        nothing = F.lit(empty.get(name)).cast(kind)
+        if name not in known:
+            return nothing
+        column = frame[name] if known[name] == _parse_datatype_string(kind) else frame[name].cast(kind)
+        return F.coalesce(column, nothing) if name in empty else column
 
-    return frame.select(*(chosen(name, kind).cast(kind).alias(name) for name, kind in COLUMNS.items()))
+    return frame.select(*(chosen(name, kind).alias(name) for name, kind in COLUMNS.items()))

@@ -6,8 +6,10 @@ the user's functions.
 
 import gc
 import json
+import pickle
 import threading
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,9 +21,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
 
 from penstock import telemetry
-from penstock.errors import PenstockError, StoreConflict, StoreError, StoreUnavailable, brief
+from penstock.errors import PenstockError, PipelineError, StoreConflict, StoreError, StoreUnavailable, brief
 from penstock.event import DEFAULT_QUEUE, NO_HEADERS
-from penstock.lifecycle import Outcome
+from penstock.lifecycle import PUBLISHED, Outcome
 from penstock.pipeline.stores import store_of
 from penstock.pipeline.stream_sources import COLUMNS
 from penstock.store.base import Lease, LeaseId, Token
@@ -32,10 +34,11 @@ from penstock.streams.engine import Verdict
 from penstock.streams.event import StreamEvent
 from penstock.streams.state import open_state
 from penstock.streams.state.base import Arrival, Fenced, Part, Position, Started, StateStore, Superseded
+from penstock.streams.tables import HandlerFailed, in_order, is_plain, run_table
 from penstock.streams.turns import USUAL, Firing, take_turn
 
 if TYPE_CHECKING:
-    from pyarrow import RecordBatch
+    from pyarrow import RecordBatch, Table
 
 # Between Spark and Python headers are JSON: Arrow's maps take so long to write that it grows with the square of their
 # number where they are empty.
@@ -46,10 +49,13 @@ OUTCOMES = (
     "seq BIGINT, lease STRING, token STRING, outcome STRING, error STRING, delay_seconds DOUBLE, "
     "part INT, event_id STRING, replays INT, turn STRING"
 )
+PUBLISHED_WORD = type(PUBLISHED).__name__.upper()
 # Beside the outcomes of its events, what a part of a stream with timers tells of its time.
 TURN = "TURN"
 # How many events are in the state of which nobody is told one by one.
 UNTOLD = "UNTOLD"
+# An event that is listed only; its line and offset stand where else a part tells of its time.
+LISTED = "LISTED"
 # An event without a key has a part all the same: that it failed is kept there.
 PART_WITHOUT_KEY = 0
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -57,6 +63,11 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Batches = Iterator["RecordBatch"]
 # So many more things than before, so many times, until the young, the older and the oldest are searched for garbage.
 COLLECTING = (100_000, 20, 100)
+
+
+# What the errand of each job says anew; and the property of a job by which its tasks learn it.
+ORDERED = ("started", "acknowledged", "parts", "only", "condemned", "firing", "topics", "listing")
+ORDER = "penstock.order"
 
 
 class Trouble(StrEnum):
@@ -90,6 +101,18 @@ class Errand:
     firing: Firing = USUAL
     lulls: Mapping[int, Lull] = field(default_factory=dict)
     """Parts whose time moves on without events."""
+    topics: Mapping[str, str] | None = None
+    """By the names of topics, what their lines are called; None: as they came."""
+    listing: bool = False
+    """Nothing is done: which events there are is told."""
+
+    def order(self) -> str:
+        """What of it differs from job to job, as a text."""
+        return b64encode(pickle.dumps({name: getattr(self, name) for name in ORDERED})).decode()
+
+    def ordered(self, text: str) -> "Errand":
+        """It, with what the order for a job says."""
+        return replace(self, **pickle.loads(b64decode(text)))  # noqa: S301
 
 
 def assign(errand: Errand) -> Callable[[Batches], Batches]:
@@ -125,7 +148,7 @@ def key_error(errand: Errand, event: StreamEvent) -> str | None:
     return _keyed(errand, event)[2]
 
 
-def _events(batch: "RecordBatch", keys: Sequence[str]) -> list[StreamEvent]:
+def _events(batch: "RecordBatch | Table", keys: Sequence[str]) -> list[StreamEvent]:
     columns = {name: _values(batch, name) for name in COLUMNS if name not in ("seq", "token", "created_at")}
     fields = zip(
         columns["event_id"],
@@ -150,7 +173,7 @@ def _positions(lines: list[str | None], offsets: list[int | None]) -> list[Posit
     return [None if one[0] is None else one for one in placed]
 
 
-def _moments(batch: "RecordBatch", name: str) -> list[datetime | None]:
+def _moments(batch: "RecordBatch | Table", name: str) -> list[datetime | None]:
     """Times, made by hand: Arrow takes twenty times as long for each that has a time zone."""
     import pyarrow as pa
 
@@ -162,12 +185,21 @@ def process(errand: Errand) -> Callable[[Batches], Batches]:
     """Runs the transaction of each part among the rows, and tells what became of every event."""
 
     def run(batches: Batches) -> Batches:
+        told = _ordered(errand)
         with _rarely_collecting():
-            for number, rows in sorted(_by_part(errand, batches).items()):
-                rows.sort(key=_place)
-                yield _told(number, _outcomes(errand, number, rows))
+            for number, rows in _by_part(told, batches):
+                yield from [_listed(number, rows)] if told.listing else _outcomes(told, number, rows)
 
     return run
+
+
+def _ordered(errand: Errand) -> Errand:
+    """The errand with the order of this job, if it has one: it may have been planned before there was a batch."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    text = None if context is None else context.getLocalProperty(ORDER)
+    return errand if text is None else errand.ordered(text)
 
 
 def tick(errand: Errand) -> Callable[[Batches], Batches]:
@@ -177,7 +209,7 @@ def tick(errand: Errand) -> Callable[[Batches], Batches]:
         for batch in batches:
             for number in _values(batch, "part"):
                 if errand.parts is None or number in errand.parts:
-                    yield _told(number, _outcomes(errand, number, []))
+                    yield from _outcomes(errand, number, None)
 
     return run
 
@@ -194,15 +226,38 @@ def _rarely_collecting() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _by_part(errand: Errand, batches: Batches) -> dict[int, list["_Row"]]:
-    by_part: dict[int, list[_Row]] = {}
-    for batch in (_chosen(errand, rows) for rows in batches):
-        for number, row in zip(_values(batch, "part"), _rows(errand, batch), strict=True):
-            by_part.setdefault(number, []).append(row)
-    return by_part
+def _by_part(errand: Errand, batches: Batches) -> "Iterator[tuple[int, Table]]":
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    given = list(batches)
+    if not given:
+        return
+    rows = _named(errand, _chosen(errand, pa.Table.from_batches(given)))
+    numbers = sorted(rows.column("part").unique().to_pylist())
+    for number in numbers:
+        yield number, rows if len(numbers) == 1 else rows.filter(pc.equal(rows.column("part"), number))
 
 
-def _chosen(errand: Errand, rows: "RecordBatch") -> "RecordBatch":
+def _named(errand: Errand, rows: "Table") -> "Table":
+    """With the lines of topics called as they are known."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if errand.topics is None:
+        return rows
+    lines = rows.column("line").unique()
+    called: list[str | None] = []
+    for line in lines.to_pylist():
+        topic, _, partition = ("", "", "") if line is None else line.partition("/")
+        if line is not None and topic not in errand.topics:
+            raise PipelineError(f"Kafka has no topic any more that records were read of: {topic}")
+        called.append(None if line is None else f"{errand.topics[topic]}/{partition}")
+    names = pa.array(called, pa.string()).take(pc.index_in(rows.column("line"), value_set=lines).combine_chunks())
+    return rows.set_column(rows.schema.get_field_index("line"), "line", names)
+
+
+def _chosen(errand: Errand, rows: "Table") -> "Table":
     import pyarrow as pa
 
     if errand.parts is None and errand.only is None:
@@ -235,18 +290,20 @@ class _Told(NamedTuple):
     turn: str | None = None
 
 
-def _rows(errand: Errand, batch: "RecordBatch") -> Iterator[_Row]:
-    columns = {name: _values(batch, name) for name in (*KEYING, "line", "offset", "seq", "lease", "token")}
-    events = _events(batch, [key or "" for key in columns["stream_key"]])
+def _rows(errand: Errand, table: "Table") -> list[_Row]:
+    """In the order in which they are processed."""
+    columns = {name: _values(table, name) for name in (*KEYING, "line", "offset", "seq", "lease", "token")}
+    events = _events(table, [key or "" for key in columns["stream_key"]])
     errors, seqs = columns["key_error"], columns["seq"]
     if None in columns["stream_key"]:  # why, Spark doesn't say
         errors = [None if event.key else key_error(errand, event) for event in events]
     lines, offsets = [line or "" for line in columns["line"]], [offset or 0 for offset in columns["offset"]]
     places = zip(lines, offsets, seqs, strict=True)
-    return map(_new_row, zip(places, errors, seqs, columns["lease"], columns["token"], events, strict=True))
+    made = map(_new_row, zip(places, errors, seqs, columns["lease"], columns["token"], events, strict=True))
+    return sorted(made, key=_place)
 
 
-def _values(batch: "RecordBatch", name: str) -> list[Any]:
+def _values(batch: "RecordBatch | Table", name: str) -> list[Any]:
     return batch.column(name).to_pylist()
 
 
@@ -257,30 +314,51 @@ _new_row: Callable[[tuple[Any, ...]], _Row] = partial(tuple.__new__, _Row)
 _place = itemgetter(0)
 
 
-def _outcomes(errand: Errand, number: int, rows: list[_Row]) -> list[_Told]:
+def _outcomes(errand: Errand, number: int, rows: "Table | None") -> "list[RecordBatch]":
     try:
         with _held(errand, rows):
             return _process_part(errand, number, rows)
     except Superseded as error:
-        return [_Told(Trouble.SUPERSEDED, str(error))]
+        told = _Told(Trouble.SUPERSEDED, str(error))
     except (Fenced, StoreConflict, StoreUnavailable) as error:
-        return [_Told(Trouble.WAITING, brief(error))]
+        told = _Told(Trouble.WAITING, brief(error))
     except PenstockError as error:
-        return [_Told(Trouble.BROKEN, brief(error))]
+        told = _Told(Trouble.BROKEN, brief(error))
+    return [_told(number, [told])]
 
 
-def _process_part(errand: Errand, number: int, rows: list[_Row]) -> list[_Told]:
-    unkeyed = {row.event.arrival: Verdict(row.key_error) for row in rows if row.key_error is not None}
+def _process_part(errand: Errand, number: int, rows: "Table | None") -> "list[RecordBatch]":
     part = _state(errand.state).open_part(errand.started, number)
     try:
         part.trim(errand.acknowledged.get(number, ()))
-        events = [row.event for row in rows]
-        firing = replace(errand.firing, lull=errand.lulls.get(number))
-        condemned = {**unkeyed, **errand.condemned}
-        results, turn = take_turn(part, errand.stream, events, time.time(), condemned, firing)
+        told = None if rows is None else _as_a_table(errand, number, part, rows)
+        if told is None:
+            told = [_told(number, _one_by_one(errand, number, part, [] if rows is None else _rows(errand, rows)))]
         _send(errand, number, part)
     finally:
         part.close()
+    return told
+
+
+def _as_a_table(errand: Errand, number: int, part: Part, rows: "Table") -> "list[RecordBatch] | None":
+    """What became of the events of a batch handler; None if they have to be looked at one by one."""
+    if errand.stream.batch is None or errand.condemned or not is_plain(rows):
+        return None
+    ordered = in_order(rows)
+    try:
+        with part.transaction() as tx:
+            run_table(tx, errand.stream, ordered, time.time())
+    except HandlerFailed:
+        return None
+    return _all_published(errand, number, ordered)
+
+
+def _one_by_one(errand: Errand, number: int, part: Part, rows: list[_Row]) -> list[_Told]:
+    unkeyed = {row.event.arrival: Verdict(row.key_error) for row in rows if row.key_error is not None}
+    firing = replace(errand.firing, lull=errand.lulls.get(number))
+    condemned = {**unkeyed, **errand.condemned}
+    events = [row.event for row in rows]
+    results, turn = take_turn(part, errand.stream, events, time.time(), condemned, firing)
     outcomes = zip(rows, results, strict=True)
     told = [_tell(row, result.outcome) for row, result in outcomes if errand.tells or row.lease is not None]
     if len(told) < len(rows):
@@ -294,9 +372,12 @@ def _tell(row: _Row, outcome: Outcome) -> _Told:
 
 
 @contextmanager
-def _held(errand: Errand, rows: list[_Row]) -> Iterator[None]:
+def _held(errand: Errand, rows: "Table | None") -> Iterator[None]:
     """Keep the leases of these rows for as long as their handlers take."""
-    named = {(row.lease, row.token) for row in rows if row.lease is not None}
+    named: set[tuple[str, str]] = set()
+    if rows is not None and rows.column("lease").null_count < rows.num_rows:
+        pairs = zip(_values(rows, "lease"), _values(rows, "token"), strict=True)
+        named = {(lease, token) for lease, token in pairs if lease is not None}
     seconds = errand.stream.lease_seconds
     leases = [Lease(LeaseId(UUID(lease)), Token(UUID(token)), DEFAULT_QUEUE, seconds) for lease, token in named]
     if not leases:
@@ -348,6 +429,38 @@ def _told(number: int, told: list[_Told]) -> "RecordBatch":
         "turn": pa.array([one.turn for one in told], pa.string()),
     }
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def _all_published(errand: Errand, number: int, rows: "Table") -> "list[RecordBatch]":
+    """The same as `_told` for events that all succeeded."""
+    import pyarrow as pa
+
+    heard = rows if errand.tells else rows.filter(rows.column("lease").is_valid())
+    untold = rows.num_rows - heard.num_rows
+    told = [_told(number, [_Told(UNTOLD, str(untold))])] if untold else []
+    if heard.num_rows:
+        count, schema = heard.num_rows, _told(number, []).schema
+        same = {"outcome": PUBLISHED_WORD, "part": number, "error": None, "delay_seconds": None, "turn": None}
+        columns = [
+            pa.repeat(pa.scalar(same[field.name], field.type), count)
+            if field.name in same
+            else heard.column(field.name).cast(field.type)
+            for field in schema
+        ]
+        told += pa.table(columns, schema=schema).to_batches()
+    return told
+
+
+def _listed(number: int, rows: "Table") -> "RecordBatch":
+    import pyarrow as pa
+
+    columns = [_values(rows, name) for name in ("seq", "lease", "token", "event_id", "replays", "line", "offset")]
+    events = [
+        {"seq": seq, "lease": lease, "token": token, "event_id": event_id, "replays": replays, "part": number}
+        | {"outcome": LISTED, "turn": json.dumps([line, offset])}
+        for seq, lease, token, event_id, replays, line, offset in zip(*columns, strict=True)
+    ]
+    return pa.RecordBatch.from_pylist(events, schema=_told(number, []).schema)
 
 
 _states: dict[str, StateStore] = {}

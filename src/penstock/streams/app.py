@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from penstock.config import mask_url, store_url
 from penstock.errors import UsageError
 from penstock.event import NAME_LIMIT
-from penstock.streams.batches import BatchContext, BatchKind, check_fields
+from penstock.streams.batches import BatchContext, BatchKind
+from penstock.streams.columns import check_fields
 from penstock.streams.context import Context
 from penstock.streams.event import KEY_HEADER, STREAM_HEADER, StreamEvent
 from penstock.streams.sources import Source, as_source

@@ -6,22 +6,22 @@ def total(events, ctx):
     for key, amount in zip(sums["key"].to_pylist(), sums["amount_sum"].to_pylist()):
         state = ctx.states[key]
         state["sum"] = state.get("sum", 0) + amount
+
+Where keys are many, states are columns, too: `ctx.states.table(keys, {"sum": "int64"})`, and `ctx.states.put(table)`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import needs_extra
 from penstock.errors import UsageError
-from penstock.streams.context import Emitting, KeyState
-from penstock.streams.event import StreamEvent
+from penstock.streams.columns import from_json, to_json
+from penstock.streams.context import Emitting, KeyState, encode_values
+from penstock.streams.event import StreamEvent, decode_json
 
 if TYPE_CHECKING:
-    from pyarrow import DataType, Table
-
-BLOCK_BYTES = 1 << 26
+    from pyarrow import Table
 
 
 class BatchKind(StrEnum):
@@ -56,6 +56,36 @@ class States(Mapping[str, KeyState]):
     def __len__(self) -> int:
         return len(self._keys)
 
+    def table(self, keys: Any, fields: Mapping[str, str]) -> "Table":
+        """The states of these keys as columns, in their order: `fields` are the names with their Arrow types. Null is
+        what a state doesn't have."""
+        return from_json(self._written(self._of_batch(keys)), fields)
+
+    def put(self, states: Any) -> None:
+        """Let the states of keys become what the rows of a table say, and nothing else. The table, of Arrow or pandas,
+        has a column `key`, and one for each name; what is null is left out."""
+        import pyarrow as pa
+
+        table = states if isinstance(states, pa.Table) else pa.Table.from_pandas(states, preserve_index=False)
+        if "key" not in table.column_names:
+            raise UsageError("a table of states has a column key")
+        self._write(self._of_batch(table.column("key")), to_json(table.drop_columns(["key"])))
+
+    def _of_batch(self, keys: Any) -> list[str]:
+        named: list[str] = keys.to_pylist() if hasattr(keys, "to_pylist") else list(keys)
+        unknown = set(named) - self._keys.keys()
+        if unknown:
+            raise KeyError(f"no event of this batch has the key {unknown.pop()!r}")
+        return named
+
+    def _written(self, keys: Sequence[str]) -> list[bytes]:
+        """As JSON objects."""
+        return [encode_values(dict(self._find(key))) for key in keys]
+
+    def _write(self, keys: Sequence[str], objects: Sequence[bytes]) -> None:
+        for key, one in zip(keys, objects, strict=True):
+            self._find(key).become(decode_json(one))
+
 
 class BatchContext(Emitting):
     """What belongs to one call with many events."""
@@ -89,47 +119,14 @@ def as_table(events: Sequence[StreamEvent], fields: Mapping[str, str]) -> "Table
         "partition_key": pa.array([event.partition_key for event in events], pa.string()),
         "ordering_key": pa.array([event.ordering_key for event in events], pa.string()),
     }
-    table = pa.table(columns)
+    return with_fields(pa.table(columns), fields)
+
+
+def with_fields(table: "Table", fields: Mapping[str, str]) -> "Table":
+    """With the columns that are taken from payloads."""
     if not fields:
         return table
-    parsed = _parsed([event.payload for event in events], fields)
+    parsed = from_json(table.column("payload").to_pylist(), fields)
     for name in fields:
         table = table.append_column(name, parsed.column(name))
     return table
-
-
-def check_fields(fields: Mapping[str, str]) -> None:
-    """Say at once which type Arrow doesn't know."""
-    with needs_extra("fields=", "spark"):
-        import pyarrow  # noqa: F401
-    for name, kind in fields.items():
-        _type(name, kind)
-
-
-def _parsed(payloads: Sequence[bytes], fields: Mapping[str, str]) -> "Table":
-    import pyarrow as pa
-    from pyarrow import json
-
-    if not all(map(bytes.strip, payloads)):
-        raise ValueError("a payload is empty, and no JSON object")
-    lines = b"\n".join(payload.replace(b"\n", b" ") for payload in payloads)
-    schema = pa.schema([(name, _type(name, kind)) for name, kind in fields.items()])
-    parsed = json.read_json(
-        BytesIO(lines),
-        read_options=json.ReadOptions(use_threads=False, block_size=max(BLOCK_BYTES, len(lines) + 1)),
-        parse_options=json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
-    )
-    if parsed.num_rows != len(payloads):
-        raise ValueError("a payload is more than one JSON object")
-    return parsed
-
-
-def _type(name: str, kind: str) -> "DataType":
-    import pyarrow as pa
-
-    named: Any = pa.type_for_alias
-    try:
-        found: DataType = named(kind)
-    except ValueError:
-        raise UsageError(f"fields: {name!r} can't be of type {kind!r}; int64, float64, string or bool can") from None
-    return found

@@ -112,8 +112,7 @@ class KeyState(MutableMapping[str, Any]):
         """What is written; None for an empty one."""
         if not self._values:
             return None
-        # Half a surrogate pair, which JSON can say, is written as it will be read.
-        return Saved(_encode(self._values).encode(errors="surrogatepass"), expires_at)
+        return Saved(encode_values(self._values), expires_at)
 
 
 class Emitting:
@@ -185,6 +184,11 @@ class Context(Emitting):
         if not isinstance(name, str) or not 0 < len(name) <= NAME_LIMIT or "\x00" in name:
             raise UsageError(f"a timer's name is a string of 1 to {NAME_LIMIT} characters, none of them NUL")
         return self._moment
+
+
+def encode_values(values: Mapping[str, Any]) -> bytes:
+    """A state as it is written. Half a surrogate pair, which JSON can say, is written as it will be read."""
+    return _encode(values).encode(errors="surrogatepass")
 
 
 def _is_plain(value: Any) -> bool:

@@ -67,8 +67,7 @@ class Started:
         return self.epoch << 40 | self.turn
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
+class Saved(NamedTuple):
     """The state of one key: opaque bytes, and when they are forgotten (seconds since 1970), if ever."""
 
     data: bytes

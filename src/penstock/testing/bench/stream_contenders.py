@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock import Streams, connect
-from penstock.pipeline.spark_state import settings
+from penstock.pipeline.session import settings
 from penstock.pipeline.stores import close_stores
 from penstock.store import open_store
+from penstock.streams.batches import BatchContext
 from penstock.streams.context import Context, KeyState
 from penstock.streams.engine import is_users
 from penstock.streams.event import StreamEvent
@@ -24,6 +25,7 @@ from penstock.testing.bench.ground import Ground
 from penstock.testing.bench.stream_input import Input, Totals, add_up, read
 
 if TYPE_CHECKING:
+    from pyarrow import Table
     from pyspark.sql import SparkSession
 
 STREAM = "total"
@@ -71,10 +73,10 @@ class Outcome(NamedTuple):
 Contender = Callable[[Trial], Outcome]
 
 
-def penstock(kind: str, trial: Trial) -> Outcome:
+def penstock(kind: str, trial: Trial, *, batches: bool = False) -> Outcome:
     """A stream of Penstock's, with its state in a folder."""
     state = f"{kind}:///{trial.folder / 'state'}"
-    _run(trial, Frame(trial.given.open), embedded_store(trial.folder), state)
+    _run(trial, Frame(trial.given.open), embedded_store(trial.folder), state, batches=batches)
     return Outcome(totals_in(state), folder_size(trial.folder / "state"))
 
 
@@ -131,15 +133,32 @@ PENSTOCK: dict[str, Contender] = {
     "SQLite": partial(penstock, "sqlite"),
     "RocksDB": partial(penstock, "rocksdb"),
     "PostgreSQL": penstock_postgres,
+    "SQLite, batches": partial(penstock, "sqlite", batches=True),
+    "RocksDB, batches": partial(penstock, "rocksdb", batches=True),
 }
 """By where the state is."""
 
 
-def application(source: str | Frame, store: str, state: str, parts: int) -> Streams:
+def application(source: str | Frame, store: str, state: str, parts: int, *, batches: bool = False) -> Streams:
     """The stream that is measured."""
     app = Streams(store, state=state)
-    app.stream(source, name=STREAM, parts=parts)(total)
+    if batches:
+        app.stream(source, name=STREAM, parts=parts, batch="arrow", fields={"amount": "int64"})(total_of_all)
+    else:
+        app.stream(source, name=STREAM, parts=parts)(total)
     return app
+
+
+def total_of_all(events: "Table", ctx: BatchContext) -> None:
+    """The same for many events at once."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    sums = events.group_by("key").aggregate([("amount", "count"), ("amount", "sum")])
+    before = ctx.states.table(sums["key"], {"count": "int64", "sum": "int64"})
+    counts = pc.add(pc.fill_null(before["count"], 0), sums["amount_count"])
+    totals = pc.add(pc.fill_null(before["sum"], 0), sums["amount_sum"])
+    ctx.states.put(pa.table({"key": sums["key"], "count": counts, "sum": totals}))
 
 
 def total(event: StreamEvent, ctx: Context) -> None:
@@ -173,8 +192,8 @@ def embedded_store(folder: Path) -> str:
     return url
 
 
-def _run(trial: Trial, source: str | Frame, store: str, state: str) -> None:
-    app = application(source, store, state, trial.tasks)
+def _run(trial: Trial, source: str | Frame, store: str, state: str, *, batches: bool = False) -> None:
+    app = application(source, store, state, trial.tasks, batches=batches)
     app.run(spark=trial.spark, once=True, checkpoint=str(trial.checkpoint.parent))
 
 

@@ -1,0 +1,85 @@
+"""Between JSON objects, one for each row, and the columns of an Arrow table."""
+
+import json
+from collections.abc import Mapping, Sequence
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from penstock.config import needs_extra
+from penstock.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyarrow import DataType, Table
+
+BLOCK_BYTES = 1 << 26
+EMPTY = b"{}"
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+
+
+def check_fields(fields: Mapping[str, str]) -> None:
+    """Say at once which type Arrow doesn't know."""
+    with needs_extra("fields=", "spark"):
+        import pyarrow  # noqa: F401
+    for name, kind in fields.items():
+        _type(name, kind)
+
+
+def from_json(objects: Sequence[bytes], fields: Mapping[str, str]) -> "Table":
+    """The columns that `fields` names, with their types; null where an object has no such name."""
+    import pyarrow as pa
+    from pyarrow import json as arrow_json
+
+    schema = pa.schema([(name, _type(name, kind)) for name, kind in fields.items()])
+    if not objects:
+        return schema.empty_table()
+    if not all(map(bytes.strip, objects)):
+        raise ValueError("a payload is empty, and no JSON object")
+    lines = b"\n".join(one.replace(b"\n", b" ") for one in objects)
+    parsed = arrow_json.read_json(
+        BytesIO(lines),
+        read_options=arrow_json.ReadOptions(use_threads=False, block_size=max(BLOCK_BYTES, len(lines) + 1)),
+        parse_options=arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+    )
+    if parsed.num_rows != len(objects):
+        raise ValueError("a payload is more than one JSON object")
+    return parsed
+
+
+def to_json(table: "Table") -> list[bytes]:
+    """A JSON object for each row, without the names whose values are null."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if not table.num_columns:
+        return [EMPTY] * table.num_rows
+    if any(column.null_count for column in table.columns):
+        return [_object(row) for row in table.to_pylist()]
+    pieces: list[Any] = []
+    for place, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
+        pieces.append(f"{',' if place else '{'}{_encode(name)}:")
+        plain = pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)
+        pieces.append(column.cast(pa.string()) if plain else pa.array(map(_value, column.to_pylist()), pa.string()))
+    joined = pc.binary_join_element_wise(*pieces, "}", "")
+    return list(joined.cast(pa.binary()).to_pylist())
+
+
+def _object(row: Mapping[str, Any]) -> bytes:
+    return _value({name: value for name, value in row.items() if value is not None}).encode(errors="surrogatepass")
+
+
+def _value(value: Any) -> str:
+    try:
+        return _encode(value)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"state can't be written as JSON ({error})") from error
+
+
+def _type(name: str, kind: str) -> "DataType":
+    import pyarrow as pa
+
+    named: Any = pa.type_for_alias
+    try:
+        found: DataType = named(kind)
+    except ValueError:
+        raise UsageError(f"fields: {name!r} can't be of type {kind!r}; int64, float64, string or bool can") from None
+    return found

@@ -1,0 +1,193 @@
+"""The usual way of a batch handler: events that come as an Arrow table are never made into objects.
+
+The same protocol as in `engine`, for events that are all on their first delivery. Where anything fails, nothing of it
+remains, and they go the other way, which finds out which of them is at fault.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.streams.app import Stream
+from penstock.streams.batches import BatchContext, BatchKind, States, with_fields
+from penstock.streams.columns import EMPTY
+from penstock.streams.context import KeyState
+from penstock.streams.engine import unexpired
+from penstock.streams.event import KEY_HEADER, decode_json
+from penstock.streams.state.base import Arrival, PartTransaction, Saved
+
+if TYPE_CHECKING:
+    from pyarrow import Array, BooleanArray, RecordBatch, Table
+
+
+
+class HandlerFailed(Exception):
+    """A handler failed for a whole table: its transaction is to be rolled back."""
+
+
+def is_plain(rows: "Table") -> bool:
+    """Whether all events have a key, and none has failed before."""
+    import pyarrow.compute as pc
+
+    if rows.column("stream_key").null_count or rows.column("key_error").null_count < rows.num_rows:
+        return False
+    if pc.max(rows.column("attempts")).as_py():
+        return False
+    headers = rows.column("headers")
+    return headers.null_count == rows.num_rows or not pc.any(pc.match_substring(headers, KEY_HEADER)).as_py()
+
+
+def in_order(rows: "Table") -> "Table":
+    """By line, offset and seq."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    line, offset = pc.fill_null(rows.column("line"), ""), pc.fill_null(rows.column("offset"), 0)
+    places = pa.table({"line": line, "offset": offset, "seq": rows.column("seq")})
+    return rows.take(pc.sort_indices(places, sort_keys=[(name, "ascending") for name in places.column_names]))
+
+
+def run_table(tx: PartTransaction, stream: Stream, rows: "Table", now: float) -> None:
+    """Process a part's events, which are plain and in order, in its transaction. Those that were processed before
+    change nothing."""
+    fresh = rows.filter(_fresh(tx, rows))
+    if not fresh.num_rows:
+        return
+    keys = fresh.column("stream_key").unique().to_pylist()
+    states = TableStates(keys, tx.load(keys), now)
+    context = BatchContext(states)
+    try:
+        stream.handler(_given(fresh, stream), context)
+        states.check()
+    except Exception as error:
+        raise HandlerFailed from error
+    changed = states.changed(None if stream.ttl_seconds is None else now + stream.ttl_seconds)
+    if changed:
+        tx.save(changed)
+    if context.emitted:
+        tx.emit(context.emitted)
+
+
+class TableStates(States):
+    """States as they are written; an object is made only of one that is asked for by itself."""
+
+    def __init__(self, keys: Sequence[str], saved: Mapping[str, Saved], now: float) -> None:
+        super().__init__(self._state_of, keys)
+        self._saved = saved
+        self._now = now
+        self._objects: dict[str, KeyState] = {}
+        self._put: dict[str, bytes] = {}
+
+    def check(self) -> None:
+        """Say what can't be written before anything is."""
+        for state in self._objects.values():
+            state.check()
+
+    def changed(self, expires_at: float | None) -> dict[str, Saved | None]:
+        """What is to be written."""
+        changed = {key: None if one == EMPTY else Saved(one, expires_at) for key, one in self._put.items()}
+        for key, state in self._objects.items():
+            state.settle()
+            if state.dirty:
+                changed[key] = state.saved(expires_at)
+        return changed
+
+    def _state_of(self, key: str) -> KeyState:
+        state = self._objects.get(key)
+        if state is None:
+            known = self._saved.get(key)
+            state = self._objects[key] = KeyState(None if known is None else unexpired(known, self._now))
+            if key in self._put:
+                state.become(decode_json(self._put.pop(key)))
+        return state
+
+    def _written(self, keys: Sequence[str]) -> list[bytes]:
+        if self._objects or self._put:
+            return [self._put.get(key) or super()._written([key])[0] for key in keys]
+        found = map(self._saved.get, keys)
+        return [EMPTY if one is None or one.expired(self._now) else one.data for one in found]
+
+    def _write(self, keys: Sequence[str], objects: Sequence[bytes]) -> None:
+        if self._objects:
+            super()._write(keys, objects)
+        else:
+            self._put |= zip(keys, objects, strict=True)
+
+
+def _fresh(tx: PartTransaction, rows: "Table") -> "BooleanArray":
+    """Which rows are new, and are entered now. Of one that comes twice, the first counts."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    lines = rows.column("line")
+    placed = lines.is_valid()
+    told = _beyond(tx, rows) if lines.null_count < rows.num_rows else placed
+    if lines.null_count:
+        others = rows.filter(pc.invert(placed))
+        arrivals = list(map(Arrival, others.column("event_id").to_pylist(), others.column("replays").to_pylist()))
+        unknown = tx.fresh(arrivals)
+        news: list[bool] = []
+        for arrival in arrivals:
+            news.append(arrival in unknown)
+            unknown.discard(arrival)
+        told = pc.replace_with_mask(_whole(told), _whole(pc.invert(placed)), pa.array(news, pa.bool_()))
+    return _whole(told)
+
+
+def _beyond(tx: PartTransaction, rows: "Table") -> Any:
+    """Which rows stand behind what their lines have reached; that is moved on."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    line, offset = _whole(rows.column("line")), _whole(rows.column("offset"))
+    lines = line.unique().drop_null()
+    known = tx.reached(lines.to_pylist())
+    reached = pa.array([known.get(name, -1) for name in lines.to_pylist()], pa.int64())
+    beyond = pc.greater(offset, reached.take(pc.index_in(line, value_set=lines)))
+    again = pc.and_(pc.equal(line[1:], line[:-1]), pc.equal(offset[1:], offset[:-1]))
+    first = pa.concat_arrays([pa.array([True]), pc.invert(again)])
+    told = pc.fill_null(pc.and_kleene(beyond, first), False)
+    furthest = pa.table({"line": line, "offset": offset}).filter(told).group_by("line").aggregate([("offset", "max")])
+    if furthest.num_rows:
+        tx.advance(dict(zip(furthest.column("line").to_pylist(), furthest.column("offset_max").to_pylist(), strict=True)))
+    return told
+
+
+def _given(rows: "Table", stream: Stream) -> Any:
+    """What the handler gets: see `batches.as_table`."""
+    import pyarrow as pa
+
+    columns: dict[str, Any] = {
+        "event_id": rows.column("event_id"),
+        "key": rows.column("stream_key"),
+        "event_type": rows.column("event_type"),
+        "payload": rows.column("payload"),
+        "headers": _headers(_whole(rows.column("headers"))),
+        "created_at": rows.column("created_at").cast(pa.timestamp("us", tz="UTC")),
+        "attempts": rows.column("attempts"),
+        "partition_key": rows.column("partition_key"),
+        "ordering_key": rows.column("ordering_key"),
+    }
+    table = with_fields(pa.table(columns), stream.fields)
+    return table if stream.batch is BatchKind.ARROW else table.to_pandas()
+
+
+def _headers(texts: "Array[Any]") -> "Array[Any]":
+    """JSON objects, or nothing, as maps."""
+    import json
+
+    import pyarrow as pa
+
+    kind = pa.map_(pa.string(), pa.string())
+    if texts.null_count == len(texts):
+        nothing = pa.array([], pa.string())
+        return pa.MapArray.from_arrays(pa.array([0] * (len(texts) + 1), pa.int32()), nothing, nothing)
+    return pa.array([list(json.loads(text).items()) if text else [] for text in texts.to_pylist()], kind)
+
+
+def _whole(column: Any) -> Any:
+    """A column in one piece."""
+    import pyarrow as pa
+
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
