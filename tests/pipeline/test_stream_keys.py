@@ -4,9 +4,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from penstock.pipeline.stream_errands import Errand
 from penstock.pipeline.stream_keys import keyed
+from penstock.pipeline.stream_rows import ROWS
 from penstock.pipeline.stream_sources import in_columns
-from penstock.pipeline.stream_tasks import ROWS, Errand, assign
+from penstock.pipeline.stream_tasks import assign
 from penstock.streams.app import Stream, StreamSet
 from penstock.streams.event import KEY_HEADER, STREAM_HEADER, StreamEvent
 from penstock.streams.state.base import Started

@@ -16,8 +16,9 @@ from penstock import Outbox, Streams, connect
 from penstock.errors import PipelineError
 from penstock.lifecycle import PUBLISHED, State
 from penstock.pipeline.stores import close_stores
+from penstock.pipeline.stream_errands import Errand
 from penstock.pipeline.stream_sources import COLUMNS
-from penstock.pipeline.stream_tasks import Errand, assign, process
+from penstock.pipeline.stream_tasks import assign, process
 from penstock.pipeline.streaming import run_streams
 from penstock.store.base import Claim, Record, Selection
 from penstock.streams.context import Context, KeyState

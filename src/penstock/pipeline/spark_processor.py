@@ -14,7 +14,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from penstock.event import NO_HEADERS, Event
 from penstock.lifecycle import Outcome
 from penstock.pipeline.spark_state import EMITTED
-from penstock.pipeline.stream_tasks import EPOCH, Errand, key_error
+from penstock.pipeline.stream_errands import Errand, key_error
+from penstock.pipeline.stream_rows import EPOCH
 from penstock.streams.engine import Verdict, is_users, run_part
 from penstock.streams.event import StreamEvent, decode_json
 from penstock.streams.state.base import Arrival, Outgoing, Position, Saved, Timer

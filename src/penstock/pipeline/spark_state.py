@@ -18,9 +18,11 @@ from penstock.errors import PenstockError, UsageError
 from penstock.pipeline.session import settings
 from penstock.pipeline.stores import store_of
 from penstock.pipeline.stream_batches import TRIGGER, Stopped, StreamRun
+from penstock.pipeline.stream_errands import Errand
 from penstock.pipeline.stream_keys import keyed
-from penstock.pipeline.stream_tasks import OUTCOMES, Batches, Errand
+from penstock.pipeline.stream_rows import Batches
 from penstock.pipeline.stream_ticks import Row
+from penstock.pipeline.stream_told import OUTCOMES
 from penstock.store.base import Part as StagedPart
 from penstock.streams.app import Stream, StreamSet
 from penstock.streams.state.base import Started

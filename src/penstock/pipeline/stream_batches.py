@@ -19,10 +19,12 @@ from penstock.lifecycle import Published
 from penstock.pipeline.session import settings
 from penstock.pipeline.settling import by_lease
 from penstock.pipeline.stores import store_of
-from penstock.pipeline.stream_keys import keyed
+from penstock.pipeline.stream_errands import ORDER, Errand
+from penstock.pipeline.stream_keys import in_fewer_columns, keyed
 from penstock.pipeline.stream_sources import Feed, feed_of
-from penstock.pipeline.stream_tasks import ORDER, OUTCOMES, UNTOLD, Errand, Trouble, process
+from penstock.pipeline.stream_tasks import process
 from penstock.pipeline.stream_ticks import Died, Row, Ticks
+from penstock.pipeline.stream_told import OUTCOMES, UNTOLD, Trouble
 from penstock.store.base import Lease, LeaseId, Token
 from penstock.streams.app import Stream, StreamSet
 from penstock.streams.engine import Verdict
@@ -101,7 +103,7 @@ class StreamRun:
         # Before the batches: what is here is planned once, what is in each of them every time.
         rows = keyed(self._feed.load(self._spark), self._errand)
         if self._ahead:
-            rows = self._processed(rows, self._errand)
+            rows = self._processed(in_fewer_columns(rows), replace(self._errand, ahead=True))
         writer = rows.writeStream.foreachBatch(self._handle).queryName(f"penstock {self.stream.name}")
         writer = writer.option("checkpointLocation", f"{checkpoint}/{self._feed.edition}".rstrip("/"))
         with settings(self._spark, SETTINGS):

@@ -2,7 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from penstock.pipeline.stream_tasks import KEYING, PART_WITHOUT_KEY, ROWS, WIRE, Errand, assign
+from penstock.pipeline.stream_errands import PART_WITHOUT_KEY, Errand
+from penstock.pipeline.stream_rows import CLAIM, CLAIM_COLUMN, KEYING, ROWS, WIRE
+from penstock.pipeline.stream_tasks import assign
 from penstock.streams.app import default_key
 from penstock.streams.event import KEY_HEADER, STREAM_HEADER
 
@@ -25,6 +27,15 @@ def keyed(frame: "DataFrame", errand: Errand) -> "DataFrame":
     placed = frame.withColumns({"stream_key": key, "key_error": F.lit(None).cast("string")})
     part = f"CAST(coalesce(crc32(CAST(stream_key AS BINARY)) % {errand.started.parts}, {PART_WITHOUT_KEY}) AS INT)"
     return placed.withColumns({"part": F.expr(part), "headers": F.expr(HEADERS)}).select("part", *KEYING, *WIRE)
+
+
+def in_fewer_columns(rows: "DataFrame") -> "DataFrame":
+    """With one column for all that only claimed events have. For sources where few are: each column takes its time."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    kept = [name for name in rows.columns if name not in CLAIM]
+    claim = F.when(F.col("lease").isNotNull(), F.concat_ws(" ", *CLAIM))
+    return rows.select(*kept, claim.alias(CLAIM_COLUMN))
 
 
 def own_key(stream: str) -> "Column":

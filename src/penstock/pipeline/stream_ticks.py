@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from penstock import telemetry
 from penstock.errors import PipelineError
 from penstock.pipeline.slices import root_cause
-from penstock.pipeline.stream_tasks import OUTCOMES, TURN, Errand, Trouble, tick
+from penstock.pipeline.stream_errands import Errand
+from penstock.pipeline.stream_tasks import tick
+from penstock.pipeline.stream_told import OUTCOMES, TURN, Trouble
 from penstock.streams.clocks import Clocks, Turn
 from penstock.streams.engine import Verdict
 from penstock.streams.state.base import Started, Superseded

@@ -126,7 +126,8 @@ def with_fields(table: "Table", fields: Mapping[str, str]) -> "Table":
     """With the columns that are taken from payloads."""
     if not fields:
         return table
-    parsed = from_json(table.column("payload").to_pylist(), fields)
+    payloads: list[Any] = table.column("payload").to_pylist()
+    parsed = from_json(payloads, fields)
     for name in fields:
         table = table.append_column(name, parsed.column(name))
     return table

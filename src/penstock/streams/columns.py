@@ -16,6 +16,14 @@ EMPTY = b"{}"
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
+def arrow() -> tuple[Any, Any]:
+    """Arrow, and its functions for columns, of whose types its own hints say the half."""
+    import pyarrow
+    import pyarrow.compute
+
+    return pyarrow, pyarrow.compute
+
+
 def check_fields(fields: Mapping[str, str]) -> None:
     """Say at once which type Arrow doesn't know."""
     with needs_extra("fields=", "spark"):

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.streams.app import Stream
 from penstock.streams.batches import BatchContext, BatchKind, States, with_fields
-from penstock.streams.columns import EMPTY
+from penstock.streams.columns import EMPTY, arrow
 from penstock.streams.context import KeyState
 from penstock.streams.engine import unexpired
 from penstock.streams.event import KEY_HEADER, decode_json
 from penstock.streams.state.base import Arrival, PartTransaction, Saved
 
 if TYPE_CHECKING:
-    from pyarrow import Array, BooleanArray, RecordBatch, Table
-
+    from pyarrow import Table
 
 
 class HandlerFailed(Exception):
@@ -26,7 +25,7 @@ class HandlerFailed(Exception):
 
 def is_plain(rows: "Table") -> bool:
     """Whether all events have a key, and none has failed before."""
-    import pyarrow.compute as pc
+    _, pc = arrow()
 
     if rows.column("stream_key").null_count or rows.column("key_error").null_count < rows.num_rows:
         return False
@@ -38,8 +37,7 @@ def is_plain(rows: "Table") -> bool:
 
 def in_order(rows: "Table") -> "Table":
     """By line, offset and seq."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
+    pa, pc = arrow()
 
     line, offset = pc.fill_null(rows.column("line"), ""), pc.fill_null(rows.column("offset"), 0)
     places = pa.table({"line": line, "offset": offset, "seq": rows.column("seq")})
@@ -52,7 +50,7 @@ def run_table(tx: PartTransaction, stream: Stream, rows: "Table", now: float) ->
     fresh = rows.filter(_fresh(tx, rows))
     if not fresh.num_rows:
         return
-    keys = fresh.column("stream_key").unique().to_pylist()
+    keys: list[Any] = fresh.column("stream_key").unique().to_pylist()
     states = TableStates(keys, tx.load(keys), now)
     context = BatchContext(states)
     try:
@@ -102,7 +100,7 @@ class TableStates(States):
 
     def _written(self, keys: Sequence[str]) -> list[bytes]:
         if self._objects or self._put:
-            return [self._put.get(key) or super()._written([key])[0] for key in keys]
+            return [self._put.get(key) or States._written(self, [key])[0] for key in keys]
         found = map(self._saved.get, keys)
         return [EMPTY if one is None or one.expired(self._now) else one.data for one in found]
 
@@ -113,17 +111,17 @@ class TableStates(States):
             self._put |= zip(keys, objects, strict=True)
 
 
-def _fresh(tx: PartTransaction, rows: "Table") -> "BooleanArray":
+def _fresh(tx: PartTransaction, rows: Any) -> Any:
     """Which rows are new, and are entered now. Of one that comes twice, the first counts."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
+    pa, pc = arrow()
 
     lines = rows.column("line")
     placed = lines.is_valid()
     told = _beyond(tx, rows) if lines.null_count < rows.num_rows else placed
     if lines.null_count:
         others = rows.filter(pc.invert(placed))
-        arrivals = list(map(Arrival, others.column("event_id").to_pylist(), others.column("replays").to_pylist()))
+        ids, replays = (others.column(name).to_pylist() for name in ("event_id", "replays"))
+        arrivals: list[Any] = list(map(Arrival, ids, replays))
         unknown = tx.fresh(arrivals)
         news: list[bool] = []
         for arrival in arrivals:
@@ -135,8 +133,7 @@ def _fresh(tx: PartTransaction, rows: "Table") -> "BooleanArray":
 
 def _beyond(tx: PartTransaction, rows: "Table") -> Any:
     """Which rows stand behind what their lines have reached; that is moved on."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
+    pa, pc = arrow()
 
     line, offset = _whole(rows.column("line")), _whole(rows.column("offset"))
     lines = line.unique().drop_null()
@@ -144,17 +141,19 @@ def _beyond(tx: PartTransaction, rows: "Table") -> Any:
     reached = pa.array([known.get(name, -1) for name in lines.to_pylist()], pa.int64())
     beyond = pc.greater(offset, reached.take(pc.index_in(line, value_set=lines)))
     again = pc.and_(pc.equal(line[1:], line[:-1]), pc.equal(offset[1:], offset[:-1]))
-    first = pa.concat_arrays([pa.array([True]), pc.invert(again)])
-    told = pc.fill_null(pc.and_kleene(beyond, first), False)
+    first = pa.concat_arrays([pa.array([True]), pc.invert(pc.fill_null(again, False))])
+    told = pc.fill_null(pc.and_(beyond, first), False)
     furthest = pa.table({"line": line, "offset": offset}).filter(told).group_by("line").aggregate([("offset", "max")])
     if furthest.num_rows:
-        tx.advance(dict(zip(furthest.column("line").to_pylist(), furthest.column("offset_max").to_pylist(), strict=True)))
+        tx.advance(
+            dict(zip(furthest.column("line").to_pylist(), furthest.column("offset_max").to_pylist(), strict=True))
+        )
     return told
 
 
 def _given(rows: "Table", stream: Stream) -> Any:
     """What the handler gets: see `batches.as_table`."""
-    import pyarrow as pa
+    pa, _ = arrow()
 
     columns: dict[str, Any] = {
         "event_id": rows.column("event_id"),
@@ -171,11 +170,11 @@ def _given(rows: "Table", stream: Stream) -> Any:
     return table if stream.batch is BatchKind.ARROW else table.to_pandas()
 
 
-def _headers(texts: "Array[Any]") -> "Array[Any]":
+def _headers(texts: Any) -> Any:
     """JSON objects, or nothing, as maps."""
     import json
 
-    import pyarrow as pa
+    pa, _ = arrow()
 
     kind = pa.map_(pa.string(), pa.string())
     if texts.null_count == len(texts):
@@ -186,7 +185,7 @@ def _headers(texts: "Array[Any]") -> "Array[Any]":
 
 def _whole(column: Any) -> Any:
     """A column in one piece."""
-    import pyarrow as pa
+    pa, _ = arrow()
 
     if not isinstance(column, pa.ChunkedArray):
         return column

@@ -16,6 +16,7 @@ from penstock.pipeline.session import settings
 from penstock.pipeline.stores import close_stores
 from penstock.store import open_store
 from penstock.streams.batches import BatchContext
+from penstock.streams.columns import arrow
 from penstock.streams.context import Context, KeyState
 from penstock.streams.engine import is_users
 from penstock.streams.event import StreamEvent
@@ -151,8 +152,7 @@ def application(source: str | Frame, store: str, state: str, parts: int, *, batc
 
 def total_of_all(events: "Table", ctx: BatchContext) -> None:
     """The same for many events at once."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
+    pa, pc = arrow()
 
     sums = events.group_by("key").aggregate([("amount", "count"), ("amount", "sum")])
     before = ctx.states.table(sums["key"], {"count": "int64", "sum": "int64"})

@@ -13,7 +13,8 @@ from typing import Any
 from penstock.event import Event
 from penstock.pipeline import stream_batches, stream_keys, stream_tasks
 from penstock.pipeline.stream_batches import StreamRun
-from penstock.pipeline.stream_tasks import Batches, Errand
+from penstock.pipeline.stream_errands import Errand
+from penstock.pipeline.stream_rows import Batches
 from penstock.pipeline.stream_ticks import Row
 from penstock.streams.app import Handler
 from penstock.streams.context import Context

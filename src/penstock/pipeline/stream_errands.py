@@ -1,0 +1,82 @@
+"""What a task of a stream is sent out with: the stream, a small value with the user's functions, and what is to be done
+this time."""
+
+import pickle
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from penstock.errors import brief
+from penstock.streams.app import Stream
+from penstock.streams.clocks import Lull
+from penstock.streams.engine import Verdict
+from penstock.streams.event import StreamEvent
+from penstock.streams.state.base import Arrival, Started
+from penstock.streams.turns import USUAL, Firing
+
+# What the errand of each job says anew; and the property of a job by which its tasks learn it.
+ORDERED = ("started", "acknowledged", "parts", "only", "condemned", "firing", "topics", "listing")
+ORDER = "penstock.order"
+# An event without a key has a part all the same: that it failed is kept there.
+PART_WITHOUT_KEY = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """All that a task needs to know."""
+
+    stream: Stream
+    started: Started
+    store: str
+    state: str
+    tells: bool = False
+    """Whether the source is to hear of events one by one, also without a lease."""
+    acknowledged: Mapping[int, Sequence[Arrival]] = field(default_factory=dict)
+    """By part, what the source has the acknowledgement of: the inbox may forget it."""
+    parts: frozenset[int] | None = None
+    """Only these parts; the others are done."""
+    only: frozenset[Arrival] | None = None
+    """Only these events."""
+    condemned: Mapping[Arrival, Verdict] = field(default_factory=dict)
+    firing: Firing = USUAL
+    lulls: Mapping[int, Lull] = field(default_factory=dict)
+    """Parts whose time moves on without events."""
+    topics: Mapping[str, str] | None = None
+    """By the names of topics, what their lines are called; None: as they came."""
+    listing: bool = False
+    """Nothing is done: which events there are is told."""
+
+    ahead: bool = False
+    """It was planned before there was a batch: what differs from job to job comes as a property of the job."""
+
+    def order(self) -> str:
+        """What of it differs from job to job, as a text."""
+        return b64encode(pickle.dumps({name: getattr(self, name) for name in ORDERED})).decode()
+
+    def as_ordered(self) -> "Errand":
+        """In a task: it, with what the order for its job says."""
+        if not self.ahead:
+            return self
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        text = None if context is None else context.getLocalProperty(ORDER)
+        assert text is not None, "a job that was planned ahead has its order"
+        return replace(self, **pickle.loads(b64decode(text)))  # noqa: S301
+
+
+def part_and_key(errand: Errand, event: StreamEvent) -> tuple[int, str, str | None]:
+    """Where an event belongs, and its key; or why it has none."""
+    try:
+        key = errand.stream.key_of(event)
+        key.encode()
+        if "\x00" in key:
+            raise ValueError("a key can't contain a NUL character")
+    except Exception as error:
+        return PART_WITHOUT_KEY, "", f"its key can't be told: {brief(error)}"
+    return errand.stream.part_of(key, errand.started.parts), key, None
+
+
+def key_error(errand: Errand, event: StreamEvent) -> str | None:
+    """Why an event has no key."""
+    return part_and_key(errand, event)[2]

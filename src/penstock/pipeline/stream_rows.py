@@ -1,0 +1,173 @@
+"""The rows of a stream on their way from Spark to Python: as tables, one for each part, and as events."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.errors import PipelineError
+from penstock.event import NO_HEADERS
+from penstock.pipeline.stream_errands import Errand, key_error
+from penstock.pipeline.stream_sources import COLUMNS
+from penstock.streams.columns import arrow
+from penstock.streams.event import StreamEvent
+from penstock.streams.state.base import Arrival, Position
+
+if TYPE_CHECKING:
+    from pyarrow import DataType, RecordBatch, Table
+
+# Between Spark and Python headers are JSON: Arrow's maps take so long to write that it grows with the square of their
+# number where they are empty.
+WIRE = {**COLUMNS, "headers": "STRING"}
+KEYING = ("stream_key", "key_error")
+ROWS = "part INT, stream_key STRING, key_error STRING, " + ", ".join(f"{name} {kind}" for name, kind in WIRE.items())
+# What only claimed events have, and the column in which it may travel, as words.
+CLAIM = ("lease", "token", "seq", "attempts", "replays")
+CLAIM_COLUMN = "claim"
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+Batches = Iterator["RecordBatch"]
+
+
+def events_in(batch: "RecordBatch | Table", keys: Sequence[str]) -> list[StreamEvent]:
+    """The events of rows, with these keys."""
+    columns = {name: values(batch, name) for name in COLUMNS if name not in ("seq", "token", "created_at")}
+    fields = zip(
+        columns["event_id"],
+        keys,
+        columns["payload"],
+        columns["event_type"],
+        [json.loads(text) if text else NO_HEADERS for text in columns["headers"]],
+        _moments(batch, "created_at"),
+        columns["replays"],
+        columns["attempts"],
+        columns["partition_key"],
+        columns["ordering_key"],
+        _positions(columns["line"], columns["offset"]),
+        [lease is not None for lease in columns["lease"]],
+        strict=True,
+    )
+    return list(map(_new_event, fields))
+
+
+def _positions(lines: list[str | None], offsets: list[int | None]) -> list[Position | None]:
+    placed = map(_new_position, zip(lines, offsets, strict=True))
+    return [None if one[0] is None else one for one in placed]
+
+
+def _moments(batch: "RecordBatch | Table", name: str) -> list[datetime | None]:
+    """Times, made by hand: Arrow takes twenty times as long for each that has a time zone."""
+    pa, _ = arrow()
+
+    micros: list[int | None] = batch.column(name).cast(pa.int64()).to_pylist()
+    return [None if one is None else EPOCH + timedelta(microseconds=one) for one in micros]
+
+
+def by_part(errand: Errand, batches: Batches) -> "Iterator[tuple[int, Table]]":
+    """What an errand is about of the rows that came, in the order of their parts."""
+    pa, pc = arrow()
+
+    given = list(batches)
+    if not given:
+        return
+    rows = _named(errand, _chosen(errand, _with_claims(pa.Table.from_batches(given))))
+    found: list[Any] = rows.column("part").unique().to_pylist()
+    numbers = sorted(found)
+    for number in numbers:
+        yield number, rows if len(numbers) == 1 else rows.filter(pc.equal(rows.column("part"), number))
+
+
+def _with_claims(rows: "Table") -> "Table":
+    """With the columns of claims, if they came as one."""
+    pa, _ = arrow()
+
+    if CLAIM_COLUMN not in rows.column_names:
+        return rows
+    packed = rows.column(CLAIM_COLUMN)
+    if packed.null_count == rows.num_rows:
+        claims: list[Any] = [pa.repeat(pa.scalar(value, kind), rows.num_rows) for value, kind in _unclaimed()]
+    else:
+        nothing = [None, None, "0", "0", "0"]
+        words = zip(*(nothing if text is None else text.split(" ") for text in packed.to_pylist()), strict=True)
+        claims = [
+            pa.array(column, pa.string()).cast(kind) for column, (_, kind) in zip(words, _unclaimed(), strict=True)
+        ]
+    for name, claim in zip(CLAIM, claims, strict=True):
+        rows = rows.append_column(name, claim)
+    return rows
+
+
+def _unclaimed() -> "list[tuple[Any, DataType]]":
+    """What an event has instead of a claim, in the order of its columns."""
+    pa, _ = arrow()
+
+    return [(None, pa.string()), (None, pa.string()), (0, pa.int64()), (0, pa.int32()), (0, pa.int32())]
+
+
+def _named(errand: Errand, rows: "Table") -> "Table":
+    """With the lines of topics called as they are known."""
+    pa, pc = arrow()
+
+    if errand.topics is None:
+        return rows
+    lines = rows.column("line").unique()
+    called: list[str | None] = []
+    for line in lines.to_pylist():
+        topic, _, partition = ("", "", "") if line is None else line.partition("/")
+        if line is not None and topic not in errand.topics:
+            raise PipelineError(f"Kafka has no topic any more that records were read of: {topic}")
+        called.append(None if line is None else f"{errand.topics[topic]}/{partition}")
+    names = pa.array(called, pa.string()).take(pc.index_in(rows.column("line"), value_set=lines).combine_chunks())
+    return rows.set_column(rows.schema.get_field_index("line"), "line", names)
+
+
+def _chosen(errand: Errand, rows: "Table") -> "Table":
+    pa, _ = arrow()
+
+    if errand.parts is None and errand.only is None:
+        return rows
+    parts, ids, replays = (values(rows, name) for name in ("part", "event_id", "replays"))
+    wanted = [
+        (errand.parts is None or part in errand.parts) and (errand.only is None or arrival in errand.only)
+        for part, arrival in zip(parts, map(Arrival, ids, replays), strict=True)
+    ]
+    return rows.filter(pa.array(wanted, pa.bool_()))
+
+
+class Row(NamedTuple):
+    """An event, and what its source knows it by."""
+
+    place: tuple[str, int, int]
+    """Rows are processed in this order."""
+    key_error: str | None
+    seq: int
+    lease: str | None
+    token: str | None
+    event: StreamEvent
+
+
+def rows_in(errand: Errand, table: "Table") -> list[Row]:
+    """In the order in which they are processed."""
+    columns = {name: values(table, name) for name in (*KEYING, "line", "offset", "seq", "lease", "token")}
+    events = events_in(table, [key or "" for key in columns["stream_key"]])
+    errors, seqs = columns["key_error"], columns["seq"]
+    if None in columns["stream_key"]:  # why, Spark doesn't say
+        errors = [None if event.key else key_error(errand, event) for event in events]
+    lines, offsets = [line or "" for line in columns["line"]], [offset or 0 for offset in columns["offset"]]
+    places = zip(lines, offsets, seqs, strict=True)
+    made = map(_new_row, zip(places, errors, seqs, columns["lease"], columns["token"], events, strict=True))
+    return sorted(made, key=_place)
+
+
+def values(batch: "RecordBatch | Table", name: str) -> list[Any]:
+    """A column."""
+    return batch.column(name).to_pylist()
+
+
+# What is made for each event is made without a call of Python's.
+_new_event: Callable[[tuple[Any, ...]], StreamEvent] = partial(tuple.__new__, StreamEvent)
+_new_position: Callable[[tuple[Any, ...]], Position] = partial(tuple.__new__, Position)
+_new_row: Callable[[tuple[Any, ...]], Row] = partial(tuple.__new__, Row)
+_place = itemgetter(0)

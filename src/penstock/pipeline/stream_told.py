@@ -1,0 +1,104 @@
+"""What tasks tell the driver: of each event that somebody waits to hear of, and of parts that came to nothing."""
+
+import json
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.lifecycle import PUBLISHED, Outcome
+from penstock.pipeline.stream_errands import Errand
+from penstock.pipeline.stream_rows import Row, values
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch, Table
+
+OUTCOMES = (
+    "seq BIGINT, lease STRING, token STRING, outcome STRING, error STRING, delay_seconds DOUBLE, "
+    "part INT, event_id STRING, replays INT, turn STRING"
+)
+PUBLISHED_WORD = type(PUBLISHED).__name__.upper()
+# Beside the outcomes of its events, what a part of a stream with timers tells of its time.
+TURN = "TURN"
+# How many events are in the state of which nobody is told one by one.
+UNTOLD = "UNTOLD"
+# An event that is listed only; its line and offset stand where else a part tells of its time.
+LISTED = "LISTED"
+
+
+class Trouble(StrEnum):
+    """What a task says of a part instead of outcomes."""
+
+    SUPERSEDED = "SUPERSEDED"
+    """Another driver has started the stream."""
+    WAITING = "WAITING"
+    """Its state or the outbox can't be reached, or another task has it: try it again."""
+    BROKEN = "BROKEN"
+    """Trying again won't help."""
+
+
+class Told(NamedTuple):
+    """What the driver hears: of an event, or of a part that came to nothing."""
+
+    outcome: str
+    error: str | None
+    row: Row | None = None
+    delay_seconds: float | None = None
+    turn: str | None = None
+
+
+def tell(row: Row, outcome: Outcome) -> Told:
+    """Of an event."""
+    error, delay = getattr(outcome, "error", None), getattr(outcome, "delay_seconds", None)
+    return Told(type(outcome).__name__.upper(), error, row, delay)
+
+
+def told_of(number: int, told: list[Told]) -> "RecordBatch":
+    """What there is to tell of a part."""
+    import pyarrow as pa
+
+    rows = [one.row for one in told]
+    columns: dict[str, Any] = {
+        "seq": pa.array([row and row.seq for row in rows], pa.int64()),
+        "lease": pa.array([row and row.lease for row in rows], pa.string()),
+        "token": pa.array([row and row.token for row in rows], pa.string()),
+        "outcome": pa.array([one.outcome for one in told], pa.string()),
+        "error": pa.array([one.error for one in told], pa.string()),
+        "delay_seconds": pa.array([one.delay_seconds for one in told], pa.float64()),
+        "part": pa.array([number] * len(told), pa.int32()),
+        "event_id": pa.array([row and row.event.event_id for row in rows], pa.string()),
+        "replays": pa.array([row and row.event.replays for row in rows], pa.int32()),
+        "turn": pa.array([one.turn for one in told], pa.string()),
+    }
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def all_published(errand: Errand, number: int, rows: "Table") -> "list[RecordBatch]":
+    """The same as `told_of` for events that all succeeded."""
+    import pyarrow as pa
+
+    heard = rows if errand.tells else rows.filter(rows.column("lease").is_valid())
+    untold = rows.num_rows - heard.num_rows
+    told = [told_of(number, [Told(UNTOLD, str(untold))])] if untold else []
+    if heard.num_rows:
+        count, schema = heard.num_rows, told_of(number, []).schema
+        same = {"outcome": PUBLISHED_WORD, "part": number, "error": None, "delay_seconds": None, "turn": None}
+        columns = [
+            pa.repeat(pa.scalar(same[field.name], field.type), count)
+            if field.name in same
+            else heard.column(field.name).cast(field.type)
+            for field in schema
+        ]
+        told += pa.table(columns, schema=schema).to_batches()
+    return told
+
+
+def listed(number: int, rows: "Table") -> "RecordBatch":
+    """The events of a part, of which nothing has become yet."""
+    import pyarrow as pa
+
+    columns = [values(rows, name) for name in ("seq", "lease", "token", "event_id", "replays", "line", "offset")]
+    events = [
+        {"seq": seq, "lease": lease, "token": token, "event_id": event_id, "replays": replays, "part": number}
+        | {"outcome": LISTED, "turn": json.dumps([line, offset])}
+        for seq, lease, token, event_id, replays, line, offset in zip(*columns, strict=True)
+    ]
+    return pa.RecordBatch.from_pylist(events, schema=told_of(number, []).schema)
