@@ -15,7 +15,7 @@ KILLS = 4
 EVENTS = 1_000
 
 
-@pytest.mark.parametrize(("source", "state"), [*(("queue", state) for state in STATES), ("dataframe", "sqlite")])
+@pytest.mark.parametrize(("source", "state"), [*(("queue", state) for state in STATES), ("batches", "sqlite")])
 def test_nothing_is_lost_and_nothing_doubled(source: str, state: str) -> None:
     plan = Plan(seed=random.randrange(2**32), kills=KILLS, events=EVENTS)
     print(f"seed {plan.seed}")

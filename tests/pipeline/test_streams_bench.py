@@ -11,7 +11,7 @@ from penstock.errors import PenstockError, UsageError
 from penstock.testing.bench.ground import Ground
 from penstock.testing.bench.stream_contenders import PENSTOCK, Contender, Trial, penstock_queue, transform_with_state
 from penstock.testing.bench.stream_input import Input, add_up, prepare, read
-from penstock.testing.bench.streams import StreamsPlan, _run
+from penstock.testing.bench.streams import OURS, StreamsPlan, _run
 from penstock.testing.servers import PostgresServer
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def test_the_input_is_as_large_as_was_asked_for_and_adds_up(given: Input) -> Non
     assert add_up([("a", 1, 5), ("b", 1, 7)]) != add_up([("a", 1, 7), ("b", 1, 5)])
 
 
-@pytest.mark.parametrize("contender", PENSTOCK.values(), ids=PENSTOCK)
+@pytest.mark.parametrize("contender", OURS.values(), ids=OURS)
 def test_streams_come_to_the_right_sums(contender: Contender, trial: Trial) -> None:
     run = _run(contender, trial)
     assert min(run) > 0

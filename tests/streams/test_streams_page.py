@@ -6,15 +6,31 @@ from typing import Any
 
 import pytest
 
+from penstock.streams.event import StreamEvent
+from penstock.testing.streams import StreamHarness
+
 PAGES = Path(__file__).parents[2] / "docs"
 
 
-@pytest.mark.parametrize(("page", "count"), [("streams.md", 3), ("windows.md", 3)])
+@pytest.mark.parametrize(("page", "count"), [("streams.md", 4), ("windows.md", 3)])
 def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, count: int) -> None:
     monkeypatch.chdir(tmp_path)
+    assert _run(page, count)["harness"] is not None
+
+
+def test_states_as_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    harness = StreamHarness(_run("streams.md", 4)["app"], "refunded", f"sqlite:///{tmp_path}/refunds")
+    harness.run([StreamEvent(f"{number}", "ada", b'{"amount": 4}') for number in range(3)])
+    harness.run([StreamEvent("last", "ada", b'{"amount": 5}')])
+    assert harness.state("ada") == {"total": 17}
+    harness.close()
+
+
+def _run(page: str, count: int) -> dict[str, Any]:
     names: dict[str, Any] = {"__name__": "shop"}
     blocks = re.findall(r"^```python\n(.*?)^```", (PAGES / page).read_text(), re.MULTILINE | re.DOTALL)
     assert len(blocks) == count
     for block in blocks:
         exec(compile(block, page, "exec"), names)
-    assert names["harness"] is not None
+    return names

@@ -134,10 +134,14 @@ PENSTOCK: dict[str, Contender] = {
     "SQLite": partial(penstock, "sqlite"),
     "RocksDB": partial(penstock, "rocksdb"),
     "PostgreSQL": penstock_postgres,
+}
+"""By where the state is, with a handler that is called for each event."""
+
+BATCHES: dict[str, Contender] = {
     "SQLite, batches": partial(penstock, "sqlite", batches=True),
     "RocksDB, batches": partial(penstock, "rocksdb", batches=True),
 }
-"""By where the state is."""
+"""The same with a handler of many events at once, over Arrow."""
 
 
 def application(source: str | Frame, store: str, state: str, parts: int, *, batches: bool = False) -> Streams:

@@ -21,6 +21,7 @@ from penstock.testing.bench.ground import SETTINGS, Ground
 from penstock.testing.bench.plan import Figure, Measured, at_least
 from penstock.testing.bench.report import describe, documents, table
 from penstock.testing.bench.stream_contenders import (
+    BATCHES,
     PENSTOCK,
     Contender,
     Trial,
@@ -32,7 +33,8 @@ from penstock.testing.bench.stream_recovery import Recovery, measure_recovery
 from penstock.testing.servers import PostgresServer
 
 SPARKS = "transformWithState"
-LOCAL = ("SQLite", "RocksDB")
+OURS = PENSTOCK | BATCHES
+GROWING = ("SQLite", "RocksDB", *BATCHES)
 PACKAGES = ("penstock", "pyspark", "pyarrow", "rocksdict")
 WATCH_SECONDS = 0.1
 KEPT_BATCHES = "spark.sql.streaming.minBatchesToRetain"
@@ -93,9 +95,9 @@ def measure(ground: Ground, plan: StreamsPlan) -> Measured:
 
 def _contenders(few: Input, many: Input) -> dict[str, tuple[Contender, Input]]:
     """In the order in which they run, each with its input."""
-    contenders: dict[str, tuple[Contender, Input]] = {name: (run, few) for name, run in PENSTOCK.items()}
+    contenders: dict[str, tuple[Contender, Input]] = {name: (run, few) for name, run in OURS.items()}
     contenders |= {SPARKS: (transform_with_state, few), "a queue": (penstock_queue, few)}
-    return contenders | {_many(name): (PENSTOCK[name], many) for name in LOCAL}
+    return contenders | {_many(name): (OURS[name], many) for name in GROWING}
 
 
 def _prepare(ground: Ground, plan: StreamsPlan, folder: Path, keys: int) -> Input:
@@ -117,12 +119,12 @@ def _rates(runs: Runs) -> list[Figure]:
 
 def _ratios(runs: Runs) -> list[Figure]:
     figures = []
-    for name in PENSTOCK:
-        target = at_least(10) if name in LOCAL else None
+    for name in OURS:
+        target = at_least(10) if name in BATCHES else None
         figures.append(Figure(f"{name} / {SPARKS}", ratio(runs[name], runs[SPARKS]), "times", target))
         saved = (theirs.cpu_micros / ours.cpu_micros for theirs, ours in zip(runs[SPARKS], runs[name], strict=True))
         figures.append(Figure(f"{SPARKS} / {name}, CPU time", median(saved), "times"))
-    for name in LOCAL:
+    for name in GROWING:
         figures.append(Figure(f"{name}, many keys / few", ratio(runs[_many(name)], runs[name]), "times", at_least(0.7)))
     return figures
 

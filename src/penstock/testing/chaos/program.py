@@ -6,11 +6,13 @@ python -m penstock.testing.chaos.program '{"store": …, "state": …, "source":
 import json
 import sys
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock import Streams, telemetry
 from penstock.errors import PenstockError, UsageError
-from penstock.streams.context import Context
+from penstock.streams.batches import BatchContext
+from penstock.streams.context import Context, Emitting, KeyState
 from penstock.streams.event import StreamEvent
 from penstock.streams.sources import Frame, Kafka, Queue, Source, Valkey
 from penstock.streams.state.base import Superseded
@@ -64,8 +66,8 @@ def _read_folder(spark: "SparkSession", folder: str) -> "DataFrame":
 def application(settings: Settings) -> Streams:
     """Counts and adds up the orders of each key, and emits an event for each."""
     app = Streams(settings.store, state=settings.state)
-
-    @app.stream(
+    stream = partial(
+        app.stream,
         source_of(settings.source),
         key=lambda event: event.json()["key"],
         name=STREAM,
@@ -73,17 +75,30 @@ def application(settings: Settings) -> Streams:
         retry_seconds=0.05,
         lease_seconds=LEASE_SECONDS,
     )
-    def total(event: StreamEvent, ctx: Context) -> None:
-        order = event.json()
-        ctx.state["count"] = ctx.state.get("count", 0) + 1
-        ctx.state["sum"] = ctx.state.get("sum", 0) + order["amount"]
-        ctx.emit("order.counted", {"number": order["number"]}, queue=COUNTED)
-        if order["fails"] == NEVER:
-            raise ValueError("never")
-        if order["fails"] > event.attempts:
-            raise ConnectionError("not yet")
 
+    def total(event: StreamEvent, ctx: Context) -> None:
+        count(event.json(), event.attempts, ctx.state, ctx)
+
+    def total_of_all(events: Any, ctx: BatchContext) -> None:
+        for event in events.select(["key", "payload", "attempts"]).to_pylist():
+            count(json.loads(event["payload"]), event["attempts"], ctx.states[event["key"]], ctx)
+
+    if settings.source["kind"] == "batches":
+        stream(batch="arrow")(total_of_all)
+    else:
+        stream()(total)
     return app
+
+
+def count(order: dict[str, Any], attempts: int, state: KeyState, emitting: Emitting) -> None:
+    """One order. It fails when all is done, so that all of it must be undone."""
+    state["count"] = state.get("count", 0) + 1
+    state["sum"] = state.get("sum", 0) + order["amount"]
+    emitting.emit("order.counted", {"number": order["number"]}, queue=COUNTED)
+    if order["fails"] == NEVER:
+        raise ValueError("never")
+    if order["fails"] > attempts:
+        raise ConnectionError("not yet")
 
 
 def main(given: dict[str, Any]) -> int:

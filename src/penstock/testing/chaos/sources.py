@@ -3,7 +3,7 @@
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +51,14 @@ class QueueSource(OrderSource):
 class FolderSource(OrderSource):
     """Files of JSON, which Spark reads as a streaming DataFrame."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, kind: str) -> None:
+        self._kind = kind
         self._folder = folder / "arriving"
         self._folder.mkdir()
 
     @property
     def named(self) -> dict[str, str]:
-        return {"kind": "dataframe", "folder": str(self._folder)}
+        return {"kind": self._kind, "folder": str(self._folder)}
 
     def emit(self, orders: Sequence[Order]) -> None:
         rows = [{"event_id": f"order {order.number}", **order.document()} for order in orders]
@@ -130,9 +131,9 @@ class SourceServers:
 
     def source(self, kind: str, store: str, folder: Path) -> AbstractContextManager[OrderSource]:
         """A fresh source of a kind, for orders of its own."""
-        return {"queue": self._queue, "dataframe": self._folder, "valkey": self._valkey, "kafka": self._kafka}[kind](
-            store, folder
-        )
+        if kind in FOLDERS:
+            return nullcontext(FolderSource(folder, kind))
+        return {"queue": self._queue, "valkey": self._valkey, "kafka": self._kafka}[kind](store, folder)
 
     def close(self) -> None:
         for server in self._started.values():
@@ -141,10 +142,6 @@ class SourceServers:
     @contextmanager
     def _queue(self, store: str, _: Path) -> Iterator[OrderSource]:
         yield QueueSource(store)
-
-    @contextmanager
-    def _folder(self, _: str, folder: Path) -> Iterator[OrderSource]:
-        yield FolderSource(folder)
 
     @contextmanager
     def _valkey(self, _: str, folder: Path) -> Iterator[OrderSource]:
@@ -162,4 +159,6 @@ class SourceServers:
         yield KafkaSource(server, f"orders-{folder.name}")
 
 
-SOURCES = ("queue", "dataframe", "valkey", "kafka")
+FOLDERS = ("dataframe", "batches")
+"""The same files, for a handler of one event, and for one of many."""
+SOURCES = ("queue", *FOLDERS, "valkey", "kafka")
