@@ -31,6 +31,13 @@ def test_state_on_one_machines_disk_is_refused_on_a_cluster(tmp_path: Path, sche
     assert not state.exists()
 
 
+def test_events_on_one_machines_disk_are_refused_on_a_cluster() -> None:
+    app = Streams("sqlite:///shop.db", state="postgresql://someone@127.0.0.1/somewhere")
+    app.stream("orders", name="total")(lambda event, ctx: None)
+    with pytest.raises(UsageError, match=r"shop\.db is on one machine's disk; on a cluster keep events in PostgreSQL"):
+        run_streams(app, master="spark://127.0.0.1:7077")
+
+
 @pytest.mark.parametrize(
     ("state", "master"),
     [

@@ -10,6 +10,7 @@ from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
 
 from penstock import telemetry
+from penstock.config import url_scheme
 from penstock.errors import UsageError
 from penstock.pipeline.kafka_jars import connector_jars
 from penstock.pipeline.relay import Housekeeping, RelayReport
@@ -65,11 +66,13 @@ def run_streams(
 
 
 def _require_state(app: StreamSet, streams: Sequence[Stream], master: str | None, checkpoint: str | None) -> None:
-    """Refuse, before anything starts, state that can't be kept as it is asked for."""
+    """Refuse, before anything starts, what can't be kept as it is asked for."""
     if is_sparks(app.state):
         require_sparks(streams, checkpoint)
     else:
         require_reachable(open_state(app.state), master)
+    if url_scheme(app.store).startswith("sqlite") and not is_local(master or ""):
+        raise UsageError(f"{app.store} is on one machine's disk; on a cluster keep events in PostgreSQL")
 
 
 def _runs(spark: "SparkSession", app: StreamSet, streams: Sequence[Stream], parallelism: int) -> list[StreamRun]:
