@@ -4,6 +4,7 @@ import ast
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -140,3 +141,9 @@ def test_the_patterns_find_what_they_are_for() -> None:
         "g.png",
         "i/j.md",
     ]
+
+
+def test_every_module_of_tests_has_a_name_of_its_own() -> None:
+    """Pytest imports them by their names alone, and stumbles over a second one only when both are run."""
+    names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
