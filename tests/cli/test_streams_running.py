@@ -2,10 +2,11 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from penstock.cli.streams import SUPERSEDED
 from penstock.event import Event
 from penstock.store import SqlStore
 from penstock.streams.state import open_state
-from penstock.testing.processes import wait_until
+from penstock.testing.processes import living, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -82,6 +83,34 @@ def driver(process: Callable[..., "subprocess.Popen[bytes]"], tmp_path: Path) ->
     (tmp_path / "shop.py").write_text(SHOP)
     (tmp_path / "prices.py").write_text("def in_cents(amount):\n    return 100 * amount\n")
     return lambda *arguments: Driver(process, tmp_path, *arguments)
+
+
+def javas(driver: Driver) -> list[int]:
+    """Spark's Java processes, of its session."""
+    return [pid for pid in living() if b"PythonGatewayServer" in _command(pid) and os.getsid(pid) == driver.process.pid]
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_a_java_that_is_killed_is_told_in_a_line(
+    driver: Callable[..., Driver], store: SqlStore, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    place(store, "ada", 1, gate=str(gate))
+    running = driver("--master", "local[2]")
+    running.await_that(Path(f"{gate}.reached").exists)
+    (java,) = javas(running)
+    os.kill(java, signal.SIGKILL)
+    assert running.wait() == 1, running.err
+    assert re.search(r"Spark's Java process is gone \(\w+\); start again\Z", running.err.rstrip()), running.err
+    with suppress(OSError):  # if the task still waits there, it may go
+        os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
 
 
 def place(store: SqlStore, customer: str, amount: Any, **fields: str) -> None:

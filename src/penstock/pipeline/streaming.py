@@ -16,6 +16,7 @@ from penstock.pipeline.kafka_jars import connector_jars
 from penstock.pipeline.relay import Housekeeping, RelayReport
 from penstock.pipeline.session import DEFAULT_MASTER, is_local, is_running, open_session
 from penstock.pipeline.shipping import parcel_of
+from penstock.pipeline.slices import gone, java_is_gone
 from penstock.pipeline.spark_state import SparkStateRun, is_sparks, require_sparks
 from penstock.pipeline.stopping import open_unless, stopped_by_signals
 from penstock.pipeline.stream_batches import Counts, StreamRun
@@ -59,7 +60,7 @@ def run_streams(
             return {stream.name: Counts() for stream in chosen}
         _require_state(app, chosen, session.sparkContext.master, checkpoint)
         runs = _runs(session, app, chosen, parallelism)
-        with _kept(app.store, chosen), _folder(checkpoint) as folder, _started(runs, folder) as queries:
+        with _kept(app.store, chosen), _folder(checkpoint) as folder, _java(), _started(runs, folder) as queries:
             watch = Watch(runs, queries, None if is_sparks(app.state) else app.state, progress)
             (watch.until_drained if once else watch.until)(ending)
     return {run.stream.name: run.counts for run in runs}
@@ -132,6 +133,17 @@ def _folder(checkpoint: str | None) -> Iterator[str]:
         yield made
     finally:
         shutil.rmtree(made, ignore_errors=True)
+
+
+@contextmanager
+def _java() -> Iterator[None]:
+    """While Spark's Java process lives; that it was killed is told in a line."""
+    try:
+        yield
+    except Exception as error:
+        if java_is_gone(error):
+            raise gone(error) from None
+        raise
 
 
 @contextmanager
