@@ -157,10 +157,13 @@ class Trial:
             processes = [processes[int(fault.chance * len(processes))]]
         self._driver.kill(*processes)
         self.tally.kills += 1
+        if self._driver.pid in processes:
+            wait_until(lambda: not self._driver.running, PROGRESS_SECONDS)
         self._await_progress(before)
 
     def _supersede(self) -> None:
-        self._await(lambda: RUNS in self._driver.said, SUPERSEDE_SECONDS)  # or it would be the newer one
+        # Or it would be the newer one.
+        self._await(lambda: self._driver.running and RUNS in self._driver.said, SUPERSEDE_SECONDS)
         older = self._driver
         self._start(checkpoint=self._folder / f"checkpoint-{len(self._drivers)}")
         newer = self._driver
