@@ -4,7 +4,6 @@ A batch whose tasks die time and again holds an event that kills whoever runs it
 batch, and dies alone.
 """
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -245,13 +244,8 @@ class StreamRun:
         return self._ticks.collect(self._processed(batch, errand))
 
     def _list(self, batch: "DataFrame", errand: Errand) -> list[Row]:
-        """The batch's events, in order."""
-
-        def place(row: Row) -> tuple[str, int, int]:
-            line, offset = json.loads(row["turn"])
-            return line or "", offset or 0, row["seq"]
-
-        return sorted(self._job(batch, replace(errand, listing=True)), key=place)
+        """The batch's events, those of each part in order."""
+        return self._job(batch, replace(errand, listing=True))
 
     def _run_carefully(self, batch: "DataFrame", errand: Errand) -> list[Row]:
         condemned: list[Arrival] = []

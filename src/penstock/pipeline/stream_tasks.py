@@ -20,7 +20,7 @@ from penstock.pipeline.stores import store_of
 from penstock.pipeline.stream_errands import Errand, part_and_key
 from penstock.pipeline.stream_rows import KEYING, Batches, Row, by_part, events_in, rows_in, values
 from penstock.pipeline.stream_sources import COLUMNS
-from penstock.pipeline.stream_told import TURN, UNTOLD, Told, Trouble, all_published, listed, tell, told_of
+from penstock.pipeline.stream_told import LISTED, TURN, UNTOLD, Told, Trouble, all_alike, all_published, tell, told_of
 from penstock.store.base import Lease, LeaseId, Token
 from penstock.store.base import Part as StagedPart
 from penstock.streams.engine import Verdict
@@ -60,7 +60,10 @@ def process(errand: Errand) -> Callable[[Batches], Batches]:
         told = errand.as_ordered()
         with _rarely_collecting():
             for number, rows in by_part(told, batches):
-                yield from [listed(number, rows)] if told.listing else _outcomes(told, number, rows)
+                if told.listing:
+                    yield from all_alike(number, in_order(rows), LISTED)
+                else:
+                    yield from _outcomes(told, number, rows)
 
     return run
 

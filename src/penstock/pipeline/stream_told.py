@@ -1,12 +1,12 @@
 """What tasks tell the driver: of each event that somebody waits to hear of, and of parts that came to nothing."""
 
-import json
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.lifecycle import PUBLISHED, Outcome
 from penstock.pipeline.stream_errands import Errand
-from penstock.pipeline.stream_rows import Row, values
+from penstock.pipeline.stream_rows import Row
+from penstock.streams.columns import arrow
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Table
@@ -20,7 +20,7 @@ PUBLISHED_WORD = type(PUBLISHED).__name__.upper()
 TURN = "TURN"
 # How many events are in the state of which nobody is told one by one.
 UNTOLD = "UNTOLD"
-# An event that is listed only; its line and offset stand where else a part tells of its time.
+# An event of which nothing has become yet.
 LISTED = "LISTED"
 
 
@@ -73,32 +73,23 @@ def told_of(number: int, told: list[Told]) -> "RecordBatch":
 
 def all_published(errand: Errand, number: int, rows: "Table") -> "list[RecordBatch]":
     """The same as `told_of` for events that all succeeded."""
-    import pyarrow as pa
-
     heard = rows if errand.tells else rows.filter(rows.column("lease").is_valid())
     untold = rows.num_rows - heard.num_rows
     told = [told_of(number, [Told(UNTOLD, str(untold))])] if untold else []
-    if heard.num_rows:
-        count, schema = heard.num_rows, told_of(number, []).schema
-        same = {"outcome": PUBLISHED_WORD, "part": number, "error": None, "delay_seconds": None, "turn": None}
-        columns = [
-            pa.repeat(pa.scalar(same[field.name], field.type), count)
-            if field.name in same
-            else heard.column(field.name).cast(field.type)
-            for field in schema
-        ]
-        told += pa.table(columns, schema=schema).to_batches()
-    return told
+    return told + all_alike(number, heard, PUBLISHED_WORD)
 
 
-def listed(number: int, rows: "Table") -> "RecordBatch":
-    """The events of a part, of which nothing has become yet."""
-    import pyarrow as pa
+def all_alike(number: int, rows: "Table", outcome: str) -> "list[RecordBatch]":
+    """The same of each event, in the order of the rows."""
+    pa, _ = arrow()
 
-    columns = [values(rows, name) for name in ("seq", "lease", "token", "event_id", "replays", "line", "offset")]
-    events = [
-        {"seq": seq, "lease": lease, "token": token, "event_id": event_id, "replays": replays, "part": number}
-        | {"outcome": LISTED, "turn": json.dumps([line, offset])}
-        for seq, lease, token, event_id, replays, line, offset in zip(*columns, strict=True)
+    schema = told_of(number, []).schema
+    same = {"outcome": outcome, "part": number, "error": None, "delay_seconds": None, "turn": None}
+    columns = [
+        pa.repeat(pa.scalar(same[field.name], field.type), rows.num_rows)
+        if field.name in same
+        else rows.column(field.name).cast(field.type)
+        for field in schema
     ]
-    return pa.RecordBatch.from_pylist(events, schema=told_of(number, []).schema)
+    batches: list[RecordBatch] = pa.table(columns, schema=schema).to_batches()
+    return batches

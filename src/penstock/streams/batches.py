@@ -99,8 +99,12 @@ class BatchContext(Emitting):
 
 def as_given(events: Sequence[StreamEvent], kind: BatchKind, fields: Mapping[str, str]) -> Any:
     """The events as their handler wants them, in order."""
-    table = as_table(events, fields)
-    return table if kind is BatchKind.ARROW else table.to_pandas()
+    return in_kind(as_table(events, fields), kind)
+
+
+def in_kind(table: "Table", kind: BatchKind | None) -> Any:
+    """A table as handlers of this kind take it."""
+    return table.to_pandas() if kind is BatchKind.PANDAS else table
 
 
 def as_table(events: Sequence[StreamEvent], fields: Mapping[str, str]) -> "Table":

@@ -4,11 +4,12 @@ The same protocol as in `engine`, for events that are all on their first deliver
 remains, and they go the other way, which finds out which of them is at fault.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.streams.app import Stream
-from penstock.streams.batches import BatchContext, BatchKind, States, with_fields
+from penstock.streams.batches import BatchContext, States, in_kind, with_fields
 from penstock.streams.columns import EMPTY, arrow
 from penstock.streams.context import KeyState
 from penstock.streams.engine import unexpired
@@ -166,14 +167,11 @@ def _given(rows: "Table", stream: Stream) -> Any:
         "partition_key": rows.column("partition_key"),
         "ordering_key": rows.column("ordering_key"),
     }
-    table = with_fields(pa.table(columns), stream.fields)
-    return table if stream.batch is BatchKind.ARROW else table.to_pandas()
+    return in_kind(with_fields(pa.table(columns), stream.fields), stream.batch)
 
 
 def _headers(texts: Any) -> Any:
     """JSON objects, or nothing, as maps."""
-    import json
-
     pa, _ = arrow()
 
     kind = pa.map_(pa.string(), pa.string())
