@@ -1,15 +1,17 @@
 """Which part an event belongs to: told by Spark as Python would tell it."""
 
-from typing import TYPE_CHECKING
+import json
+from datetime import UTC, datetime
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from penstock.pipeline.stream_errands import Errand
 from penstock.pipeline.stream_keys import keyed
-from penstock.pipeline.stream_rows import ROWS
-from penstock.pipeline.stream_sources import in_columns
-from penstock.pipeline.stream_tasks import assign
-from penstock.streams.app import Stream, StreamSet
+from penstock.pipeline.stream_rows import KEYING, REST, unpacked
+from penstock.pipeline.stream_sources import BLANK, COLUMNS
+from penstock.streams.app import Stream, StreamSet, default_key
 from penstock.streams.event import KEY_HEADER, STREAM_HEADER, StreamEvent
 from penstock.streams.state.base import Started
 
@@ -33,14 +35,23 @@ EVENTS = [
 ]
 
 
-def _stream() -> Stream:
+def _stream(**options: Any) -> Stream:
     app = StreamSet("sqlite:///unused.db")
 
-    @app.stream("orders", parts=7)
+    @app.stream("orders", parts=7, **options)
     def total(event: StreamEvent, ctx: object) -> None:
         """Nothing."""
 
     return app.streams["total"]
+
+
+def _errand(**options: Any) -> Errand:
+    return Errand(_stream(**options), Started("total", 1, 7), "sqlite:///unused.db", "sqlite:///unused")
+
+
+def _own_key(event: StreamEvent) -> str:
+    """What Spark tells by itself for streams without a key function."""
+    return default_key(event)
 
 
 def _told(frame: "DataFrame") -> dict[str, tuple[int, str, str | None]]:
@@ -48,11 +59,51 @@ def _told(frame: "DataFrame") -> dict[str, tuple[int, str, str | None]]:
     return {row.event_id: (row.part, row.stream_key or "", row.headers) for row in rows}
 
 
-def test_an_events_own_key_is_told_by_spark_as_python_would(spark: "SparkSession") -> None:
-    errand = Errand(_stream(), Started("total", 1, 7), "sqlite:///unused.db", "sqlite:///unused")
-    events = in_columns(spark.createDataFrame([(*fields, bytearray(b"{}")) for fields in EVENTS], SCHEMA))
-    by_spark = keyed(events, errand)
-    with_text = events.selectExpr("* EXCEPT (headers)", "CASE WHEN size(headers) > 0 THEN to_json(headers) END headers")
-    by_python = with_text.select(*events.columns).mapInArrow(assign(errand), ROWS)
-    assert _told(by_spark) == _told(by_python)
-    assert {key for _, key, _ in _told(by_spark).values()} == {"ada", "Žofie 🚰", "grace", "alan", ""}
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_events_own_key_is_told_by_spark_as_python_would(spark: "SparkSession", packed: bool) -> None:
+    events = spark.createDataFrame([(*fields, bytearray(b"{}")) for fields in EVENTS], SCHEMA)
+    by_spark = _told(keyed([events], _errand(), packed=packed))
+    assert by_spark == _told(keyed([events], _errand(key=_own_key), packed=packed))
+    assert {key for _, key, _ in by_spark.values()} == {"ada", "Žofie 🚰", "grace", "alan", ""}
+
+
+@pytest.mark.parametrize("options", [{}, {"key": _own_key}], ids=["Spark", "Python"])
+def test_what_only_others_have_is_packed_and_unpacked(spark: "SparkSession", options: dict[str, Any]) -> None:
+    """The rows of a source that has few columns, and one from beside it that has them all."""
+    import pyarrow as pa
+
+    source = spark.sql("SELECT 'a' AS line, 7L AS offset, 'ada' AS partition_key, CAST('1' AS BINARY) AS payload")
+    claimed = {
+        "seq": 12,
+        "event_id": "known",
+        "event_type": "order.placed",
+        "payload": b"2",
+        "headers": {KEY_HEADER: "alan", STREAM_HEADER: "total"},
+        "partition_key": "ada",
+        "ordering_key": "grace",
+        "created_at": datetime(2026, 1, 2, 3, 4, 5, 678, UTC),
+        "attempts": 2,
+        "replays": 1,
+        "lease": "l",
+        "token": "t",
+    }
+    own = spark.createDataFrame([claimed], ", ".join(f"{name} {COLUMNS[name]}" for name in claimed))
+    rows = keyed([source, own], _errand(**options), packed=True)
+    assert set(rows.columns) - {"key_error"} == {"part", "stream_key", REST, *source.columns}
+
+    first, second = sorted(unpacked(rows.toArrow()).to_pylist(), key=itemgetter("payload"))
+    assert first.pop("part") == _stream().part_of("ada", 7)
+    assert first == {
+        **dict.fromkeys((*COLUMNS, *KEYING)),
+        **BLANK,
+        "stream_key": "ada",
+        "event_id": "a/7",
+        "payload": b"1",
+        "partition_key": "ada",
+        "line": "a",
+        "offset": 7,
+    }
+    assert json.loads(second.pop("headers")) == claimed.pop("headers")
+    assert second.pop("part") == _stream().part_of(second["stream_key"], 7)
+    assert second == {**claimed, "stream_key": "alan", "key_error": None, "line": None, "offset": None}
+    assert unpacked(pa.table({"part": [1]}).slice(0, 0)).num_rows == 0

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.errors import UsageError
-from penstock.pipeline.stream_sources import STREAM_HEADERS, Steady, in_columns
+from penstock.pipeline.stream_sources import STREAM_HEADERS, Steady
 from penstock.streams.sources import Frame
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ class FrameFeed(Steady):
         self._source = source
         self.remember_seconds = source.remember_seconds
 
-    def load(self, spark: "SparkSession") -> "DataFrame":
+    def load(self, spark: "SparkSession") -> "list[DataFrame]":
         from pyspark.sql import DataFrame
 
         frame = self._source.open(spark)
         if not isinstance(frame, DataFrame) or not frame.isStreaming:
             raise UsageError("a Frame source is a function that takes the session and returns a streaming DataFrame")
-        return in_columns(events_of(frame))
+        return [events_of(frame)]
 
     def acknowledge(self, event_ids: Sequence[str]) -> None:
         """Nothing: Spark's checkpoint has it."""
@@ -58,7 +58,7 @@ def events_of(frame: "DataFrame") -> "DataFrame":
     if not by_offset:
         for name in ("line", "offset"):
             chosen.pop(name, None)
-        chosen["event_id"] = _required(frame["event_id"], "event_id")
+        chosen["event_id"] = _required(frame["event_id"].cast("string"), "event_id")
     else:
         chosen |= _position(frame, by_id=by_id)
     return frame.select(*(column.alias(name) for name, column in chosen.items()))
@@ -69,19 +69,18 @@ def _position(frame: "DataFrame", *, by_id: bool) -> "dict[str, Column]":
     from pyspark.sql import functions as F  # noqa: N812
 
     line, offset = frame["line"].cast("string"), frame["offset"].cast("bigint")
+    placed = _required(F.when(offset >= 0, offset), "offset of 0 or more")
     if not by_id:
-        line = _required(line, "line")
-    above = F.when(offset >= 0, offset)
-    placed = F.when(line.isNotNull(), _required(above, "offset of 0 or more")).cast("bigint")
-    own = F.concat_ws("/", line, placed.cast("string"))
-    known = F.coalesce(frame["event_id"].cast("string"), F.when(line.isNotNull(), own)) if by_id else own
-    return {"line": line, "offset": placed, "event_id": _required(known, "event_id")}
+        return {"line": _required(line, "line"), "offset": placed}
+    known = frame["event_id"].cast("string")
+    known = F.when(line.isNull(), _required(known, "event_id")).otherwise(known)
+    return {"line": line, "offset": F.when(line.isNotNull(), placed), "event_id": known}
 
 
 def _required(column: "Column", name: str) -> "Column":
     from pyspark.sql import functions as F  # noqa: N812
 
-    return F.coalesce(column.cast("string"), F.raise_error(F.lit(f"a row of the DataFrame has no {name}")))
+    return F.coalesce(column, F.raise_error(F.lit(f"a row of the DataFrame has no {name}")))
 
 
 def _payload(frame: "DataFrame") -> "Column":

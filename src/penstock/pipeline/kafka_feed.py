@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.errors import PipelineError, StoreUnavailable, UsageError
 from penstock.pipeline.kafka_jars import ways_to_give_it
 from penstock.pipeline.kafka_topics import TopicIds
-from penstock.pipeline.stream_sources import STREAM_HEADERS, in_columns
+from penstock.pipeline.stream_sources import STREAM_HEADERS
 from penstock.streams.sources import REMEMBER_SECONDS, Kafka
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class KafkaFeed:
         self._ids: TopicIds | None = None
         self._known: Mapping[str, str] = {}
 
-    def load(self, spark: "SparkSession") -> "DataFrame":
+    def load(self, spark: "SparkSession") -> "list[DataFrame]":
         records = _records(spark, self._options)
         self._ids = TopicIds(spark, self._source, self._options)
         try:
@@ -55,7 +55,7 @@ class KafkaFeed:
         except StoreUnavailable as error:
             self.close()
             raise PipelineError(str(error)) from error
-        return in_columns(events_of(records))
+        return [events_of(records)]
 
     @property
     def edition(self) -> str:
@@ -121,7 +121,7 @@ def _records(spark: "SparkSession", options: Mapping[str, str]) -> "DataFrame":
 
 
 def events_of(records: "DataFrame") -> "DataFrame":
-    """Records of Spark's connector as events."""
+    """Records of Spark's connector as events, which are known by their places."""
     from pyspark.sql import functions as F  # noqa: N812
 
     key, value = records["key"], records["value"]
@@ -133,8 +133,6 @@ def events_of(records: "DataFrame") -> "DataFrame":
         _mark(key.isNotNull() & ~readable, KEY_ENCODING_HEADER, "base64"),
     )
     return records.select(
-        records["offset"].alias("seq"),
-        F.concat_ws("/", line, records["offset"].cast("string")).alias("event_id"),
         F.coalesce(F.try_element_at(headers, F.lit(TYPE_HEADER)), records["topic"]).alias("event_type"),
         F.coalesce(value, F.lit(b"")).alias("payload"),
         F.map_concat(headers, *marks).alias("headers"),

@@ -19,7 +19,7 @@ from penstock.pipeline.session import settings
 from penstock.pipeline.settling import by_lease
 from penstock.pipeline.stores import store_of
 from penstock.pipeline.stream_errands import ORDER, Errand
-from penstock.pipeline.stream_keys import in_fewer_columns, keyed
+from penstock.pipeline.stream_keys import keyed
 from penstock.pipeline.stream_sources import Feed, feed_of
 from penstock.pipeline.stream_tasks import process
 from penstock.pipeline.stream_ticks import Died, Row, Ticks
@@ -104,9 +104,9 @@ class StreamRun:
 
     def start(self, checkpoint: str) -> "StreamingQuery":
         # Before the batches: what is here is planned once, what is in each of them every time.
-        rows = keyed(self._feed.load(self._spark), self._errand)
+        rows = keyed(self._feed.load(self._spark), self._errand, packed=self._ahead)
         if self._ahead:
-            rows = self._processed(in_fewer_columns(rows), replace(self._errand, ahead=True))
+            rows = self._processed(rows, replace(self._errand, ahead=True))
         writer = rows.writeStream.foreachBatch(self._handle).queryName(f"penstock {self.stream.name}")
         writer = writer.option("checkpointLocation", f"{checkpoint}/{self._feed.edition}".rstrip("/"))
         with settings(self._spark, SETTINGS):

@@ -1,9 +1,15 @@
-"""Which part each row of a batch belongs to. An event's own key Spark tells by itself; a key function needs Python."""
+"""Which part each row of a batch belongs to. An event's own key Spark tells by itself; a key function needs Python.
 
+All of it is planned anew for every batch, and every column takes its time in every row: as little as will do.
+"""
+
+from collections.abc import Collection, Sequence
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from penstock.pipeline.stream_errands import PART_WITHOUT_KEY, Errand
-from penstock.pipeline.stream_rows import CLAIM, CLAIM_COLUMN, KEYING, ROWS, WIRE
+from penstock.pipeline.stream_rows import REST, WIRE
+from penstock.pipeline.stream_sources import BLANK, COLUMNS
 from penstock.pipeline.stream_tasks import assign
 from penstock.streams.app import default_key
 from penstock.streams.event import KEY_HEADER, STREAM_HEADER
@@ -11,38 +17,76 @@ from penstock.streams.event import KEY_HEADER, STREAM_HEADER
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-# Nothing where there is no headers at all: that is told faster than an empty object.
-HEADERS = "CASE WHEN size(headers) > 0 THEN to_json(headers) END"
 NUL = "\x00"
+NULLABLE = [name for name in COLUMNS if name not in BLANK and name != "event_id"]
 
 
-def keyed(frame: "DataFrame", errand: Errand) -> "DataFrame":
-    """The rows of a stream's source with their parts and keys, as tasks take them."""
+def keyed(frames: "Sequence[DataFrame]", errand: Errand, *, packed: bool = False) -> "DataFrame":
+    """The rows of a stream's source, and of what is beside it, with their parts and keys, as tasks take them. Packed
+    they have but the columns that the source itself has, and one for the rest: see `stream_rows.unpacked`."""
+    from pyspark.sql import DataFrame
     from pyspark.sql import functions as F  # noqa: N812
 
+    wanted = frames[0].columns if packed else tuple(COLUMNS)
+    rows = reduce(DataFrame.unionByName, (_as_they_travel(frame, errand, wanted, packed=packed) for frame in frames))
     if errand.stream.key is not default_key:
-        return frame.withColumn("headers", F.expr(HEADERS)).mapInArrow(assign(errand), ROWS)
-    key = own_key(errand.stream.name)
-    key = F.when(~F.contains(key, F.lit(NUL)), key)  # a key that can't be one is for Python to complain of
-    placed = frame.withColumns({"stream_key": key, "key_error": F.lit(None).cast("string")})
+        known = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in rows.schema.fields)
+        return rows.mapInArrow(assign(errand), f"part INT, stream_key STRING, key_error STRING, {known}")
     part = f"CAST(coalesce(crc32(CAST(stream_key AS BINARY)) % {errand.started.parts}, {PART_WITHOUT_KEY}) AS INT)"
-    return placed.withColumns({"part": F.expr(part), "headers": F.expr(HEADERS)}).select("part", *KEYING, *WIRE)
+    errors = [] if packed else [F.lit(None).cast("string").alias("key_error")]
+    return rows.select(F.expr(part).alias("part"), *errors, "*")
 
 
-def in_fewer_columns(rows: "DataFrame") -> "DataFrame":
-    """With one column for all that only claimed events have. For sources where few are: each column takes its time."""
+def _as_they_travel(frame: "DataFrame", errand: Errand, wanted: Sequence[str], *, packed: bool) -> "DataFrame":
     from pyspark.sql import functions as F  # noqa: N812
 
-    kept = [name for name in rows.columns if name not in CLAIM]
-    claim = F.when(F.col("lease").isNotNull(), F.concat_ws(" ", *CLAIM))
-    return rows.select(*kept, claim.alias(CLAIM_COLUMN))
+    columns = {name: _column(frame, name) for name in wanted}
+    if packed:
+        columns[REST] = _rest(frame, wanted)
+    if errand.stream.key is default_key:
+        key = own_key(frame.columns, errand.stream.name)
+        # A key that can't be one is for Python to complain of.
+        columns["stream_key"] = F.when(~F.contains(key, F.lit(NUL)), key)
+    return frame.select(*(column.alias(name) for name, column in columns.items()))
 
 
-def own_key(stream: str) -> "Column":
+def own_key(columns: Collection[str], stream: str) -> "Column":
     """The same as `default_key`, and for an event that was moved the key it had: what is empty doesn't count."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    headers, nothing = F.col("headers"), F.lit("")
-    moved = F.when(headers[STREAM_HEADER] == F.lit(stream), headers[KEY_HEADER])
-    keys = (moved, F.col("partition_key"), F.col("ordering_key"))
-    return F.coalesce(*(F.nullif(key, nothing) for key in keys))
+    keys = [F.col(name) for name in ("partition_key", "ordering_key") if name in columns]
+    if "headers" in columns:
+        headers = F.col("headers")
+        keys.insert(0, F.when(headers[STREAM_HEADER] == F.lit(stream), headers[KEY_HEADER]))
+    found = [F.when(key != F.lit(""), key) for key in keys]
+    return F.coalesce(*found) if found else F.lit(None).cast("string")
+
+
+def _column(frame: "DataFrame", name: str) -> "Column":
+    """One that a frame may have, as it travels; an empty one if it hasn't."""
+    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql.types import _parse_datatype_string
+
+    nothing = F.lit(BLANK.get(name)).cast(WIRE[name])
+    if name == "event_id" and "line" in frame.columns:
+        nothing = F.concat_ws("/", frame["line"], frame["offset"].cast("string"))  # it is known by where it stands
+    if name not in frame.columns:
+        return nothing
+    column, kind = frame[name], COLUMNS[name]
+    if frame.schema[name].dataType != _parse_datatype_string(kind):
+        column = column.cast(kind)
+    if name == "headers":  # nothing where there are none at all: that is told faster than an empty object
+        return F.when(F.size(column) > 0, F.to_json(column))
+    return column if name in NULLABLE else F.coalesce(column, nothing)
+
+
+def _rest(frame: "DataFrame", wanted: Collection[str]) -> "Column":
+    """As JSON, what a frame has that isn't wanted by itself."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    others = {name: _column(frame, name) for name in COLUMNS if name in frame.columns and name not in wanted}
+    if not others:
+        return F.lit(None).cast("string")
+    if "created_at" in others:
+        others["created_at"] = F.unix_micros(others["created_at"])
+    return F.to_json(F.struct(*(column.alias(name) for name, column in others.items())))

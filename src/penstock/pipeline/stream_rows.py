@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.errors import PipelineError
 from penstock.event import NO_HEADERS
 from penstock.pipeline.stream_errands import Errand, key_error
-from penstock.pipeline.stream_sources import COLUMNS
+from penstock.pipeline.stream_sources import BLANK, COLUMNS
 from penstock.streams.columns import arrow
 from penstock.streams.event import StreamEvent
 from penstock.streams.state.base import Arrival, Position
@@ -21,11 +21,9 @@ if TYPE_CHECKING:
 # Between Spark and Python headers are JSON: Arrow's maps take so long to write that it grows with the square of their
 # number where they are empty.
 WIRE = {**COLUMNS, "headers": "STRING"}
-KEYING = ("stream_key", "key_error")
-ROWS = "part INT, stream_key STRING, key_error STRING, " + ", ".join(f"{name} {kind}" for name, kind in WIRE.items())
-# What only claimed events have, and the column in which it may travel, as words.
-CLAIM = ("lease", "token", "seq", "attempts", "replays")
-CLAIM_COLUMN = "claim"
+KEYING = {"stream_key": "STRING", "key_error": "STRING"}
+# In this column, as JSON, travels what the events of a source don't have, and the few from beside it do.
+REST = "rest"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Batches = Iterator["RecordBatch"]
@@ -72,38 +70,41 @@ def by_part(errand: Errand, batches: Batches) -> "Iterator[tuple[int, Table]]":
     given = list(batches)
     if not given:
         return
-    rows = _named(errand, _chosen(errand, _with_claims(pa.Table.from_batches(given))))
+    rows = _named(errand, _chosen(errand, unpacked(pa.Table.from_batches(given))))
     found: list[Any] = rows.column("part").unique().to_pylist()
     numbers = sorted(found)
     for number in numbers:
         yield number, rows if len(numbers) == 1 else rows.filter(pc.equal(rows.column("part"), number))
 
 
-def _with_claims(rows: "Table") -> "Table":
-    """With the columns of claims, if they came as one."""
+def unpacked(rows: "Table") -> "Table":
+    """With all columns: some came as one, or not at all."""
+    pa, pc = arrow()
+
+    given: dict[str, Any] = dict(zip(rows.column_names, rows.columns, strict=True))
+    packed = given.pop(REST, None)
+    rest = [] if packed is None or packed.null_count == rows.num_rows else packed.to_pylist()
+    others = [json.loads(text or "{}") for text in rest]
+    for name, kind in _kinds().items():
+        if name not in given:
+            blank = BLANK.get(name)
+            found = [one.get(name, blank) for one in others]
+            given[name] = pa.array(found, kind) if others else pa.repeat(pa.scalar(blank, kind), rows.num_rows)
+    if given["event_id"].null_count:  # they are known by where they stand
+        places = pc.binary_join_element_wise(given["line"], given["offset"].cast(pa.string()), "/")
+        given["event_id"] = pc.coalesce(given["event_id"], places)
+    whole: Table = pa.table(given)
+    return whole
+
+
+def _kinds() -> "dict[str, DataType]":
+    """All columns, with their types."""
     pa, _ = arrow()
 
-    if CLAIM_COLUMN not in rows.column_names:
-        return rows
-    packed = rows.column(CLAIM_COLUMN)
-    if packed.null_count == rows.num_rows:
-        claims: list[Any] = [pa.repeat(pa.scalar(value, kind), rows.num_rows) for value, kind in _unclaimed()]
-    else:
-        nothing = [None, None, "0", "0", "0"]
-        words = zip(*(nothing if text is None else text.split(" ") for text in packed.to_pylist()), strict=True)
-        claims = [
-            pa.array(column, pa.string()).cast(kind) for column, (_, kind) in zip(words, _unclaimed(), strict=True)
-        ]
-    for name, claim in zip(CLAIM, claims, strict=True):
-        rows = rows.append_column(name, claim)
-    return rows
-
-
-def _unclaimed() -> "list[tuple[Any, DataType]]":
-    """What an event has instead of a claim, in the order of its columns."""
-    pa, _ = arrow()
-
-    return [(None, pa.string()), (None, pa.string()), (0, pa.int64()), (0, pa.int32()), (0, pa.int32())]
+    text, number = pa.string(), pa.int64()
+    others = {"seq": number, "offset": number, "attempts": pa.int32(), "replays": pa.int32()}
+    kinds = {name: others.get(name, text) for name in (*KEYING, *COLUMNS)}
+    return kinds | {"created_at": pa.timestamp("us", tz="UTC")}
 
 
 def _named(errand: Errand, rows: "Table") -> "Table":

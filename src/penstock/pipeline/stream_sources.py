@@ -8,7 +8,7 @@ from penstock.streams.event import KEY_HEADER, ORIGIN_HEADER, STREAM_HEADER
 from penstock.streams.sources import REMEMBER_SECONDS, Frame, Kafka, Queue, Valkey
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 COLUMNS = {
     "seq": "BIGINT",
@@ -28,6 +28,9 @@ COLUMNS = {
 }
 """What every source brings. Rows are processed in the order of line, offset and seq. A lease and its token are of a
 queue, a line and an offset of a source whose order is fixed."""
+
+BLANK = {"attempts": 0, "replays": 0, "seq": 0, "event_type": ""}
+"""What stands in columns that are never null where a source has nothing."""
 
 STREAM_HEADERS = (ORIGIN_HEADER, KEY_HEADER, STREAM_HEADER)
 """What a stream writes on events that it moved to its own queue. From elsewhere they would say what isn't so."""
@@ -50,8 +53,8 @@ class Feed(Protocol):
         """For how long the inbox keeps events that nothing else takes out of it."""
         ...
 
-    def load(self, spark: "SparkSession") -> "DataFrame":
-        """The stream, with the columns above."""
+    def load(self, spark: "SparkSession") -> "list[DataFrame]":
+        """The stream; and the one beside it, if there is one. With those of the columns above that they have."""
         ...
 
     @property
@@ -130,11 +133,12 @@ class QueueFeed(Steady):
             "patient": True,
         }
 
-    def load(self, spark: "SparkSession") -> "DataFrame":
+    def load(self, spark: "SparkSession") -> "list[DataFrame]":
         from penstock.pipeline.source import register
 
         register(spark)
-        return in_columns(spark.readStream.format("penstock").options(**self._options).load())
+        claims = spark.readStream.format("penstock").options(**self._options).load()
+        return [claims.select(*(name for name in COLUMNS if name in claims.columns))]
 
     def acknowledge(self, event_ids: Sequence[str]) -> None:
         """Nothing: see `settle`."""
@@ -154,8 +158,8 @@ class Beside:
     def edition(self) -> str:
         return self._source.edition
 
-    def load(self, spark: "SparkSession") -> "DataFrame":
-        return self._source.load(spark).unionByName(self._own.load(spark))
+    def load(self, spark: "SparkSession") -> "list[DataFrame]":
+        return [*self._source.load(spark), *self._own.load(spark)]
 
     def topics(self) -> Mapping[str, str] | None:
         return self._source.topics()
@@ -165,22 +169,3 @@ class Beside:
 
     def close(self) -> None:
         self._source.close()
-
-
-def in_columns(frame: "DataFrame") -> "DataFrame":
-    """A DataFrame with exactly the columns above; what it doesn't have is empty."""
-    from pyspark.sql import functions as F  # noqa: N812
-    from pyspark.sql.types import _parse_datatype_string
-
-    empty: dict[str, Any] = {"attempts": 0, "replays": 0, "seq": 0, "event_type": ""}
-    known = {field.name: field.dataType for field in frame.schema.fields}
-
-    def chosen(name: str, kind: str) -> "Column":
-        """As little as will do: all of it is planned for every batch."""
-        nothing = F.lit(empty.get(name)).cast(kind)
-        if name not in known:
-            return nothing
-        column = frame[name] if known[name] == _parse_datatype_string(kind) else frame[name].cast(kind)
-        return F.coalesce(column, nothing) if name in empty else column
-
-    return frame.select(*(chosen(name, kind).alias(name) for name, kind in COLUMNS.items()))

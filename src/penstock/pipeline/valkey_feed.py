@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock.pipeline.stream_sources import Steady, in_columns
+from penstock.pipeline.stream_sources import Steady
 from penstock.pipeline.valkey_source import StreamOptions, acknowledge, register
 from penstock.streams.sources import REMEMBER_SECONDS, Valkey
 
@@ -30,9 +30,9 @@ class ValkeyFeed(Steady):
         }
         StreamOptions.parse(self._options)  # Spark would bury what is wrong with them
 
-    def load(self, spark: "SparkSession") -> "DataFrame":
+    def load(self, spark: "SparkSession") -> "list[DataFrame]":
         register(spark)
-        return in_columns(spark.readStream.format("penstock-valkey").options(**self._options).load())
+        return [spark.readStream.format("penstock-valkey").options(**self._options).load()]
 
     def acknowledge(self, event_ids: Sequence[str]) -> None:
         acknowledge(self._source.url, self._source.group, event_ids)
