@@ -89,7 +89,7 @@ def test_what_only_others_have_is_packed_and_unpacked(spark: "SparkSession", opt
     }
     own = spark.createDataFrame([claimed], ", ".join(f"{name} {COLUMNS[name]}" for name in claimed))
     rows = keyed([source, own], _errand(**options), packed=True)
-    assert set(rows.columns) - {"key_error"} == {"part", "stream_key", REST, *source.columns}
+    assert set(rows.columns) - {"stream_key", "key_error"} == {"part", REST, *source.columns}
 
     first, second = sorted(unpacked(rows.toArrow()).to_pylist(), key=itemgetter("payload"))
     assert first.pop("part") == _stream().part_of("ada", 7)
@@ -107,3 +107,15 @@ def test_what_only_others_have_is_packed_and_unpacked(spark: "SparkSession", opt
     assert second.pop("part") == _stream().part_of(second["stream_key"], 7)
     assert second == {**claimed, "stream_key": "alan", "key_error": None, "line": None, "offset": None}
     assert unpacked(pa.table({"part": [1]}).slice(0, 0)).num_rows == 0
+
+
+def test_a_partition_key_that_is_the_key_is_not_told_twice(spark: "SparkSession") -> None:
+    keys = ["ada", "", "a\x00b", None]
+    source = spark.createDataFrame(
+        [(str(place), key) for place, key in enumerate(keys)], "event_id STRING, partition_key STRING"
+    )
+    rows = keyed([source], _errand(), packed=True)
+    assert "stream_key" not in rows.columns
+    told = sorted(unpacked(rows.toArrow()).to_pylist(), key=itemgetter("event_id"))
+    assert [one["stream_key"] for one in told] == ["ada", None, None, None]
+    assert [one["part"] for one in told] == [_stream().part_of("ada", 7), 0, 0, 0]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config import needs_extra
 from penstock.pipeline import archive
-from penstock.pipeline.gateway import JAVA_OPTIONS, Gateway, spark_home, start_gateway
+from penstock.pipeline.gateway import JAVA_OPTIONS, LASTING_OPTIONS, Gateway, spark_home, start_gateway
 from penstock.pipeline.java import find_java
 from penstock.pipeline.shipping import parcel
 
@@ -108,8 +108,10 @@ def open_session(
     settings: Mapping[str, str] | None = None,
     java_options: tuple[str, ...] = (),
     jars: Sequence[Path] = (),
+    lasting: bool = False,
 ) -> "SparkSession":
-    """Open the session of this process, or return the one that is open. A new one has `jars` on its class path, too.
+    """Open the session of this process, or return the one that is open. A new one has `jars` on its class path, too;
+    one that is `lasting` takes longer to get into its stride, and is faster then.
 
     Ctrl-C stays what it was: PySpark would make it cancel all jobs, and running work is to end in its own time.
     """
@@ -118,7 +120,7 @@ def open_session(
     # Other clusters want more than an address: there Spark's launcher knows what.
     jars = () if is_running() else tuple(jars)
     starts = local or chosen.startswith("spark://")
-    gateway = _start_java(settings or {}, java_options, jars) if starts else None
+    gateway = _start_java(settings or {}, java_options, jars, lasting=lasting) if starts else None
     with needs_extra("the pipeline", "spark"):
         from pyspark.sql import SparkSession
     _keep_pandas_out()
@@ -137,7 +139,7 @@ def open_session(
 
 
 def _start_java(
-    settings: Mapping[str, str], java_options: tuple[str, ...], jars: Sequence[Path] = ()
+    settings: Mapping[str, str], java_options: tuple[str, ...], jars: Sequence[Path] = (), *, lasting: bool = False
 ) -> Gateway | None:
     """Start Java before anything of PySpark is imported, unless it runs already or needs Spark's launcher."""
     if is_running() or not starts_directly(settings, os.environ):
@@ -146,10 +148,11 @@ def _start_java(
     # What Java runs beside the driver, to look for data sources, is this Python, and not whichever `python3` is.
     own = {"PYTHONPATH": _python_path(), "PYSPARK_DRIVER_PYTHON": sys.executable}
     environment = {**os.environ, **own}
+    extra = LASTING_OPTIONS if lasting else ()
     if java_options or not archive.enabled():
-        return start_gateway(java_home, environment, extra=java_options, jars=jars)
+        return start_gateway(java_home, environment, extra=(*extra, *java_options), jars=jars)
     path = archive.archive_path(java_home)
-    gateway = start_gateway(java_home, environment, extra=archive.use_options(path), jars=jars)
+    gateway = start_gateway(java_home, environment, extra=(*extra, *archive.use_options(path)), jars=jars)
     archive.make_in_background(path)
     return gateway
 

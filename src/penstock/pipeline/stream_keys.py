@@ -3,7 +3,7 @@
 All of it is planned anew for every batch, and every column takes its time in every row: as little as will do.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 NUL = "\x00"
+# Without one of these a source's own key is the partition key, and need not be told once more.
+MAKE_KEYS = frozenset({"headers", "ordering_key"})
 NULLABLE = [name for name in COLUMNS if name not in BLANK and name != "event_id"]
 
 
@@ -25,33 +27,35 @@ def keyed(frames: "Sequence[DataFrame]", errand: Errand, *, packed: bool = False
     """The rows of a stream's source, and of what is beside it, with their parts and keys, as tasks take them. Packed
     they have but the columns that the source itself has, and one for the rest: see `stream_rows.unpacked`."""
     from pyspark.sql import DataFrame
-    from pyspark.sql import functions as F  # noqa: N812
 
     wanted = frames[0].columns if packed else tuple(COLUMNS)
     rows = reduce(DataFrame.unionByName, (_as_they_travel(frame, errand, wanted, packed=packed) for frame in frames))
-    if errand.stream.key is not default_key:
-        known = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in rows.schema.fields)
-        return rows.mapInArrow(assign(errand), f"part INT, stream_key STRING, key_error STRING, {known}")
-    part = f"CAST(coalesce(crc32(CAST(stream_key AS BINARY)) % {errand.started.parts}, {PART_WITHOUT_KEY}) AS INT)"
-    errors = [] if packed else [F.lit(None).cast("string").alias("key_error")]
-    return rows.select(F.expr(part).alias("part"), *errors, "*")
+    if errand.stream.key is default_key:
+        return rows
+    known = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in rows.schema.fields)
+    return rows.mapInArrow(assign(errand), f"part INT, stream_key STRING, key_error STRING, {known}")
 
 
 def _as_they_travel(frame: "DataFrame", errand: Errand, wanted: Sequence[str], *, packed: bool) -> "DataFrame":
     from pyspark.sql import functions as F  # noqa: N812
 
     columns = {name: _column(frame, name) for name in wanted}
-    if packed:
-        columns[REST] = _rest(frame, wanted)
+    others = {name: _column(frame, name) for name in COLUMNS if name in frame.columns and name not in wanted}
     if errand.stream.key is default_key:
         key = own_key(frame.columns, errand.stream.name)
-        # A key that can't be one is for Python to complain of.
-        columns["stream_key"] = F.when(~F.contains(key, F.lit(NUL)), key)
+        part = F.crc32(key.cast("binary")) % F.lit(errand.started.parts)
+        columns["part"] = F.coalesce(part, F.lit(PART_WITHOUT_KEY)).cast("int")
+        (others if packed and MAKE_KEYS.isdisjoint(wanted) else columns)["stream_key"] = key
+        if not packed:
+            columns["key_error"] = F.lit(None).cast("string")
+    if packed:
+        columns[REST] = _packed(others) if "lease" in frame.columns else F.lit(None).cast("string")
     return frame.select(*(column.alias(name) for name, column in columns.items()))
 
 
 def own_key(columns: Collection[str], stream: str) -> "Column":
-    """The same as `default_key`, and for an event that was moved the key it had: what is empty doesn't count."""
+    """The same as `default_key`, and for an event that was moved the key it had: what is empty doesn't count, and what
+    can't be a key is for Python to complain of."""
     from pyspark.sql import functions as F  # noqa: N812
 
     keys = [F.col(name) for name in ("partition_key", "ordering_key") if name in columns]
@@ -59,7 +63,8 @@ def own_key(columns: Collection[str], stream: str) -> "Column":
         headers = F.col("headers")
         keys.insert(0, F.when(headers[STREAM_HEADER] == F.lit(stream), headers[KEY_HEADER]))
     found = [F.when(key != F.lit(""), key) for key in keys]
-    return F.coalesce(*found) if found else F.lit(None).cast("string")
+    key = F.coalesce(*found) if found else F.lit(None).cast("string")
+    return F.when(~F.contains(key, F.lit(NUL)), key)
 
 
 def _column(frame: "DataFrame", name: str) -> "Column":
@@ -80,13 +85,9 @@ def _column(frame: "DataFrame", name: str) -> "Column":
     return column if name in NULLABLE else F.coalesce(column, nothing)
 
 
-def _rest(frame: "DataFrame", wanted: Collection[str]) -> "Column":
-    """As JSON, what a frame has that isn't wanted by itself."""
+def _packed(columns: "Mapping[str, Column]") -> "Column":
+    """As one, in JSON."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    others = {name: _column(frame, name) for name in COLUMNS if name in frame.columns and name not in wanted}
-    if not others:
-        return F.lit(None).cast("string")
-    if "created_at" in others:
-        others["created_at"] = F.unix_micros(others["created_at"])
-    return F.to_json(F.struct(*(column.alias(name) for name, column in others.items())))
+    plain = {name: F.unix_micros(column) if name == "created_at" else column for name, column in columns.items()}
+    return F.to_json(F.struct(*(column.alias(name) for name, column in plain.items())))

@@ -90,11 +90,21 @@ def unpacked(rows: "Table") -> "Table":
             blank = BLANK.get(name)
             found = [one.get(name, blank) for one in others]
             given[name] = pa.array(found, kind) if others else pa.repeat(pa.scalar(blank, kind), rows.num_rows)
+    if "stream_key" not in rows.column_names:
+        given["stream_key"] = pc.coalesce(given["stream_key"], _partition_keys(given["partition_key"]))
     if given["event_id"].null_count:  # they are known by where they stand
         places = pc.binary_join_element_wise(given["line"], given["offset"].cast(pa.string()), "/")
         given["event_id"] = pc.coalesce(given["event_id"], places)
     whole: Table = pa.table(given)
     return whole
+
+
+def _partition_keys(keys: Any) -> Any:
+    """Those that can be keys: see `stream_keys.own_key`."""
+    pa, pc = arrow()
+
+    unfit = pc.or_(pc.equal(keys, ""), pc.match_substring(keys, "\x00"))
+    return keys if not pc.any(unfit).as_py() else pc.if_else(unfit, pa.scalar(None, pa.string()), keys)
 
 
 def _kinds() -> "dict[str, DataType]":

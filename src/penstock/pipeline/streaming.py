@@ -55,7 +55,7 @@ def run_streams(
     _require_state(app, chosen, (master or DEFAULT_MASTER) if spark is None else spark.sparkContext.master, checkpoint)
     ending = stop or threading.Event()
     with stopped_by_signals(ending):
-        session = open_unless(ending, lambda: spark or _open_session(master, chosen, jars))
+        session = open_unless(ending, lambda: spark or _open_session(master, chosen, jars, lasting=not once))
         if session is None:
             return {stream.name: Counts() for stream in chosen}
         _require_state(app, chosen, session.sparkContext.master, checkpoint)
@@ -90,8 +90,8 @@ def require_reachable(state: StateStore, master: str | None) -> None:
         raise UsageError(f"{state.url} is on one machine's disk; on a cluster keep the state in PostgreSQL")
 
 
-def _open_session(master: str | None, streams: Sequence[Stream], jars: str | None) -> "SparkSession":
-    session = open_session(master, "penstock streams", jars=_needed_jars(streams, jars))
+def _open_session(master: str | None, streams: Sequence[Stream], jars: str | None, *, lasting: bool) -> "SparkSession":
+    session = open_session(master, "penstock streams", jars=_needed_jars(streams, jars), lasting=lasting)
     if not is_local(session.sparkContext.master or ""):
         functions = [function for stream in streams for function in (stream.handler, stream.key)]
         if (code := parcel_of(functions)) is not None:

@@ -2,8 +2,9 @@
 
 import sqlite3
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +88,12 @@ class SqliteTransaction:
 
     def load(self, keys: Collection[str]) -> Mapping[str, Saved]:
         rows = _select(self._database, "SELECT key, data, expires_at FROM state WHERE key IN", keys)
-        return {key: Saved(data, expires_at) for key, data, expires_at in rows}
+        return {row[0]: _new_saved(row[1:]) for row in rows}
 
     def save(self, changed: Mapping[str, Saved | None]) -> None:
-        ordered = sorted(changed.items(), key=lambda pair: pair[0])
-        kept = [(key, saved.data, saved.expires_at) for key, saved in ordered if saved is not None]
-        gone = [(key,) for key, saved in ordered if saved is None]
+        ordered = sorted(changed)
+        kept = [(key, *saved) for key in ordered if (saved := changed[key]) is not None]
+        gone = [(key,) for key in ordered if changed[key] is None]
         self._database.executemany(SAVE, kept)
         self._database.executemany("DELETE FROM state WHERE key = ?", gone)
 
@@ -176,6 +177,10 @@ class SqliteState(FolderState):
         with closing(open_database(path)) as database, writing(database):
             dropped = database.execute("DELETE FROM inbox WHERE at <= ?", (now - older_than_seconds,)).rowcount
             return dropped + database.execute("DELETE FROM state WHERE expires_at <= ?", (now,)).rowcount
+
+
+# What is made for each key is made without a call of Python's.
+_new_saved: Callable[[tuple[bytes, float | None]], Saved] = partial(tuple.__new__, Saved)
 
 
 def _held(database: sqlite3.Connection, arrivals: set[Arrival]) -> set[Arrival]:

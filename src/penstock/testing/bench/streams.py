@@ -72,8 +72,8 @@ Runs = Mapping[str, list[Run]]
 def measure(ground: Ground, plan: StreamsPlan) -> Measured:
     from penstock.pipeline import open_session
 
-    # A session of its own: what other benchmarks have set doesn't count here.
-    spark = open_session(f"local[{plan.tasks}]").newSession()
+    # As streams have it that run for long; and a session of its own: what other benchmarks set doesn't count here.
+    spark = open_session(f"local[{plan.tasks}]", lasting=True).newSession()
     spark.conf.set(KEPT_BATCHES, str(2 + plan.events // plan.batch))  # it is their commits that tell the time
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as made:
         folder = Path(made)
