@@ -112,6 +112,24 @@ def test_both_ways_come_to_the_same(batches: list[list[StreamEvent]], tmp_path: 
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize(
+    ("given", "ordered"),
+    [
+        ("b1 b2 a1 a2", "b1 b2 a1 a2"),
+        ("a1 a1 b3", "a1 a1 b3"),
+        ("a2 a1", "a1 a2"),
+        ("a1 b1 a2", "a1 a2 b1"),
+        ("b1 b2 a2 a1", "a1 a2 b1 b2"),
+        ("a1", "a1"),
+        ("", ""),
+    ],
+)
+def test_the_order_within_a_line_counts_and_that_of_lines_does_not(given: str, ordered: str) -> None:
+    found = in_order(rows([placed("ada", place[0], int(place[1]), 1) for place in given.split()]))
+    lines, offsets = found.column("line").to_pylist(), found.column("offset").to_pylist()
+    assert [f"{line}{offset}" for line, offset in zip(lines, offsets, strict=True)] == ordered.split()
+
+
 def test_the_handler_is_given_the_same_either_way(state: str) -> None:
     seen: list[Any] = []
     handled = stream(lambda events, _ctx: seen.append(events))
