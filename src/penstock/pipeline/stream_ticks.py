@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock import telemetry
 from penstock.errors import PipelineError
-from penstock.pipeline.slices import root_cause
+from penstock.pipeline.slices import gone, java_is_gone, root_cause
 from penstock.pipeline.stream_errands import Errand
 from penstock.pipeline.stream_tasks import tick
 from penstock.pipeline.stream_told import OUTCOMES, TURN, Trouble
@@ -77,6 +77,8 @@ class Ticks:
         try:
             rows = [row.asDict() for row in frame.collect()]
         except Exception as error:
+            if java_is_gone(error):
+                raise gone(error) from error
             if DIED.search(str(error)):
                 raise Died(str(error).splitlines()[0]) from error
             raise PipelineError(f"stream {self._errand.stream.name} has failed: {_reason(error)}") from error
