@@ -88,6 +88,7 @@ def test_what_only_others_have_is_packed_and_unpacked(spark: "SparkSession", opt
         "token": "t",
     }
     own = spark.createDataFrame([claimed], ", ".join(f"{name} {COLUMNS[name]}" for name in claimed))
+    assert keyed([source], _errand(**options)).head()["event_id"] == "a/7"
     rows = keyed([source, own], _errand(**options), packed=True)
     assert set(rows.columns) - {"stream_key", "key_error"} == {"part", REST, *source.columns}
 

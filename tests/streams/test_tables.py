@@ -122,6 +122,7 @@ def test_both_ways_come_to_the_same(batches: list[list[StreamEvent]], tmp_path: 
         ("b1 b2 a2 a1", "a1 a2 b1 b2"),
         ("a1", "a1"),
         ("", ""),
+        (" ".join(f"{chr(20_100 - n)}1" for n in range(101)), " ".join(f"{chr(n)}1" for n in range(20_000, 20_101))),
     ],
 )
 def test_events_are_put_in_the_order_of_their_lines(given: str, ordered: str) -> None:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from pyarrow import Table
 
 
+# More lines than these are sorted row by row: a piece of a table takes longer than a hundred rows.
+MOST_PIECES = 100
+
+
 class HandlerFailed(Exception):
     """A handler failed for a whole table: its transaction is to be rolled back."""
 
@@ -61,7 +65,9 @@ def _lines_of(rows: "Table") -> "list[Table] | None":
     if pc.any(pc.and_(same, pc.or_(pc.less(offset[1:], offset[:-1]), level))).as_py():
         return None
     starts = [0, *(place + 1 for place in pc.indices_nonzero(pc.invert(same)).to_pylist())]
-    names = line.take(pa.array(starts)).to_pylist() if rows.num_rows else []
+    if not rows.num_rows or len(starts) > MOST_PIECES:
+        return None
+    names = line.take(pa.array(starts)).to_pylist()
     if len(set(names)) < len(starts):
         return None
     ends = [*starts[1:], rows.num_rows]
