@@ -14,6 +14,7 @@ import penstock
 from penstock.pipeline import Dropped, RelayOptions, run_relay
 
 ORDER = "customer STRING, amount INT, paid BOOLEAN"
+CARD = "4111 1111 1111 1111"
 
 
 def only_paid(events: DataFrame) -> DataFrame:
@@ -34,7 +35,7 @@ def main() -> None:
 
 
 def order(number: int) -> dict[str, object]:
-    return {"customer": f"c{number % 3}", "amount": number, "paid": number % 2 == 0, "card": "4111"}
+    return {"customer": f"c{number % 3}", "amount": number, "paid": number % 2 == 0, "card": CARD}
 
 
 def relay(store: str, folder: str) -> None:
@@ -50,7 +51,7 @@ def relay(store: str, folder: str) -> None:
 def show(outbox: penstock.Outbox, folder: Path) -> None:
     for name in ("all", "large"):
         text = "".join(file.read_text() for file in (folder / name).glob("*.jsonl"))
-        sys.stdout.write(f"{name}: {len(text.splitlines())} orders, {text.count('4111')} cards\n")
+        sys.stdout.write(f"{name}: {len(text.splitlines())} orders, {text.count(CARD)} cards\n")
     found = outbox.store.find(penstock.Selection(everything=True), limit=1_000)
     sys.stdout.write(f"{dict(Counter(record.state.value for record in found.records))}\n")
 

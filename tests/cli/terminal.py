@@ -20,7 +20,10 @@ class Terminal:
 
     def await_text(self, text: str) -> None:
         while text not in self.shown:
-            self.shown += os.read(self._own, 1_000).decode()
+            try:
+                self.shown += os.read(self._own, 1_000).decode()
+            except OSError:  # nobody has the other end any more
+                raise AssertionError(f"it ended without {text!r}: {self.shown!r}") from None
 
     def type(self, text: str) -> None:
         os.write(self._own, text.encode())

@@ -20,13 +20,13 @@ def handle(payload, context):
     print("begun", flush=True)
     threading.Event().wait()
 
-Jobs(sys.argv[1], heartbeat_seconds=0.2, timeout_seconds=1.0).work({"a": handle}, "worker", stop=threading.Event())
+Jobs(sys.argv[1], heartbeat_seconds=0.2, timeout_seconds=4.0).work({"a": handle}, "worker", stop=threading.Event())
 """
 
 
 @pytest.mark.crash
 def test_a_killed_workers_job_goes_to_another(url: str) -> None:
-    with Jobs(url, heartbeat_seconds=0.2, timeout_seconds=1.0) as jobs:
+    with Jobs(url, heartbeat_seconds=0.2, timeout_seconds=4.0) as jobs:
         job_id = jobs.submit("a", {"n": 1})
         with subprocess.Popen([sys.executable, "-c", WORKER, url], stdout=subprocess.PIPE) as worker:
             assert worker.stdout is not None
@@ -46,7 +46,7 @@ def test_a_killed_workers_job_goes_to_another(url: str) -> None:
 @pytest.mark.crash
 def test_a_job_that_kills_its_workers_is_dead_at_last(url: str) -> None:
     poison = WORKER.replace("threading.Event().wait()", "import os; os._exit(9)")
-    with Jobs(url, heartbeat_seconds=0.2, timeout_seconds=1.0) as jobs:
+    with Jobs(url, heartbeat_seconds=0.2, timeout_seconds=4.0) as jobs:
         job_id = jobs.submit("a", max_attempts=2)
         neighbour = jobs.submit("b")
         for _ in range(2):

@@ -193,7 +193,7 @@ class TestWorking:
             return "done"
 
         begun, taken_back = threading.Event(), threading.Event()
-        jobs = opened(heartbeat_seconds=0.1, timeout_seconds=1.0)
+        jobs = opened(heartbeat_seconds=0.1, timeout_seconds=4.0)
         abandoned, long = jobs.submit("abandoned"), jobs.submit("long")
         worked({"long": send}, jobs)
         assert begun.wait(SOON)

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from penstock.pipeline.slices import Slice
+from penstock.testing.files import write_whole
 
 cached: list[int] = []
 
@@ -19,7 +20,7 @@ def describe(argument: str, turn: Slice) -> tuple[str, int, int, int, int]:
 
 def wait_long(folder: str, turn: Slice) -> str:
     """Says that it runs, and then waits for its slice to end."""
-    Path(folder, f"running-{turn.partition}").write_text(str(os.getpid()))
+    write_whole(Path(folder, f"running-{turn.partition}"), str(os.getpid()))
     while turn.pause(60):
         pass
     return "left in good order"

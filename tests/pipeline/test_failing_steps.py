@@ -30,6 +30,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
 WAIT_SECONDS = 180.0
 STOP_SECONDS = 60.0
+# A heartbeat late by two thirds of it would lose the lease: longer than a busy machine stalls.
+LEASE_SECONDS = 6.0
 
 
 def with_number(number: int) -> str:
@@ -122,13 +124,13 @@ def test_heartbeats_keep_the_leases_of_a_slow_batch(ground: Ground) -> None:
     reaped: list[int] = []
 
     def take_long(events: "DataFrame") -> "DataFrame":
-        until = time.monotonic() + 4
+        until = time.monotonic() + LEASE_SECONDS * 1.5
         while time.monotonic() < until:
             reaped.append(ground.outbox.store.reap())
             time.sleep(0.05)
         return events
 
-    report = ground.relay(take_long, lease_seconds=1.2)
+    report = ground.relay(take_long, lease_seconds=LEASE_SECONDS)
     assert sum(reaped) == report.reaped == 0
     assert (report.claimed, report.published, report.lost) == (100, 100, 0)
     assert_delivered(ids, ground.published(), repeats=0)
@@ -144,7 +146,7 @@ def test_what_a_newer_driver_has_claimed_again_is_left_to_it(ground: Ground, dro
             taken.update(take_over(ground, row.lease))
         return events.where(with_number(7))
 
-    report = ground.relay(lose, dropped=dropped, lease_seconds=1.0)
+    report = ground.relay(lose, dropped=dropped)
     assert report.lost == 100
     held = {one.seq: one.claimed_by for one in ground.in_state(State.CLAIMED)}
     assert held == dict.fromkeys(taken, "spark:newer:0")

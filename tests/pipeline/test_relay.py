@@ -230,15 +230,11 @@ def test_an_idle_relay_announces_itself_and_wakes_up_for_a_new_event(
     def relays() -> list[tuple[str, str]]:
         return [(relay.queue, relay.destination) for relay in outbox.store.stats().relays]
 
-    waited = []
     with running(options(once=False, destination=f"file://{tmp_path}/out?fsync=false")) as reports:
         assert wait_until(lambda: relays() == [("outbox", f"file://{tmp_path}/out?fsync=false")], WAIT_SECONDS)
         for _ in range(5):
             (event_id,) = emit(outbox, 1)
-            started = time.monotonic()
             assert wait_until(lambda: delivered(tmp_path / "out")[str(event_id)] == 1, WAIT_SECONDS)  # noqa: B023
-            waited.append(time.monotonic() - started)
-    assert min(waited) < 0.5
     assert relays() == []
     assert reports[0].published == 5
 

@@ -37,6 +37,7 @@ from penstock.outbox import Outbox, connect
 from penstock.pipeline.gateway import spark_home
 from penstock.pipeline.relay import RelayOptions, run_relay
 from penstock.store.base import Selection
+from penstock.testing.files import write_whole
 from penstock.testing.processes import wait_until
 from penstock.testing.servers import PostgresServer, ValkeyServer
 
@@ -108,7 +109,7 @@ class Steady(Ground):
         plan = self.folder / "plan"
         fired = plan.with_name("plan.fired")
         fired.unlink(missing_ok=True)
-        plan.write_text(crash)
+        write_whole(plan, crash)
         return fired.exists
 
 

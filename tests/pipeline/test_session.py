@@ -34,6 +34,7 @@ def test_masters_on_this_machine(master: str) -> None:
     assert settings["spark.driver.host"] == "127.0.0.1"
     assert settings["spark.python.daemon.module"] == "penstock.pipeline.daemon"
     assert str(Path(session.__file__).parents[2]) in settings["spark.executorEnv.PYTHONPATH"].split(":")
+    assert settings.keys() >= {f"spark.executorEnv.MALLOC_{what}_THRESHOLD_" for what in ("TRIM", "MMAP")}
 
 
 @pytest.mark.parametrize("master", ["yarn", "spark://local:7077", "k8s://https://local", "localhost"])

@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -299,19 +301,21 @@ spark.stop()
 """
 
 
-def start_driver(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
+@contextmanager
+def a_driver(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A relay of its own, and the processes that belong to it: Java and the workers."""
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-    driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, str(folder)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-        start_new_session=True,
-    )
-    assert driver.stdout is not None
-    java = int(driver.stdout.readline())
-    return driver, [java, *(int(Path(found).read_text()) for found in wait_for(folder, "running-*", 2))]
+    command = [sys.executable, "-c", DRIVER, str(folder)]
+    environment = {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    ) as driver:
+        try:
+            assert driver.stdout is not None
+            java = int(driver.stdout.readline())
+            yield driver, [java, *(int(found.read_text()) for found in wait_for(folder, "running-*", 2))]
+        finally:
+            driver.kill()
 
 
 @pytest.mark.spark
@@ -319,9 +323,9 @@ def start_driver(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("to_group", "number"), [(True, signal.SIGINT), (False, signal.SIGTERM)])
 def test_signals_let_the_slice_end_in_good_order(tmp_path: Path, to_group: bool, number: signal.Signals) -> None:
-    driver, others = start_driver(tmp_path)
-    (os.killpg if to_group else os.kill)(driver.pid, number)
-    said, _ = driver.communicate(timeout=60)
+    with a_driver(tmp_path) as (driver, others):
+        (os.killpg if to_group else os.kill)(driver.pid, number)
+        said, _ = driver.communicate(timeout=60)
     assert said == "left in good order; left in good order\n"
     assert driver.returncode == 0
     assert_gone(others)
@@ -331,9 +335,8 @@ def test_signals_let_the_slice_end_in_good_order(tmp_path: Path, to_group: bool,
 @pytest.mark.crash
 @pytest.mark.slow
 def test_nothing_outlives_a_driver_that_was_killed(tmp_path: Path) -> None:
-    driver, others = start_driver(tmp_path)
-    driver.kill()
-    driver.communicate(timeout=60)
+    with a_driver(tmp_path) as (driver, others):
+        driver.kill()
     assert_gone(others)
 
 

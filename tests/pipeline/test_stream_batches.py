@@ -12,6 +12,7 @@ from stream_ground import DEAD, LIVE, Shop, records, states
 
 from penstock.streams.batches import BatchContext
 from penstock.streams.sources import Frame, Queue, Source
+from penstock.testing.files import write_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -37,9 +38,7 @@ def source_of(kind: str, ground: Ground, folder: Path, numbers: range) -> Source
         {"line": "shop", "offset": number, "partition_key": f"customer {number % 3}", "number": number}
         for number in numbers
     ]
-    hidden = folder / f".{numbers.start}"
-    hidden.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    hidden.rename(folder / f"{numbers.start}.json")
+    write_whole(folder / f"{numbers.start}.json", "".join(json.dumps(row) + "\n" for row in rows))
 
     def read(spark: "SparkSession") -> "DataFrame":
         return spark.readStream.schema(SCHEMA).json(str(folder))

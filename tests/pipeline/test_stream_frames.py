@@ -14,6 +14,7 @@ from penstock.store.base import Selection
 from penstock.streams.context import Context
 from penstock.streams.event import StreamEvent
 from penstock.streams.sources import Frame
+from penstock.testing.files import write_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,10 +30,7 @@ def json_files(folder: Path, schema: str) -> Open:
 
 
 def write(folder: Path, name: str, rows: list[dict[str, Any]]) -> None:
-    """In one step: Spark reads a file as it finds it."""
-    hidden = folder / f".{name}"
-    hidden.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    hidden.rename(folder / f"{name}.json")
+    write_whole(folder / f"{name}.json", "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def orders(numbers: range) -> list[dict[str, Any]]:

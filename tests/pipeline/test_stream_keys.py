@@ -1,7 +1,5 @@
 """Which part an event belongs to: told by Spark as Python would tell it."""
 
-import json
-from datetime import UTC, datetime
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +7,7 @@ import pytest
 
 from penstock.pipeline.stream_errands import Errand
 from penstock.pipeline.stream_keys import keyed
-from penstock.pipeline.stream_rows import KEYING, REST, unpacked
+from penstock.pipeline.stream_rows import KEYING, widened
 from penstock.pipeline.stream_sources import BLANK, COLUMNS
 from penstock.streams.app import Stream, StreamSet, default_key
 from penstock.streams.event import KEY_HEADER, STREAM_HEADER, StreamEvent
@@ -59,55 +57,26 @@ def _told(frame: "DataFrame") -> dict[str, tuple[int, str, str | None]]:
     return {row.event_id: (row.part, row.stream_key or "", row.headers) for row in rows}
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_an_events_own_key_is_told_by_spark_as_python_would(spark: "SparkSession", packed: bool) -> None:
+@pytest.mark.parametrize("narrow", [False, True])
+def test_an_events_own_key_is_told_by_spark_as_python_would(spark: "SparkSession", narrow: bool) -> None:
     events = spark.createDataFrame([(*fields, bytearray(b"{}")) for fields in EVENTS], SCHEMA)
-    by_spark = _told(keyed([events], _errand(), packed=packed))
-    assert by_spark == _told(keyed([events], _errand(key=_own_key), packed=packed))
+    by_spark = _told(keyed(events, _errand(), narrow=narrow))
+    assert by_spark == _told(keyed(events, _errand(key=_own_key), narrow=narrow))
     assert {key for _, key, _ in by_spark.values()} == {"ada", "Žofie 🚰", "grace", "alan", ""}
 
 
 @pytest.mark.parametrize("options", [{}, {"key": _own_key}], ids=["Spark", "Python"])
-def test_what_only_others_have_is_packed_and_unpacked(spark: "SparkSession", options: dict[str, Any]) -> None:
-    """The rows of a source that has few columns, and one from beside it that has them all."""
+def test_what_a_source_has_not_is_blank(spark: "SparkSession", options: dict[str, Any]) -> None:
     import pyarrow as pa
 
     source = spark.sql("SELECT 'a' AS line, 7L AS offset, 'ada' AS partition_key, CAST('1' AS BINARY) AS payload")
-    claimed = {
-        "seq": 12,
-        "event_id": "known",
-        "event_type": "order.placed",
-        "payload": b"2",
-        "headers": {KEY_HEADER: "alan", STREAM_HEADER: "total"},
-        "partition_key": "ada",
-        "ordering_key": "grace",
-        "created_at": datetime(2026, 1, 2, 3, 4, 5, 678, UTC),
-        "attempts": 2,
-        "replays": 1,
-        "lease": "l",
-        "token": "t",
-    }
-    own = spark.createDataFrame([claimed], ", ".join(f"{name} {COLUMNS[name]}" for name in claimed))
-    assert keyed([source], _errand(**options)).head()["event_id"] == "a/7"
-    rows = keyed([source, own], _errand(**options), packed=True)
-    assert set(rows.columns) - {"stream_key", "key_error"} == {"part", REST, *source.columns}
-
-    first, second = sorted(unpacked(rows.toArrow()).to_pylist(), key=itemgetter("payload"))
-    assert first.pop("part") == _stream().part_of("ada", 7)
-    assert first == {
-        **dict.fromkeys((*COLUMNS, *KEYING)),
-        **BLANK,
-        "stream_key": "ada",
-        "event_id": "a/7",
-        "payload": b"1",
-        "partition_key": "ada",
-        "line": "a",
-        "offset": 7,
-    }
-    assert json.loads(second.pop("headers")) == claimed.pop("headers")
-    assert second.pop("part") == _stream().part_of(second["stream_key"], 7)
-    assert second == {**claimed, "stream_key": "alan", "key_error": None, "line": None, "offset": None}
-    assert unpacked(pa.table({"part": [1]}).slice(0, 0)).num_rows == 0
+    rows = keyed(source, _errand(**options), narrow=True)
+    assert set(rows.columns) - {"stream_key", "key_error"} == {"part", *source.columns}
+    blank = {**dict.fromkeys((*COLUMNS, *KEYING)), **BLANK}
+    known = {"line": "a", "offset": 7, "partition_key": "ada", "payload": b"1", "part": _stream().part_of("ada", 7)}
+    assert widened(rows.toArrow()).to_pylist() == [{**blank, **known, "stream_key": "ada", "event_id": "a/7"}]
+    assert keyed(source, _errand(**options)).head()["event_id"] == "a/7"
+    assert widened(pa.table({"part": [1]}).slice(0, 0)).num_rows == 0
 
 
 def test_a_partition_key_that_is_the_key_is_not_told_twice(spark: "SparkSession") -> None:
@@ -115,8 +84,8 @@ def test_a_partition_key_that_is_the_key_is_not_told_twice(spark: "SparkSession"
     source = spark.createDataFrame(
         [(str(place), key) for place, key in enumerate(keys)], "event_id STRING, partition_key STRING"
     )
-    rows = keyed([source], _errand(), packed=True)
+    rows = keyed(source, _errand(), narrow=True)
     assert "stream_key" not in rows.columns
-    told = sorted(unpacked(rows.toArrow()).to_pylist(), key=itemgetter("event_id"))
+    told = sorted(widened(rows.toArrow()).to_pylist(), key=itemgetter("event_id"))
     assert [one["stream_key"] for one in told] == ["ada", None, None, None]
     assert [one["part"] for one in told] == [_stream().part_of("ada", 7), 0, 0, 0]

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 SECONDS = 300.0
 LEASE_SECONDS = 1.0
+KILLED = "the process is killed"
 
 
 @pytest.fixture
@@ -173,6 +175,18 @@ def test_the_checkpoint_is_lost(
     assert (total(state), added(outbox)) == (15, [-3, 1, 2, 4, 5, 6])
 
 
+def test_half_a_checkpoint_is_told_and_not_taken(
+    spark: "SparkSession", outbox: Outbox, postgres_url: str, state: str, tmp_path: Path
+) -> None:
+    (tmp_path / "checkpoint" / "total" / "offsets").mkdir(parents=True)
+    (tmp_path / "checkpoint" / "total" / "offsets" / "2").write_text("v1")
+    emit(outbox, 1)
+    with pytest.raises(PipelineError, match=r"stream total can't be started: .*metadata"):
+        run_streams(adding(postgres_url, state), spark=spark, once=True, checkpoint=str(tmp_path / "checkpoint"))
+    drain(spark, adding(postgres_url, state), outbox)
+    assert (total(state), added(outbox)) == (1, [1])
+
+
 def test_an_event_that_kills_dies_alone(spark: "SparkSession", outbox: Outbox, postgres_url: str, state: str) -> None:
     """Its neighbours need not wait for its lease to expire."""
     emit(outbox, *range(8, 20), -1)
@@ -239,7 +253,7 @@ def claimed(claim: Claim) -> Any:
 
 
 def flaky_source(folder: Path, message: str) -> type:
-    """A source of three events, which fails when it is first asked for them."""
+    """A source of three events, which fails when it is first asked for them, or dies."""
     from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 
     class Reader(SimpleDataSourceStreamReader):
@@ -249,6 +263,8 @@ def flaky_source(folder: Path, message: str) -> type:
         def read(self, start: dict[str, int]) -> tuple[Iterator[tuple[str, str, str]], dict[str, int]]:
             if not (folder / "failed").exists():
                 (folder / "failed").touch()
+                if message == KILLED:
+                    os.kill(os.getpid(), signal.SIGKILL)
                 raise RuntimeError(message)
             numbers = range(start["offset"], 3)
             return iter([(str(n), "a", '{"amount": 1}') for n in numbers]), {"offset": 3}
@@ -270,7 +286,7 @@ def flaky_source(folder: Path, message: str) -> type:
     return Flaky
 
 
-@pytest.mark.parametrize("message", ["Python worker failed to connect back.", "something else"])
+@pytest.mark.parametrize("message", ["Python worker failed to connect back.", KILLED, "something else"])
 def test_a_query_that_failed_by_what_passes_is_started_again(
     spark: "SparkSession", tmp_path: Path, message: str
 ) -> None:

@@ -33,10 +33,11 @@ def outbox(postgres_url: str) -> Iterator[Outbox]:
     close_stores()
 
 
-def test_sums_are_right(spark: "SparkSession", outbox: Outbox, postgres_url: str, state: str) -> None:
+def test_sums_are_right(spark: "SparkSession", outbox: Outbox, postgres_url: str, state: str, tmp_path: Path) -> None:
     emit_orders(outbox)
     app = application(postgres_url, state)
     until = time.monotonic() + SECONDS
     while unsettled(outbox) and time.monotonic() < until:
         run_streams(app, spark=spark, once=True)
     check(outbox, state)
+    assert not list(tmp_path.rglob("*.db-wal")), "a stream that has stopped leaves no logs beside its files"

@@ -1,6 +1,7 @@
 """`kafka://` against a real broker: what arrives, and what each way to fail becomes."""
 
 import pytest
+from confluent_kafka import KafkaError
 from confluent_kafka.admin import AclOperation
 from kafka_cluster import Cluster, headers
 
@@ -152,6 +153,17 @@ def test_an_empty_payload_is_no_tombstone(publisher, cluster):
 def test_a_topic_may_be_made_by_the_broker(kafka_server, opened):
     event = delivery(event_type="made.by.the.broker")
     assert opened(kafka_server.url()).publish(messages([event])) == published([event])
+
+
+@pytest.mark.parametrize(
+    ("topic", "ends"),
+    [("orders.Created-2_x", Retry), ("...", Retry), ("a" * 249, Retry)]
+    + [(name, Dead) for name in ("orders/created", "orders created", "é", ".", "..", "a" * 250)],
+)
+def test_a_topic_that_is_not_there_may_be_made_if_it_can_have_that_name(opened, topic, ends):
+    """The client may say that there is none before the broker says that there can be none."""
+    publisher = opened("kafka://127.0.0.1:1")
+    assert isinstance(publisher._outcome(topic, KafkaError(KafkaError._UNKNOWN_TOPIC)), ends)
 
 
 def test_a_topic_that_an_operator_made_is_found_at_the_next_attempt(publisher, cluster):

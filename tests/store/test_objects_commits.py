@@ -233,7 +233,7 @@ class TestUnknownWrites:
     def test_a_server_that_stays_away_is_told(self, s3_server: S3Server) -> None:
         with S3Server() as server:
             name = server.create_bucket("away")
-            store = opened(server.url(name, wait_seconds=0.5, broker_seconds=0.5))
+            store = opened(server.url(name, wait_seconds=3.0, broker_seconds=3.0))
             store.initialise()
             emit(store)
             server.stop()

@@ -173,6 +173,21 @@ def test_a_lost_connection_is_an_error_once(database: str) -> None:
     store.close()
 
 
+def test_a_lost_connection_renews_all_and_leaves_none_open(database: str) -> None:
+    """Those that other threads have in hand are renewed, too, when they are next used. One that was left open would
+    fail this test by Python's warning."""
+    store = open_store(database)
+    pid = "SELECT pg_backend_pid()"
+    with store.transaction() as in_hand:
+        before = in_hand.exec_driver_sql(pid).scalar_one()
+        with pytest.raises(StoreUnavailable), store.transaction() as connection:
+            connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
+        assert in_hand.exec_driver_sql(pid).scalar_one() == before, "it goes on undisturbed"
+    with store.transaction() as connection:
+        assert connection.exec_driver_sql(pid).scalar_one() != before
+    store.close()
+
+
 def test_batches_whose_keys_come_in_another_order_never_wait_for_each_other(store: SqlStore, database: str) -> None:
     def emit(turn: int) -> None:
         for number in range(30):

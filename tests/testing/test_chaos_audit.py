@@ -14,13 +14,39 @@ from penstock.streams.state import open_state
 from penstock.streams.state.base import Saved, StateStore
 from penstock.testing import crashes
 from penstock.testing.chaos.audit import STATES, Audit, audit
+from penstock.testing.chaos.campaign import Outcome, Plan
 from penstock.testing.chaos.orders import Orders, Sums
 from penstock.testing.chaos.program import COUNTED, STREAM
+from penstock.testing.chaos.report import Report
 from penstock.testing.chaos.schedule import Kill, KillAtRandom, Outage, Schedule, SecondDriver
 from penstock.testing.chaos.sources import ORDERS
 from penstock.testing.chaos.steps import DRIVER, STEPS
+from penstock.testing.chaos.trial import Tally, Verdict
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+
+
+def test_a_report_tells_all_as_a_table_and_as_json() -> None:
+    tally = Tally(kills=3, steps=Counter({7: 2, 11: 1}), starts=2, gave_up=Counter({"it was tired": 1}))
+    wrong = Audit(lost=[5], doubled=[6], wrong_sums={"k": (Sums(1, 2), None)}, missing_dead=[7])
+    plan = Plan(seed=1, kills=3, events=100, sources=["queue"], states=["sqlite"])
+    outcomes = [
+        Outcome("queue", "sqlite", Verdict(Audit(), tally, 100, 12.5)),
+        Outcome("queue", "rocksdb", Verdict(wrong, tally, 100, 12.5), folder="somewhere"),
+        Outcome("kafka", "sqlite", not_run="no Kafka here"),
+        Outcome("valkey", "sqlite", failure="it hung"),
+    ]
+    report = Report(plan, outcomes, 25.0)
+    document = json.loads(report.to_json())
+    passed, failed, *_ = document["trials"]
+    assert (passed["passed"], failed["passed"], document["passed"]) == (True, False, False)
+    assert passed["verdict"]["tally"]["steps"] == {"7": 2, "11": 1}
+    assert passed["verdict"]["tally"]["gave_up"] == {"it was tired": 1}
+    assert failed["verdict"]["audit"]["wrong_sums"] == {"k": [{"count": 1, "sum": 2}, None]}
+    text = report.to_text()
+    assert "| queue | sqlite | 100 | 3 | 2 | 0 | 0 | 0 | as they must be | 12 |" in text
+    for told in ("lost: 1 orders", "wrong sum of 'k'", "no Kafka here", "it hung", "it was tired", "somewhere"):
+        assert told in text
 
 
 def test_the_same_seed_gives_the_same_faults() -> None:

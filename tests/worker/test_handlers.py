@@ -208,12 +208,12 @@ def test_acknowledged_first_means_before_the_handler_runs(
 
 def test_a_manual_decision_may_come_later(worker: Worker, outbox: Outbox, watch: Watch, store: SqlStore) -> None:
     kept: list[Received] = []
-    worker.handler(ack_policy=AckPolicy.MANUAL, release_stuck_timeout=0.6, release_stuck_interval=0.1)(kept.append)
+    worker.handler(ack_policy=AckPolicy.MANUAL, release_stuck_timeout=3.0, release_stuck_interval=0.1)(kept.append)
     outbox.emit("x")
     with running(worker):
         watch.that(lambda: kept)
         lease = store.held([kept[0].lease.lease_id])
-        until = store.now().timestamp() + 1.5
+        until = store.now().timestamp() + 4.0
         watch.that(lambda: store.now().timestamp() > until)
         assert store.held([kept[0].lease.lease_id]) == lease, "heartbeats keep what is undecided"
         kept[0].ack()

@@ -14,7 +14,7 @@ from penstock.testing.processes import wait_until
 from penstock.testing.servers import PgBouncer
 from penstock.worker.lookout import CHANNEL, MAX_REMINDER_SECONDS, Lookout, Reminder, open_lookout
 
-SECONDS = 20.0
+SECONDS = 60.0
 FAR_AWAY = 3_600.0
 
 

@@ -93,10 +93,10 @@ def test_an_async_handler_that_does_not_end_is_cancelled_and_has_failed(outbox: 
 def test_a_slow_handler_keeps_its_lease(worker: Worker, outbox: Outbox, watch: Watch, store: SqlStore) -> None:
     calls: list[int] = []
 
-    @worker.handler(release_stuck_timeout=0.5, release_stuck_interval=0.1)
+    @worker.handler(release_stuck_timeout=3.0, release_stuck_interval=0.1)
     def handle(event: Received) -> None:
         calls.append(event.deliveries)
-        until = store.now().timestamp() + 1.5
+        until = store.now().timestamp() + 4.0
         while store.now().timestamp() < until:
             threading.Event().wait(0.05)
 
@@ -123,7 +123,7 @@ def test_a_worker_that_lost_its_lease_settles_nothing(
     """The event was taken over while its handler ran: this worker's outcome is void, the other one's counts."""
     again, lost = threading.Event(), []
 
-    @worker.handler(release_stuck_timeout=0.3)
+    @worker.handler(release_stuck_timeout=3.0)
     def handle(event: Received) -> None:
         taken = store.claim(event.queue, limit=1, claimant="another", lease_seconds=60, lease_id=event.lease.lease_id)
         watch.that(lambda: event.lost)

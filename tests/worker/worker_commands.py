@@ -13,6 +13,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
+from penstock.testing.files import write_whole
 from penstock.testing.processes import living, wait_until
 
 PROGRAM = [sys.executable, "-c", "import sys; from penstock.cli import main; sys.exit(main())", "worker"]
@@ -47,9 +48,7 @@ class Ground:
     def write(self, *, version: int, more: str = "") -> None:
         """The worker's module, in one of its versions, which its lines show."""
         text = MODULE.replace("STORE", repr(self.url)).replace("VERSION", f"v{version}") + more
-        draft = self.folder / "workers.draft"
-        draft.write_text(text)
-        draft.rename(self.folder / "workers.py")  # never seen half written
+        write_whole(self.folder / "workers.py", text)
 
     def run(self, *arguments: str, **settings: Any) -> "Command":
         command = Command(self.folder, arguments, **settings)

@@ -15,7 +15,7 @@ from sqlalchemy import text
 
 from penstock import Received, RetryPolicy, Worker
 
-LEASE = {"release_stuck_timeout": 1.0, "release_stuck_interval": 0.1, "max_fetch_interval": 0.05}
+LEASE = {"release_stuck_timeout": 2.5, "release_stuck_interval": 0.1, "max_fetch_interval": 0.05}
 FOLDER = Path(__file__).parent
 
 

@@ -9,7 +9,7 @@ from penstock.store import SqlStore
 from penstock.store.base import Record, Selection
 from penstock.testing.processes import wait_until
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 class Watch:

@@ -60,18 +60,18 @@ class Operation:
     def _do(self, total: int, work: Callable[[output.Update], int]) -> int:
         """In batches, each done or not: whoever leaves in between is told how far it came."""
         so_far = 0
-        with output.progress(f"{self.verb}: {total:,} events", total) as update:
+        try:
+            with output.progress(f"{self.verb}: {total:,} events", total) as update:
 
-            def heard(done: int) -> None:
-                nonlocal so_far
-                so_far = done
-                update(done)
+                def heard(done: int) -> None:
+                    nonlocal so_far
+                    so_far = done
+                    update(done)
 
-            try:
                 return work(heard)
-            except KeyboardInterrupt:
-                output.note(f"stopped: {count(so_far, 'event')} {self.done}, the others are as they were")
-                raise
+        except KeyboardInterrupt:
+            output.note(f"stopped: {count(so_far, 'event')} {self.done}, the others are as they were")
+            raise
 
     def _show(self, preview: "Preview", also: Mapping[str, Any]) -> None:
         if self.json:

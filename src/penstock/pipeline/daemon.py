@@ -18,17 +18,21 @@ import pyspark.daemon  # noqa: E402
 import pyspark.worker  # noqa: E402
 
 _serve = pyspark.daemon.worker
+_frozen = False
 
 
 def _serve_quietly(sock: socket.socket, authenticated: bool) -> int:
+    global _frozen
     try:
         code = _serve(sock, authenticated)
     except (BrokenPipeError, ConnectionResetError):
         os._exit(0)  # Spark went away while this worker was waiting: nobody is left to tell
-    # After every task PySpark has all that was ever imported searched for garbage, for 20 ms: once is enough.
-    if not gc.get_freeze_count():
+    # After every task PySpark has all that was ever imported searched for garbage, for 20 ms: once is enough. Whether
+    # it was done is kept here, as to count what is frozen takes half as long.
+    if not _frozen:
         gc.collect()
         gc.freeze()
+        _frozen = True
     return code
 
 

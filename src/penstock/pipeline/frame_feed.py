@@ -33,13 +33,13 @@ class FrameFeed(Steady):
         self._source = source
         self.remember_seconds = source.remember_seconds
 
-    def load(self, spark: "SparkSession") -> "list[DataFrame]":
+    def load(self, spark: "SparkSession") -> "DataFrame":
         from pyspark.sql import DataFrame
 
         frame = self._source.open(spark)
         if not isinstance(frame, DataFrame) or not frame.isStreaming:
             raise UsageError("a Frame source is a function that takes the session and returns a streaming DataFrame")
-        return [events_of(frame)]
+        return events_of(frame)
 
     def acknowledge(self, event_ids: Sequence[str]) -> None:
         """Nothing: Spark's checkpoint has it."""

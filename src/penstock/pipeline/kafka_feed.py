@@ -47,7 +47,7 @@ class KafkaFeed:
         self._ids: TopicIds | None = None
         self._known: Mapping[str, str] = {}
 
-    def load(self, spark: "SparkSession") -> "list[DataFrame]":
+    def load(self, spark: "SparkSession") -> "DataFrame":
         records = _records(spark, self._options)
         self._ids = TopicIds(spark, self._source, self._options)
         try:
@@ -55,7 +55,7 @@ class KafkaFeed:
         except StoreUnavailable as error:
             self.close()
             raise PipelineError(str(error)) from error
-        return [events_of(records)]
+        return events_of(records)
 
     @property
     def edition(self) -> str:

@@ -73,6 +73,10 @@ def _local_settings() -> dict[str, str]:
         "spark.python.daemon.module": "penstock.pipeline.daemon",
         # What the driver can import, its tasks can.
         "spark.executorEnv.PYTHONPATH": _python_path(),
+        # A worker keeps up to 64 MB of what a task took, for the next one: the kernel would clear every page again.
+        # Whoever sets the one has to set the other: C's library then no longer adapts either.
+        "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": str(64 << 20),
+        "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(32 << 20),
         # Read only when PySpark starts Java; `open_session` passes the same ones itself.
         "spark.driver.extraJavaOptions": " ".join(JAVA_OPTIONS),
     }

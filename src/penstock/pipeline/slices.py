@@ -5,6 +5,7 @@ reaches the driver. Spark schedules the slices, retries failed tasks and tells w
 pass through Java. What the function does, and to what, is the caller's business.
 """
 
+import errno
 import functools
 import importlib
 import re
@@ -316,7 +317,10 @@ def state_of(query: "StreamingQuery") -> tuple[bool, Exception | None]:
 
 
 def java_is_gone(error: BaseException) -> bool:
-    return isinstance(error, OSError) or type(error).__name__ == "Py4JNetworkError"
+    """Whether it is the connection to Java that failed: by itself, or as one that is closed by now. Errors of the disk
+    are not of it."""
+    closed = isinstance(error, OSError) and error.errno == errno.EBADF
+    return closed or isinstance(error, ConnectionError) or type(error).__name__ == "Py4JNetworkError"
 
 
 def gone(error: BaseException) -> PipelineError:

@@ -16,12 +16,14 @@ from penstock.lifecycle import Outcome
 from penstock.pipeline.spark_state import EMITTED
 from penstock.pipeline.stream_errands import Errand, key_error
 from penstock.pipeline.stream_rows import EPOCH
+from penstock.streams.columns import values
 from penstock.streams.engine import Verdict, is_users, run_part
 from penstock.streams.event import StreamEvent, decode_json
-from penstock.streams.state.base import Arrival, Outgoing, Position, Saved, Timer
+from penstock.streams.state.base import Arrival, Lines, Outgoing, Position, Saved, Timer, states_in, text_of
 from penstock.streams.state.packing import pack_event
 
 if TYPE_CHECKING:
+    from pyarrow import StringArray
     from pyspark.sql import Row
 
 FIELDS = "seq", "lease", "token", "outcome", "error", "delay_seconds", "part", "event_id", "replays", "event"
@@ -131,11 +133,17 @@ class KeyTransaction:
                 found[key] = Saved(bytes(state[0]), state[1])
         return found
 
+    def load_lines(self, keys: "StringArray", now: float) -> bytes:
+        return text_of(keys, self.load(values(keys)), now)
+
     def save(self, changed: Mapping[str, Saved | None]) -> None:
         self._changed |= changed
 
     def due(self, until: float, limit: int) -> Sequence[Timer]:
         raise AssertionError(f"timers are refused with state in Spark: {until}, {limit}")
+
+    def save_lines(self, lines: Lines, expires_at: float | None) -> None:
+        self.save(states_in(lines, expires_at))
 
     def set_timers(self, timers: Mapping[tuple[str, str], float | None]) -> None:
         raise AssertionError(f"timers are refused with state in Spark: {timers}")

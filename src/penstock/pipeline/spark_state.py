@@ -9,6 +9,7 @@ again under the same id, so that Spark's own operators for duplicates, which for
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import reduce
 from importlib import import_module
 from typing import TYPE_CHECKING
 from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
@@ -66,33 +67,39 @@ def require_sparks(streams: Sequence[Stream], checkpoint: str | None) -> None:
 
 
 class SparkStateRun(StreamRun):
-    """One stream's query, with the state in it."""
+    """One stream's query, with the state in it: it is one, as only one can have the state."""
 
     def __init__(self, spark: "SparkSession", app: StreamSet, stream: Stream, parallelism: int = 2) -> None:
         super().__init__(spark, app, stream, Started(stream.name, 0, stream.parts), parallelism)
-        self._query: StreamingQuery | None = None
         self._handled: dict[int, list[Row]] = {}
         """By number of the batch, outcomes that wait for Spark's commit."""
         self._settling = threading.Lock()
         self._looking: threading.Thread | None = None
 
-    def start(self, checkpoint: str) -> "StreamingQuery":
+    def launch(self, folder: str) -> None:
+        self._folder = folder
+        self.queries.append(self._begin(0))
+        self._looking = threading.Thread(target=self._look, daemon=True)
+        self._looking.start()
+
+    def _start(self, _at: int) -> "StreamingQuery":
+        from pyspark.sql import DataFrame
+
         from penstock.pipeline.spark_processor import HandlerProcessor
 
-        processor = HandlerProcessor(self._errand, self._feed.remember_seconds)
-        rows = keyed(self._feed.load(self._spark), self._errand).selectExpr(
+        processor = HandlerProcessor(self._errand, self._feeds[0].remember_seconds)
+        sources = [keyed(feed.load(self._spark), self._errand) for feed in self._feeds]
+        rows = reduce(DataFrame.unionByName, sources).selectExpr(
             "* EXCEPT (stream_key, created_at)",
             "coalesce(stream_key, '') AS stream_key",
             "unix_micros(created_at) AS created_micros",
         )
         with settings(self._spark, SETTINGS | {"spark.sql.shuffle.partitions": str(self.stream.parts)}):
             worked = rows.groupBy("stream_key").transformWithState(processor, WORKED, "Update", "ProcessingTime")
-            writer = worked.writeStream.foreachBatch(self._handle).outputMode("update")
-            writer = writer.queryName(f"penstock {self.stream.name}").option("checkpointLocation", checkpoint)
-            self._query = writer.trigger(processingTime=TRIGGER).start()
-        self._looking = threading.Thread(target=self._look, daemon=True)
-        self._looking.start()
-        return self._query
+            writer = worked.writeStream.foreachBatch(self._staged).outputMode("update")
+            writer = writer.queryName(f"penstock {self.stream.name}")
+            writer = writer.option("checkpointLocation", f"{self._folder}/{self.stream.name}")
+            return writer.trigger(processingTime=TRIGGER).start()
 
     def stop(self) -> None:
         super().stop()
@@ -101,7 +108,7 @@ class SparkStateRun(StreamRun):
         with suppress(Stopped):
             self._settle_committed()
 
-    def _handle(self, batch: "DataFrame", number: int) -> None:
+    def _staged(self, batch: "DataFrame", number: int) -> None:
         try:
             self._settle_before(number)
             rows = [row.asDict() for row in batch.mapInArrow(stage(self._errand, number), OUTCOMES).collect()]
@@ -129,7 +136,7 @@ class SparkStateRun(StreamRun):
                 return
 
     def _settle_committed(self) -> None:
-        progress = self._query.lastProgress if self._query is not None else None
+        progress = self.queries[0].lastProgress if self.queries else None
         # Without it no batch was run: a query that waits tells of the batch that is next.
         if progress is not None and "addBatch" in progress.durationMs:
             self._settle_before(progress.batchId + 1)
@@ -138,7 +145,7 @@ class SparkStateRun(StreamRun):
         """Spark has committed all batches before this one: now their sources may know."""
         with self._settling:
             for done in sorted(one for one in self._handled if one < number):
-                self._acknowledge(self._handled[done])
+                self._acknowledge(self._feeds[0], self._handled[done])
                 self._acknowledged = {}  # the state forgets by itself
                 del self._handled[done]
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
@@ -20,14 +21,13 @@ from penstock.pipeline.settling import by_lease
 from penstock.pipeline.stores import store_of
 from penstock.pipeline.stream_errands import ORDER, Errand
 from penstock.pipeline.stream_keys import keyed
-from penstock.pipeline.stream_sources import Feed, feed_of
+from penstock.pipeline.stream_sources import Feed, feeds_of
 from penstock.pipeline.stream_tasks import process
 from penstock.pipeline.stream_ticks import Died, Row, Ticks
 from penstock.pipeline.stream_told import OUTCOMES, UNTOLD, Trouble
 from penstock.store.base import Lease, LeaseId, Token
 from penstock.streams.app import Stream, StreamSet
 from penstock.streams.engine import Verdict
-from penstock.streams.sources import Queue
 from penstock.streams.state import open_state
 from penstock.streams.state.base import Arrival, Started, Superseded
 from penstock.streams.turns import Firing
@@ -37,9 +37,15 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 TRIGGER = "100 milliseconds"
+# In a stream's checkpoint, that of the query for its own queue.
+OWN_CHECKPOINT = "own-queue"
 SETTINGS = {
     # Planning a job anew while it runs takes longer than all the rest of a small batch.
     "spark.sql.adaptive.enabled": "false",
+    # What a plan is made of goes to the tasks as it is: Spark needn't search closures for what they hold.
+    "spark.sql.execution.usePartitionEvaluator": "true",
+    # Spark checks its own optimizer after each of its steps.
+    "spark.sql.lightweightPlanChangeValidation": "false",
     # To keep within a number of bytes, Spark adds up all columns again for each row: a fifth of a task's time. So few
     # rows at a time that they fit, if they have less than 4 MB each.
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647b",
@@ -78,7 +84,8 @@ class Counts:
 
 
 class StreamRun:
-    """One stream's query."""
+    """One stream's queries: one for its source, and one for the queue beside it, if there is one. One for both would be
+    planned for both, in every batch."""
 
     def __init__(
         self, spark: "SparkSession", app: StreamSet, stream: Stream, started: Started, parallelism: int = 2
@@ -89,8 +96,9 @@ class StreamRun:
         self.error: PenstockError | None = None
         """Why it ended, in its own words: Spark's would bury it."""
         self._spark = spark
-        self._feed: Feed = feed_of(stream, app.store, parallelism)
-        self._errand = Errand(stream, started, app.store, app.state, self._feed.tells)
+        self.queries: list[StreamingQuery] = []
+        self._feeds = feeds_of(stream, app.store, parallelism)
+        self._errand = Errand(stream, started, app.store, app.state, self._feeds[0].tells)
         self._acknowledged: dict[int, list[Arrival]] = {}
         self._stopping = threading.Event()
         self._busy = threading.Lock()
@@ -102,21 +110,41 @@ class StreamRun:
         self._jobs = 0
         telemetry.info("stream runs", stream=stream.name, epoch=started.epoch, parts=started.parts)
 
-    def start(self, checkpoint: str) -> "StreamingQuery":
-        # Before the batches: what is here is planned once, what is in each of them every time.
-        rows = keyed(self._feed.load(self._spark), self._errand, packed=self._ahead)
-        if self._ahead:
-            rows = self._processed(rows, replace(self._errand, ahead=True))
-        writer = rows.writeStream.foreachBatch(self._handle).queryName(f"penstock {self.stream.name}")
-        writer = writer.option("checkpointLocation", f"{checkpoint}/{self._feed.edition}".rstrip("/"))
+    def launch(self, folder: str) -> None:
+        """Start the queries, with their checkpoints in this folder."""
+        self._folder = folder
+        for at in range(len(self._feeds)):
+            self.queries.append(self._begin(at))
+
+    def launch_again(self, at: int) -> None:
+        """Start one of them once more, where its checkpoint is."""
+        self.queries[at] = self._begin(at)
+
+    def _begin(self, at: int) -> "StreamingQuery":
+        """Start a query; what Spark has against it is told in a line."""
+        from pyspark.errors import PySparkException
+
+        try:
+            return self._start(at)
+        except PySparkException as error:
+            raise PipelineError(f"stream {self.stream.name} can't be started: {brief(error)}") from error
+
+    def _start(self, at: int) -> "StreamingQuery":
+        feed = self._feeds[at]
+        # What a job is to know travels as a property of it where it is planned ahead, and has to be small then: not so
+        # where sources acknowledge.
+        ahead = not (feed.tells or feed.leases)
+        errand = replace(self._errand, ahead=ahead)
+        # Before the batches: what is here is planned once, what is in each of them every time, for a tenth of a second.
+        rows = keyed(feed.load(self._spark), errand, narrow=ahead)
+        if ahead:
+            rows = self._processed(rows, errand)
+        places = [self._folder, self.stream.name, feed.edition, OWN_CHECKPOINT if at else ""]
+        writer = rows.writeStream.foreachBatch(partial(self._handle, feed, errand))
+        writer = writer.queryName(f"penstock {self.stream.name}{' (own queue)' if at else ''}")
+        writer = writer.option("checkpointLocation", "/".join(filter(None, places)))
         with settings(self._spark, SETTINGS):
             return writer.trigger(processingTime=TRIGGER).start()
-
-    @property
-    def _ahead(self) -> bool:
-        """Whether the processing is planned before there is a batch, which spares a tenth of a second for each. What a
-        job is to know then travels as a property of it, and has to be small: not so where sources acknowledge."""
-        return not (self._feed.tells or self._feed.leases)
 
     def _processed(self, rows: "DataFrame", errand: Errand) -> "DataFrame":
         from pyspark.sql import functions as F  # noqa: N812
@@ -124,15 +152,6 @@ class StreamRun:
         tasks = self._ticks.tasks
         # By number: a hash would give some tasks many parts, and others none.
         return rows.repartitionById(tasks, F.col("part") % tasks).mapInArrow(process(errand), OUTCOMES)
-
-    def launch(self, folder: str) -> "StreamingQuery":
-        """Start it, with a checkpoint in this folder."""
-        self._folder = folder
-        return self.start(f"{folder}/{self.stream.name}")
-
-    def launch_again(self) -> "StreamingQuery":
-        """Start it once more, where its checkpoint is."""
-        return self.launch(self._folder)
 
     def stop(self) -> None:
         """End what waits, and begin nothing more."""
@@ -146,8 +165,9 @@ class StreamRun:
             return
 
     def close(self) -> None:
-        """Its query has ended."""
-        self._feed.close()
+        """Its queries have ended."""
+        for feed in self._feeds:
+            feed.close()
 
     def start_ticking(self) -> None:
         """From now on, fire what is due also while no events come."""
@@ -174,28 +194,28 @@ class StreamRun:
                     self.error = error if isinstance(error, PenstockError) else PipelineError(brief(error))
                 return
 
-    def _handle(self, batch: "DataFrame", _number: int) -> None:
+    def _handle(self, feed: Feed, errand: Errand, batch: "DataFrame", _number: int) -> None:
         """One batch. What ends the stream is kept, and Spark is not told: it would bury it, and shout."""
         with self._busy:
             try:
                 if self._stopping.is_set():
                     raise Stopped
-                self._process(batch)
+                self._process(feed, errand, batch)
             except (PenstockError, Stopped) as error:
                 self.error = self.error or (error if isinstance(error, PenstockError) else None)
                 self._stopping.set()
-                if not isinstance(self.stream.source, Queue):
+                if not feed.leases:
                     raise  # only Spark knows how far this source is: the batch must not count as done
             except Exception as error:
                 if not self._stopping.is_set():
                     self.error = PipelineError(f"stream {self.stream.name} has failed: {brief(error)}")
                 raise
 
-    def _process(self, batch: "DataFrame") -> None:
+    def _process(self, feed: Feed, errand: Errand, batch: "DataFrame") -> None:
         self._forget()
         self._jobs = 0
-        topics = self._patiently(self._feed.topics)
-        errand = replace(self._errand, acknowledged=self._acknowledged, topics=topics)
+        topics = self._patiently(feed.topics)
+        errand = replace(errand, acknowledged=self._acknowledged, topics=topics)
         try:
             rows = self._run(batch, errand)
         except Died as died:
@@ -207,7 +227,7 @@ class StreamRun:
         self._trimmed({row["part"] for row in rows})
         self.counts.applied += sum(int(row["error"]) for row in rows if row["outcome"] == UNTOLD)
         rows = [row for row in rows if row["outcome"] != UNTOLD]
-        self._acknowledge(rows if self._jobs == 1 else self._under_new_tokens(rows))
+        self._acknowledge(feed, rows if self._jobs == 1 else self._under_new_tokens(rows))
 
     def _release(self, batch: "DataFrame", errand: Errand) -> None:
         """The other driver is to have the batch's events at once, and not when their leases are over."""
@@ -238,7 +258,7 @@ class StreamRun:
     def _job(self, batch: "DataFrame", errand: Errand) -> list[Row]:
         self._jobs += 1
         errand = self._ticks.next_turn(errand)
-        if self._ahead:
+        if errand.ahead:
             self._spark.sparkContext.setLocalProperty(ORDER, errand.order())
             return self._ticks.collect(batch)
         return self._ticks.collect(self._processed(batch, errand))
@@ -278,14 +298,14 @@ class StreamRun:
         tokens = {str(one.lease.lease_id): str(one.lease.token) for one in held}
         return [{**row, "token": tokens.get(row["lease"], row["token"])} for row in rows]
 
-    def _acknowledge(self, rows: Sequence[Row]) -> None:
+    def _acknowledge(self, feed: Feed, rows: Sequence[Row]) -> None:
         """The state is committed: now the source may know. What it doesn't take any more comes again, and changes
         nothing then."""
         leased = [row for row in rows if row["lease"] is not None]
         done = self._patiently(lambda: self._settle(leased))
         others = [row for row in rows if row["lease"] is None]
         if others:
-            self._patiently(lambda: self._feed.acknowledge([row["event_id"] for row in others]))
+            self._patiently(lambda: feed.acknowledge([row["event_id"] for row in others]))
         for row in rows:
             if row["lease"] is None or (row["seq"] in done and row["outcome"] == "PUBLISHED"):
                 self._acknowledged.setdefault(row["part"], []).append(Arrival(row["event_id"], row["replays"]))
@@ -320,7 +340,7 @@ class StreamRun:
         self._forgot = time.monotonic()
         state = open_state(self._errand.state)
         try:
-            keep = self._feed.remember_seconds
+            keep = self._feeds[0].remember_seconds
             self._patiently(lambda: state.forget(self.stream.name, older_than_seconds=keep))
         finally:
             state.close()

@@ -3,12 +3,11 @@
 All of it is planned anew for every batch, and every column takes its time in every row: as little as will do.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from functools import reduce
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from penstock.pipeline.stream_errands import PART_WITHOUT_KEY, Errand
-from penstock.pipeline.stream_rows import REST, WIRE
+from penstock.pipeline.stream_rows import WIRE
 from penstock.pipeline.stream_sources import BLANK, COLUMNS
 from penstock.pipeline.stream_tasks import assign
 from penstock.streams.app import default_key
@@ -23,33 +22,28 @@ MAKE_KEYS = frozenset({"headers", "ordering_key"})
 NULLABLE = [name for name in COLUMNS if name not in BLANK and name != "event_id"]
 
 
-def keyed(frames: "Sequence[DataFrame]", errand: Errand, *, packed: bool = False) -> "DataFrame":
-    """The rows of a stream's source, and of what is beside it, with their parts and keys, as tasks take them. Packed
-    they have but the columns that the source itself has, and one for the rest: see `stream_rows.unpacked`."""
-    from pyspark.sql import DataFrame
-
-    wanted = frames[0].columns if packed else tuple(COLUMNS)
-    rows = reduce(DataFrame.unionByName, (_as_they_travel(frame, errand, wanted, packed=packed) for frame in frames))
+def keyed(frame: "DataFrame", errand: Errand, *, narrow: bool = False) -> "DataFrame":
+    """The rows of a source with their parts and keys, as tasks take them. Narrow, they have but the columns that the
+    source itself has: see `stream_rows.widened`."""
+    rows = _as_they_travel(frame, errand, narrow=narrow)
     if errand.stream.key is default_key:
         return rows
     known = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in rows.schema.fields)
     return rows.mapInArrow(assign(errand), f"part INT, stream_key STRING, key_error STRING, {known}")
 
 
-def _as_they_travel(frame: "DataFrame", errand: Errand, wanted: Sequence[str], *, packed: bool) -> "DataFrame":
+def _as_they_travel(frame: "DataFrame", errand: Errand, *, narrow: bool) -> "DataFrame":
     from pyspark.sql import functions as F  # noqa: N812
 
-    columns = {name: _column(frame, name) for name in wanted}
-    others = {name: _column(frame, name) for name in COLUMNS if name in frame.columns and name not in wanted}
+    columns = {name: _column(frame, name) for name in (frame.columns if narrow else COLUMNS)}
     if errand.stream.key is default_key:
         key = own_key(frame.columns, errand.stream.name)
         part = F.crc32(key.cast("binary")) % F.lit(errand.started.parts)
         columns["part"] = F.coalesce(part, F.lit(PART_WITHOUT_KEY)).cast("int")
-        (others if packed and MAKE_KEYS.isdisjoint(wanted) else columns)["stream_key"] = key
-        if not packed:
+        if not narrow or not MAKE_KEYS.isdisjoint(frame.columns):
+            columns["stream_key"] = key
+        if not narrow:
             columns["key_error"] = F.lit(None).cast("string")
-    if packed:
-        columns[REST] = _packed(others) if "lease" in frame.columns else F.lit(None).cast("string")
     return frame.select(*(column.alias(name) for name, column in columns.items()))
 
 
@@ -83,11 +77,3 @@ def _column(frame: "DataFrame", name: str) -> "Column":
     if name == "headers":  # nothing where there are none at all: that is told faster than an empty object
         return F.when(F.size(column) > 0, F.to_json(column))
     return column if name in NULLABLE else F.coalesce(column, nothing)
-
-
-def _packed(columns: "Mapping[str, Column]") -> "Column":
-    """As one, in JSON."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    plain = {name: F.unix_micros(column) if name == "created_at" else column for name, column in columns.items()}
-    return F.to_json(F.struct(*(column.alias(name) for name, column in plain.items())))

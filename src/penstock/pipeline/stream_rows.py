@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 # number where they are empty.
 WIRE = {**COLUMNS, "headers": "STRING"}
 KEYING = {"stream_key": "STRING", "key_error": "STRING"}
-# In this column, as JSON, travels what the events of a source don't have, and the few from beside it do.
-REST = "rest"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Batches = Iterator["RecordBatch"]
@@ -70,28 +68,23 @@ def by_part(errand: Errand, batches: Batches) -> "Iterator[tuple[int, Table]]":
     given = list(batches)
     if not given:
         return
-    rows = _named(errand, _chosen(errand, unpacked(pa.Table.from_batches(given))))
+    rows = _named(errand, _chosen(errand, widened(pa.Table.from_batches(given))))
     found: list[Any] = rows.column("part").unique().to_pylist()
     numbers = sorted(found)
     for number in numbers:
         yield number, rows if len(numbers) == 1 else rows.filter(pc.equal(rows.column("part"), number))
 
 
-def unpacked(rows: "Table") -> "Table":
-    """With all columns: some came as one, or not at all."""
+def widened(rows: "Table") -> "Table":
+    """With all columns, those that the source hasn't being blank."""
     pa, pc = arrow()
 
     given: dict[str, Any] = dict(zip(rows.column_names, rows.columns, strict=True))
-    packed = given.pop(REST, None)
-    rest = [] if packed is None or packed.null_count == rows.num_rows else packed.to_pylist()
-    others = [json.loads(text or "{}") for text in rest]
     for name, kind in _kinds().items():
         if name not in given:
-            blank = BLANK.get(name)
-            found = [one.get(name, blank) for one in others]
-            given[name] = pa.array(found, kind) if others else pa.repeat(pa.scalar(blank, kind), rows.num_rows)
+            given[name] = pa.repeat(pa.scalar(BLANK.get(name), kind), rows.num_rows)
     if "stream_key" not in rows.column_names:
-        given["stream_key"] = pc.coalesce(given["stream_key"], _partition_keys(given["partition_key"]))
+        given["stream_key"] = _partition_keys(given["partition_key"])
     if given["event_id"].null_count:  # they are known by where they stand
         places = pc.binary_join_element_wise(given["line"], given["offset"].cast(pa.string()), "/")
         given["event_id"] = pc.coalesce(given["event_id"], places)

@@ -53,8 +53,8 @@ class Feed(Protocol):
         """For how long the inbox keeps events that nothing else takes out of it."""
         ...
 
-    def load(self, spark: "SparkSession") -> "list[DataFrame]":
-        """The stream; and the one beside it, if there is one. With those of the columns above that they have."""
+    def load(self, spark: "SparkSession") -> "DataFrame":
+        """The stream, with those of the columns above that it has."""
         ...
 
     @property
@@ -94,25 +94,25 @@ class Steady:
         """Nothing to close."""
 
 
-def feed_of(stream: Stream, store: str, parallelism: int) -> Feed:
-    """What reads a stream's source. A source that takes no outcomes has the stream's own queue beside it."""
+def feeds_of(stream: Stream, store: str, parallelism: int) -> "tuple[Feed] | tuple[Feed, Feed]":
+    """What reads a stream's source; and, beside one that takes no outcomes, what reads the stream's own queue."""
+    own = QueueFeed(stream, store, stream.own_queue, 1)
     match stream.source:
         case Queue(name):
             feed = QueueFeed(stream, store, name, parallelism)
-            # Timers that failed are there.
-            return Beside(feed, QueueFeed(stream, store, stream.own_queue, 1)) if stream.has_timers else feed
+            return (feed, own) if stream.has_timers else (feed,)  # timers that failed are there
         case Frame() as frame:
             from penstock.pipeline.frame_feed import FrameFeed
 
-            return Beside(FrameFeed(frame), QueueFeed(stream, store, stream.own_queue, 1))
+            return FrameFeed(frame), own
         case Valkey() as valkey:
             from penstock.pipeline.valkey_feed import ValkeyFeed
 
-            return Beside(ValkeyFeed(valkey, stream.name), QueueFeed(stream, store, stream.own_queue, 1))
+            return ValkeyFeed(valkey, stream.name), own
         case Kafka() as kafka:
             from penstock.pipeline.kafka_feed import KafkaFeed
 
-            return Beside(KafkaFeed(kafka), QueueFeed(stream, store, stream.own_queue, 1))
+            return KafkaFeed(kafka), own
 
 
 class QueueFeed(Steady):
@@ -133,39 +133,12 @@ class QueueFeed(Steady):
             "patient": True,
         }
 
-    def load(self, spark: "SparkSession") -> "list[DataFrame]":
+    def load(self, spark: "SparkSession") -> "DataFrame":
         from penstock.pipeline.source import register
 
         register(spark)
         claims = spark.readStream.format("penstock").options(**self._options).load()
-        return [claims.select(*(name for name in COLUMNS if name in claims.columns))]
+        return claims.select(*(name for name in COLUMNS if name in claims.columns))
 
     def acknowledge(self, event_ids: Sequence[str]) -> None:
         """Nothing: see `settle`."""
-
-
-class Beside:
-    """A source without retries, and the queue that its failed events are moved to."""
-
-    def __init__(self, source: Feed, own: QueueFeed) -> None:
-        self._source = source
-        self._own = own
-        self.tells = source.tells
-        self.leases = source.leases
-        self.remember_seconds = source.remember_seconds
-
-    @property
-    def edition(self) -> str:
-        return self._source.edition
-
-    def load(self, spark: "SparkSession") -> "list[DataFrame]":
-        return [*self._source.load(spark), *self._own.load(spark)]
-
-    def topics(self) -> Mapping[str, str] | None:
-        return self._source.topics()
-
-    def acknowledge(self, event_ids: Sequence[str]) -> None:
-        self._source.acknowledge(event_ids)
-
-    def close(self) -> None:
-        self._source.close()

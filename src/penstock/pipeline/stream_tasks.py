@@ -18,7 +18,7 @@ from penstock.errors import PenstockError, StoreConflict, StoreError, StoreUnava
 from penstock.event import DEFAULT_QUEUE
 from penstock.pipeline.stores import store_of
 from penstock.pipeline.stream_errands import Errand, part_and_key
-from penstock.pipeline.stream_rows import KEYING, Batches, Row, by_part, events_in, rows_in, unpacked, values
+from penstock.pipeline.stream_rows import KEYING, Batches, Row, by_part, events_in, rows_in, values, widened
 from penstock.pipeline.stream_told import LISTED, TURN, UNTOLD, Told, Trouble, all_alike, all_published, tell, told_of
 from penstock.store.base import Lease, LeaseId, Token
 from penstock.store.base import Part as StagedPart
@@ -42,7 +42,7 @@ def assign(errand: Errand) -> Callable[[Batches], Batches]:
         import pyarrow as pa
 
         for batch in batches:
-            rows = unpacked(pa.Table.from_batches([batch]))
+            rows = widened(pa.Table.from_batches([batch]))
             keyed = [part_and_key(errand, event) for event in events_in(rows, [""] * batch.num_rows)]
             parts = pa.array([part for part, _, _ in keyed], pa.int32())
             keys = pa.array([key for _, key, _ in keyed], pa.string())

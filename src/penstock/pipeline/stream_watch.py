@@ -4,9 +4,8 @@ fare."""
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
 
 from penstock import telemetry
 from penstock.errors import PipelineError, StoreConflict, StoreUnavailable
@@ -15,14 +14,14 @@ from penstock.pipeline.stream_batches import Counts, StreamRun
 from penstock.pipeline.stream_ticks import superseded
 from penstock.streams.state import open_state
 
-if TYPE_CHECKING:
-    from pyspark.sql.streaming.query import StreamingQuery
-
 LOOK_SECONDS = 0.2
 OWN_SECONDS = 5.0
 TELL_SECONDS = 10.0
-# What a machine with too much to do brings about, and no stream is to end by. Spark waits ten seconds for a Python.
-PASSING = re.compile(r"Python worker failed to connect back")
+# What no stream is to end by: a machine with too much to do, as Spark waits ten seconds for a Python; and that the one
+# in which it asks a source how far it is was killed, of which Spark says no more than that the query ended.
+PASSING = re.compile(
+    r"Python worker failed to connect back|Broken pipe|Connection reset|terminated with exception:\s+SQLSTATE"
+)
 MOST_RESTARTS = 10
 
 Progress = Callable[[Mapping[str, Counts]], None]
@@ -31,15 +30,8 @@ Progress = Callable[[Mapping[str, Counts]], None]
 class Watch:
     """Over streams that run. `Superseded` if another driver has started one of them, whether events come or not."""
 
-    def __init__(
-        self,
-        runs: Sequence[StreamRun],
-        queries: "MutableSequence[StreamingQuery]",
-        state: str | None,
-        progress: Progress | None = None,
-    ) -> None:
+    def __init__(self, runs: Sequence[StreamRun], state: str | None, progress: Progress | None = None) -> None:
         self._runs = runs
-        self._queries = queries
         self._state = state
         self._progress = progress
         self._told = {run.stream.name: Counts() for run in runs}
@@ -67,44 +59,47 @@ class Watch:
 
     def _drain(self) -> None:
         try:
-            for at, run in enumerate(self._runs):
-                self._drain_events(at)
+            for run in self._runs:
+                self._drain_events(run)
                 while run.tick():  # what fires may emit what is read here
-                    self._drain_events(at)
+                    self._drain_events(run)
         except Exception as error:
             self._failure = error
 
-    def _drain_events(self, at: int) -> None:
-        while True:
-            try:
-                return self._queries[at].processAllAvailable()
-            except Exception:
-                if not self._restarted(at):
-                    raise
+    def _drain_events(self, run: StreamRun) -> None:
+        """The source first: what fails there comes to the queue beside it."""
+        for at in range(len(run.queries)):
+            while not self._drained(run, at):
+                continue
 
-    def _restarted(self, at: int) -> bool:
+    def _drained(self, run: StreamRun, at: int) -> bool:
+        try:
+            run.queries[at].processAllAvailable()
+        except Exception:
+            if not self._restarted(run, at):
+                raise
+            return False
+        return True
+
+    def _restarted(self, run: StreamRun, at: int) -> bool:
         """Whether a query that failed by what passes was started again, here or just now by another thread."""
         with self._changing:
-            run, error = self._runs[at], self._queries[at].exception()
+            error = run.queries[at].exception()
             if run.error is not None:
                 return False
             if error is None:
-                return self._queries[at].isActive
+                return run.queries[at].isActive
             if not PASSING.search(str(error)) or self._restarts >= MOST_RESTARTS:
                 return False
             self._restarts += 1
             telemetry.warn("stream is started again", name=run.stream.name, error=root_cause(str(error)))
-            self._queries[at] = run.launch_again()
+            run.launch_again(at)
             return True
 
     def _look(self) -> None:
         now = time.monotonic()
-        for at, run in enumerate(self._runs):
-            if run.error is not None:
-                raise run.error
-            error = self._queries[at].exception()
-            if error is not None and not self._restarted(at):
-                raise PipelineError(f"stream {run.stream.name} has failed: {root_cause(str(error))}")
+        for run in self._runs:
+            self._look_at(run)
         if now - self._looked_at >= OWN_SECONDS:
             self._looked_at = now
             self._require_own()
@@ -113,6 +108,14 @@ class Watch:
             self._told_at = now
         if self._progress is not None:
             self._progress({run.stream.name: run.counts for run in self._runs})
+
+    def _look_at(self, run: StreamRun) -> None:
+        for at, query in enumerate(run.queries):
+            if run.error is not None:
+                raise run.error
+            error = query.exception()
+            if error is not None and not self._restarted(run, at):
+                raise PipelineError(f"stream {run.stream.name} has failed: {root_cause(str(error))}")
 
     def _require_own(self) -> None:
         """A driver that has no events would else never hear of the one that took its place."""

@@ -1,13 +1,13 @@
-"""Streams on Spark, the driver's side: a streaming query for each, whose micro-batches are claimed, shuffled to the
+"""Streams on Spark, the driver's side: streaming queries for each, whose micro-batches are claimed, shuffled to the
 parts that their keys belong to, processed there, and then acknowledged."""
 
 import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from penstock import telemetry
 from penstock.config import url_scheme
@@ -28,7 +28,6 @@ from penstock.streams.state import StateStore, open_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 
 def run_streams(
@@ -54,14 +53,19 @@ def run_streams(
     chosen = choose(app, names)
     _require_state(app, chosen, (master or DEFAULT_MASTER) if spark is None else spark.sparkContext.master, checkpoint)
     ending = stop or threading.Event()
-    with stopped_by_signals(ending):
+    with stopped_by_signals(ending), _java():
         session = open_unless(ending, lambda: spark or _open_session(master, chosen, jars, lasting=not once))
         if session is None:
             return {stream.name: Counts() for stream in chosen}
         _require_state(app, chosen, session.sparkContext.master, checkpoint)
         runs = _runs(session, app, chosen, parallelism)
-        with _kept(app.store, chosen), _folder(checkpoint) as folder, _java(), _started(runs, folder) as queries:
-            watch = Watch(runs, queries, None if is_sparks(app.state) else app.state, progress)
+        with (
+            _kept(app.store, chosen),
+            _held(app.state, chosen),
+            _folder(checkpoint) as folder,
+            _started(runs, folder),
+        ):
+            watch = Watch(runs, None if is_sparks(app.state) else app.state, progress)
             (watch.until_drained if once else watch.until)(ending)
     return {run.stream.name: run.counts for run in runs}
 
@@ -124,6 +128,17 @@ def _kept(url: str, streams: Sequence[Stream]) -> Iterator[None]:
 
 
 @contextmanager
+def _held(url: str, streams: Sequence[Stream]) -> Iterator[None]:
+    """While these run, their tasks find the state as the ones before left it."""
+    with ExitStack() as stack:
+        if not is_sparks(url):
+            state = stack.enter_context(closing(open_state(url)))
+            for stream in streams:
+                stack.enter_context(state.held(stream.name))
+        yield
+
+
+@contextmanager
 def _folder(checkpoint: str | None) -> Iterator[str]:
     if checkpoint is not None:
         yield checkpoint
@@ -147,18 +162,18 @@ def _java() -> Iterator[None]:
 
 
 @contextmanager
-def _started(runs: Sequence[StreamRun], folder: str) -> "Iterator[list[StreamingQuery]]":
-    queries: list[Any] = []
+def _started(runs: Sequence[StreamRun], folder: str) -> Iterator[None]:
     try:
         for run in runs:
-            queries.append(run.launch(folder))
-        yield queries
+            run.launch(folder)
+        yield
     finally:
         for run in runs:
             run.stop()
-        for run, query in zip(runs, queries, strict=False):
+        for run in runs:
             run.finish()
-            query.stop()
+            for query in run.queries:
+                query.stop()
             counts = run.counts
             telemetry.info(
                 "stream stops",

@@ -30,9 +30,9 @@ class ValkeyFeed(Steady):
         }
         StreamOptions.parse(self._options)  # Spark would bury what is wrong with them
 
-    def load(self, spark: "SparkSession") -> "list[DataFrame]":
+    def load(self, spark: "SparkSession") -> "DataFrame":
         register(spark)
-        return [spark.readStream.format("penstock-valkey").options(**self._options).load()]
+        return spark.readStream.format("penstock-valkey").options(**self._options).load()
 
     def acknowledge(self, event_ids: Sequence[str]) -> None:
         acknowledge(self._source.url, self._source.group, event_ids)

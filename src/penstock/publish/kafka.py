@@ -4,6 +4,7 @@ The producer is idempotent: what it sends again within one call, the broker take
 each event, or without one in time, and then nothing of it is left to go out later.
 """
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
@@ -22,6 +23,10 @@ from penstock.publish.unpicklable import Unpicklable
 
 # How long the client may take to report on what it was told to forget.
 PURGE_SECONDS = 1.0
+
+# The broker says that there can be no such topic, or the client, before it has asked for it, that there is none.
+_TOPIC_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
+_INVALID_TOPIC = "invalid topic: its name is made of up to 249 letters, digits, dots, hyphens and underscores"
 
 _Errors = dict[int, KafkaError]
 """Errors by the event's seq."""
@@ -147,6 +152,8 @@ class KafkaPublisher(Unpicklable):
         code = error.code()
         if code in _FINAL and not error.fatal():
             return Dead(storable(f"topic {topic}: {error.str()}"))
+        if code in _NO_SUCH_TOPIC and not _TOPIC_NAME.fullmatch(topic):
+            return Dead(storable(f"topic {topic}: {_INVALID_TOPIC}"))
         if code in _NO_SUCH_TOPIC:
             return Retry(storable(f"Kafka has no topic {topic}: create it, or let the broker create topics"))
         if code in _UNANSWERED:

@@ -15,10 +15,11 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from penstock.config import mask_url
-from penstock.errors import PenstockError, StoreConflict, UsageError
+from penstock.errors import PenstockError, StoreConflict, StoreUnavailable, UsageError
 from penstock.event import Delivery, Event, EventId
 from penstock.store.base import Capabilities, Lease, LeaseId, StoreOptions, Token
 from penstock.store.outcomes import OutcomeRow, RouteRow
+from penstock.store.pooling import Generations
 from penstock.store.transaction import Transaction
 
 Clock = Callable[[], datetime]
@@ -69,6 +70,7 @@ class Moves(ABC):
             # Nothing of it is shown: where it can't be read, nobody knows what in it is the password.
             example = "postgresql://user:password@host:5432/database or sqlite:///penstock.db"
             raise UsageError(f"the store's URL can't be read; one looks like {example}") from None
+        self._connections = Generations(self.engine)
 
     # -- transactions -----------------------------------------------------------------------------------------
 
@@ -102,12 +104,15 @@ class Moves(ABC):
     def _translated(self) -> Iterator[None]:
         """Turn the driver's errors into ours; what they don't name stays as it is."""
         expected: tuple[type[BaseException], ...] = (SQLAlchemyError, *self._driver_errors())
+        generation = self._connections.current
         try:
             yield
         except expected as error:
             translated = self._translate(error)
             if translated is None:
                 raise
+            if isinstance(translated, StoreUnavailable):
+                self._connections.renew(generation)
             raise translated from error
 
     # -- what a backend supplies ------------------------------------------------------------------------------

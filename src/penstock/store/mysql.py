@@ -116,7 +116,6 @@ class MysqlStore(StepwiseStore):
         if code == DUPLICATE and "event_id" in told:
             return InvalidEvent("an event with this event_id was emitted before")
         if isinstance(cause, OperationalError | InterfaceError):
-            self.engine.dispose()
             return StoreUnavailable(f"can't reach {self.url}: {told or 'the connection was lost'}")
         return StoreError(f"{self.url} refused: {told}") if isinstance(cause, Error) else None
 

@@ -101,7 +101,6 @@ class PostgresStore(SqlStore):
             case errors.UniqueViolation() if "event_id" in str(cause):
                 return InvalidEvent("an event with this event_id was emitted before")
             case OperationalError() | InterfaceError():
-                self.engine.dispose()
                 return StoreUnavailable(f"can't reach {self.url}: {_first_line(cause)}")
             case Error():
                 return StoreError(f"{self.url} refused: {_first_line(cause)}")

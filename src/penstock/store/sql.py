@@ -112,6 +112,7 @@ class SqlStore(Settling, Controlling, Staging, Announcing):
             return Claim(lease, (), repeated=True)
         if repeats:
             if moved:
+                self._came_back()
                 self._count_lost(tx, lease.lease_id, limit, lease_attempts)
                 self._free_keys(tx, [lease.lease_id])
             events = tx.deliveries(self.statements.READ_CLAIMED, lease_id=lease.lease_id)

@@ -10,18 +10,19 @@ def total(events, ctx):
 Where keys are many, states are columns, too: `ctx.states.table(keys, {"sum": "int64"})`, and `ctx.states.put(table)`.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import needs_extra
 from penstock.errors import UsageError
-from penstock.streams.columns import from_json, to_json
+from penstock.streams.columns import from_json, to_json, values
 from penstock.streams.context import Emitting, KeyState, encode_values
 from penstock.streams.event import StreamEvent, decode_json
 
 if TYPE_CHECKING:
-    from pyarrow import Table
+    from pyarrow import BinaryArray, Table
 
 
 class BatchKind(StrEnum):
@@ -41,9 +42,13 @@ class BatchKind(StrEnum):
 class States(Mapping[str, KeyState]):
     """The states of a batch's keys. Every key has one, though it may be empty."""
 
-    def __init__(self, find: Callable[[str], KeyState], keys: Sequence[str]) -> None:
+    def __init__(self, find: Callable[[str], KeyState], keys: Iterable[str]) -> None:
         self._find = find
-        self._keys = dict.fromkeys(keys)
+        self._given = keys
+
+    @cached_property
+    def _keys(self) -> Mapping[str, None]:
+        return dict.fromkeys(self._given)
 
     def __getitem__(self, key: str) -> KeyState:
         if key not in self._keys:
@@ -69,21 +74,21 @@ class States(Mapping[str, KeyState]):
         table = states if isinstance(states, pa.Table) else pa.Table.from_pandas(states, preserve_index=False)
         if "key" not in table.column_names:
             raise UsageError("a table of states has a column key")
-        self._write(self._of_batch(table.column("key")), to_json(table.drop_columns(["key"])))
+        self._write(table.column("key"), to_json(table.drop_columns(["key"])))
 
     def _of_batch(self, keys: Any) -> list[str]:
         named: list[str] = keys.to_pylist() if hasattr(keys, "to_pylist") else list(keys)
-        unknown = set(named) - self._keys.keys()
-        if unknown:
-            raise KeyError(f"no event of this batch has the key {unknown.pop()!r}")
+        if not all(map(self._keys.__contains__, named)):
+            unknown = next(key for key in named if key not in self._keys)
+            raise KeyError(f"no event of this batch has the key {unknown!r}")
         return named
 
     def _written(self, keys: Sequence[str]) -> list[bytes]:
         """As JSON objects."""
         return [encode_values(dict(self._find(key))) for key in keys]
 
-    def _write(self, keys: Sequence[str], objects: Sequence[bytes]) -> None:
-        for key, one in zip(keys, objects, strict=True):
+    def _write(self, keys: Any, objects: "BinaryArray") -> None:
+        for key, one in zip(self._of_batch(keys), values(objects), strict=True):
             self._find(key).become(decode_json(one))
 
 

@@ -2,14 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import needs_extra
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
-    from pyarrow import DataType, Table
+    from pyarrow import BinaryArray, DataType, Table
 
 BLOCK_BYTES = 1 << 26
 EMPTY = b"{}"
@@ -34,41 +33,65 @@ def check_fields(fields: Mapping[str, str]) -> None:
 
 def from_json(objects: Sequence[bytes], fields: Mapping[str, str]) -> "Table":
     """The columns that `fields` names, with their types; null where an object has no such name."""
+    if not all(map(bytes.strip, objects)):
+        raise ValueError("a payload is empty, and no JSON object")
+    lines = b"\n".join(objects)
+    if lines.count(b"\n") >= len(objects):  # some have lines themselves
+        lines = b"\n".join(one.replace(b"\n", b" ") for one in objects)
+    return from_lines(lines, len(objects), fields)
+
+
+def from_lines(lines: bytes, count: int, fields: Mapping[str, str]) -> "Table":
+    """The same for so many objects, a line each."""
     import pyarrow as pa
     from pyarrow import json as arrow_json
 
     schema = pa.schema([(name, _type(name, kind)) for name, kind in fields.items()])
-    if not objects:
+    if not count:
         return schema.empty_table()
-    if not all(map(bytes.strip, objects)):
-        raise ValueError("a payload is empty, and no JSON object")
-    lines = b"\n".join(one.replace(b"\n", b" ") for one in objects)
+    source: Any = pa.BufferReader(lines)
     parsed = arrow_json.read_json(
-        BytesIO(lines),
+        source,
         read_options=arrow_json.ReadOptions(use_threads=False, block_size=max(BLOCK_BYTES, len(lines) + 1)),
         parse_options=arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
     )
-    if parsed.num_rows != len(objects):
+    if parsed.num_rows != count:
         raise ValueError("a payload is more than one JSON object")
     return parsed
 
 
-def to_json(table: "Table") -> list[bytes]:
-    """A JSON object for each row, without the names whose values are null."""
+def to_json(table: "Table") -> "BinaryArray":
+    """A JSON object for each row, in one line and without the names whose values are null."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
     if not table.num_columns:
-        return [EMPTY] * table.num_rows
+        return pa.array([EMPTY] * table.num_rows, pa.binary())
     if any(column.null_count for column in table.columns):
-        return [_object(row) for row in table.to_pylist()]
+        return pa.array([_object(row) for row in table.to_pylist()], pa.binary())
     pieces: list[Any] = []
     for place, (name, column) in enumerate(zip(table.column_names, table.columns, strict=True)):
         pieces.append(f"{',' if place else '{'}{_encode(name)}:")
         plain = pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)
         pieces.append(column.cast(pa.string()) if plain else pa.array(map(_value, column.to_pylist()), pa.string()))
     joined = pc.binary_join_element_wise(*pieces, "}", "")
-    return list(joined.cast(pa.binary()).to_pylist())
+    objects: BinaryArray = whole(joined).cast(pa.binary())
+    return objects
+
+
+def values(column: Any) -> list[Any]:
+    """What a column holds, of which Arrow's own hints say that it may be null."""
+    found: list[Any] = column.to_pylist()
+    return found
+
+
+def whole(column: Any) -> Any:
+    """A column in one piece."""
+    import pyarrow as pa
+
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
 def _object(row: Mapping[str, Any]) -> bytes:

@@ -5,19 +5,20 @@ remains, and they go the other way, which finds out which of them is at fault.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
 
 from penstock.streams.app import Stream
 from penstock.streams.batches import BatchContext, States, in_kind, with_fields
-from penstock.streams.columns import EMPTY, arrow
+from penstock.streams.columns import EMPTY, arrow, from_lines, values, whole
 from penstock.streams.context import KeyState
 from penstock.streams.engine import unexpired
 from penstock.streams.event import KEY_HEADER, decode_json
-from penstock.streams.state.base import Arrival, PartTransaction, Saved
+from penstock.streams.state.base import Arrival, Lines, PartTransaction, Saved
 
 if TYPE_CHECKING:
-    from pyarrow import Table
+    from pyarrow import BinaryArray, StringArray, Table
 
 
 # More lines than these are sorted row by row: a piece of a table takes longer than a hundred rows.
@@ -45,8 +46,8 @@ def in_order(rows: "Table") -> "Table":
     pa, pc = arrow()
 
     if (pieces := _lines_of(rows)) is not None:
-        whole: Table = pa.concat_tables(pieces)
-        return whole
+        ordered: Table = pa.concat_tables(pieces)
+        return ordered
     line, offset = pc.fill_null(rows.column("line"), ""), pc.fill_null(rows.column("offset"), 0)
     places = pa.table({"line": line, "offset": offset, "seq": rows.column("seq")})
     return rows.take(pc.sort_indices(places, sort_keys=[(name, "ascending") for name in places.column_names]))
@@ -57,7 +58,7 @@ def _lines_of(rows: "Table") -> "list[Table] | None":
     order moves nothing, where sorting rows moves all columns."""
     pa, pc = arrow()
 
-    line, offset, seq = (_whole(rows.column(name)) for name in ("line", "offset", "seq"))
+    line, offset, seq = (whole(rows.column(name)) for name in ("line", "offset", "seq"))
     if line.null_count:
         return None
     same = pc.equal(line[1:], line[:-1])
@@ -83,46 +84,74 @@ def run_table(tx: PartTransaction, stream: Stream, rows: "Table", now: float) ->
     fresh = rows if pc.all(new).as_py() else rows.filter(new)
     if not fresh.num_rows:
         return
-    keys: list[Any] = fresh.column("stream_key").unique().to_pylist()
-    states = TableStates(keys, tx.load(keys), now)
+    keys: Any = fresh.column("stream_key").unique()
+    states = TableStates(keys, tx, now)
     context = BatchContext(states)
     try:
         stream.handler(_given(fresh, stream), context)
         states.check()
     except Exception as error:
         raise HandlerFailed from error
-    changed = states.changed(None if stream.ttl_seconds is None else now + stream.ttl_seconds)
-    if changed:
-        tx.save(changed)
+    states.save(None if stream.ttl_seconds is None else now + stream.ttl_seconds)
     if context.emitted:
         tx.emit(context.emitted)
 
 
 class TableStates(States):
-    """States as they are written; an object is made only of one that is asked for by itself."""
+    """States as they are written, read once they are asked for, and as they are asked for: as columns, or by key. An
+    object is made only of one that is asked for by itself."""
 
-    def __init__(self, keys: Sequence[str], saved: Mapping[str, Saved], now: float) -> None:
-        super().__init__(self._state_of, keys)
-        self._saved = saved
+    def __init__(self, keys: "StringArray", tx: PartTransaction, now: float) -> None:
+        super().__init__(self._state_of, _texts(keys))
+        self._unordered = keys
+        self._tx = tx
         self._now = now
         self._objects: dict[str, KeyState] = {}
         self._put: dict[str, bytes] = {}
+        self._columns: Lines | None = None
+        """What was put, while it is all that was put: it goes to the store as it came."""
+
+    def table(self, keys: Any, fields: Mapping[str, str]) -> "Table":
+        if self._objects or self._put or self._columns:  # what has changed is not in the store yet
+            return super().table(keys, fields)
+        return from_lines(self._text, len(self._ordered), fields).take(self._places(keys))
+
+    @cached_property
+    def _ordered(self) -> "StringArray":
+        pa, pc = arrow()
+
+        ordered: Any = self._unordered.take(pc.sort_indices(self._unordered)).cast(pa.string())
+        return cast("StringArray", ordered)
+
+    @cached_property
+    def _text(self) -> bytes:
+        return self._tx.load_lines(self._ordered, self._now)
+
+    @cached_property
+    def _saved(self) -> Mapping[str, Saved]:
+        return self._tx.load(list(self))
 
     def check(self) -> None:
         """Say what can't be written before anything is."""
         for state in self._objects.values():
             state.check()
 
-    def changed(self, expires_at: float | None) -> dict[str, Saved | None]:
-        """What is to be written."""
-        changed = {key: None if one == EMPTY else Saved(one, expires_at) for key, one in self._put.items()}
+    def save(self, expires_at: float | None) -> None:
+        """Write what has changed."""
+        if self._columns:
+            self._tx.save_lines(self._columns, expires_at)
+        if self._put and (lines := _lines(self._put)):
+            self._tx.save_lines(lines, expires_at)
+        changed: dict[str, Saved | None] = {key: None for key, one in self._put.items() if one == EMPTY}
         for key, state in self._objects.items():
             state.settle()
             if state.dirty:
                 changed[key] = state.saved(expires_at)
-        return changed
+        if changed:
+            self._tx.save(changed)
 
     def _state_of(self, key: str) -> KeyState:
+        self._spread()
         state = self._objects.get(key)
         if state is None:
             known = self._saved.get(key)
@@ -132,16 +161,56 @@ class TableStates(States):
         return state
 
     def _written(self, keys: Sequence[str]) -> list[bytes]:
-        if self._objects or self._put:
-            return [self._put.get(key) or States._written(self, [key])[0] for key in keys]
-        found = map(self._saved.get, keys)
-        return [EMPTY if one is None or one.expired(self._now) else one.data for one in found]
+        self._spread()
+        return [self._put.get(key) or States._written(self, [key])[0] for key in keys]
 
-    def _write(self, keys: Sequence[str], objects: Sequence[bytes]) -> None:
+    def _write(self, keys: Any, objects: "BinaryArray") -> None:
         if self._objects:
             super()._write(keys, objects)
-        else:
+        elif self._put or self._columns or not self._take_columns(self._places(keys), objects):
+            self._spread()
+            self._put |= zip(self._of_batch(keys), values(objects), strict=True)
+
+    def _take_columns(self, places: Any, objects: Any) -> bool:
+        """Take states as columns, if no key is there twice and none is to be forgotten."""
+        _, pc = arrow()
+
+        if len(places.unique()) < len(places) or pc.any(pc.equal(objects, EMPTY)).as_py():
+            return False
+        order = pc.sort_indices(places)
+        self._columns = Lines(self._ordered.take(places.take(order)), objects.take(order))
+        return True
+
+    def _spread(self) -> None:
+        """Let states that came as columns be there by key."""
+        if self._columns:
+            keys, objects = map(values, self._columns)
             self._put |= zip(keys, objects, strict=True)
+            self._columns = None
+
+    def _places(self, keys: Any) -> Any:
+        """Where keys are among those of the batch."""
+        pa, pc = arrow()
+
+        plain = getattr(keys, "type", None) == pa.string()
+        column = whole(keys) if plain else pa.array(self._of_batch(keys), pa.string())
+        places = pc.index_in(column, value_set=self._ordered)
+        if places.null_count:
+            self._of_batch(keys)  # says which it is that nobody knows
+        return places
+
+
+def _lines(states: Mapping[str, bytes]) -> Lines | None:
+    """Those of the states that are to stay, if any."""
+    pa, _ = arrow()
+
+    keys = sorted(key for key, one in states.items() if one != EMPTY)
+    return Lines(pa.array(keys, pa.string()), pa.array([states[key] for key in keys], pa.binary())) if keys else None
+
+
+def _texts(column: "StringArray") -> Iterator[str]:
+    """The texts of a column, made once somebody asks for them."""
+    yield from values(column)
 
 
 def _fresh(tx: PartTransaction, rows: Any) -> Any:
@@ -160,15 +229,15 @@ def _fresh(tx: PartTransaction, rows: Any) -> Any:
         for arrival in arrivals:
             news.append(arrival in unknown)
             unknown.discard(arrival)
-        told = pc.replace_with_mask(_whole(told), _whole(pc.invert(placed)), pa.array(news, pa.bool_()))
-    return _whole(told)
+        told = pc.replace_with_mask(whole(told), whole(pc.invert(placed)), pa.array(news, pa.bool_()))
+    return whole(told)
 
 
 def _beyond(tx: PartTransaction, rows: "Table") -> Any:
     """Which rows stand behind what their lines have reached; that is moved on."""
     pa, pc = arrow()
 
-    line, offset = _whole(rows.column("line")), _whole(rows.column("offset"))
+    line, offset = whole(rows.column("line")), whole(rows.column("offset"))
     lines = line.unique().drop_null()
     known = tx.reached(lines.to_pylist())
     reached = pa.array([known.get(name, -1) for name in lines.to_pylist()], pa.int64())
@@ -193,7 +262,7 @@ def _given(rows: "Table", stream: Stream) -> Any:
         "key": rows.column("stream_key"),
         "event_type": rows.column("event_type"),
         "payload": rows.column("payload"),
-        "headers": _headers(_whole(rows.column("headers"))),
+        "headers": _headers(whole(rows.column("headers"))),
         "created_at": rows.column("created_at").cast(pa.timestamp("us", tz="UTC")),
         "attempts": rows.column("attempts"),
         "partition_key": rows.column("partition_key"),
@@ -209,14 +278,5 @@ def _headers(texts: Any) -> Any:
     kind = pa.map_(pa.string(), pa.string())
     if texts.null_count == len(texts):
         nothing = pa.array([], pa.string())
-        return pa.MapArray.from_arrays(pa.array([0] * (len(texts) + 1), pa.int32()), nothing, nothing)
+        return pa.MapArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), len(texts) + 1), nothing, nothing)
     return pa.array([list(json.loads(text).items()) if text else [] for text in texts.to_pylist()], kind)
-
-
-def _whole(column: Any) -> Any:
-    """A column in one piece."""
-    pa, _ = arrow()
-
-    if not isinstance(column, pa.ChunkedArray):
-        return column
-    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)

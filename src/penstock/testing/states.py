@@ -9,6 +9,7 @@ The crashes start processes that open the store by its URL.
 
 import threading
 import time
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NoReturn
@@ -20,6 +21,7 @@ from penstock.errors import InvalidEvent, UsageError
 from penstock.event import Event, EventId
 from penstock.streams.state.base import Arrival, Fenced, Part, Saved, StateStore
 from penstock.testing.state_crashes import STREAM, Crashing, OpenState, Racing, StateScenario
+from penstock.testing.state_lines import Lining
 from penstock.testing.state_timers import Timing
 
 ARRIVALS = [Arrival("9-0"), Arrival("10-0"), Arrival("é 水"), Arrival("9-0", 1)]
@@ -96,6 +98,21 @@ class Inbox(StateScenario):
 
 
 class Keeping(StateScenario):
+    def test_of_many_states_those_come_that_are_asked_for(self, part: Part) -> None:
+        """However many are asked for, of however many there are: stores have several ways to find them."""
+        known: dict[str, Saved] = {}
+        for size in (1, 49, 50, 51, MANY):
+            changed = {f"key-{number}": Saved(b"%d" % number, (None, size / 4)[number % 2]) for number in range(size)}
+            gone = [f"key-{number}" for number in range(0, size, 7)]
+            with part.transaction() as transaction:
+                transaction.save({**changed, **dict.fromkeys(gone)})
+            known = {key: saved for key, saved in {**known, **changed}.items() if key not in gone}
+            for step in (1, 2, 3, 100):
+                wanted = [f"key-{number}" for number in range(0, MANY, step)]
+                with part.transaction() as transaction:
+                    found = transaction.load([*wanted, "unknown"])
+                assert found == {key: known[key] for key in wanted if key in known}
+
     def test_offsets_never_go_back(self, part: Part) -> None:
         with part.transaction() as transaction:
             assert transaction.reached(["orders/0"]) == {}
@@ -342,6 +359,19 @@ class Outside(StateScenario):
             with pytest.raises(UsageError, match=f"no part {number}"):
                 list(looking.read(STREAM, part=number))
 
+    def test_a_stream_that_is_held_goes_on_as_any_other(self, open_state: OpenState, store: StateStore) -> None:
+        """By tasks, by another driver, and when it is let go of."""
+        first = store.start("totals", 1)
+        with store.held("totals"):
+            for _ in range(3):
+                with closing(open_state().open_part(first, 0)) as part, part.transaction() as transaction:
+                    counted = transaction.load(["a"]).get("a", Saved(b""))
+                    transaction.save({"a": Saved(counted.data + b"x")})
+            second = open_state().start("totals", 1)
+            with closing(open_state().open_part(second, 0)) as part, part.transaction() as transaction:
+                assert transaction.load(["a"]) == {"a": Saved(b"xxx")}
+        assert dict(store.read("totals")) == {"a": Saved(b"xxx")}
+
     def test_an_unknown_stream_is_an_error(self, store: StateStore) -> None:
         assert list(store.streams()) == []
         with pytest.raises(UsageError, match="'orders'"):
@@ -364,5 +394,5 @@ class Outside(StateScenario):
         part.close()
 
 
-class StateStoreConformance(Inbox, Keeping, Timing, Fencing, Outside, Crashing, Racing):
+class StateStoreConformance(Inbox, Keeping, Lining, Timing, Fencing, Outside, Crashing, Racing):
     """Everything that a stream relies on."""

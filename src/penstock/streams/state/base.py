@@ -5,16 +5,22 @@ the emitted events. What fences: a starting driver takes the stream's next epoch
 its part, where the epoch is its driver's and no later job has it; a transaction commits only if both are still there.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from itertools import repeat
 from secrets import randbits
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 from uuid import UUID
 
 from penstock.errors import PenstockError, UsageError
 from penstock.event import Event
+from penstock.streams.columns import EMPTY, values
+
+if TYPE_CHECKING:
+    from pyarrow import BinaryArray, StringArray
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -77,6 +83,30 @@ class Saved(NamedTuple):
         return self.expires_at is not None and self.expires_at <= now
 
 
+# Where one is made for each of many keys it is made without a call of Python's.
+new_saved: Callable[[tuple[bytes, float | None]], Saved] = partial(tuple.__new__, Saved)
+
+
+class Lines(NamedTuple):
+    """States as columns of Arrow: keys in ascending order, none of them twice, and for each an object of JSON without
+    line breaks."""
+
+    keys: "StringArray"
+    objects: "BinaryArray"
+
+
+def text_of(keys: "StringArray", states: Mapping[str, Saved], now: float) -> bytes:
+    """A line for each of the keys, in their order. Where there is no state, or none by now, it is an empty object."""
+    kept = {key: saved.data for key, saved in states.items() if not saved.expired(now)}
+    return b"\n".join([kept.get(key, EMPTY) for key in values(keys)])
+
+
+def states_in(lines: Lines, expires_at: float | None) -> dict[str, Saved]:
+    """The states that lines are of, forgotten at this moment."""
+    keys, objects = map(values, lines)
+    return dict(zip(keys, map(new_saved, zip(objects, repeat(expires_at), strict=False)), strict=True))
+
+
 class Timer(NamedTuple):
     """A moment that a key waits for. In the order of their fields, timers fire."""
 
@@ -129,8 +159,17 @@ class PartTransaction(Protocol):
         """The state of these keys; those without any are left out, expired or not is for the caller to see."""
         ...
 
+    def load_lines(self, keys: "StringArray", now: float) -> bytes:
+        """The same as one text, for states that are one line each. Keys are in ascending order, none of them twice, and
+        so are their lines; of one that has no state, or none by now, it is an empty object."""
+        ...
+
     def save(self, changed: Mapping[str, Saved | None]) -> None:
         """Write the state of these keys; None forgets one."""
+        ...
+
+    def save_lines(self, lines: Lines, expires_at: float | None) -> None:
+        """Write the states of these keys."""
         ...
 
     def set_timers(self, timers: Mapping[tuple[str, str], float | None]) -> None:
@@ -181,6 +220,11 @@ class StateStore(Protocol):
 
     def start(self, stream: str, parts: int) -> Started:
         """A driver starts: it takes the next epoch. A new stream gets so many parts; an old one keeps its own."""
+        ...
+
+    def held(self, stream: str) -> AbstractContextManager[None]:
+        """While a driver runs the stream: what is dear to open and close stays as it is between tasks. Nothing depends
+        on it, and nobody is kept out."""
         ...
 
     def open_part(self, started: Started, number: int) -> Part:

@@ -2,6 +2,7 @@
 
 <folder>/<stream>/stream.db       the epoch and the number of parts
 <folder>/<stream>/part-00003.db   the epoch and the token of one part, and with SQLite all else that it holds
+With RocksDB that is in part-00003.rocks, and part-00003.lock is held by the process that has it open.
 """
 
 import sqlite3
@@ -22,7 +23,17 @@ BUSY_SECONDS = 30.0
 POLL_SECONDS = 0.02
 LONGEST_FOLDER_NAME = 200
 # A log of up to 64 MB before it goes into the file: keys are all over it, and a page goes there once instead of often.
-SETTINGS = ("journal_mode = WAL", "synchronous = FULL", "wal_autocheckpoint = 16000", "cache_size = -32000")
+# What it takes to undo a single statement stays in memory: as a file, every page of many states is written once more.
+SETTINGS = (
+    "journal_mode = WAL",
+    "synchronous = FULL",
+    "wal_autocheckpoint = 16000",
+    "cache_size = -32000",
+    "temp_store = MEMORY",
+)
+
+# Of a stream with more parts than these the others aren't held: a process may have but so many files open.
+MOST_HELD = 32
 
 STREAM_TABLE = """
     CREATE TABLE IF NOT EXISTS stream (
@@ -128,6 +139,15 @@ class FolderState(ABC):
         if not complete:
             self._folder.note_complete(stream)
         return started
+
+    @contextmanager
+    def held(self, stream: str) -> Iterator[None]:
+        """The files are open here, too. Whoever is the last to close one writes all of its log back to it, page by page
+        and with two flushes: each task would be."""
+        with ExitStack() as stack:
+            for path in self._paths(stream)[:MOST_HELD]:
+                stack.enter_context(closing(open_database(path)))
+            yield
 
     def streams(self) -> Sequence[Started]:
         return self._folder.streams()

@@ -4,36 +4,46 @@ A transaction is one batch of writes, synced at once. RocksDB lets one process h
 task that may be is fenced by the small SQLite file beside it, whose lock is held from the check to the write.
 """
 
-import tempfile
-import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from itertools import groupby, takewhile
 from pathlib import Path
 from struct import Struct
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from penstock.config import needs_extra
-from penstock.errors import StoreError, StoreUnavailable
 from penstock.event import Event
-from penstock.streams.state.base import Arrival, Outgoing, Saved, Started, Timer
+from penstock.streams.columns import EMPTY, arrow, values
+from penstock.streams.state.base import (
+    Arrival,
+    Lines,
+    Outgoing,
+    Saved,
+    Started,
+    Timer,
+    new_saved,
+    states_in,
+    text_of,
+)
 from penstock.streams.state.folder import FENCE_TABLE, RAISE_EPOCH, Fence, FolderState, open_database, writing
 from penstock.streams.state.packing import pack_event, unpack_event
+from penstock.streams.state.rocks_files import Opened, follower
 from penstock.streams.state.rocks_timers import RocksTimers
 
 if TYPE_CHECKING:
-    from rocksdict import Options, Rdict, WriteBatch
+    from pyarrow import StringArray
+    from rocksdict import Rdict, WriteBatch
 
-OPEN_SECONDS = 20.0
-POLL_SECONDS = 0.02
+CHUNK = 256
 # The first byte of a key says what it is of, t and k being timers; numbers are big-endian, to sort as numbers.
 INBOX, LINE, STATE, EVENT, LAST_BATCH = b"i", b"l", b"s", b"e", b"b"
 NUMBER = Struct(">Q")
 PLACE = Struct(">QI")
 SHORT = Struct(">I")
 SECONDS = Struct(">d")
-NEVER = float("inf")
+NEVER = SECONDS.pack(float("inf"))
+LENGTH = SECONDS.size
 
 
 class RocksTransaction:
@@ -44,6 +54,8 @@ class RocksTransaction:
         self._entered: dict[Arrival, bytes] = {}
         self._offsets: dict[str, int] = {}
         self._changed: dict[str, Saved | None] = {}
+        self._lines: tuple[Lines, float | None] | None = None
+        """States that came as lines and go as lines, unless they are asked for before."""
         self._emitted: list[bytes] = []
         self._timers = RocksTimers(database)
 
@@ -69,13 +81,32 @@ class RocksTransaction:
         self._offsets |= {line: offset for line, offset in offsets.items() if offset > reached.get(line, -1)}
 
     def load(self, keys: Collection[str]) -> Mapping[str, Saved]:
+        self._take_lines()
         wanted = set(keys)
+        if not self._changed:
+            return _load(self._database, wanted)
         stored = _load(self._database, wanted - self._changed.keys())
         own = {key: saved for key in wanted if (saved := self._changed.get(key)) is not None}
         return stored | own
 
+    def load_lines(self, keys: "StringArray", now: float) -> bytes:
+        if self._changed or self._lines:
+            return text_of(keys, self.load(values(keys)), now)
+        found = _get(self._database, _state_keys(keys))
+        return b"\n".join([value[LENGTH:] if value and _lasts(value, now) else EMPTY for value in found])
+
     def save(self, changed: Mapping[str, Saved | None]) -> None:
+        self._take_lines()
         self._changed |= changed
+
+    def save_lines(self, lines: Lines, expires_at: float | None) -> None:
+        self._take_lines()
+        self._lines = lines, expires_at
+
+    def _take_lines(self) -> None:
+        if self._lines is not None:
+            self._changed |= states_in(*self._lines)
+            self._lines = None
 
     def set_timers(self, timers: Mapping[tuple[str, str], float | None]) -> None:
         self._timers.set(timers)
@@ -99,6 +130,8 @@ class RocksTransaction:
                 batch.delete(STATE + key.encode())
             else:
                 batch.put(STATE + key.encode(), _pack_saved(saved))
+        if self._lines is not None:
+            _put_lines(batch, *self._lines)
         self._timers.put(batch)
         if self._emitted:
             self._put_emitted(batch)
@@ -122,7 +155,7 @@ class RocksPart:
             self._fence = Fence(fence_file, started, number)
             with self._fence.epoch_held():  # an older driver's task learns here that it is late, and opens nothing
                 pass
-            self._database = stack.enter_context(_Opened.at(_database_of(path)))
+            self._database = stack.enter_context(Opened.at(_database_of(path)))
             self._fence.take()
             self._stack = stack.pop_all()
 
@@ -170,108 +203,23 @@ class RocksState(FolderState):
             fence_file.execute(FENCE_TABLE)
             fence_file.execute(RAISE_EPOCH, (epoch,))
             if create:
-                with _Opened.at(_database_of(path), create=True):
+                with Opened.at(_database_of(path), create=True):
                     pass
+
+    def close(self) -> None:
+        Opened.settle()
 
     @contextmanager
     def _looking(self, path: Path, keys: Collection[str] | None) -> Iterator[Iterator[tuple[str, Saved]]]:
-        with _follower(_database_of(path)) as database:
+        with follower(_database_of(path)) as database:
             yield _state(database, keys)
 
     def _forget(self, path: Path, older_than_seconds: float) -> int:
         with ExitStack() as stack:
             fence_file = stack.enter_context(closing(open_database(path)))
-            database = stack.enter_context(_Opened.at(_database_of(path)))
+            database = stack.enter_context(Opened.at(_database_of(path)))
             stack.enter_context(writing(fence_file))
             return _forget(database, time.time(), older_than_seconds)
-
-
-class _Opened:
-    """The databases that this process has open. RocksDB opens one only once, so its tasks share what is there."""
-
-    _lock = threading.Lock()
-    _users: ClassVar[dict[Path, tuple["Rdict", int]]] = {}
-
-    @classmethod
-    @contextmanager
-    def at(cls, path: Path, *, create: bool = False) -> Iterator["Rdict"]:
-        """The database. Another process that has it may be a task that ends: it is waited for a little."""
-        path = path.resolve()
-        if not create and not (path / "CURRENT").exists():
-            raise StoreError(f"{path} is missing: what it held is lost, unless you bring it back from a copy")
-        deadline = time.monotonic() + OPEN_SECONDS
-        while (database := cls._join(path)) is None:
-            if time.monotonic() > deadline:
-                raise StoreUnavailable(f"another process has {path} open, and doesn't let go of it")
-            time.sleep(POLL_SECONDS)
-        try:
-            yield database
-        finally:
-            cls._leave(path)
-
-    @classmethod
-    def _join(cls, path: Path) -> "Rdict | None":
-        with cls._lock:
-            opened, users = cls._users.get(path) or (_open(path), 0)
-            if opened is not None:
-                cls._users[path] = opened, users + 1
-            return opened
-
-    @classmethod
-    def _leave(cls, path: Path) -> None:
-        with cls._lock:
-            database, users = cls._users.pop(path)
-            if users > 1:
-                cls._users[path] = database, users - 1
-            else:
-                database.close()
-
-
-def _open(path: Path) -> "Rdict | None":
-    """The database, or None while another process has it."""
-    from rocksdict import Rdict
-
-    try:
-        return Rdict(str(path), _options())
-    except Exception as error:
-        if "/LOCK:" in str(error):
-            return None
-        raise StoreError(f"can't open {path}: {error}") from error
-
-
-@contextmanager
-def _follower(path: Path) -> Iterator["Rdict"]:
-    """The database as committed, beside the process that has it open."""
-    from rocksdict import AccessType, Rdict
-
-    with tempfile.TemporaryDirectory(prefix="penstock-") as own:
-        try:
-            database = Rdict(str(path), _options(), access_type=AccessType.secondary(own))
-        except Exception as error:
-            raise StoreError(f"can't read {path}: {error}") from error
-        try:
-            database.try_catch_up_with_primary()
-            yield database
-        finally:
-            database.close()
-
-
-def _options() -> "Options":
-    from rocksdict import BlockBasedOptions, DBCompressionType, Options
-
-    blocks = BlockBasedOptions()
-    blocks.set_bloom_filter(10, False)  # most arrivals are not there, and are known not to be without a read
-    options = Options(raw_mode=True)
-    options.create_if_missing(True)
-    options.set_block_based_table_factory(blocks)
-    options.set_compression_type(DBCompressionType.lz4())
-    options.set_max_open_files(-1)  # followers need it
-    options.set_keep_log_file_num(2)
-    # What is in memory is slower to search than what is on disk behind its filters: little of it, with its own filter.
-    options.set_write_buffer_size(8 * 2**20)
-    options.set_memtable_whole_key_filtering(True)
-    options.set_memtable_prefix_bloom_ratio(0.1)
-    return options
 
 
 def _batch() -> "WriteBatch":
@@ -298,7 +246,11 @@ def _delete(database: "Rdict", keys: Collection[bytes]) -> int:
 
 
 def _get(database: "Rdict", keys: list[bytes]) -> list[bytes | None]:
-    values: list[bytes | None] = database.get(list(keys)) or []
+    # A few at a time: for thousands at once RocksDB takes a third longer.
+    values: list[bytes | None] = []
+    for start in range(0, len(keys), CHUNK):
+        chunk: list[Any] = keys[start : start + CHUNK]
+        values += database.get(chunk) or []
     return values
 
 
@@ -336,6 +288,21 @@ def _forget(database: "Rdict", now: float, older_than_seconds: float) -> int:
     return _delete(database, old + expired)
 
 
+def _put_lines(batch: "WriteBatch", lines: Lines, expires_at: float | None) -> None:
+    _, pc = arrow()
+
+    packed = pc.binary_join_element_wise(_pack_until(expires_at), lines.objects, b"")
+    for key, value in zip(_state_keys(lines.keys), values(packed), strict=True):
+        batch.put(key, value)
+
+
+def _state_keys(keys: "StringArray") -> list[bytes]:
+    """As they are in the database."""
+    pa, pc = arrow()
+
+    return values(pc.binary_join_element_wise(STATE, keys.cast(pa.binary()), b""))
+
+
 def _inbox_key(arrival: Arrival) -> bytes:
     return INBOX + SHORT.pack(arrival.replays) + arrival.event_id.encode()
 
@@ -345,12 +312,20 @@ def _batch_of(key: bytes) -> int:
 
 
 def _pack_saved(saved: Saved) -> bytes:
-    return SECONDS.pack(NEVER if saved.expires_at is None else saved.expires_at) + saved.data
+    return _pack_until(saved.expires_at) + saved.data
+
+
+def _pack_until(moment: float | None) -> bytes:
+    return NEVER if moment is None else SECONDS.pack(moment)
 
 
 def _unpack_saved(value: bytes) -> Saved:
-    (expires_at,) = SECONDS.unpack_from(value)
-    return Saved(value[SECONDS.size :], None if expires_at == NEVER else expires_at)
+    until, data = value[:LENGTH], value[LENGTH:]
+    return new_saved((data, None if until == NEVER else SECONDS.unpack(until)[0]))
+
+
+def _lasts(value: bytes, now: float) -> bool:
+    return value.startswith(NEVER) or bool(SECONDS.unpack_from(value)[0] > now)
 
 
 def _database_of(path: Path) -> Path:

@@ -2,6 +2,8 @@
 
 All do the same work on the same files in micro-batches of the same size, in turn, and each must come to the right
 sums. They are timed by the commits in Spark's checkpoints, from the first ones on, so that nobody's start is counted.
+Before the first round those that are compared run once: in its first minutes Java is busy compiling what runs often,
+and streams run for months.
 """
 
 import json
@@ -34,6 +36,7 @@ from penstock.testing.servers import PostgresServer
 
 SPARKS = "transformWithState"
 OURS = PENSTOCK | BATCHES
+WARMING = (*OURS, SPARKS)
 GROWING = ("SQLite", "RocksDB", *BATCHES)
 PACKAGES = ("penstock", "pyspark", "pyarrow", "rocksdict")
 WATCH_SECONDS = 0.1
@@ -81,12 +84,15 @@ def measure(ground: Ground, plan: StreamsPlan) -> Measured:
         many = _prepare(ground, plan, folder / "many", plan.many_keys)
         contenders = _contenders(few, many)
         runs: dict[str, list[Run]] = {name: [] for name in contenders}
-        for number in range(1, plan.rounds + 1):
-            for name, (contender, given) in contenders.items():
-                ground.note(f"streams, round {number} of {plan.rounds}: {name}")
-                place = folder / f"run-{len(runs[name])}-{name.replace(' ', '-')}"
-                runs[name].append(_run(contender, Trial(spark, ground, given, place, plan.tasks)))
-                ground.note("  {:,.0f} events a second, {:.1f} µs of CPU time each".format(*runs[name][-1]))
+        for number in range(plan.rounds + 1):
+            for name in contenders if number else WARMING:
+                contender, given = contenders[name]
+                ground.note(f"streams, round {number} of {plan.rounds}: {name}" + ("" if number else " (to warm up)"))
+                place = folder / f"run-{number}-{name.replace(' ', '-')}"
+                run = _run(contender, Trial(spark, ground, given, place, plan.tasks))
+                ground.note("  {:,.0f} events a second, {:.1f} µs of CPU time each".format(*run))
+                if number:
+                    runs[name].append(run)
         ground.note("recovery after a kill, beside a cold start")
         recovery = measure_recovery("sqlite", few, folder / "recovery", plan.tasks)
     figures = (*_rates(runs), *_ratios(runs), *_recovery(recovery), *_sizes(runs))
@@ -94,10 +100,14 @@ def measure(ground: Ground, plan: StreamsPlan) -> Measured:
 
 
 def _contenders(few: Input, many: Input) -> dict[str, tuple[Contender, Input]]:
-    """In the order in which they run, each with its input."""
-    contenders: dict[str, tuple[Contender, Input]] = {name: (run, few) for name, run in OURS.items()}
-    contenders |= {SPARKS: (transform_with_state, few), "a queue": (penstock_queue, few)}
-    return contenders | {_many(name): (OURS[name], many) for name in GROWING}
+    """In the order in which they run, each with its input. With many keys right after with few: minutes later the
+    machine may be another."""
+    contenders: dict[str, tuple[Contender, Input]] = {}
+    for name, run in OURS.items():
+        contenders[name] = run, few
+        if name in GROWING:
+            contenders[_many(name)] = run, many
+    return contenders | {SPARKS: (transform_with_state, few), "a queue": (penstock_queue, few)}
 
 
 def _prepare(ground: Ground, plan: StreamsPlan, folder: Path, keys: int) -> Input:

@@ -15,9 +15,10 @@ from penstock.pipeline import stream_batches, stream_keys, stream_tasks
 from penstock.pipeline.stream_batches import StreamRun
 from penstock.pipeline.stream_errands import Errand
 from penstock.pipeline.stream_rows import Batches
+from penstock.pipeline.stream_sources import Feed
 from penstock.pipeline.stream_ticks import Row
 from penstock.streams.app import Handler
-from penstock.streams.state.base import Arrival, Part, PartTransaction, Saved, Started, StateStore
+from penstock.streams.state.base import Arrival, Lines, Part, PartTransaction, Saved, Started, StateStore
 from penstock.testing import crashes
 
 _armed = False
@@ -80,17 +81,17 @@ def _opening(open_state: Callable[[str], StateStore]) -> Callable[[str], Any]:
     return lambda url: CrashingState(open_state(url))
 
 
-Acknowledge = Callable[[StreamRun, Sequence[Row]], None]
+Acknowledge = Callable[[StreamRun, Feed, Sequence[Row]], None]
 
 
 def _acknowledging(acknowledge: Acknowledge) -> Acknowledge:
     @wraps(acknowledge)
-    def wrapped(run: StreamRun, rows: Sequence[Row]) -> None:
+    def wrapped(run: StreamRun, feed: Feed, rows: Sequence[Row]) -> None:
         crashes.reach("stream-before-acknowledgement")
         if len(rows) > 1 and (crash := crashes.due("stream-in-acknowledgement")):
-            acknowledge(run, rows[: len(rows) // 2])
+            acknowledge(run, feed, rows[: len(rows) // 2])
             crashes.kill(crash.victim)
-        acknowledge(run, rows)
+        acknowledge(run, feed, rows)
         crashes.reach("stream-acknowledged")
 
     return wrapped
@@ -152,6 +153,10 @@ class CrashingTransaction(_Around):
 
     def save(self, changed: Mapping[str, Saved | None]) -> None:
         self._inner.save(changed)
+        crashes.reach("stream-saved")
+
+    def save_lines(self, lines: Lines, expires_at: float | None) -> None:
+        self._inner.save_lines(lines, expires_at)
         crashes.reach("stream-saved")
 
     def emit(self, events: Sequence[Event]) -> None:

@@ -69,4 +69,8 @@ def _cells(outcome: Outcome) -> Iterator[str]:
 
 
 def _document(outcome: Outcome) -> dict[str, Any]:
-    return {**asdict(outcome), "passed": outcome.passed}
+    told = {**asdict(outcome), "passed": outcome.passed}
+    if outcome.verdict is not None:  # a copy of a Counter would count its items
+        tally = outcome.verdict.tally
+        told["verdict"]["tally"] |= {"steps": dict(tally.steps), "gave_up": dict(tally.gave_up)}
+    return told

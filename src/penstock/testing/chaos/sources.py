@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.outbox import connect
 from penstock.testing.chaos.orders import Order
+from penstock.testing.files import write_whole
 from penstock.testing.servers import KafkaServer, PostgresServer, Server, ValkeyServer
 
 ORDERS = "orders"
@@ -62,9 +63,7 @@ class FolderSource(OrderSource):
 
     def emit(self, orders: Sequence[Order]) -> None:
         rows = [{"event_id": f"order {order.number}", **order.document()} for order in orders]
-        hidden = self._folder / f".{orders[0].number}.json"
-        hidden.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        hidden.rename(self._folder / hidden.name[1:])
+        write_whole(self._folder / f"{orders[0].number}.json", "".join(json.dumps(row) + "\n" for row in rows))
 
 
 class ValkeySource(OrderSource):

@@ -15,6 +15,7 @@ from penstock.testing.chaos.orders import Orders
 from penstock.testing.chaos.program import SUPERSEDED, USAGE, Settings
 from penstock.testing.chaos.schedule import Fault, Kill, KillAtRandom, Outage, Schedule, SecondDriver
 from penstock.testing.chaos.sources import OrderSource
+from penstock.testing.files import write_whole
 from penstock.testing.processes import wait_until
 from penstock.testing.servers import PostgresServer
 
@@ -91,6 +92,7 @@ class Trial:
         self._folder = folder
         self._say = say
         self._plan = folder / "plan.txt"
+        self._checkpoint = folder / "checkpoint"
         self._books = Books(settings.store)
         self._drivers: list[Driver] = []
         self._failures = 0
@@ -133,9 +135,7 @@ class Trial:
         before = self._books.done()
         fired = self._plan.with_name("plan.txt.fired")
         fired.unlink(missing_ok=True)
-        hidden = self._plan.with_name(".plan")
-        hidden.write_text(fault.crash)
-        hidden.rename(self._plan)
+        write_whole(self._plan, fault.crash)
         self._await(fired.exists, REACH_SECONDS)
         self._plan.unlink(missing_ok=True)
         if not fired.exists():
@@ -197,10 +197,12 @@ class Trial:
 
     def _start(self, checkpoint: Path | None = None, *, once: bool = False) -> Driver:
         how = self._schedule.next_start()
-        folder = checkpoint or self._folder / "checkpoint"
+        folder = checkpoint or self._checkpoint
         if how.loses_checkpoint and folder.exists():
             shutil.rmtree(folder, ignore_errors=True)
             self.tally.lost_checkpoints += 1
+            # What is left of a dead driver may write there once more, and half a checkpoint is none.
+            folder = self._checkpoint = self._folder / f"checkpoint-after-loss-{self.tally.lost_checkpoints}"
         self.tally.starts += 1
         settings = replace(self._settings, cores=how.cores, checkpoint=str(folder), once=once)
         self._drivers.append(Driver(settings, self._folder / f"driver-{self.tally.starts}.log", self._plan))

@@ -165,6 +165,15 @@ class Repeating(StoreScenario):
         assert states(store) == {State.PENDING: 49, State.CLAIMED: 1}
         assert sorted(one.attempts for one in records(store)) == [1] * 45 + [2] * 4 + [3]
 
+    def test_what_a_repeat_gives_back_is_found_at_once(self, store: Store, clock: ManualClock) -> None:
+        """Also by a process whose last claim found nothing as old as that."""
+        emit(store, 20)
+        held = claim(store, 20)
+        clock.advance(30)
+        assert not claim(store)
+        assert len(again(store, held, "another", limit=20)) == 2
+        assert len(claim(store, 1)) == 1
+
     @pytest.mark.parametrize("own_limit", [None, 2])
     def test_a_repeat_kills_the_exhausted(self, store: Store, own_limit: int | None) -> None:
         """By the limit that the lease began with, unless the event has one of its own."""
