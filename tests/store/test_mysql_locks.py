@@ -123,6 +123,10 @@ def waits(url: str) -> bool:
         return bool(connection.execute("SELECT * FROM information_schema.innodb_lock_waits").fetchall())
 
 
+def deadlocks(server: MariadbServer) -> Any:
+    return server.execute("SHOW GLOBAL STATUS LIKE 'Innodb_deadlocks'")
+
+
 def test_batches_whose_keys_come_in_another_order_never_wait_for_each_other(
     store: SqlStore, mariadb_server: MariadbServer
 ) -> None:
@@ -131,11 +135,10 @@ def test_batches_whose_keys_come_in_another_order_never_wait_for_each_other(
             keys = [f"{number}-{place}" for place in range(15)]
             store.append([event(ordering_key=key) for key in (keys if turn else reversed(keys))])
 
-    asked = "SHOW GLOBAL STATUS LIKE 'Innodb_deadlocks'"
-    before = mariadb_server.execute(asked)
+    before = deadlocks(mariadb_server)
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(emit, range(2)))
-    assert mariadb_server.execute(asked) == before
+    assert deadlocks(mariadb_server) == before
     assert len(claim(store, 1_000)) == 900
 
 
@@ -232,7 +235,10 @@ class TestCallersConnections:
             store.append([event()], connection=connection)
 
 
-def test_an_operators_cancel_and_a_claim_never_take_the_same_event(store: SqlStore) -> None:
+def test_an_operators_cancel_and_a_claim_never_take_the_same_event(
+    store: SqlStore, mariadb_server: MariadbServer
+) -> None:
+    before = deadlocks(mariadb_server)
     for keys in (5, None):
         store.append([event(ordering_key=f"k{n % keys}" if keys else None) for n in range(600)])
         with ThreadPoolExecutor(3) as threads:
@@ -247,6 +253,7 @@ def test_an_operators_cancel_and_a_claim_never_take_the_same_event(store: SqlSto
             for table in ("events", "pending", "claimed", "archive", "keys", "holds", "leases", "history"):
                 connection.exec_driver_sql(f"DELETE FROM penstock_{table}")
         assert {record.state for record in found} <= set(State)
+    assert deadlocks(mariadb_server) == before, "they lock in the same order"
 
 
 def test_claimers_at_once_never_hold_more_than_a_queue_allows(store: SqlStore, mariadb_url: str) -> None:

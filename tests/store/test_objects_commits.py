@@ -22,7 +22,7 @@ from penstock.lifecycle import PUBLISHED, Published, Retry, State
 from penstock.store import open_store
 from penstock.store.base import Selection
 from penstock.store.objects import ObjectStore
-from penstock.store.objects.bucket import Bucket, Document, Overtaken
+from penstock.store.objects.bucket import Bucket, Document, ObstoreBucket, Overtaken
 from penstock.store.objects.client import PATH, SECRET
 from penstock.store.objects.commit import Committer
 from penstock.store.objects.emitting import PAYLOAD_LIMIT
@@ -424,3 +424,22 @@ class TestSwapping:
         with pytest.raises(Overtaken):
             store.bucket.swap(b"stale", stale)
         assert len(records(store)) == 4
+
+
+def test_of_many_who_delete_the_same_nobody_fails(s3_server: S3Server) -> None:
+    """A server may say that there is no such object where another has deleted it at that very moment."""
+    name = s3_server.create_bucket(f"b-{uuid4().hex}")
+    bucket = ObstoreBucket(s3_server.bucket(name), name)
+    names = [f"staged/{number}" for number in range(200)]
+    for one in names:
+        bucket.write(one, b"x")
+    together = threading.Barrier(4, timeout=SECONDS)
+
+    def delete(_: int) -> None:
+        for one in names:
+            together.wait()
+            bucket.delete([one])
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(delete, range(4)))
+    assert list(bucket.names("staged")) == []

@@ -1,8 +1,11 @@
-"""The columns that travel with an event, as pieces of SQL: so that every move lists them once and alike."""
+"""The columns that travel with an event, as pieces of SQL: so that every move lists them once and alike.
+And the tables that they travel through."""
 
+from penstock.lifecycle import State
 from penstock.store.schema import CHANGING
 
 COLUMNS = ", ".join(CHANGING)
+UNSETTLED = {State.PENDING: "penstock_pending", State.CLAIMED: "penstock_claimed"}
 
 CHANGED_BY = "(SELECT claimant FROM penstock_leases WHERE lease_id = :lease_id)"
 

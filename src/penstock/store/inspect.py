@@ -170,17 +170,17 @@ def leases_over(seqs: list[int]) -> Select[Any]:
     return select(leases.c.lease_id).where(leases.c.lease_id.in_(holders)).order_by(leases.c.lease_id).with_for_update()
 
 
-def live_seqs(connection: Connection, selection: Selection, state: State, *, after: int, limit: int) -> list[int]:
-    """The next events of the selection in one of the two unsettled states."""
+def live(connection: Connection, selection: Selection, state: State, *, after: int, limit: int) -> Sequence[Any]:
+    """The next events of the selection in one of the two unsettled states: their numbers, queues and ordering keys."""
     table = pending if state is State.PENDING else claimed
     statement = (
-        select(table.c.seq)
+        select(table.c.seq, table.c.queue, table.c.ordering_key)
         .join(events, events.c.seq == table.c.seq)
         .where(table.c.seq > after, *conditions(selection, table))
         .order_by(table.c.seq)
         .limit(limit)
     )
-    return list(connection.execute(statement).scalars())
+    return connection.execute(statement).all()
 
 
 def controls(connection: Connection) -> list[QueueControl]:

@@ -21,6 +21,7 @@ from penstock.errors import (
     UsageError,
 )
 from penstock.event import Delivery, Event, EventId
+from penstock.lifecycle import State
 from penstock.store import mysql_emit, mysql_lines
 from penstock.store import mysql_staging as staging
 from penstock.store import mysql_statements as statements
@@ -195,7 +196,7 @@ class MysqlStore(StepwiseStore):
         # Statements of their own: what they see is newer than the locks that the last one took.
         of_types = "" if wanted.types is None else statements.OF_TYPES
         chosen = mysql_lines.front(tx, wanted, room, of_types)
-        kept = {row[0] for row in tx.rows(statements.LOCK_WAITING, seqs=[seq for seq, _ in chosen])}
+        kept = {row[0] for row in tx.rows(statements.LOCK_WAITING, seqs=sorted(seq for seq, _ in chosen))}
         rows = self._move(tx, wanted, [row for row in chosen if row[0] in kept], room)
         lines.learn(rows)
         # Those of other types at the head of their lines would be in the way of the next claim.
@@ -300,26 +301,20 @@ class MysqlStore(StepwiseStore):
 
     def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int:
         lines = tx.rows(upkeep.OWN_KEYS, seqs=seqs)
-        self._wake_lines(tx, lines)
+        self._wake_lines(tx, list(map(tuple, lines)))
         counts = [tx.run(statement, seqs=seqs, by=by) for statement in upkeep.REPLAY]
         return counts[-1]
 
-    def _wake_lines(self, tx: Transaction, lines: list[Any]) -> None:
-        keyed = [tuple(line) for line in lines if line[1] is not None]
-        self._hold(tx, keyed)
-        mysql_lines.wake(tx, upkeep.WAKE_KEYS, keyed)
+    def _wake_lines(self, tx: Transaction, lines: Sequence[tuple[str, str]]) -> None:
+        self._hold(tx, lines)
+        mysql_lines.wake(tx, upkeep.WAKE_KEYS, lines)
 
-    def _bury_waiting(self, tx: Transaction, seqs: list[int], reason: str, by: str) -> list[Any]:
-        return self._bury(tx, "penstock_pending", seqs, reason, by)
-
-    def _bury_held(self, tx: Transaction, seqs: list[int], reason: str, by: str) -> int:
-        return len(self._bury(tx, "penstock_claimed", seqs, reason, by))
-
-    def _bury(self, tx: Transaction, state: str, seqs: list[int], reason: str, by: str) -> list[Any]:
-        found = tx.rows(upkeep.LOCK_STATE.replace("{state}", state), seqs=seqs)
-        for statement in upkeep.CANCEL if found else ():
-            tx.run(statement.replace("{state}", state), seqs=[row[0] for row in found], reason=reason, by=by)
-        return [row[1:] for row in found]
+    def _bury(self, tx: Transaction, state: State, seqs: list[int], reason: str, by: str) -> int:
+        lock, *moves = upkeep.BURY[state]
+        found = [seq for (seq,) in tx.rows(lock, seqs=seqs)]
+        for statement in moves if found else ():
+            tx.run(statement, seqs=found, reason=reason, by=by)
+        return len(found)
 
     def _queues(self, tx: Transaction) -> Iterator[str]:
         queue = tx.scalar(upkeep.NEXT_QUEUE, after="")

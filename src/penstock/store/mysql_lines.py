@@ -24,11 +24,13 @@ HOLD = f"{KNOWN} ORDER BY ordering_key LOCK IN SHARE MODE"
 ADD_HOLDS = "INSERT IGNORE INTO penstock_holds (queue, ordering_key) VALUES (%s, %s)"
 ADD_KEYS = "INSERT IGNORE INTO penstock_keys (queue, ordering_key, next_at) VALUES (%s, %s, %s)"
 
+# By their names: a server that knows little of a young table may go through those of other claims, and wait for them.
+KEYS = "penstock_keys FORCE INDEX (PRIMARY)"
 FREE = """
 SELECT ordering_key FROM penstock_keys FORCE INDEX (penstock_keys_ready)
 WHERE queue = :queue AND lease_id IS NULL AND next_at <= {now} ORDER BY next_at LIMIT :key_limit FOR UPDATE SKIP LOCKED
 """
-TAKE = "UPDATE penstock_keys SET lease_id = :lease_id WHERE queue = :queue AND ordering_key IN :names"
+TAKE = f"UPDATE {KEYS} SET lease_id = :lease_id WHERE queue = :queue AND ordering_key IN :names"
 
 _LINE = "penstock_pending p FORCE INDEX (penstock_pending_line)"
 # The key that has waited longest goes first, or one that always has more than enough would keep the others waiting.
@@ -70,7 +72,7 @@ DELETE FROM penstock_holds WHERE queue = :queue AND ordering_key IN :names AND N
 # A key that was not served keeps its turn, one that was goes to the back. A key whose only events are not yet
 # committed looks empty: its next claimer looks again in 50 ms.
 FREE_KEYS = f"""
-UPDATE penstock_keys SET lease_id = NULL, next_at = coalesce(
+UPDATE {KEYS} SET lease_id = NULL, next_at = coalesce(
     (SELECT GREATEST(p.available_at, CASE WHEN :served THEN {{now}} ELSE penstock_keys.next_at END) FROM {_LINE}
      WHERE p.queue = penstock_keys.queue AND p.ordering_key = penstock_keys.ordering_key ORDER BY p.seq LIMIT 1),
     {{now}} + INTERVAL 50000 MICROSECOND)

@@ -60,7 +60,8 @@ OLDEST = (
     f"SELECT min(available_at) FROM {_READY} WHERE queue = :queue AND ordering_key IS NULL AND priority = :priority"
 )
 
-# The line of a key is chosen without locks, so as not to wait for an emitter. What was chosen may be gone by now.
+# The line of a key is chosen without locks, so as not to wait for an emitter. What was chosen may be gone by now. By
+# number, as an operator's cancel locks them, or the two could wait for each other.
 LOCK_WAITING = f"SELECT p.seq FROM {PENDING} FOR UPDATE"
 TAKE = (
     f"""

@@ -3,7 +3,8 @@
 As in `mysql_statements`: values are bound, lists of numbers travel as JSON, and `{now}`, the clock, is put in.
 """
 
-from penstock.store.columns import COLUMNS, changing
+from penstock.store.columns import COLUMNS, UNSETTLED, changing
+from penstock.store.mysql_lines import KEYS
 from penstock.store.mysql_statements import GIVEN
 
 _ARCHIVED = f"{GIVEN} penstock_archive a ON a.seq = given_seq"
@@ -39,9 +40,9 @@ REPLAY = (
 )
 
 # A key whose turn would come later has an event again that may go now.
-WAKE_KEYS = """
-UPDATE penstock_keys SET next_at = {now}
-WHERE queue = :queue AND ordering_key IN :names AND lease_id IS NULL AND next_at > {now}
+WAKE_KEYS = f"""
+UPDATE {KEYS} SET next_at = {{now}}
+WHERE queue = :queue AND ordering_key IN :names AND lease_id IS NULL AND next_at > {{now}}
 """
 
 # Rows of seq, queue and the copy's id; the event itself goes to its first queue, without one. Copies are numbered as
@@ -123,8 +124,8 @@ ON DUPLICATE KEY UPDATE result = :result, noted_at = {now}
 
 # From the table of a state, pending or claimed, to the archive.
 _STATE = f"{GIVEN} {{state}} s ON s.seq = given_seq"
-LOCK_STATE = f"SELECT s.seq, s.queue, s.ordering_key FROM {_STATE} FOR UPDATE"
-CANCEL = (
+_BURY = (
+    f"SELECT s.seq FROM {_STATE} FOR UPDATE",
     f"""
     INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
     SELECT {changing(last_error=":reason")}, 'DEAD', {{now}}, NULL FROM {_STATE}
@@ -135,6 +136,7 @@ CANCEL = (
     """,
     f"DELETE s FROM {_STATE}",
 )
+BURY = {state: tuple(statement.replace("{state}", table) for statement in _BURY) for state, table in UNSETTLED.items()}
 
 # The next queue that has anything pending: one look into an index.
 NEXT_QUEUE = "SELECT min(queue) FROM penstock_pending FORCE INDEX (penstock_pending_ready) WHERE queue > :after"

@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from penstock.config import needs_extra
 from penstock.errors import InvalidEvent, NotInitialised, PenstockError, StoreConflict, StoreError, StoreUnavailable
 from penstock.event import Delivery, Event, EventId, encode_moment
+from penstock.lifecycle import State
 from penstock.store import postgres_staging as staging
 from penstock.store import postgres_statements as statements
 from penstock.store import postgres_upkeep as upkeep
@@ -301,24 +302,20 @@ class PostgresStore(SqlStore):
 
     def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int:
         rows = tx.rows(upkeep.REPLAY, seqs=seqs, by=by)
-        self._wake_lines(tx, rows)
+        self._wake_lines(tx, [(queue, key) for queue, key in rows if key is not None])
         return len(rows)
 
-    def _wake_lines(self, tx: Transaction, lines: list[Any]) -> None:
+    def _wake_lines(self, tx: Transaction, lines: Sequence[tuple[str, str]]) -> None:
         keys: dict[str, set[str]] = {}
         for queue, key in lines:
-            if key is not None:
-                keys.setdefault(queue, set()).add(key)
+            keys.setdefault(queue, set()).add(key)
         for queue in sorted(keys):
             names = sorted(keys[queue])
             tx.rows(statements.HOLD_KEYS, queue=queue, names=names)
             tx.run(upkeep.WAKE_KEYS, queue=queue, names=names)
 
-    def _bury_waiting(self, tx: Transaction, seqs: list[int], reason: str, by: str) -> list[Any]:
-        return tx.rows(upkeep.BURY_WAITING, seqs=_array(seqs), reason=reason, by=by)
-
-    def _bury_held(self, tx: Transaction, seqs: list[int], reason: str, by: str) -> int:
-        return len(tx.rows(upkeep.BURY_HELD, seqs=_array(seqs), reason=reason, by=by))
+    def _bury(self, tx: Transaction, state: State, seqs: list[int], reason: str, by: str) -> int:
+        return int(tx.scalar(upkeep.BURY[state], seqs=_array(seqs), reason=reason, by=by))
 
     def _heads(self, tx: Transaction, prefix: str, queues: list[str] | None) -> list[Any]:
         return tx.rows(upkeep.HEADS, prefix=prefix, queues=queues)

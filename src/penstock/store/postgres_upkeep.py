@@ -3,7 +3,7 @@
 As in `postgres_statements`, values are bound and only `{now}`, the clock, is put in.
 """
 
-from penstock.store.columns import COLUMNS, changing
+from penstock.store.columns import COLUMNS, UNSETTLED, changing
 
 _FRESH = {
     "attempts": "0",
@@ -136,14 +136,12 @@ recorded AS (
     INSERT INTO penstock_history (seq, at, what, attempts, lease_id, by, detail)
     SELECT seq, {{now}}, 'cancelled', attempts, NULL, :by, :reason FROM gone
 )
-SELECT queue, ordering_key FROM gone
+SELECT count(*) FROM gone
 """
-BURY_WAITING = f"""
-WITH gone AS (DELETE FROM penstock_pending WHERE seq = ANY (CAST(:seqs AS bigint[])) RETURNING *),
-{_BURY}"""
-BURY_HELD = f"""
-WITH gone AS (DELETE FROM penstock_claimed WHERE seq = ANY (CAST(:seqs AS bigint[])) RETURNING *),
-{_BURY}"""
+BURY = {
+    state: f"WITH gone AS (DELETE FROM {table} WHERE seq = ANY (CAST(:seqs AS bigint[])) RETURNING *), {_BURY}"
+    for state, table in UNSETTLED.items()
+}
 
 # The queues that have anything pending: one index probe each. Of each, the first event that may go: one probe for each
 # of its priorities. An ordering key counts with its own time, whatever the priority of its events.

@@ -24,6 +24,7 @@ from penstock.errors import (
     UsageError,
 )
 from penstock.event import Delivery, Event, EventId
+from penstock.lifecycle import State
 from penstock.store import sqlite_staging as staging
 from penstock.store import sqlite_statements as statements
 from penstock.store import sqlite_upkeep as upkeep
@@ -276,20 +277,12 @@ class SqliteStore(StepwiseStore):
         counts = [tx.run(statement, seqs=seqs, by=by) for statement in upkeep.REPLAY]
         return counts[-1]
 
-    def _bury_waiting(self, tx: Transaction, seqs: list[int], reason: str, by: str) -> list[Any]:
-        lines = tx.rows(upkeep.LINES_OF.format(state="penstock_pending"), seqs=seqs)
-        for statement in upkeep.BURY:
-            tx.run(statement.format(state="penstock_pending"), seqs=seqs, reason=reason, by=by)
-        return lines
+    def _bury(self, tx: Transaction, state: State, seqs: list[int], reason: str, by: str) -> int:
+        return [tx.run(one, seqs=seqs, reason=reason, by=by) for one in upkeep.BURY[state]][-1]
 
-    def _bury_held(self, tx: Transaction, seqs: list[int], reason: str, by: str) -> int:
-        buried = [tx.run(one.format(state="penstock_claimed"), seqs=seqs, reason=reason, by=by) for one in upkeep.BURY]
-        return buried[-1]
-
-    def _wake_lines(self, tx: Transaction, lines: list[Any]) -> None:
-        keyed = [list(line) for line in lines if line[1] is not None]
-        if keyed:
-            tx.run(upkeep.WAKE_KEYS, rows=keyed)
+    def _wake_lines(self, tx: Transaction, lines: Sequence[tuple[str, str]]) -> None:
+        if lines:
+            tx.run(upkeep.WAKE_KEYS, rows=list(map(list, lines)))
 
     def _levels(self, tx: Transaction, queue: str) -> list[int]:
         return [row[0] for row in tx.rows(statements.LEVELS, queue=queue)]

@@ -1,6 +1,6 @@
 """The statements beside the flow on SQLite: replay, purge, relays and upkeep."""
 
-from penstock.store.columns import COLUMNS, changing
+from penstock.store.columns import COLUMNS, UNSETTLED, changing
 
 _SEQS = "(SELECT value FROM json_each(:seqs))"
 
@@ -111,8 +111,7 @@ ON CONFLICT (seq) DO UPDATE SET result = excluded.result, noted_at = excluded.no
 """
 
 # From the table of a state, pending or claimed, to the archive.
-LINES_OF = f"SELECT queue, ordering_key FROM {{state}} WHERE seq IN {_SEQS}"
-BURY = (
+_BURY = (
     f"""
     INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
     SELECT {changing(last_error=":reason")}, 'DEAD', :now, NULL FROM {{state}} WHERE seq IN {_SEQS}
@@ -123,6 +122,7 @@ BURY = (
     """,
     f"DELETE FROM {{state}} WHERE seq IN {_SEQS}",
 )
+BURY = {state: tuple(statement.format(state=table) for statement in _BURY) for state, table in UNSETTLED.items()}
 WAKE_KEYS = """
 UPDATE penstock_keys SET next_at = :now
 WHERE lease_id IS NULL AND next_at > :now

@@ -18,7 +18,7 @@ from penstock.store.transaction import Transaction
 CANCEL_BATCH = 5_000
 GREATEST_LIMIT = 2**31 - 1
 
-Move = Callable[[Transaction, list[int]], int]
+Move = Callable[[Transaction, Sequence[Any]], int]
 
 
 class Controlling(Moves):
@@ -80,8 +80,8 @@ class Controlling(Moves):
         chosen = inspect.cancellable(selection)
         told = storable(reason)
         moves: dict[State, Move] = {
-            State.PENDING: lambda tx, seqs: self._cancel_waiting(tx, seqs, told, by),
-            State.CLAIMED: lambda tx, seqs: self._cancel_held(tx, seqs, told, by),
+            State.PENDING: lambda tx, rows: self._cancel_waiting(tx, rows, told, by),
+            State.CLAIMED: lambda tx, rows: self._cancel_held(tx, rows, told, by),
         }
         total = 0
         for state in moves:
@@ -99,9 +99,9 @@ class Controlling(Moves):
         while after is not None:
 
             def work(tx: Transaction, start: int = after) -> tuple[int, int | None]:
-                found = inspect.live_seqs(tx.connection, selection, state, after=start, limit=CANCEL_BATCH)
-                seqs = [seq for seq in found if seq <= until]
-                return (move(tx, seqs), seqs[-1]) if seqs else (0, None)
+                found = inspect.live(tx.connection, selection, state, after=start, limit=CANCEL_BATCH)
+                rows = [row for row in found if row.seq <= until]
+                return (move(tx, rows), rows[-1].seq) if rows else (0, None)
 
             moved, after = self._transact(work)
             yield moved
@@ -109,15 +109,16 @@ class Controlling(Moves):
     def unsettled_counts(self, selection: Selection) -> Sequence[SettledCount]:
         return self._look(lambda tx: inspect.unsettled_counts(tx.connection, selection))
 
-    def _cancel_waiting(self, tx: Transaction, seqs: list[int], reason: str, by: str) -> int:
-        gone = self._bury_waiting(tx, seqs, reason, by)
-        self._wake_lines(tx, gone)
-        return len(gone)
+    def _cancel_waiting(self, tx: Transaction, rows: Sequence[Any], reason: str, by: str) -> int:
+        """The keys are locked first, as by everyone who claims, or the two would wait for each other."""
+        self._wake_lines(tx, [(row.queue, row.ordering_key) for row in rows if row.ordering_key is not None])
+        return self._bury(tx, State.PENDING, [row.seq for row in rows], reason, by)
 
-    def _cancel_held(self, tx: Transaction, seqs: list[int], reason: str, by: str) -> int:
+    def _cancel_held(self, tx: Transaction, rows: Sequence[Any], reason: str, by: str) -> int:
         """The leases are locked first, as by everyone who ends a claim."""
+        seqs = [row.seq for row in rows]
         leases = [LeaseId(row[0]) for row in tx.connection.execute(inspect.leases_over(seqs))]
-        count = self._bury_held(tx, seqs, reason, by)
+        count = self._bury(tx, State.CLAIMED, seqs, reason, by)
         self._free_keys(tx, leases)
         for lease_id in leases:
             tx.run(self.statements.CLOSE_LEASE, lease_id=lease_id)
@@ -144,13 +145,9 @@ class Controlling(Moves):
         """Rows of (queue, priority, time, seq)."""
 
     @abstractmethod
-    def _bury_waiting(self, tx: Transaction, seqs: list[int], reason: str, by: str) -> list[Any]:
-        """Move pending events to the archive; returns a row of (queue, ordering key) for each."""
+    def _bury(self, tx: Transaction, state: State, seqs: list[int], reason: str, by: str) -> int:
+        """Move those that still are pending, or claimed, to the archive, under no lease: a claimant has lost them."""
 
     @abstractmethod
-    def _bury_held(self, tx: Transaction, seqs: list[int], reason: str, by: str) -> int:
-        """Move claimed events to the archive, under no lease: their claimant has lost them."""
-
-    @abstractmethod
-    def _wake_lines(self, tx: Transaction, lines: list[Any]) -> None:
-        """Let the keys of these rows of (queue, ordering key) be looked at now: their lines have changed."""
+    def _wake_lines(self, tx: Transaction, lines: Sequence[tuple[str, str]]) -> None:
+        """Let these keys, (queue, ordering key), be looked at now: their lines change."""

@@ -109,8 +109,22 @@ class ObstoreBucket:
     def delete(self, names: Iterable[str]) -> None:
         with self._translated():
             for name in names:
-                with suppress(*self._absent):
-                    self._store.delete(name)
+                self._delete(name)
+
+    def _delete(self, name: str) -> None:
+        """Gone is gone: that someone else was faster is no error, by whatever name a server calls it."""
+        try:
+            self._store.delete(name)
+        except self._failures:
+            if self._has(name):
+                raise
+
+    def _has(self, name: str) -> bool:
+        try:
+            self._store.head(name)
+        except self._absent:
+            return False
+        return True
 
     def names(self, prefix: str) -> Iterator[Listed]:
         with self._translated():
