@@ -28,6 +28,7 @@ demo: setup ## Run the demo: events from a database transaction to a destination
 	@$(BIN)/penstock demo $(ARGS)
 
 test: setup ## Run the tests, two files at a time (ARGS='-k lease' for some of them, PROCESSES=0 for one at a time)
+	@$(BIN)/python -m penstock.pipeline.archive --now
 	@$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: setup ## Check style, types, the direction of imports, and tidiness

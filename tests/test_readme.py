@@ -33,7 +33,6 @@ def test_the_blocks_run(tmp_path: Path) -> None:
     shutil.rmtree(output, ignore_errors=True)
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     environment["PENSTOCK_STORE"] = "sqlite:///shop.db"
-    environment["PENSTOCK_SPARK_ARCHIVE"] = "off"
     assert len(blocks()) >= 4
     for kind, text in blocks():
         command = [sys.executable, "-c", text] if kind == "python" else ["sh", "-ec", text]

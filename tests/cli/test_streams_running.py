@@ -50,12 +50,10 @@ class Driver:
     def __init__(self, process: Callable[..., "subprocess.Popen[bytes]"], folder: Path, *arguments: str) -> None:
         self._out, self._err = folder / "driver.out", folder / "driver.err"
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            environment = {**os.environ, "PENSTOCK_SPARK_ARCHIVE": "off"}
             self.process = process(
                 *("streams", "run", "shop:app", *arguments),
                 stdout=out,
                 stderr=err,
-                env=environment,
                 start_new_session=True,
             )
 

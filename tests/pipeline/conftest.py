@@ -12,13 +12,8 @@ from valkey_ground import ValkeyGround
 
 from penstock.errors import UsageError
 from penstock.outbox import connect
-from penstock.pipeline import archive
-from penstock.pipeline.java import find_java
 from penstock.pipeline.kafka_jars import connector_jars
 from penstock.testing.servers import ValkeyServer
-
-# An archive of classes halves the start of each Java, but none is made behind the tests' backs.
-os.environ[archive.VARIABLE] = "on" if archive.archive_path(find_java()).exists() else "off"
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -3,7 +3,6 @@
 python stream_processes.py STORE STATE CORES
 """
 
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -38,9 +37,8 @@ def application(store: str, state: str) -> Streams:
 
 
 def start(store: str, state: str, cores: int) -> "subprocess.Popen[bytes]":
-    environment = {**os.environ, "PENSTOCK_SPARK_ARCHIVE": "off"}
     command = [sys.executable, str(Path(__file__)), store, state, str(cores)]
-    return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
 def emit_orders(outbox: Outbox) -> None:

@@ -1,7 +1,6 @@
 """The benchmarks, on numbers so small that only their shape can be judged: every figure is there, and they agree."""
 
 import json
-from collections.abc import Iterator
 from math import isclose
 
 import pytest
@@ -62,13 +61,11 @@ NAMES = [
 
 
 @pytest.fixture(scope="module")
-def report(postgres_server: PostgresServer) -> Iterator[Report]:
+def report(postgres_server: PostgresServer) -> Report:
     """One small run of everything. Its relay shares the Spark session of this process, if there is one."""
     from penstock.testing.bench.run import run_parts
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PENSTOCK_SPARK_ARCHIVE", "off")
-        yield run_parts(postgres_server, SMALL)
+    return run_parts(postgres_server, SMALL)
 
 
 def values(report: Report) -> dict[str, float]:

@@ -9,8 +9,10 @@ import shutil
 import struct
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +24,8 @@ from penstock.pipeline.java import java_version
 
 LOG_SETTINGS = Path(__file__).resolve().with_name("log4j2.properties")
 START_SECONDS = 60.0
+LAST_WORDS_SECONDS = 5.0
+STDERR = 2
 
 # What Spark asks of Java for its own sake: the list of its launcher's JavaModuleOptions, but for the vector module.
 _SPARK_OPTIONS = (
@@ -74,6 +78,9 @@ class Gateway:
 
     process: subprocess.Popen[bytes]
     folder: Path
+    words: threading.Thread
+    """Shows what Java and its Pythons write to standard error, for as long as this process lives: what they have to say
+    of its end, such as that nobody listens any more, is of no use to anyone."""
 
     def connection(self) -> dict[str, str]:
         """Wait for Java, and return the variables by which PySpark finds it."""
@@ -92,6 +99,7 @@ class Gateway:
     def _check(self, deadline: float) -> None:
         code = self.process.poll()
         if code is not None:
+            self.words.join(LAST_WORDS_SECONDS)
             raise PipelineError(f"Java ended with code {code} before Spark was up; its reason is above, if it gave one")
         if time.monotonic() > deadline:
             self.process.kill()
@@ -110,9 +118,15 @@ def spark_home(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def start_gateway(
-    java_home: Path, environment: Mapping[str, str], *, extra: tuple[str, ...] = (), jars: Sequence[Path] = ()
+    java_home: Path,
+    environment: Mapping[str, str],
+    *,
+    extra: tuple[str, ...] = (),
+    jars: Sequence[Path] = (),
+    executors: bool = False,
 ) -> Gateway:
-    """Start Java; `extra` are further options for it, `jars` come behind Spark's own on its class path."""
+    """Start Java; `extra` are further options for it, `jars` come behind Spark's own on its class path. With
+    `executors` it is to start such processes, too."""
     home = spark_home(environment)
     folder = Path(tempfile.mkdtemp(prefix="penstock-"))
     command = [
@@ -133,9 +147,38 @@ def start_gateway(
         "_PYSPARK_DRIVER_CONN_INFO_PATH": str(folder / "connection"),
     }
     variables.pop("PYTHONDONTWRITEBYTECODE", None)
+    if not executors and _is_unpacked():
+        # By this, Java puts the zipped PySpark first on the path of each Python that it starts to plan a query, and
+        # nothing caches the bytecode of a zip: a second for each of them. Executors are all else that needs it.
+        del variables["SPARK_HOME"]
     # In a process group of its own, Java doesn't get the terminal's Ctrl-C: the driver stops it when work is done.
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=variables, process_group=0)
-    return Gateway(process, folder)
+    heard, said = os.pipe()
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=said, env=variables, process_group=0)
+    except OSError:
+        os.close(heard)
+        raise
+    finally:
+        os.close(said)
+    words = threading.Thread(target=_show, args=(heard,), name="penstock-java-stderr", daemon=True)
+    words.start()
+    return Gateway(process, folder, words)
+
+
+def _show(heard: int) -> None:
+    """Until all who could write have ended. Without a buffer, whose lock a thread that is cut off would keep."""
+    try:
+        while told := os.read(heard, 65_536):
+            with suppress(OSError):  # there is no standard error any more
+                os.write(STDERR, told)
+    finally:
+        os.close(heard)
+
+
+def _is_unpacked() -> bool:
+    """Whether this Python has its PySpark from a folder, and whoever has its path has it, too."""
+    spec = find_spec("pyspark")
+    return spec is not None and spec.origin is not None and Path(spec.origin).is_file()
 
 
 def _spark_options(java_home: Path) -> tuple[str, ...]:

@@ -124,12 +124,13 @@ def open_session(
     # Other clusters want more than an address: there Spark's launcher knows what.
     jars = () if is_running() else tuple(jars)
     starts = local or chosen.startswith("spark://")
-    gateway = _start_java(settings or {}, java_options, jars, lasting=lasting) if starts else None
+    executors = not chosen.startswith("local[")
+    gateway = _start_java(settings or {}, java_options, jars, lasting=lasting, executors=executors) if starts else None
     with needs_extra("the pipeline", "spark"):
         from pyspark.sql import SparkSession
     _keep_pandas_out()
     builder = configure(SparkSession.builder.appName(app_name), master=chosen)
-    shared = jars if gateway is None or not chosen.startswith("local[") else ()
+    shared = jars if gateway is None or executors else ()
     for name, value in _with_jars(settings or {}, shared).items():
         builder = builder.config(name, value)
     with _ctrl_c_untouched(), _variables(**_spark_variables(gateway, local=local)):
@@ -143,7 +144,7 @@ def open_session(
 
 
 def _start_java(
-    settings: Mapping[str, str], java_options: tuple[str, ...], jars: Sequence[Path] = (), *, lasting: bool = False
+    settings: Mapping[str, str], java_options: tuple[str, ...], jars: Sequence[Path], *, lasting: bool, executors: bool
 ) -> Gateway | None:
     """Start Java before anything of PySpark is imported, unless it runs already or needs Spark's launcher."""
     if is_running() or not starts_directly(settings, os.environ):
@@ -154,9 +155,10 @@ def _start_java(
     environment = {**os.environ, **own}
     extra = LASTING_OPTIONS if lasting else ()
     if java_options or not archive.enabled():
-        return start_gateway(java_home, environment, extra=(*extra, *java_options), jars=jars)
+        return start_gateway(java_home, environment, extra=(*extra, *java_options), jars=jars, executors=executors)
     path = archive.archive_path(java_home)
-    gateway = start_gateway(java_home, environment, extra=(*extra, *archive.use_options(path)), jars=jars)
+    extra = (*extra, *archive.use_options(path))
+    gateway = start_gateway(java_home, environment, extra=extra, jars=jars, executors=executors)
     archive.make_in_background(path)
     return gateway
 
