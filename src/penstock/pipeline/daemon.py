@@ -17,6 +17,8 @@ sys.path[:] = [path for path in sys.path if not path.endswith((os.sep + "pyspark
 import pyspark.daemon  # noqa: E402
 import pyspark.worker  # noqa: E402
 
+import penstock.store  # noqa: E402, F401
+
 _serve = pyspark.daemon.worker
 _frozen = False
 
