@@ -16,7 +16,7 @@ from penstock.cli.streams import SUPERSEDED
 from penstock.event import Event
 from penstock.store import SqlStore
 from penstock.streams.state import open_state
-from penstock.testing.processes import living, wait_until
+from penstock.testing.processes import command_of, living, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -85,14 +85,9 @@ def driver(process: Callable[..., "subprocess.Popen[bytes]"], tmp_path: Path) ->
 
 def javas(driver: Driver) -> list[int]:
     """Spark's Java processes, of its session."""
-    return [pid for pid in living() if b"PythonGatewayServer" in _command(pid) and os.getsid(pid) == driver.process.pid]
-
-
-def _command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
+    return [
+        pid for pid in living() if b"PythonGatewayServer" in command_of(pid) and os.getsid(pid) == driver.process.pid
+    ]
 
 
 def test_a_java_that_is_killed_is_told_in_a_line(

@@ -38,7 +38,7 @@ from penstock.pipeline.gateway import spark_home
 from penstock.pipeline.relay import RelayOptions, run_relay
 from penstock.store.base import Selection
 from penstock.testing.files import write_whole
-from penstock.testing.processes import wait_until
+from penstock.testing.processes import command_of, wait_until
 from penstock.testing.servers import PostgresServer, ValkeyServer
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def test_a_driver_that_is_killed_loses_nothing(ground: Ground, spark: "SparkSess
 
 def test_a_relay_whose_java_is_killed_says_so_and_loses_nothing(ground: Ground, spark: "SparkSession") -> None:
     with ground.relay() as process, emitting_to(ground, process) as ids:
-        (java,) = [pid for pid in process.processes() if "PythonGatewayServer" in command(pid)]
+        (java,) = [pid for pid in process.processes() if b"PythonGatewayServer" in command_of(pid)]
         os.kill(java, signal.SIGKILL)
         assert process.wait() == 1
     assert re.search(r"^PipelineError: Spark's Java process is gone \(\w+\); start again$", process.log, re.MULTILINE)
@@ -324,7 +324,7 @@ def test_an_executor_that_is_killed_loses_nothing(ground: Ground) -> None:
     try:
         with ground.relay(master="local-cluster[2,1,1024]") as process:
             with emitting_to(ground, process) as ids:
-                executors = [pid for pid in process.processes() if "CoarseGrainedExecutorBackend" in command(pid)]
+                executors = [pid for pid in process.processes() if b"CoarseGrainedExecutorBackend" in command_of(pid)]
                 os.kill(executors[0], signal.SIGKILL)
                 process.await_log("Lost executor")
                 emitted = len(ids)
@@ -346,10 +346,3 @@ def emitting_to(ground: Ground, process: RelayProcess) -> Iterator[list[EventId]
     with emitting(ground.url) as ids:
         assert wait_until(lambda: len(delivered(ground.files)) > 1_000, WAIT_SECONDS), process.log
         yield ids
-
-
-def command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return ""

@@ -1,13 +1,15 @@
 """The settings of a session and the start of Java, without starting either."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from penstock.errors import PipelineError
 from penstock.pipeline import archive, session
-from penstock.pipeline.gateway import LOG_SETTINGS, spark_home
+from penstock.pipeline.gateway import LOG_SETTINGS, spark_home, start_gateway
 from penstock.pipeline.session import configure, is_local, session_settings, with_attempts
 
 
@@ -142,3 +144,21 @@ def test_no_archive_is_made_where_it_is_switched_off_or_was_tried(
     path.with_suffix(".tried").touch()
     archive.make_in_background(path, {})
     assert len(started) == 1
+
+
+@pytest.mark.parametrize("executors", [True, False])
+def test_what_java_says_is_shown_and_only_who_starts_executors_hears_where_spark_is(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], executors: bool
+) -> None:
+    """By `SPARK_HOME` it would put the zipped PySpark on the path of every Python that it starts."""
+    (tmp_path / "release").write_text('JAVA_VERSION="17.0.15"\n')
+    (tmp_path / "bin").mkdir()
+    java = tmp_path / "bin" / "java"
+    java.write_text('#!/bin/sh\necho "Spark is in: $SPARK_HOME" >&2\nexit 3\n')
+    java.chmod(0o755)
+    gateway = start_gateway(tmp_path, os.environ, executors=executors)
+    with pytest.raises(PipelineError, match="ended with code 3"):
+        gateway.connection()
+    assert gateway.process.stdin is not None
+    gateway.process.stdin.close()
+    assert capfd.readouterr().err.strip() == f"Spark is in: {spark_home() if executors else ''}".strip()

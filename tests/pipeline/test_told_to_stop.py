@@ -1,12 +1,23 @@
 """What is told to stop while it starts ends in order."""
 
 import threading
-from typing import NoReturn
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
+from step_ground import Ground
 
+from penstock import Streams
 from penstock.errors import PipelineError
-from penstock.pipeline.stopping import open_unless
+from penstock.pipeline.stopping import RUNNER, open_unless
+from penstock.pipeline.stores import close_stores
+from penstock.pipeline.streaming import run_streams
+from penstock.testing.processes import command_of, living, wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SECONDS = 120.0
 
 
 def _fails() -> NoReturn:
@@ -22,3 +33,33 @@ def test_a_java_that_a_signal_to_the_whole_group_ended_is_no_error() -> None:
 def test_any_other_failure_to_start_is_one() -> None:
     with pytest.raises(PipelineError, match="-15"):
         open_unless(threading.Event(), _fails)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
+def test_a_stream_that_is_told_to_stop_while_it_starts_ends_without_a_noise(
+    spark: "SparkSession", embedded: Ground, capfd: pytest.CaptureFixture[str], seconds: float
+) -> None:
+    """Spark's query, interrupted there, would leave a Python behind that finds nobody to talk to, and says so."""
+    app = Streams(embedded.url, state=f"sqlite:///{embedded.folder}/state")
+    app.stream("orders", parts=2)(lambda event, ctx: None)
+    ending = threading.Event()
+
+    def end() -> None:
+        wait_until(lambda: bool(spark.streams.active), SECONDS)
+        ending.wait(seconds)
+        ending.set()
+
+    with ThreadPoolExecutor(1) as thread:
+        told = thread.submit(end)
+        run_streams(app, spark=spark, stop=ending)
+        told.result(SECONDS)
+    close_stores()
+    assert wait_until(lambda: not runners(spark), SECONDS)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def runners(spark: "SparkSession") -> list[int]:
+    """The processes in which this Spark asks sources how far they are."""
+    java = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
+    return [pid for pid, parent in living().items() if parent == java and RUNNER.encode() in command_of(pid)]

@@ -163,6 +163,14 @@ def living() -> dict[int, int]:
     return {pid: parent for pid, parent, state in rows if state[0] not in "ZX"}
 
 
+def command_of(pid: int) -> bytes:
+    """A process's program and arguments; nothing if it is gone, or where there is no /proc."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def _rows_of_proc() -> Iterator[tuple[int, int, str]]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:

@@ -5,12 +5,11 @@ import os
 import signal
 import urllib.request
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from penstock.pipeline.gateway import core_jar, spark_home
 from penstock.pipeline.java import find_java
-from penstock.testing.processes import free_port, living
+from penstock.testing.processes import command_of, free_port, living
 from penstock.testing.servers.base import Server
 
 _SMALL = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
@@ -86,17 +85,10 @@ class SparkWorker(_SparkServer):
 
     def executors(self) -> list[int]:
         """The Java processes that it runs for applications."""
-        return [pid for pid, parent in living().items() if parent == self.pid and _is_executor(pid)]
+        return [pid for pid, parent in living().items() if parent == self.pid and b"ExecutorBackend" in command_of(pid)]
 
     def _arguments(self) -> list[str]:
         return [*self._resources, "--work-dir", str(self.folder / "work"), self._master]
 
     def _answers(self) -> bool:
         return self._page().get("masterurl") == self._master
-
-
-def _is_executor(pid: int) -> bool:
-    try:
-        return b"ExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
