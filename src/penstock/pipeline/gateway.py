@@ -151,9 +151,14 @@ def start_gateway(
         # By this, Java puts the zipped PySpark first on the path of each Python that it starts to plan a query, and
         # nothing caches the bytecode of a zip: a second for each of them. Executors are all else that needs it.
         del variables["SPARK_HOME"]
-    # In a process group of its own, Java doesn't get the terminal's Ctrl-C: the driver stops it when work is done.
+    process, words = _started(command, variables)
+    return Gateway(process, folder, words)
+
+
+def _started(command: list[str], variables: dict[str, str]) -> tuple[subprocess.Popen[bytes], threading.Thread]:
     heard, said = os.pipe()
     try:
+        # In a process group of its own, Java doesn't get the terminal's Ctrl-C: the driver stops it when work is done.
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=said, env=variables, process_group=0)
     except OSError:
         os.close(heard)
@@ -162,7 +167,7 @@ def start_gateway(
         os.close(said)
     words = threading.Thread(target=_show, args=(heard,), name="penstock-java-stderr", daemon=True)
     words.start()
-    return Gateway(process, folder, words)
+    return process, words
 
 
 def _show(heard: int) -> None:
