@@ -107,7 +107,7 @@ def test_failures_of_its_own_are_those_of_this_life_that_no_process_died_of(
     for _ in range(2):
         claim = store.claim("outbox", limit=1, claimant="hangs", lease_seconds=0.001)
         assert claim
-        assert wait_until(lambda: store.reap() == 1, 20)
+        assert wait_until(lambda: store.reap() == 1, 60)
     letter = office.show(event_id)
     assert (letter["attempts"], letter["own_failures"], letter["last_error"]) == (3, 1, "lease expired")
 

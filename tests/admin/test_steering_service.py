@@ -38,7 +38,7 @@ def working(admin: Admin, url: str, queue: str) -> Iterator[None]:
     worker.handler(queue)(lambda event: None)
     worker.start()
     try:
-        assert wait_until(lambda: admin.status().relays != [], 10.0)
+        assert wait_until(lambda: admin.status().relays != [], 60)
         yield
     finally:
         worker.stop()

@@ -128,7 +128,7 @@ class RelayProcess:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self.wait()
-        assert wait_until(lambda: not self.processes(), 20), f"outlived their relay: {self.processes()}"
+        assert wait_until(lambda: not self.processes(), 60), f"outlived their relay: {self.processes()}"
         shutil.rmtree(self._scratch)
 
 

@@ -76,7 +76,7 @@ class NumberStream:
                 start_new_session=True,
             )
         code = process.wait(RUN_SECONDS)
-        assert wait_until(lambda: not _of_session(process.pid), 20), (
+        assert wait_until(lambda: not _of_session(process.pid), 60), (
             f"outlived their stream: {_of_session(process.pid)}"
         )
         shutil.rmtree(scratch)

@@ -42,7 +42,7 @@ def test_what_is_started_goes_on_between_calls() -> None:
         return asyncio.ensure_future(later())
 
     task = background.run(start())
-    assert done.wait(10)
+    assert done.wait(60)
     assert task is not None
     background.close()
 

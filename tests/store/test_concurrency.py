@@ -68,7 +68,7 @@ class Crew:
     def end(self) -> None:
         self.ring.say("stop")
         for process in (*self.claimers, *self.others):
-            process.join(20)
+            process.join(60)
             process.kill()
 
     def errors(self) -> list[str]:

@@ -68,7 +68,7 @@ class TestEmittersAndClaimers:
             assert not claim(store)
             connection.commit()
         found: list[EventId] = []
-        assert wait_until(lambda: found.extend(ids(claim(store))) or bool(found), 10)
+        assert wait_until(lambda: found.extend(ids(claim(store))) or bool(found), 60)
         assert found == [second]
 
     def test_new_keys_side_by_side_are_no_deadlock(self, store: SqlStore, mariadb_url: str, level: str) -> None:
@@ -86,9 +86,9 @@ class TestEmittersAndClaimers:
         with closing(connect_mysql(mariadb_url, level)) as making, ThreadPoolExecutor(1) as thread:
             (first,) = store.append([event(ordering_key="k")], connection=making)
             second = thread.submit(store.append, [event(ordering_key="k")])
-            assert wait_until(lambda: waits(mariadb_url), 10)
+            assert wait_until(lambda: waits(mariadb_url), 60)
             making.commit()
-            assert ids(claim(store)) == [first, *second.result(10)]
+            assert ids(claim(store)) == [first, *second.result(60)]
 
     def test_settling_sees_the_newest_though_the_caller_looks_at_the_past(
         self, store: SqlStore, mariadb_url: str, level: str
@@ -165,7 +165,7 @@ def test_a_deadlock_is_tried_again(store: SqlStore, mariadb_url: str, monkeypatc
     monkeypatch.setattr(Transaction, "run", counted)
     with ThreadPoolExecutor(1) as thread:
         released = thread.submit(store.release, held.lease)
-        assert locked.wait(10)
+        assert locked.wait(60)
         stranger.execute("SELECT * FROM penstock_leases FOR UPDATE")
         assert tries == 1
         stranger.rollback()
@@ -285,7 +285,7 @@ def test_what_another_process_gave_back_is_found_by_probing(
     assert not store.ready("outbox")
     with closing(open_store(mariadb_url)) as other:
         old = other.append([event(available_at=datetime.now(UTC) - timedelta(hours=1))])
-    assert wait_until(lambda: store.ready("outbox"), 10)
+    assert wait_until(lambda: store.ready("outbox"), 60)
     assert ids(claim(store)) == old
 
 
@@ -298,7 +298,7 @@ def test_the_oldest_snapshot_is_shown_to_those_who_may_see_it(
         assert shown is not None
         assert 0 <= shown < 60
     # Who asks more often than every tenth of a second is told the same again.
-    assert wait_until(lambda: Signal().wait(0.2) or store.stats().oldest_snapshot_seconds is None, 10)
+    assert wait_until(lambda: Signal().wait(0.2) or store.stats().oldest_snapshot_seconds is None, 60)
     name = store.engine.url.database
     mariadb_server.execute(f"CREATE USER {name[:30]}@'127.0.0.1' IDENTIFIED BY 'word'")
     mariadb_server.execute(f"GRANT ALL ON `{name}`.* TO {name[:30]}@'127.0.0.1'")

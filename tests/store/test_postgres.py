@@ -211,7 +211,7 @@ def test_a_key_that_an_emitter_holds_is_not_lost_when_its_line_runs_dry(store: S
         publish(store, held)
         assert not claim(store)
     found: list[EventId] = []
-    assert wait_until(lambda: found.extend(ids(claim(store))) or bool(found), 10)
+    assert wait_until(lambda: found.extend(ids(claim(store))) or bool(found), 60)
     assert found == [second]
 
 
@@ -240,7 +240,7 @@ def test_what_another_process_gave_back_is_found_by_probing(
     other = open_store(database)
     old = other.append([event(available_at=datetime.now(UTC) - timedelta(hours=1))])
     other.close()
-    assert wait_until(lambda: store.ready("outbox"), 10)
+    assert wait_until(lambda: store.ready("outbox"), 60)
     assert ids(claim(store)) == old
 
 

@@ -160,5 +160,5 @@ def test_a_thread_that_waits_is_woken() -> None:
     waiting = threading.Thread(target=lambda: taken.extend(holdings.await_some(1, closed)))
     waiting.start()
     holdings.add(under, events(under, None))
-    waiting.join(20)
+    waiting.join(60)
     assert seqs(taken) == [1]

@@ -17,11 +17,11 @@ def test_what_was_not_started_goes_back_uncounted(worker: Worker, outbox: Outbox
     @worker.handler(max_workers=1, fetch_batch_size=10)
     def handle(event: Received) -> None:
         begun.set()
-        finish.wait(20)
+        finish.wait(60)
 
     outbox.emit_many([outbox.event("x", str(number)) for number in range(8)])
     worker.start()
-    assert begun.wait(20)
+    assert begun.wait(60)
     stopping = threading.Thread(target=worker.stop)
     stopping.start()
     finish.set()
@@ -58,11 +58,11 @@ def test_a_handler_that_does_not_end_is_left_to_its_lease(outbox: Outbox, watch:
     @worker.handler()
     def handle(event: Received) -> None:
         begun.set()
-        finish.wait(20)
+        finish.wait(60)
 
     outbox.emit("x")
     worker.start()
-    assert begun.wait(20)
+    assert begun.wait(60)
     worker.stop()
     assert watch.states() == {State.CLAIMED: 1}
     finish.set()
@@ -83,7 +83,7 @@ def test_an_async_handler_that_does_not_end_is_cancelled_and_has_failed(outbox: 
 
     outbox.emit("x", "1")
     worker.start()
-    assert begun.wait(20)
+    assert begun.wait(60)
     worker.stop()
     assert cleaned == ["up"]
     assert watch.states() == {State.DEAD: 1}
@@ -134,7 +134,7 @@ def test_a_worker_that_lost_its_lease_settles_nothing(
 
     outbox.emit("x")
     with running(worker):
-        assert again.wait(20)
+        assert again.wait(60)
     assert lost == [True]
     assert watch.states() == {State.CLAIMED: 1}
 
@@ -152,11 +152,11 @@ def test_it_lives_through_a_restart_of_the_database() -> None:
         def handle(event: Received) -> None:
             if event.text() == "held":
                 held.set()
-                go_on.wait(20)
+                go_on.wait(60)
 
         outbox.emit("x", "held")
         with running(worker):
-            assert held.wait(20)
+            assert held.wait(60)
             server.stop()
             go_on.set()
             server.start()
