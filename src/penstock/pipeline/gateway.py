@@ -21,6 +21,7 @@ from typing import NamedTuple
 from penstock.config import needs_extra
 from penstock.errors import PipelineError
 from penstock.pipeline.java import java_version
+from penstock.pipeline.words import Words
 
 LOG_SETTINGS = Path(__file__).resolve().with_name("log4j2.properties")
 START_SECONDS = 60.0
@@ -172,12 +173,19 @@ def _started(command: list[str], variables: dict[str, str]) -> tuple[subprocess.
 
 def _show(heard: int) -> None:
     """Until all who could write have ended. Without a buffer, whose lock a thread that is cut off would keep."""
+    words = Words()
     try:
         while told := os.read(heard, 65_536):
-            with suppress(OSError):  # there is no standard error any more
-                os.write(STDERR, told)
+            _say(words.heard(told))
+        _say(words.rest())
     finally:
         os.close(heard)
+
+
+def _say(told: bytes) -> None:
+    with suppress(OSError):  # there is no standard error any more
+        while told:
+            told = told[os.write(STDERR, told) :]
 
 
 def _is_unpacked() -> bool:
