@@ -1,8 +1,10 @@
 """The settings of a session and the start of Java, without starting either."""
 
+import fcntl
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,9 @@ import pytest
 from penstock.errors import PipelineError
 from penstock.pipeline import archive, session
 from penstock.pipeline.gateway import LOG_SETTINGS, spark_home, start_gateway
+from penstock.pipeline.java import find_java
 from penstock.pipeline.session import configure, is_local, session_settings, with_attempts
+from penstock.testing.processes import wait_until
 
 
 @pytest.mark.parametrize(
@@ -162,3 +166,19 @@ def test_what_java_says_is_shown_and_only_who_starts_executors_hears_where_spark
     assert gateway.process.stdin is not None
     gateway.process.stdin.close()
     assert capfd.readouterr().err.strip() == f"Spark is in: {spark_home() if executors else ''}".strip()
+
+
+def test_who_needs_an_archive_now_waits_for_one_that_is_being_made(tmp_path: Path) -> None:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    path = archive.archive_path(find_java(environment), environment)
+    assert tmp_path in path.parents
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as lock, ThreadPoolExecutor(1) as thread:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        archive.make(environment)  # in the background nobody waits
+        waiting = thread.submit(archive.make, environment, patient=True)
+        assert not wait_until(waiting.done, 0.3)
+        path.touch()
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        waiting.result(60)
+    assert path.read_bytes() == b"", "it is not made again"

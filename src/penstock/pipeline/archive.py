@@ -60,12 +60,13 @@ def make_in_background(archive: Path, environment: Mapping[str, str] = os.enviro
     )
 
 
-def make(environment: Mapping[str, str] = os.environ) -> None:
-    """Run a small program on Spark and have Java write down the classes that it used."""
+def make(environment: Mapping[str, str] = os.environ, *, patient: bool = False) -> None:
+    """Run a small program on Spark and have Java write down the classes that it used. Where another process is at it
+    already, whoever is `patient` waits for that."""
     java_home = find_java(environment)
     archive = archive_path(java_home, environment)
     archive.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(archive.with_suffix(".lock")) as alone:
+    with _alone(archive.with_suffix(".lock"), patient=patient) as alone:
         if not alone or archive.exists() or _tried(archive).exists():
             return
         _tried(archive).touch()  # also when it fails: this Java won't do better at the next start
@@ -130,11 +131,11 @@ def _stamp(path: Path) -> str:
 
 
 @contextmanager
-def _alone(lock: Path) -> Iterator[bool]:
+def _alone(lock: Path, *, patient: bool) -> Iterator[bool]:
     """Whether this process is the only one here; the lock goes with the process, however that ends."""
     with lock.open("w") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX if patient else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             yield False
         else:
@@ -147,4 +148,4 @@ if __name__ == "__main__":
         time.sleep(WAIT_SECONDS)
     elif not archive_path(find_java()).exists():
         print("Preparing Spark's classes, once, so that Java starts in half the time: a minute ...", flush=True)
-    make()
+    make(patient=sys.argv[1:] == [NOW])
