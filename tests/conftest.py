@@ -1,5 +1,6 @@
 """Fixtures that every test may use: real servers, shared by the session, and a fresh database for each test."""
 
+import logging
 import os
 import signal
 from collections.abc import Iterator
@@ -56,6 +57,16 @@ def started(server: AnyServer) -> Iterator[AnyServer]:
 # A shell starts what runs in the background deaf to Ctrl-C, and its children inherit that: tests press it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True)
+def _log_as_it_was() -> Iterator[None]:
+    """A command that runs in this process shows the log, as it would in its own; the next test gets it back."""
+    log = logging.getLogger("penstock")
+    handlers, level, propagate = list(log.handlers), log.level, log.propagate
+    yield
+    log.handlers[:], log.propagate = handlers, propagate
+    log.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 _logger = logging.getLogger("penstock")
 
@@ -19,10 +19,22 @@ def debug(message: str, **fields: Any) -> None:
     _emit(logging.DEBUG, message, fields)
 
 
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Writes to what is standard error at that moment: somebody who runs a command in their own process may change it,
+    and close what it was."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
+
+
 def to_stderr(level: int = logging.INFO) -> None:
     """Show the log on standard error: for the command line, never called by library code."""
     if not _logger.handlers:
-        handler = logging.StreamHandler(sys.stderr)
+        handler = _Stderr()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
         _logger.addHandler(handler)
     _logger.setLevel(level)
