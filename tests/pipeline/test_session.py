@@ -4,6 +4,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -166,6 +167,18 @@ def test_what_java_says_is_shown_and_only_who_starts_executors_hears_where_spark
     assert gateway.process.stdin is not None
     gateway.process.stdin.close()
     assert capfd.readouterr().err.strip() == f"Spark is in: {spark_home() if executors else ''}".strip()
+
+
+def test_archives_that_nobody_has_used_for_long_are_removed(tmp_path: Path) -> None:
+    names = ["spark-old.jsa", "spark-old.base.jsa", "spark-old.lock", "spark-used.jsa", "spark-used.base.jsa"]
+    long_ago = time.time() - archive.UNUSED_SECONDS - 60
+    for name in names:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (long_ago, long_ago))
+    (tmp_path / "spark-kafka-4").mkdir()
+    archive.use_options(tmp_path / "spark-used.jsa")
+    archive.sweep(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"spark-used.jsa", "spark-used.base.jsa", "spark-kafka-4"}
 
 
 def test_who_needs_an_archive_now_waits_for_one_that_is_being_made(tmp_path: Path) -> None:

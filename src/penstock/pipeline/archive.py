@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 VARIABLE = "PENSTOCK_SPARK_ARCHIVE"
 # However low its priority, making an archive slowed the very start that asked for it by a quarter.
 WAIT_SECONDS = 15.0
+# An archive has 170 MB, and that of an environment which was deleted since is of no use to anyone.
+UNUSED_SECONDS = 30 * 86_400.0
 NOW = "--now"
 
 
@@ -43,7 +45,12 @@ def archive_path(java_home: Path, environment: Mapping[str, str] = os.environ) -
 
 
 def use_options(archive: Path) -> tuple[str, ...]:
-    return (f"-XX:SharedArchiveFile={archive}",) if archive.exists() else ()
+    """By which Java uses the archive, if there is one. Its time says when that was last."""
+    if not archive.exists():
+        return ()
+    with suppress(OSError):
+        os.utime(archive)
+    return (f"-XX:SharedArchiveFile={archive}",)
 
 
 def make_in_background(archive: Path, environment: Mapping[str, str] = os.environ) -> None:
@@ -76,6 +83,22 @@ def make(environment: Mapping[str, str] = os.environ, *, patient: bool = False) 
         if fresh.exists():
             fresh.replace(archive)
             _tried(archive).unlink()
+    sweep(archive.parent)
+
+
+def sweep(folder: Path) -> None:
+    """Remove archives that no Java has used for long, with what was made for them."""
+    for archive in folder.glob("spark-*.jsa"):
+        if "." not in archive.stem and _last_used(archive) < time.time() - UNUSED_SECONDS:
+            for file in folder.glob(f"{archive.stem}.*"):
+                file.unlink(missing_ok=True)
+
+
+def _last_used(archive: Path) -> float:
+    try:
+        return archive.stat().st_mtime
+    except FileNotFoundError:  # another process sweeps, too
+        return time.time()
 
 
 def _rehearse(options: tuple[str, ...]) -> None:
