@@ -31,6 +31,6 @@ class Terminal:
     def end(self) -> tuple[int, bytes]:
         assert self.process.stdout is not None
         out = self.process.stdout.read()
-        code = self.process.wait(timeout=20)
+        code = self.process.wait(timeout=60)
         os.close(self._own)
         return code, out

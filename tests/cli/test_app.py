@@ -198,7 +198,7 @@ def test_ctrl_c_ends_quietly_with_130(process: Start) -> None:
     assert watching.stdout is not None
     assert watching.stdout.readline().startswith(b'{"store"')
     watching.send_signal(signal.SIGINT)
-    _, err = watching.communicate(timeout=20)
+    _, err = watching.communicate(timeout=60)
     assert (watching.returncode, err) == (130, b"")
 
 
@@ -210,4 +210,4 @@ def test_a_reader_that_leaves_is_no_failure(process: Start, store: SqlStore, com
     listing.stdout.close()
     assert listing.stderr is not None
     assert listing.stderr.read() == b""
-    assert listing.wait(timeout=20) == 141
+    assert listing.wait(timeout=60) == 141

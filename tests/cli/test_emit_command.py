@@ -216,17 +216,17 @@ def test_an_id_that_was_there_before_names_the_lines(penstock: Run, store: SqlSt
 
 def test_lines_through_a_pipe(process: Start, store: SqlStore) -> None:
     emitting = process("emit", "--from", "-")
-    out, err = emitting.communicate(lines(*[{"type": "t"}] * 2_500), timeout=30)
+    out, err = emitting.communicate(lines(*[{"type": "t"}] * 2_500), timeout=60)
     assert (emitting.returncode, out, err) == (0, b"2,500 emitted\n", b"")
     assert len(records(store)) == 2_500
 
 
 def test_a_payload_that_is_no_text_on_the_command_line(process: Start, store: SqlStore) -> None:
     emitting = process("emit", "t", os.fsdecode(b"\xff"))
-    emitting.communicate(timeout=30)
+    emitting.communicate(timeout=60)
     assert records(store)[0].payload == b"\xff"
     emitting = process("emit", os.fsdecode(b"\xff"))
-    _, err = emitting.communicate(timeout=30)
+    _, err = emitting.communicate(timeout=60)
     assert emitting.returncode == 2
     assert b"event_type is not valid Unicode" in err
 

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from penstock.testing.processes import wait_until
 from penstock.testing.servers import KafkaServer
 
-SECONDS = 30.0
+SECONDS = 90.0
 
 
 class Topics:
