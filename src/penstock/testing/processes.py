@@ -171,6 +171,27 @@ def command_of(pid: int) -> bytes:
         return b""
 
 
+def of_session(number: int, mark: str) -> list[int]:
+    """The living processes of a session, as far as `mark` is in the environment that they began with: the number of a
+    session is given again when all of it has gone, to whoever comes next. Where there is no /proc the number has to
+    do."""
+    return [pid for pid in living() if _session(pid) == number and _is_marked(pid, mark.encode())]
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None
+
+
+def _is_marked(pid: int, mark: bytes) -> bool:
+    try:
+        return mark in Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return not Path("/proc/self").exists()
+
+
 def _rows_of_proc() -> Iterator[tuple[int, int, str]]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:

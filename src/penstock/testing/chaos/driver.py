@@ -12,7 +12,7 @@ from pathlib import Path
 from penstock.testing import crashes
 from penstock.testing.chaos import program
 from penstock.testing.chaos.program import Settings
-from penstock.testing.processes import living, wait_until
+from penstock.testing.processes import of_session, wait_until
 
 END_SECONDS = 60.0
 
@@ -53,7 +53,7 @@ class Driver:
 
     def processes(self) -> list[int]:
         """It and all that came from it, also when it has gone itself."""
-        return [pid for pid in living() if _session(pid) == self.pid]
+        return of_session(self.pid, self._scratch)
 
     def kill(self, *pids: int) -> None:
         """End these, or all, at once."""
@@ -71,10 +71,3 @@ class Driver:
         wait_until(gone, END_SECONDS)
         self._process.wait()
         shutil.rmtree(self._scratch, ignore_errors=True)
-
-
-def _session(pid: int) -> int | None:
-    try:
-        return os.getsid(pid)
-    except ProcessLookupError:
-        return None
