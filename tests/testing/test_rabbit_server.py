@@ -13,6 +13,8 @@ from penstock.testing.servers import RabbitServer
 
 pytestmark = pytest.mark.crash
 
+# RabbitMQ writes the messages that it confirms to disk, but that there is a queue a moment later.
+SYNC = "mnesia:sync_log()."
 STARTS_AND_WAITS = """
 import sys
 from penstock.testing.servers import RabbitServer
@@ -43,6 +45,7 @@ def test_after_a_kill_it_recovers_what_was_confirmed_on_the_same_port(rabbit_ser
     background = Background("test")
     with RabbitServer() as server:
         background.run(keep_one(server.url()))
+        server.control("eval", SYNC)
         url, family = server.url(), server.family()
         assert len(family) > 2, "the server, its port mapper, and what waits for either"
         server.kill()
