@@ -24,7 +24,7 @@ class _Stderr(logging.StreamHandler[TextIO]):
     and close what it was."""
 
     def __init__(self) -> None:
-        logging.Handler.__init__(self)
+        logging.Handler.__init__(self)  # the class between would keep the one of now
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]

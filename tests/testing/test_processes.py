@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from penstock.testing.processes import of_session
 
-# A process with a child, both of which end with their input.
+# A process and its child, which end with their input.
 PROGRAM = """
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "input()"])

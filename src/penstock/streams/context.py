@@ -171,7 +171,7 @@ class Context(Emitting):
         if (at is None) == (delay_seconds is None):
             raise UsageError("a timer is set for a time or after a delay: give at or delay_seconds")
         start = self._require_timers(name)
-        self.timers[name] = seconds_of(moment_of(start + delay_seconds if at is None else at))  # type: ignore[operator]
+        self.timers[name] = seconds_of(moment_of(start + (delay_seconds or 0) if at is None else at))
 
     def cancel_timer(self, name: str) -> None:
         """Forget a timer of this key, if it is set."""
