@@ -38,11 +38,11 @@ check: setup ## Check style, types, the direction of imports, and tidiness
 	@echo "lint-imports";  $(BIN)/lint-imports --no-logo
 	@echo "tidy";          $(BIN)/python -m pytest tests/test_tidy.py
 
-bench: setup ## Run the benchmarks
-	@$(BIN)/penstock bench $(ARGS)
+bench: setup ## Run the benchmarks (ARGS=relay, streams or objects; ARGS='relay --help' lists the options)
+	@$(BIN)/python -m benchmarks $(ARGS)
 
 chaos: setup ## Kill exactly-once streams at every step, and audit them (ARGS='--kills 20 --source queue --seed 1')
-	@$(BIN)/python -m penstock.testing.chaos $(ARGS)
+	@$(BIN)/python -m chaos $(ARGS)
 
 services: setup ## Fetch the servers that the tests run against
 	@for service in services/*; do "$$service"; done

@@ -12,7 +12,7 @@ import pytest
 from penstock.errors import MissingDriver
 from penstock.pipeline import archive
 from penstock.pipeline.java import find_java
-from penstock.testing.servers import (
+from tests.support.servers import (
     KafkaServer,
     MariadbServer,
     NatsServer,

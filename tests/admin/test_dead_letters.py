@@ -20,7 +20,7 @@ from penstock.event import Event, EventId
 from penstock.lifecycle import Dead, Retry, State
 from penstock.store import SqlStore, open_store
 from penstock.store.base import Selection
-from penstock.testing.processes import wait_until
+from tests.support.processes import wait_until
 
 Settled = Callable[..., EventId]
 ALL = Selection(everything=True)

@@ -15,7 +15,7 @@ from penstock.event import Event, EventId
 from penstock.lifecycle import Published, State
 from penstock.store import SqlStore, steering
 from penstock.store.base import Selection
-from penstock.testing.processes import wait_until
+from tests.support.processes import wait_until
 
 Settled = Callable[..., EventId]
 ALL = Selection(everything=True)

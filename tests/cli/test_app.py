@@ -13,7 +13,7 @@ from penstock.cli import operate
 from penstock.event import Event
 from penstock.store import SqlStore
 
-COMMANDS = ("init", "emit", "relay", "status", "events", "show", "replay", "reap", "purge", "doctor", "demo", "bench")
+COMMANDS = ("init", "emit", "relay", "status", "events", "show", "replay", "reap", "purge", "doctor", "demo")
 HEAVY = {"pyspark", "alembic", "pandas"}
 
 Run = Callable[..., Any]

@@ -1,4 +1,4 @@
-"""`penstock relay`, `demo` and `bench`, as far as they go without Spark: what is told before it starts."""
+"""`penstock relay` and `demo`, as far as they go without Spark: what is told before it starts."""
 
 import subprocess
 import sys
@@ -190,10 +190,3 @@ def test_the_demo_keeps_its_things_in_a_new_folder_only(penstock: Run, tmp_path:
     ran = penstock("demo", "--keep", str(tmp_path))
     assert ran.code == 2
     assert "is there already; name a new folder" in ran.err
-
-
-def test_benchmarks_that_are_not_there_are_told(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "penstock.testing.bench", None)
-    ran = penstock("bench", "relay", "--json")
-    assert (ran.code, ran.err.count("\n")) == (2, 1)
-    assert "the benchmarks need more than is installed" in ran.err

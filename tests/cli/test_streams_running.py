@@ -16,7 +16,7 @@ from penstock.cli.streams import SUPERSEDED
 from penstock.event import Event
 from penstock.store import SqlStore
 from penstock.streams.state import open_state
-from penstock.testing.processes import command_of, living, wait_until
+from tests.support.processes import command_of, living, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

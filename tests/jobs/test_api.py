@@ -27,7 +27,7 @@ from penstock.errors import (
 from penstock.jobs import ClaimedJob, Context, Jobs, JobsClient
 from penstock.jobs.server import JobServer, require_safe
 from penstock.lifecycle import State
-from penstock.testing.processes import free_port
+from tests.support.processes import free_port
 
 SOON = 30.0
 

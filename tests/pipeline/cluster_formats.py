@@ -5,7 +5,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from penstock.pipeline import open_session, register, settle
-from penstock.testing.processes import wait_until
+from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -13,7 +13,7 @@ from valkey_ground import ValkeyGround
 from penstock.errors import UsageError
 from penstock.outbox import connect
 from penstock.pipeline.kafka_jars import connector_jars
-from penstock.testing.servers import ValkeyServer
+from tests.support.servers import ValkeyServer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

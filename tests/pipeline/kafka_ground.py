@@ -9,8 +9,8 @@ from uuid import uuid4
 from confluent_kafka import Producer, TopicCollection
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from penstock.testing.processes import wait_until
-from penstock.testing.servers import KafkaServer
+from tests.support.processes import wait_until
+from tests.support.servers import KafkaServer
 
 SECONDS = 90.0
 

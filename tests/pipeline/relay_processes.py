@@ -20,8 +20,8 @@ from penstock.errors import StoreUnavailable
 from penstock.event import EventId
 from penstock.outbox import Outbox, connect
 from penstock.store import SqlStore
-from penstock.testing import crashes
-from penstock.testing.processes import living, wait_until
+from tests.support import crashes
+from tests.support.processes import living, wait_until
 
 MASTER = "local[2]"
 TASKS = 2
@@ -39,7 +39,7 @@ from penstock import telemetry
 from penstock.errors import PenstockError
 from penstock.pipeline.relay import RelayOptions, run_relay
 from penstock.routes import parse_routes
-from penstock.testing import crashes
+from tests.support import crashes
 
 telemetry.to_stderr()
 crashes.arm()

@@ -14,8 +14,8 @@ from sqlalchemy import func, select
 from penstock.outbox import Outbox
 from penstock.store.base import Selection
 from penstock.store.schema import sinks, staged
-from penstock.testing import crashes
-from penstock.testing.processes import living, wait_until
+from tests.support import crashes
+from tests.support.processes import living, wait_until
 
 FILES = 2
 ROWS = 200
@@ -24,13 +24,13 @@ RUN_SECONDS = 180.0
 SCRIPT = """
 import json, sys
 from penstock.pipeline import open_session, register
-from penstock.testing import crashes
+from tests.support import crashes
 
 given = json.loads(sys.argv[1])
 crashes.arm()
 spark = open_session(given["master"])
 register(spark)
-from penstock.testing.crashing_sink import CrashingDataSource
+from tests.support.crashing_sink import CrashingDataSource
 spark.dataSource.register(CrashingDataSource)
 lines = spark.readStream.option("maxFilesPerTrigger", 1).text(given["files"])
 events = lines.selectExpr("'number.counted' AS event_type", "value AS payload").repartition(given["partitions"])

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from penstock.pipeline.slices import Slice
-from penstock.testing.files import write_whole
+from tests.support.files import write_whole
 
 cached: list[int] = []
 

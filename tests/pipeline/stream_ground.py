@@ -19,7 +19,7 @@ from penstock.streams.engine import is_users
 from penstock.streams.event import StreamEvent
 from penstock.streams.sources import Source
 from penstock.streams.state import open_state
-from penstock.testing.processes import wait_until
+from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from penstock.testing.chaos.audit import STATES
-from penstock.testing.chaos.campaign import Campaign, Plan
+from chaos.audit import STATES
+from chaos.campaign import Campaign, Plan
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(1_200)]
 

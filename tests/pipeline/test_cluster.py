@@ -26,8 +26,8 @@ from relay_processes import (
 from penstock.outbox import Outbox, connect
 from penstock.store.base import Selection
 from penstock.streams.state import open_state
-from penstock.testing.processes import wait_until
-from penstock.testing.servers import SparkMaster, SparkWorker
+from tests.support.processes import wait_until
+from tests.support.servers import SparkMaster, SparkWorker
 
 pytestmark = [pytest.mark.crash, pytest.mark.spark, pytest.mark.slow]
 

@@ -20,8 +20,8 @@ from penstock.lifecycle import Dropped, State
 from penstock.outbox import connect
 from penstock.retry import RetryPolicy
 from penstock.store.base import LeaseId
-from penstock.testing.processes import wait_until
-from penstock.testing.servers import PostgresServer
+from tests.support.processes import wait_until
+from tests.support.servers import PostgresServer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

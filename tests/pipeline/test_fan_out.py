@@ -18,8 +18,8 @@ from penstock.pipeline.relay import RelayOptions, run_relay
 from penstock.retry import RetryPolicy
 from penstock.routes import Destination, Route, Routes, parse_routes
 from penstock.store.base import Selection
-from penstock.testing.processes import wait_until
-from penstock.testing.servers import ValkeyServer
+from tests.support.processes import wait_until
+from tests.support.servers import ValkeyServer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -23,7 +23,7 @@ from penstock.pipeline.stores import close_stores
 from penstock.retry import RetryPolicy
 from penstock.store import open_store
 from penstock.store.base import Record, Selection
-from penstock.testing.processes import wait_until
+from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

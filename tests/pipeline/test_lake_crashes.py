@@ -21,7 +21,7 @@ from penstock.pipeline.lake_sweep import Sweep
 from penstock.pipeline.relay import RelayOptions, RelayReport, run_relay
 from penstock.pipeline.stores import close_stores
 from penstock.store.base import Claim, Lease, LeaseId, Token
-from penstock.testing.processes import wait_until
+from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,8 +12,8 @@ from relay_processes import RelayProcess
 
 from penstock.event import Event
 from penstock.outbox import Outbox, connect
-from penstock.testing.processes import wait_until
-from penstock.testing.servers import KafkaServer, NatsServer
+from tests.support.processes import wait_until
+from tests.support.servers import KafkaServer, NatsServer
 
 pytestmark = [pytest.mark.crash, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -25,8 +25,8 @@ from penstock.pipeline import relay as relaying
 from penstock.pipeline.relay import RelayOptions, run_relay
 from penstock.retry import RetryPolicy
 from penstock.store.base import Record, Selection
-from penstock.testing.processes import wait_until
-from penstock.testing.servers import ValkeyServer
+from tests.support.processes import wait_until
+from tests.support.servers import ValkeyServer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -37,9 +37,9 @@ from penstock.outbox import Outbox, connect
 from penstock.pipeline.gateway import spark_home
 from penstock.pipeline.relay import RelayOptions, run_relay
 from penstock.store.base import Selection
-from penstock.testing.files import write_whole
-from penstock.testing.processes import command_of, wait_until
-from penstock.testing.servers import PostgresServer, ValkeyServer
+from tests.support.files import write_whole
+from tests.support.processes import command_of, wait_until
+from tests.support.servers import PostgresServer, ValkeyServer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,7 +15,7 @@ from penstock.pipeline import archive, session
 from penstock.pipeline.gateway import LOG_SETTINGS, spark_home, start_gateway
 from penstock.pipeline.java import find_java
 from penstock.pipeline.session import configure, is_local, session_settings, with_attempts
-from penstock.testing.processes import wait_until
+from tests.support.processes import wait_until
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from relay_processes import IN_HAND, RelayProcess, assert_delivered, emit
 from step_ground import Ground
 
 from penstock.lifecycle import State
-from penstock.testing.processes import wait_until
+from tests.support.processes import wait_until
 
 pytestmark = [pytest.mark.crash, pytest.mark.spark, pytest.mark.slow]
 

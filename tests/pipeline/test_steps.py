@@ -14,7 +14,7 @@ from penstock.errors import UsageError
 from penstock.lifecycle import Dropped, State
 from penstock.pipeline.relay import RelayOptions
 from penstock.retry import RetryPolicy
-from penstock.testing.processes import wait_until
+from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -12,7 +12,7 @@ from stream_ground import DEAD, LIVE, Shop, records, states
 
 from penstock.streams.batches import BatchContext
 from penstock.streams.sources import Frame, Queue, Source
-from penstock.testing.files import write_whole
+from tests.support.files import write_whole
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -19,7 +19,7 @@ from penstock.store.base import Selection
 from penstock.streams.context import Context
 from penstock.streams.event import StreamEvent
 from penstock.streams.sources import Kafka
-from penstock.testing.servers import KafkaServer
+from tests.support.servers import KafkaServer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -27,7 +27,7 @@ from penstock.streams.event import StreamEvent
 from penstock.streams.sources import Frame, Source
 from penstock.streams.state import open_state
 from penstock.streams.state.base import Superseded
-from penstock.testing.processes import wait_until
+from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

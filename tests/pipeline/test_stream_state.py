@@ -23,7 +23,7 @@ from penstock.streams.context import Context
 from penstock.streams.event import StreamEvent
 from penstock.streams.state import open_state
 from penstock.streams.state.base import Saved
-from penstock.testing.processes import wait_until
+from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

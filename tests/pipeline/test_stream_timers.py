@@ -19,7 +19,7 @@ from penstock.store.base import Selection
 from penstock.streams import Timer, Tumbling, Window
 from penstock.streams.context import Context
 from penstock.streams.event import StreamEvent
-from penstock.testing.processes import wait_until
+from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

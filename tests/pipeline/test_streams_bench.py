@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from benchmarks.ground import Ground
+from benchmarks.stream_contenders import PENSTOCK, Contender, Trial, penstock_queue, transform_with_state
+from benchmarks.stream_input import Input, add_up, prepare, read
+from benchmarks.streams import OURS, StreamsPlan, _run
 from penstock.errors import PenstockError, UsageError
-from penstock.testing.bench.ground import Ground
-from penstock.testing.bench.stream_contenders import PENSTOCK, Contender, Trial, penstock_queue, transform_with_state
-from penstock.testing.bench.stream_input import Input, add_up, prepare, read
-from penstock.testing.bench.streams import OURS, StreamsPlan, _run
-from penstock.testing.servers import PostgresServer
+from tests.support.servers import PostgresServer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

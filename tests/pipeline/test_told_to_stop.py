@@ -12,7 +12,7 @@ from penstock.errors import PipelineError
 from penstock.pipeline.stopping import RUNNER, open_unless
 from penstock.pipeline.stores import close_stores
 from penstock.pipeline.streaming import run_streams
-from penstock.testing.processes import command_of, living, wait_until
+from tests.support.processes import command_of, living, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,7 +12,7 @@ from valkey_ground import GROUP, SECONDS, ValkeyGround
 from penstock.pipeline.slices import root_cause
 from penstock.pipeline.valkey_entries import COLUMNS
 from penstock.pipeline.valkey_source import register
-from penstock.testing.processes import wait_until
+from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession

@@ -10,9 +10,9 @@ from penstock.errors import PipelineError, SourceUnavailable, UsageError
 from penstock.pipeline import valkey_group
 from penstock.publish import open_publisher
 from penstock.testing.events import delivery
-from penstock.testing.processes import wait_until
 from penstock.testing.publishers import messages
-from penstock.testing.servers import ValkeyServer
+from tests.support.processes import wait_until
+from tests.support.servers import ValkeyServer
 
 # So short that what was left a moment ago is anybody's.
 SOON = 50

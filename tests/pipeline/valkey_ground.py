@@ -7,8 +7,8 @@ from valkey import Valkey
 
 from penstock.pipeline.valkey_group import acknowledge
 from penstock.pipeline.valkey_source import EntryReader, StreamOptions
-from penstock.testing.processes import wait_until
-from penstock.testing.servers import ValkeyServer
+from tests.support.processes import wait_until
+from tests.support.servers import ValkeyServer
 
 GROUP = "totals"
 SECONDS = 120.0

@@ -9,7 +9,7 @@ from valkey import Valkey
 
 from penstock.publish import Publisher, open_publisher
 from penstock.publish.wire import payload_bytes
-from penstock.testing.servers import ValkeyServer
+from tests.support.servers import ValkeyServer
 
 
 @pytest.fixture

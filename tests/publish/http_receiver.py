@@ -22,7 +22,7 @@ import pytest
 from penstock.event import Delivery
 from penstock.lifecycle import Outcome
 from penstock.publish import Publisher, Routing
-from penstock.testing.servers import Server
+from tests.support.servers import Server
 
 TOO_LARGE = 200_000
 UNKNOWN_TOPIC = "nobody.listens"

@@ -15,9 +15,9 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from penstock.testing.processes import wait_until
 from penstock.testing.publishers import Received
-from penstock.testing.servers.kafka import CLERK, KafkaServer
+from tests.support.processes import wait_until
+from tests.support.servers.kafka import CLERK, KafkaServer
 
 
 class Cluster:

@@ -10,7 +10,7 @@ from penstock.publish import open_publisher
 from penstock.testing.brokers import BrokerConformance, Refusal
 from penstock.testing.events import delivery
 from penstock.testing.publishers import PublisherOutcomes, attempt, messages, published, received
-from penstock.testing.servers import KafkaServer
+from tests.support.servers import KafkaServer
 
 TOPICS = ("orders.created", "orders.refused", "outbox.orders.created", "outbox.orders.paid")
 

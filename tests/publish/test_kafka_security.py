@@ -10,7 +10,7 @@ from penstock.publish import open_publisher
 from penstock.publish.kafka_settings import PASSWORD_VARIABLE, USERNAME_VARIABLE
 from penstock.testing.events import delivery
 from penstock.testing.publishers import messages, published
-from penstock.testing.servers.kafka import PASSWORD, USER
+from tests.support.servers.kafka import PASSWORD, USER
 
 
 def publish_to(url):

@@ -15,7 +15,7 @@ from penstock.lifecycle import Retry
 from penstock.publish import nats, open_publisher
 from penstock.testing.events import delivery
 from penstock.testing.publishers import attempt, published
-from penstock.testing.servers import NatsServer
+from tests.support.servers import NatsServer
 
 VARIABLES = ("PENSTOCK_NATS_USERNAME", "PENSTOCK_NATS_PASSWORD", "PENSTOCK_NATS_TOKEN")
 

@@ -16,9 +16,9 @@ from penstock.publish import Message, nats_wire, open_publisher
 from penstock.publish.nats import FLIGHT_MESSAGES, _flights
 from penstock.testing.brokers import BrokerConformance, Refusal
 from penstock.testing.events import delivery
-from penstock.testing.gates import Gate
 from penstock.testing.publishers import attempt, messages, published
-from penstock.testing.servers import NatsServer
+from tests.support.gates import Gate
+from tests.support.servers import NatsServer
 
 STREAM = "EVENTS"
 USERS = [

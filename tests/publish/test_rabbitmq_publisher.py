@@ -17,10 +17,10 @@ from penstock.publish.base import Message
 from penstock.publish.rabbitmq import MESSAGE_BYTES, MESSAGE_BYTES_FROM_4, _usual_limit
 from penstock.testing.brokers import BrokerConformance, Refusal
 from penstock.testing.events import delivery
-from penstock.testing.gates import Gate
-from penstock.testing.processes import free_port, wait_until
 from penstock.testing.publishers import attempt, messages, published
-from penstock.testing.servers import RabbitServer
+from tests.support.gates import Gate
+from tests.support.processes import free_port, wait_until
+from tests.support.servers import RabbitServer
 
 LIMIT = 1_000_000
 FULL = {"x-max-length": 1, "x-overflow": "reject-publish"}

@@ -21,7 +21,7 @@ from databases import connect_mysql
 from penstock.lifecycle import State
 from penstock.store import SqlStore, open_store
 from penstock.store.base import Selection
-from penstock.testing.processes import wait_until
+from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.crash
 

@@ -17,7 +17,7 @@ from penstock.event import Event
 from penstock.lifecycle import PUBLISHED, RELEASED, Outcome
 from penstock.store import SqlStore, open_store
 from penstock.store.base import Claim
-from penstock.testing.processes import wait_until
+from tests.support.processes import wait_until
 
 EVENTS = 400
 LIMIT = 5

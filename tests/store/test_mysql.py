@@ -22,9 +22,9 @@ from penstock.lifecycle import PUBLISHED, Dead, Retry
 from penstock.store import SqlStore, StoreOptions, open_store
 from penstock.store.base import Selection
 from penstock.store.moves import Clock
-from penstock.testing.servers import MariadbServer
 from penstock.testing.stores import OpenStore, SqlStoreConformance
 from penstock.testing.stores.scenario import all_to, claim, event, ids
+from tests.support.servers import MariadbServer
 
 
 @pytest.fixture(scope="module")

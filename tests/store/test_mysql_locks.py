@@ -18,9 +18,9 @@ from penstock.outbox import Outbox
 from penstock.store import SqlStore, hints, mysql_statements, open_store
 from penstock.store.base import Selection
 from penstock.store.transaction import Transaction
-from penstock.testing.processes import wait_until
-from penstock.testing.servers import MariadbServer
 from penstock.testing.stores.scenario import all_to, claim, event, ids, publish, seqs
+from tests.support.processes import wait_until
+from tests.support.servers import MariadbServer
 
 LEVELS = ["READ COMMITTED", "REPEATABLE READ"]
 

@@ -8,8 +8,8 @@ from databases import MysqlConnection, connect_mysql
 from penstock.lifecycle import PUBLISHED
 from penstock.store import SqlStore, open_store
 from penstock.store import mysql_statements as statements
-from penstock.testing.servers import MariadbServer
 from penstock.testing.stores.scenario import all_to, claim, event
+from tests.support.servers import MariadbServer
 
 PENDING = 100_000
 CLAIM = 100

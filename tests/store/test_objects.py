@@ -12,7 +12,6 @@ from hypothesis.stateful import run_state_machine_as_test
 from penstock.store import Store, StoreOptions, open_store
 from penstock.store.moves import Clock
 from penstock.store.objects import archive
-from penstock.testing.servers import S3Server
 from penstock.testing.stores import OpenStore, StoreConformance
 from penstock.testing.stores.claiming import Claiming
 from penstock.testing.stores.emitting import Deduplicating, Emitting
@@ -22,6 +21,7 @@ from penstock.testing.stores.ordering import Ordering
 from penstock.testing.stores.scenario import ManualClock
 from penstock.testing.stores.settling import SettlingAgain
 from penstock.testing.stores.staging import CommittingOnce, Staging
+from tests.support.servers import S3Server
 
 # Time stands still in the suite until a test moves it on, and leases are reaped when a test says so.
 QUIETLY = "expiry=reap"

@@ -18,8 +18,8 @@ from penstock.store import Store, open_store
 from penstock.store.base import Selection
 from penstock.store.objects import ObjectStore
 from penstock.store.objects.model import Model
-from penstock.testing.processes import free_port, wait_until
-from penstock.testing.servers import S3Server
+from tests.support.processes import free_port, wait_until
+from tests.support.servers import S3Server
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 

@@ -27,9 +27,6 @@ from penstock.store.objects.client import PATH, SECRET
 from penstock.store.objects.commit import Committer
 from penstock.store.objects.emitting import PAYLOAD_LIMIT
 from penstock.store.objects.model import Model
-from penstock.testing.gates import Gate
-from penstock.testing.processes import wait_until
-from penstock.testing.servers import S3Server
 from penstock.testing.stores.scenario import (
     ManualClock,
     all_to,
@@ -43,6 +40,9 @@ from penstock.testing.stores.scenario import (
     seqs,
     states,
 )
+from tests.support.gates import Gate
+from tests.support.processes import wait_until
+from tests.support.servers import S3Server
 
 LARGE = b"\xff" * (PAYLOAD_LIMIT + 1)
 SECONDS = 60.0

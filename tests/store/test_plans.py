@@ -17,8 +17,8 @@ from penstock.store import postgres_statements as statements
 from penstock.store.base import REAP_BATCH, Claim
 from penstock.store.hints import ALWAYS
 from penstock.store.transaction import Transaction
-from penstock.testing.servers import PostgresServer
 from penstock.testing.stores.scenario import ManualClock, claim, event, publish, seqs
+from tests.support.servers import PostgresServer
 
 PENDING = 1_000_000
 SETTLED = 100_000

@@ -13,10 +13,10 @@ from penstock.event import EventId
 from penstock.store import SqlStore, StoreOptions, hints, open_store
 from penstock.store.moves import Clock
 from penstock.store.schema import metadata
-from penstock.testing.processes import wait_until
-from penstock.testing.servers import PostgresServer
 from penstock.testing.stores import OpenStore, SqlStoreConformance
 from penstock.testing.stores.scenario import claim, event, ids, publish
+from tests.support.processes import wait_until
+from tests.support.servers import PostgresServer
 
 EMPTY = f"TRUNCATE {', '.join(metadata.tables)} RESTART IDENTITY"
 

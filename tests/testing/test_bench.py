@@ -5,11 +5,11 @@ from math import isclose
 
 import pytest
 
+from benchmarks.plan import Figure, Part, Plan, at_least, at_most
+from benchmarks.report import Report
 from penstock.errors import MissingDriver
-from penstock.testing.bench.plan import Figure, Part, Plan, at_least, at_most
-from penstock.testing.bench.report import Report
-from penstock.testing.installations import find_kafka, find_rabbitmq
-from penstock.testing.servers import PostgresServer
+from tests.support.installations import find_kafka, find_rabbitmq
+from tests.support.servers import PostgresServer
 
 SMALL = Plan(
     events=2_000,
@@ -63,7 +63,7 @@ NAMES = [
 @pytest.fixture(scope="module")
 def report(postgres_server: PostgresServer) -> Report:
     """One small run of everything. Its relay shares the Spark session of this process, if there is one."""
-    from penstock.testing.bench.run import run_parts
+    from benchmarks.run import run_parts
 
     return run_parts(postgres_server, SMALL)
 

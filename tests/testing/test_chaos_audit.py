@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from chaos.audit import STATES, Audit, audit
+from chaos.campaign import Outcome, Plan
+from chaos.orders import Orders, Sums
+from chaos.program import COUNTED, STREAM
+from chaos.report import Report
+from chaos.schedule import Kill, KillAtRandom, Outage, Schedule, SecondDriver
+from chaos.sources import ORDERS
+from chaos.steps import DRIVER, STEPS
+from chaos.trial import Tally, Verdict
 from penstock import Outbox, connect
 from penstock.lifecycle import Dead
 from penstock.streams.state import open_state
 from penstock.streams.state.base import Saved, StateStore
-from penstock.testing import crashes
-from penstock.testing.chaos.audit import STATES, Audit, audit
-from penstock.testing.chaos.campaign import Outcome, Plan
-from penstock.testing.chaos.orders import Orders, Sums
-from penstock.testing.chaos.program import COUNTED, STREAM
-from penstock.testing.chaos.report import Report
-from penstock.testing.chaos.schedule import Kill, KillAtRandom, Outage, Schedule, SecondDriver
-from penstock.testing.chaos.sources import ORDERS
-from penstock.testing.chaos.steps import DRIVER, STEPS
-from penstock.testing.chaos.trial import Tally, Verdict
+from tests.support import crashes
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 

@@ -12,15 +12,15 @@ import pytest
 from penstock.errors import UsageError
 from penstock.outbox import connect
 from penstock.publish.base import Message
-from penstock.testing.crashes import POINTS, Crash, Plan, arm, family
 from penstock.testing.events import delivery
-from penstock.testing.processes import wait_until
+from tests.support.crashes import POINTS, Crash, Plan, arm, family
+from tests.support.processes import wait_until
 
 PROGRAM = """
 import os, sys
 from penstock.lifecycle import PUBLISHED
 from penstock.outbox import connect
-from penstock.testing import crashes
+from tests.support import crashes
 
 assert crashes.arm()
 store = connect(sys.argv[1]).store

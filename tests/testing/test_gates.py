@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.testing.gates import Gate
+from tests.support.gates import Gate
 
 
 @pytest.fixture

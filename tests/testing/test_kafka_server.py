@@ -6,9 +6,9 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from penstock.errors import MissingDriver
-from penstock.testing.installations import find_kafka
-from penstock.testing.processes import ServerFailed, living
-from penstock.testing.servers import KafkaServer
+from tests.support.installations import find_kafka
+from tests.support.processes import ServerFailed, living
+from tests.support.servers import KafkaServer
 
 pytestmark = pytest.mark.crash
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pymysql
 import pytest
 
-from penstock.testing.processes import living, wait_until
-from penstock.testing.servers import MariadbServer
+from tests.support.processes import living, wait_until
+from tests.support.servers import MariadbServer
 
 pytestmark = pytest.mark.crash
 
 STARTS_AND_WAITS = """
 import sys
-from penstock.testing.servers import MariadbServer
+from tests.support.servers import MariadbServer
 server = MariadbServer()
 server.start()
 print(server.folder, server.pid, flush=True)

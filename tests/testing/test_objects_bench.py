@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.testing.bench.objects import ObjectsPlan, measure
-from penstock.testing.servers import S3Server
+from benchmarks.objects import ObjectsPlan, measure
+from tests.support.servers import S3Server
 
 
 @pytest.mark.slow

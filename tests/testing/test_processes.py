@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.testing.processes import of_session
+from tests.support.processes import of_session
 
 # A process and its child, which end with their input.
 PROGRAM = """

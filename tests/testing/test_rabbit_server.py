@@ -8,8 +8,8 @@ import aiormq
 import pytest
 
 from penstock.publish.background import Background
-from penstock.testing.processes import living, wait_until
-from penstock.testing.servers import RabbitServer
+from tests.support.processes import living, wait_until
+from tests.support.servers import RabbitServer
 
 pytestmark = pytest.mark.crash
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.crash
 SYNC = "mnesia:sync_log()."
 STARTS_AND_WAITS = """
 import sys
-from penstock.testing.servers import RabbitServer
+from tests.support.servers import RabbitServer
 server = RabbitServer()
 server.start()
 print(server.folder, *server.family(), flush=True)

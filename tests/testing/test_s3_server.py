@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-from penstock.testing.installations import MissingService, find_s3
-from penstock.testing.processes import living
-from penstock.testing.servers import S3Server
+from tests.support.installations import MissingService, find_s3
+from tests.support.processes import living
+from tests.support.servers import S3Server
 
 RACES = 1_000
 

@@ -15,8 +15,8 @@ import pytest
 import valkey
 from nats.js import JetStreamContext
 
-from penstock.testing.processes import ServerFailed, living, wait_until
-from penstock.testing.servers import NatsServer, PostgresServer, Server, ValkeyServer
+from tests.support.processes import ServerFailed, living, wait_until
+from tests.support.servers import NatsServer, PostgresServer, Server, ValkeyServer
 
 Result = TypeVar("Result")
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.crash
 
 STARTS_AND_WAITS = """
 import sys
-from penstock.testing import servers
+from tests.support import servers
 server = getattr(servers, sys.argv[1])(fsync=False)
 server.start()
 print(server.pid, server.folder, flush=True)

@@ -10,11 +10,11 @@ from worker_commands import PATIENCE, get
 
 from penstock import AckPolicy, Outbox, Received, Worker
 from penstock.errors import PenstockError
-from penstock.testing.processes import wait_until
-from penstock.testing.servers import PostgresServer
 from penstock.worker import health
 from penstock.worker.health import HealthServer, parse_address, report
 from penstock.worker.loops import Loop
+from tests.support.processes import wait_until
+from tests.support.servers import PostgresServer
 
 ANYWHERE = ("127.0.0.1", 0)
 

@@ -10,9 +10,9 @@ from worker_watch import Watch, running
 
 from penstock import Outbox, Received, Worker
 from penstock.store import SqlStore, open_store
-from penstock.testing.processes import wait_until
-from penstock.testing.servers import PgBouncer
 from penstock.worker.lookout import CHANNEL, MAX_REMINDER_SECONDS, Lookout, Reminder, open_lookout
+from tests.support.processes import wait_until
+from tests.support.servers import PgBouncer
 
 SECONDS = 60.0
 FAR_AWAY = 3_600.0

@@ -8,7 +8,7 @@ from worker_watch import Watch, running
 from penstock import Outbox, Received, RetryPolicy, Worker
 from penstock.lifecycle import State
 from penstock.store import SqlStore, open_store
-from penstock.testing.servers import PostgresServer
+from tests.support.servers import PostgresServer
 
 
 def test_what_was_not_started_goes_back_uncounted(worker: Worker, outbox: Outbox, watch: Watch) -> None:

@@ -12,7 +12,7 @@ from worker_commands import PATIENCE, Ground
 from penstock import telemetry
 from penstock.cli import main
 from penstock.outbox import Outbox, connect
-from penstock.testing.processes import wait_until
+from tests.support.processes import wait_until
 
 
 @pytest.fixture

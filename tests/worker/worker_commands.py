@@ -13,8 +13,8 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from penstock.testing.files import write_whole
-from penstock.testing.processes import living, wait_until
+from tests.support.files import write_whole
+from tests.support.processes import living, wait_until
 
 PROGRAM = [sys.executable, "-c", "import sys; from penstock.cli import main; sys.exit(main())", "worker"]
 PATIENCE = 60.0

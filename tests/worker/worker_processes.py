@@ -67,7 +67,7 @@ def plain(url: str) -> Worker:
 
 if __name__ == "__main__":
     if os.environ.get("PENSTOCK_CRASH"):
-        from penstock.testing import crashes
+        from tests.support import crashes
 
         crashes.arm()
     {"poison": poison, "effects": effects, "plain": plain}[sys.argv[1]](sys.argv[2]).run()

@@ -7,7 +7,7 @@ from penstock import Worker
 from penstock.lifecycle import State
 from penstock.store import SqlStore
 from penstock.store.base import Record, Selection
-from penstock.testing.processes import wait_until
+from tests.support.processes import wait_until
 
 SECONDS = 60.0
 

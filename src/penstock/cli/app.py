@@ -11,7 +11,6 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from penstock.cli.bench import bench
 from penstock.cli.broker import broker
 from penstock.cli.dead import dead
 from penstock.cli.demo import demo
@@ -87,7 +86,6 @@ app.add_typer(jobs, rich_help_panel="The flow")
 app.add_typer(streams, rich_help_panel="The flow")
 app.add_typer(dead, rich_help_panel="Operating")
 app.command(rich_help_panel="Trying out")(demo)
-app.add_typer(bench, rich_help_panel="Trying out")
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -1,0 +1,69 @@
+"""The command line of the benchmarks: `python -m benchmarks relay`, or `make bench ARGS=relay`."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from benchmarks.plan import EVENTS, Part
+from penstock.cli.options import JsonOption
+from penstock.errors import PenstockError
+
+bench = typer.Typer(
+    name="bench", help="Measure Penstock on this machine.", invoke_without_command=True, pretty_exceptions_enable=False
+)
+
+EventsOption = Annotated[int, typer.Option(min=1_000, help="How many events to carry in a round.")]
+OnlyOption = Annotated[
+    list[Part] | None, typer.Option("--only", help="Measure only this; can be given again.", show_default=False)
+]
+
+
+@bench.callback()
+def _all(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        relay()
+        streams()
+
+
+@bench.command()
+def relay(events: EventsOption = EVENTS, only: OnlyOption = None, json: JsonOption = False) -> None:
+    """Measure emits, claims, the relay and its start, beside the raw database and PgQueuer. Takes some minutes."""
+    from benchmarks.run import plan_for, print_report
+
+    print_report(plan_for(events), only or (), as_json=json)
+
+
+@bench.command()
+def objects(
+    clients: Annotated[int, typer.Option(min=1, help="How many clients work at once.")] = 64,
+    seconds: Annotated[float, typer.Option(min=1, help="How long each run takes.")] = 8.0,
+    json: JsonOption = False,
+) -> None:
+    """Measure jobs a second through a queue on object storage, beside one write for each change."""
+    from benchmarks.objects import ObjectsPlan, print_report
+
+    print_report(ObjectsPlan(clients=clients, seconds=seconds), as_json=json)
+
+
+@bench.command()
+def streams(
+    events: EventsOption = 1_000_000,
+    keys: Annotated[int, typer.Option(min=1, help="How many keys the events have.")] = 10_000,
+    many_keys: Annotated[int, typer.Option(min=1, help="How many in the runs with many keys.")] = 1_000_000,
+    batch: Annotated[int, typer.Option(min=100, help="How many events a micro-batch takes.")] = 20_000,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each contender runs.")] = 3,
+    json: JsonOption = False,
+) -> None:
+    """Measure stateful events a second by state store, beside Spark's transformWithState. Takes many minutes."""
+    from benchmarks.streams import StreamsPlan, print_report
+
+    plan = StreamsPlan(events=events, keys=keys, many_keys=many_keys, batch=batch, rounds=rounds)
+    print_report(plan, as_json=json)
+
+
+if __name__ == "__main__":
+    try:
+        bench()
+    except PenstockError as error:
+        sys.exit(f"error: {error}")

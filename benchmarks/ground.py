@@ -1,0 +1,108 @@
+"""What the benchmarks stand on: one PostgreSQL, a fresh database for each measurement, and events to fill it with."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import LiteralString
+
+import psycopg
+
+from benchmarks.plan import EVENT_TYPE, PAYLOAD
+from penstock.errors import PenstockError
+from penstock.store import open_store
+from tests.support.servers import PostgresServer
+
+# Durable, as in production; room for a bench of this size, so that checkpoints don't come in the middle of it.
+SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "4GB"}
+SHOWN = (
+    *("server_version", "fsync", "synchronous_commit", "full_page_writes", "autovacuum"),
+    *("shared_buffers", "max_wal_size", "checkpoint_timeout"),
+)
+
+# As if emitted one after the other, a moment ago, and each in a microsecond of its own.
+_EMITTED = """
+INSERT INTO penstock_events (event_id, event_type, payload, created_at)
+SELECT gen_random_uuid(), %(event_type)s, %(payload)s,
+       now() - (%(count)s - number) * interval '1 microsecond' - interval '1 minute'
+FROM generate_series(1, %(count)s) AS number
+"""
+_PENDING = """
+INSERT INTO penstock_pending (seq, queue, priority, attempts, deliveries, replays, suspect, available_at)
+SELECT seq, 'outbox', 0, 0, 0, 0, 0, created_at FROM penstock_events ORDER BY seq
+"""
+
+
+class Ground:
+    """The server that a run measures on, and the line on standard error that says what it is at."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self.server = server
+        self._began = time.monotonic()
+
+    def note(self, text: str) -> None:
+        print(f"[{time.monotonic() - self._began:5.0f} s] {text}", file=sys.stderr, flush=True)
+
+    @contextmanager
+    def database(self) -> Iterator[str]:
+        """A fresh database, gone afterwards: what one measurement leaves behind slows no other one."""
+        url = self.server.create_database()
+        try:
+            yield url
+        finally:
+            self.server.drop_database(url)
+
+    @contextmanager
+    def outbox(self, pending: int = 0) -> Iterator[str]:
+        """A fresh database with Penstock's tables and so many pending events."""
+        with self.database() as url:
+            store = open_store(url)
+            store.initialise()
+            store.close()
+            if pending:
+                fill(url, pending)
+            yield url
+
+    def settings(self) -> dict[str, str]:
+        """The settings of the server that bear on what is measured."""
+        with psycopg.connect(self.server.url()) as connection:
+            rows = connection.execute(
+                "SELECT name, current_setting(name) FROM unnest(CAST(%s AS text[])) AS name", [[*SHOWN]]
+            )
+            return dict(rows.fetchall())
+
+
+def fill(url: str, count: int) -> None:
+    """Pending events, put there by the server itself."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(_EMITTED, {"event_type": EVENT_TYPE, "payload": PAYLOAD, "count": count})
+        connection.execute(_PENDING)
+    calm(url)
+
+
+def calm(url: str) -> None:
+    """Finish what was loaded: what is measured next has statistics to plan by, and pays for its own writes only."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("VACUUM ANALYZE")
+        connection.execute("CHECKPOINT")
+
+
+def rate(url: str, done: LiteralString, warm_up: int) -> float:
+    """How many a second, by the database's clock, from the moment when `warm_up` were done to the last one.
+
+    `done` is a query that gives the time `at` of each.
+    """
+    query = "WITH done AS MATERIALIZED (" + done + ")" + _SINCE_WARM
+    with psycopg.connect(url) as connection:
+        row = connection.execute(query, {"warm_up": warm_up}).fetchone()
+    assert row is not None
+    count, seconds = row
+    if not count:
+        raise PenstockError("all was done at one moment; measure more events, or smaller batches")
+    return float(count) / float(seconds)
+
+
+_SINCE_WARM: LiteralString = """,
+warm AS MATERIALIZED (SELECT at FROM done ORDER BY at OFFSET %(warm_up)s LIMIT 1)
+SELECT count(*), extract(epoch FROM max(at) - (SELECT at FROM warm)) FROM done WHERE at > (SELECT at FROM warm)
+"""

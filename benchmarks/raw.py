@@ -1,0 +1,52 @@
+"""The raw moves: what PostgreSQL can do if nobody reads the events.
+
+The very statements with which a relay claims and settles move the same batches from pending over claimed to the
+archive, with a commit after each as the relay has it, from plain connections. No lease is opened, no payload is
+read, nothing is published: the ceiling that a relay on this server can come near to.
+"""
+
+import sys
+from uuid import uuid4
+
+import psycopg
+
+from benchmarks.workers import run_together, wait_for_start
+from penstock.event import DEFAULT_QUEUE
+from penstock.store import postgres_statements as statements
+from penstock.store.base import Lease, LeaseId, Token
+from penstock.store.hints import ALWAYS
+from penstock.store.moves import Wanted
+from penstock.store.transaction import percent_style
+
+_MOVE = statements.TAKE_READY.rpartition("\nSELECT ")[0]
+_NUMBERS = "\nSELECT CAST(array_agg(seq) AS text), min(available_at) FROM taken"
+
+
+def move_all(url: str, batch: int, tasks: int) -> float:
+    """Move all that is pending, in as many processes as the relay has tasks; the CPU seconds that it took."""
+    return run_together(__name__, [url, batch], tasks)
+
+
+def _move(url: str, batch: int) -> None:
+    take, publish = _prepared(_MOVE + _NUMBERS), _prepared(statements.PUBLISH)
+    floor = ALWAYS
+    with psycopg.connect(url) as connection:
+        wait_for_start()
+        while True:
+            lease = Lease(LeaseId(uuid4()), Token(uuid4()), DEFAULT_QUEUE)
+            given = Wanted(lease, None, ALWAYS, batch).parameters(batch)
+            taken = connection.execute(take, {**given, "floor": floor}).fetchone()
+            connection.commit()
+            if taken is None or taken[0] is None:
+                return
+            seqs, floor = taken
+            connection.execute(publish, {"lease_id": lease.lease_id, "seqs": seqs})
+            connection.commit()
+
+
+def _prepared(statement: str) -> str:
+    return percent_style(statement.replace("{now}", "statement_timestamp()"))
+
+
+if __name__ == "__main__":
+    _move(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,86 @@
+"""`python -m chaos`: the trials of all sources and state stores, with a report at the end."""
+
+import argparse
+import random
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from chaos.audit import STATES
+from chaos.campaign import Campaign, Outcome, Plan
+from chaos.report import Report
+from chaos.sources import SOURCES
+
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the trials; 0 if all that could be run passed."""
+    given = _parser().parse_args(arguments)
+    seed = random.randrange(2**32) if given.seed is None else given.seed
+    plan = Plan(
+        seed=seed,
+        kills=given.kills,
+        events=given.events,
+        sources=given.source or SOURCES,
+        states=given.state or STATES,
+    )
+    say(f"seed {seed}: {plan.kills} kills and {plan.events:,} events for each source and state store")
+    report = _run(plan)
+    text = report.to_json() if given.json else report.to_text()
+    print(text)
+    if given.report is not None:
+        given.report.write_text(f"{text}\n")
+    if not report.passed:
+        say(f"failed; the same again with --seed {seed}")
+    return 0 if report.passed else 1
+
+
+def _run(plan: Plan) -> Report:
+    began = time.monotonic()
+    outcomes: list[Outcome] = []
+    with Campaign.over(plan, say) as campaign:
+        for outcome in campaign.run():
+            outcomes.append(outcome)
+            say(_told(outcome))
+    return Report(plan, outcomes, time.monotonic() - began)
+
+
+def _told(outcome: Outcome) -> str:
+    name = f"{outcome.source} into {outcome.state}"
+    if outcome.not_run:
+        return f"{name}: not run: {outcome.not_run}"
+    return f"{name}: {'passed' if outcome.passed else f'FAILED; what it left is in {outcome.folder}'}"
+
+
+def say(text: str) -> None:
+    """Progress, beside the report."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
+    parser.add_argument("--seed", type=int, help="for the same faults again; else by chance, and always printed")
+    parser.add_argument("--kills", type=int, default=200, help="for each source and state store (default: 200)")
+    parser.add_argument("--events", type=int, default=100_000, help="the same (default: 100,000)")
+    parser.add_argument("--source", action="append", choices=SOURCES, help="only this one; may be repeated")
+    parser.add_argument("--state", action="append", choices=STATES, help="only this one; may be repeated")
+    parser.add_argument("--json", action="store_true", help="the report as JSON, and not as a table")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="write the report to a file, too")
+    return parser
+
+
+def _stop(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _stop)  # as Ctrl-C does: nothing is left behind
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        say("stopped")
+        sys.exit(INTERRUPTED)

@@ -1,0 +1,159 @@
+"""The audit: what a stream has left behind, read from files and tables by other means than the stream's own, beside
+what must be there."""
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chaos.orders import Orders, Sums
+from chaos.program import COUNTED, STREAM
+from chaos.sources import ORDERS
+
+STATES = ("sqlite", "rocksdb", "postgresql")
+SHOWN = 10
+OWN_QUEUE = f"streams/{STREAM}"
+# Keys of the stream's own begin with it: how often an event has failed.
+OWN_KEYS = "\x01"
+
+COUNTED_EVENTS = """
+    SELECT e.payload FROM penstock_events e
+    WHERE e.seq IN (SELECT seq FROM penstock_pending WHERE queue = %(queue)s
+                    UNION SELECT seq FROM penstock_claimed WHERE queue = %(queue)s
+                    UNION SELECT seq FROM penstock_archive WHERE queue = %(queue)s)
+"""
+DEAD_EVENTS = """
+    SELECT e.payload FROM penstock_events e JOIN penstock_archive a USING (seq)
+    WHERE a.queue = ANY(%(queues)s) AND a.state = 'DEAD'
+"""
+LIVE = """
+    SELECT (SELECT count(*) FROM penstock_pending WHERE queue = ANY(%(queues)s))
+         + (SELECT count(*) FROM penstock_claimed WHERE queue = ANY(%(queues)s))
+"""
+DONE = """
+    SELECT (SELECT count(*) FROM penstock_pending WHERE queue = %(counted)s)
+         + (SELECT count(*) FROM penstock_archive WHERE queue = ANY(%(queues)s) AND state = 'DEAD')
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What differs from what must be; all of it empty if the promise holds."""
+
+    lost: list[int] = field(default_factory=list)
+    """Numbers of orders that no event was emitted for, or that are neither in the state nor dead letters."""
+    doubled: list[int] = field(default_factory=list)
+    wrong_sums: dict[str, tuple[Sums | None, Sums | None]] = field(default_factory=dict)
+    """By key, what the state holds and what it must."""
+    missing_dead: list[int] = field(default_factory=list)
+    wrongly_dead: list[int] = field(default_factory=list)
+    unfinished: int = 0
+    """Events that are still in a queue of the stream."""
+
+    @property
+    def passed(self) -> bool:
+        return self == Audit()
+
+    def lines(self) -> Iterator[str]:
+        """What differs, for people."""
+        for name in ("lost", "doubled", "missing_dead", "wrongly_dead"):
+            if numbers := getattr(self, name):
+                yield f"{name.replace('_', ' ')}: {len(numbers)} orders, such as {numbers[:SHOWN]}"
+        for key, (found, wanted) in list(self.wrong_sums.items())[:SHOWN]:
+            yield f"wrong sum of {key!r}: {found} where it must be {wanted}"
+        if self.unfinished:
+            yield f"unfinished: {self.unfinished} events"
+
+
+class Books:
+    """A look at the database that holds the queues, by SQL of its own."""
+
+    def __init__(self, store: str) -> None:
+        self._url = store
+
+    def live(self) -> int:
+        """How many events of the stream are not settled."""
+        return int(self._value(LIVE, queues=[ORDERS, OWN_QUEUE]))
+
+    def done(self) -> int:
+        """How many orders have come to their end, going by what was emitted and what is dead."""
+        return int(self._value(DONE, counted=COUNTED, queues=[ORDERS, OWN_QUEUE]))
+
+    def counted(self) -> Counter[int]:
+        return Counter(_numbers(self._rows(COUNTED_EVENTS, queue=COUNTED)))
+
+    def dead(self) -> Counter[int]:
+        return Counter(_numbers(self._rows(DEAD_EVENTS, queues=[ORDERS, OWN_QUEUE])))
+
+    def dump(self, folder: Path) -> None:
+        """All that the queues and their history hold, for whoever has to find out what went wrong."""
+        for table in ("penstock_outbox", "penstock_history", "penstock_leases"):
+            rows = self._rows(f"SELECT to_jsonb(t)::text FROM {table} t")
+            (folder / f"{table}.jsonl").write_text("".join(f"{row}\n" for (row,) in rows))
+
+    def _value(self, statement: str, **values: Any) -> Any:
+        ((value,),) = self._rows(statement, **values)
+        return value
+
+    def _rows(self, statement: str, **values: Any) -> list[tuple[Any, ...]]:
+        import psycopg
+
+        with psycopg.connect(self._url, connect_timeout=10) as connection:
+            return connection.execute(statement.encode(), values or None).fetchall()
+
+
+def audit(orders: Orders, store: str, state: str) -> Audit:
+    """Compare what was left with what must be."""
+    books = Books(store)
+    counted, dead = books.counted(), books.dead()
+    found, wanted = state_of(state), orders.sums()
+    wrong = sorted(key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key))
+    return Audit(
+        lost=sorted(orders.counted - counted.keys()),
+        doubled=sorted(number for number, times in (counted + dead).items() if times > 1),
+        wrong_sums={key: (found.get(key), wanted.get(key)) for key in wrong},
+        missing_dead=sorted(orders.dead - dead.keys()),
+        wrongly_dead=sorted(dead.keys() - orders.dead),
+        unfinished=books.live(),
+    )
+
+
+def state_of(url: str) -> Mapping[str, Sums]:
+    """The state by key, from the files or tables that hold it."""
+    scheme, _, place = url.partition("://")
+    folder = Path(place[1:]) / STREAM
+    readers = {"sqlite": _sqlite, "rocksdb": _rocksdb}
+    pairs = readers[scheme](folder) if scheme in readers else _postgresql(url)
+    documents = {key: json.loads(data) for key, data in pairs if not key.startswith(OWN_KEYS)}
+    return {key: Sums(found["count"], found["sum"]) for key, found in documents.items()}
+
+
+def _sqlite(folder: Path) -> Iterator[tuple[str, bytes]]:
+    for path in sorted(folder.glob("part-*.db")):
+        with closing(sqlite3.connect(path)) as database:
+            yield from database.execute("SELECT key, data FROM state")
+
+
+def _rocksdb(folder: Path) -> Iterator[tuple[str, bytes]]:
+    from rocksdict import AccessType, Options, Rdict
+
+    for path in sorted(folder.glob("part-*.rocks")):
+        with closing(Rdict(str(path), Options(raw_mode=True), access_type=AccessType.read_only())) as database:
+            for key, value in database.items():
+                if isinstance(key, bytes) and key.startswith(b"s"):
+                    yield key[1:].decode(), value[8:]
+
+
+def _postgresql(url: str) -> Iterator[tuple[str, bytes]]:
+    import psycopg
+
+    with psycopg.connect(url) as connection:
+        yield from connection.execute("SELECT key, data FROM penstock_stream_state WHERE stream = %s", (STREAM,))
+
+
+def _numbers(rows: Iterable[tuple[Any, ...]]) -> Iterator[int]:
+    return (json.loads(payload)["number"] for (payload,) in rows)

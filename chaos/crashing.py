@@ -1,0 +1,164 @@
+"""Arms an exactly-once stream: its driver and its tasks pass the points of `steps`, and may die there.
+
+The stream knows nothing of it. `arm()` makes the driver send its tasks `assign` and `process` of this module, which arm
+the processes that run them; there the state store is one that passes the points.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+from penstock.event import Event
+from penstock.pipeline import stream_batches, stream_keys, stream_tasks
+from penstock.pipeline.stream_batches import StreamRun
+from penstock.pipeline.stream_errands import Errand
+from penstock.pipeline.stream_rows import Batches
+from penstock.pipeline.stream_sources import Feed
+from penstock.pipeline.stream_ticks import Row
+from penstock.streams.app import Handler
+from penstock.streams.state.base import Arrival, Lines, Part, PartTransaction, Saved, Started, StateStore
+from tests.support import crashes
+
+_armed = False
+
+
+def arm() -> None:
+    """Wrap the seams of this process, if `PENSTOCK_CRASH` asks for it."""
+    global _armed
+    if _armed or not crashes.arm():
+        return
+    _armed = True
+    stream_keys.assign = assign  # type: ignore[attr-defined]
+    stream_keys.default_key = None  # type: ignore[assignment, attr-defined] # so that all rows pass through Python, where one dies
+    stream_batches.process = process  # type: ignore[attr-defined]
+    stream_tasks.open_state = _opening(stream_tasks.open_state)  # type: ignore[assignment, attr-defined]
+    StreamRun._acknowledge = _acknowledging(StreamRun._acknowledge)  # type: ignore[assignment, method-assign]
+
+
+def assign(errand: Errand) -> Callable[[Batches], Batches]:
+    """What reads and keys events, in a process that arms itself first."""
+    inner = stream_tasks.assign(errand)
+
+    def run(batches: Batches) -> Batches:
+        arm()
+        for batch in inner(batches):
+            crashes.reach("stream-read")
+            yield batch
+
+    return run
+
+
+def process(errand: Errand) -> Callable[[Batches], Batches]:
+    """The same for what runs the parts."""
+    inner = stream_tasks.process(
+        replace(errand, stream=replace(errand.stream, handler=_passing(errand.stream.handler)))
+    )
+
+    def run(batches: Batches) -> Batches:
+        arm()
+        return inner(_shuffled(batches))
+
+    return run
+
+
+def _shuffled(batches: Batches) -> Batches:
+    for batch in batches:
+        crashes.reach("stream-shuffled")
+        yield batch
+
+
+def _passing(handler: Callable[..., None]) -> Handler:
+    def handle(event: Any, ctx: Any) -> None:
+        handler(event, ctx)
+        crashes.reach("stream-handled")
+
+    return handle
+
+
+def _opening(open_state: Callable[[str], StateStore]) -> Callable[[str], Any]:
+    return lambda url: CrashingState(open_state(url))
+
+
+Acknowledge = Callable[[StreamRun, Feed, Sequence[Row]], None]
+
+
+def _acknowledging(acknowledge: Acknowledge) -> Acknowledge:
+    @wraps(acknowledge)
+    def wrapped(run: StreamRun, feed: Feed, rows: Sequence[Row]) -> None:
+        crashes.reach("stream-before-acknowledgement")
+        if len(rows) > 1 and (crash := crashes.due("stream-in-acknowledgement")):
+            acknowledge(run, feed, rows[: len(rows) // 2])
+            crashes.kill(crash.victim)
+        acknowledge(run, feed, rows)
+        crashes.reach("stream-acknowledged")
+
+    return wrapped
+
+
+class _Around:
+    """What is not named here is as it was."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class CrashingState(_Around):
+    """A state store whose parts pass the points."""
+
+    _inner: StateStore
+
+    def open_part(self, started: Started, number: int) -> "CrashingPart":
+        part = CrashingPart(self._inner.open_part(started, number))
+        crashes.reach("stream-opened")
+        return part
+
+
+class CrashingPart(_Around):
+    """A part whose task may die before and after its commit."""
+
+    _inner: Part
+
+    @contextmanager
+    def transaction(self) -> Iterator["CrashingTransaction"]:
+        with self._inner.transaction() as transaction:
+            yield CrashingTransaction(transaction)
+            crashes.reach("stream-before-commit")
+        crashes.reach("stream-committed")
+
+    def trim(self, arrivals: Sequence[Arrival]) -> None:
+        self._inner.trim(arrivals)
+        if arrivals:
+            crashes.reach("stream-trimmed")
+
+
+class CrashingTransaction(_Around):
+    """A transaction whose task may die in the middle of it."""
+
+    _inner: PartTransaction
+
+    def fresh(self, arrivals: Sequence[Arrival]) -> set[Arrival]:
+        entered = self._inner.fresh(arrivals)
+        if entered:
+            crashes.reach("stream-entered")
+        return entered
+
+    def advance(self, offsets: Mapping[str, int]) -> None:
+        self._inner.advance(offsets)
+        crashes.reach("stream-entered")
+
+    def save(self, changed: Mapping[str, Saved | None]) -> None:
+        self._inner.save(changed)
+        crashes.reach("stream-saved")
+
+    def save_lines(self, lines: Lines, expires_at: float | None) -> None:
+        self._inner.save_lines(lines, expires_at)
+        crashes.reach("stream-saved")
+
+    def emit(self, events: Sequence[Event]) -> None:
+        self._inner.emit(events)
+        crashes.reach("stream-emitted")

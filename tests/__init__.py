@@ -1,0 +1,1 @@
+"""Tests, and the servers and processes they run against (`tests.support`)."""

@@ -1,0 +1,1 @@
+"""Servers, processes and crash points for tests, benchmarks and chaos."""

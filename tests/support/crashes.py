@@ -1,0 +1,318 @@
+"""The crash simulator: a process dies by SIGKILL at a named point, and a test looks at what it left behind.
+
+    PENSTOCK_CRASH="after-publish"           each process dies the first time it gets there
+    PENSTOCK_CRASH="after-publish:3"         the third time
+    PENSTOCK_CRASH="after-publish:1%"        each time with a chance of 1 in 100
+    PENSTOCK_CRASH="after-claim:1:driver"    not itself but the relay's driver dies; `family`: all of the relay at once
+    PENSTOCK_CRASH="refuse:2%"               nobody dies: each event is refused, and not sent, with a chance of 2 in 100
+    PENSTOCK_CRASH="poison:bad"              whoever is to publish an event whose payload contains `bad`
+    PENSTOCK_CRASH="@plan.txt"               what that file says, once it is there; one file is one crash
+
+Several, with commas between them, each count for themselves. The process that takes a file at its word renames it
+first, so that nobody else does, and the test sees that it happened: `plan.txt.fired`.
+
+The code under test knows nothing of this. `arm()` wraps its seams from outside, in the process that calls it; a
+relay's workers are reached because `arm()` makes the relay send them `tests.support.crashes.carry` or `hand_over`,
+which arm them too; those of a stream that writes, by `tests.support.crashing_sink`; those of an exactly-once stream
+by `chaos.crashing`, which also knows its points.
+"""
+
+import os
+import random
+import re
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from chaos.steps import STEPS
+from penstock.errors import UsageError
+from penstock.lifecycle import Retry
+from penstock.pipeline import carry as carrying
+from penstock.pipeline import handing, relay, step_batches
+from penstock.pipeline.carry import Errand, Tally
+from penstock.pipeline.lake_folder import LakeFolder
+from penstock.pipeline.slices import Slice
+from penstock.publish.base import Message, Outcomes, Publisher
+from penstock.store.sql import SqlStore
+from penstock.store.transaction import Transaction
+from penstock.worker.hands import Hands
+from tests.support.processes import living
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+VARIABLE = "PENSTOCK_CRASH"
+DRIVER_VARIABLE = "PENSTOCK_CRASH_DRIVER"
+POINTS = {
+    "in-claim": "after a statement of a claim's transaction; each statement is a passage",
+    "after-claim": "events are claimed, and nothing else happened yet",
+    "in-publish": "half of a batch is out",
+    "after-publish": "a batch is out, and its store doesn't know",
+    "in-settle": "after a statement of a settle's transaction; each statement is a passage",
+    "after-settle": "a batch is settled, and nobody was told",
+    "after-handler": "a handler has returned, and its outcome is nowhere but in this process",
+    "in-transaction": "after a statement that settles in a handler's own transaction; each statement is a passage",
+    "after-transaction": "an event is settled in its handler's transaction, which is not yet committed",
+    "after-stage": "a task of a write has staged rows, and nobody was told",
+    "in-commit": "after a statement of the transaction that makes events of staged rows; each statement is a passage",
+    "after-commit": "staged rows are events, and Spark doesn't know",
+    "in-lake": "a file of a batch is moved into the lake; each file is a passage",
+} | {step.point: step.what for step in STEPS}
+POISON = "poison"
+REFUSE = "refuse"
+VICTIMS = ("self", "driver", "family")
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """Who dies where, and at which passage or by what chance."""
+
+    point: str
+    passage: int = 1
+    chance: float | None = None
+    victim: str = "self"
+    payload: bytes = b""
+
+    @classmethod
+    def parse(cls, text: str) -> "Crash":
+        """From the form that the environment or a file holds it in."""
+        point, _, rest = text.strip().partition(":")
+        if point == POISON and rest:
+            return cls(point, payload=rest.encode())
+        found = re.fullmatch(r"(?:(\d+)|([\d.]+)%)?(?::(\w+))?", rest)
+        if point not in (*POINTS, REFUSE) or found is None or (found[3] or "self") not in VICTIMS:
+            raise UsageError(
+                f"{text!r} is not a crash; one looks like after-publish:3 or after-claim:5%:driver, at one of "
+                f"{', '.join(POINTS)}, and its victim is {', '.join(VICTIMS)}"
+            )
+        chance = float(found[2]) / 100 if found[2] else None
+        return cls(point, int(found[1] or 1), chance, found[3] or "self")
+
+    def strikes(self, passages: int) -> bool:
+        return passages == self.passage if self.chance is None else random.random() < self.chance
+
+
+class Plan:
+    """The crashes that a process is armed with, and how often it has passed where."""
+
+    def __init__(self, text: str) -> None:
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        self._crashes = [Crash.parse(part) for part in parts if not part.startswith("@")]
+        self._files = [_File(Path(part[1:])) for part in parts if part.startswith("@")]
+        self._passages: Counter[Crash] = Counter()
+        self._lock = threading.Lock()
+
+    def due(self, point: str) -> Crash | None:
+        """The crash that happens at this passage of the point."""
+        with self._lock:
+            for crash in self._crashes:
+                if crash.point == point:
+                    self._passages[crash] += 1
+                    if crash.strikes(self._passages[crash]):
+                        return crash
+            return next(filter(None, (file.due(point) for file in self._files)), None)
+
+    def refused(self, messages: Sequence[Message]) -> set[int]:
+        """The seqs of those that chance has the destination refuse."""
+        chance = max((crash.chance or 0.0 for crash in self._crashes if crash.point == REFUSE), default=0.0)
+        return {message.event.seq for message in messages if random.random() < chance} if chance else set()
+
+    def poisoned(self, messages: Sequence[Message]) -> bool:
+        poisons = [crash.payload for crash in self._crashes if crash.point == POISON]
+        return any(poison in message.event.payload for poison in poisons for message in messages)
+
+
+class _File:
+    """A crash that a file names, from when the file is there until a process has taken it at its word."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._crash: Crash | None = None
+        self._written = 0
+        self._passages = 0
+
+    def due(self, point: str) -> Crash | None:
+        self._read()
+        if self._crash is None or self._crash.point != point:
+            return None
+        self._passages += 1
+        if self._crash.strikes(self._passages):
+            with suppress(FileNotFoundError):
+                self._path.rename(f"{self._path}.fired")
+                return self._crash
+        return None
+
+    def _read(self) -> None:
+        try:
+            written = self._path.stat().st_mtime_ns
+            if written != self._written:
+                self._crash, self._written, self._passages = Crash.parse(self._path.read_text()), written, 0
+        except FileNotFoundError:
+            self._crash, self._written = None, 0
+
+
+_plan: Plan | None = None
+_inside = threading.local()
+
+
+def arm(text: str | None = None) -> bool:
+    """Wrap the seams of this process, for the crashes in `text` or else in `PENSTOCK_CRASH`. Whether there are any."""
+    global _plan
+    if text is not None:
+        os.environ[VARIABLE] = text  # for the processes that this one starts
+    wanted = os.environ.get(VARIABLE, "")
+    if _plan is not None or not wanted:
+        return _plan is not None
+    _plan = Plan(wanted)
+    os.environ.setdefault(DRIVER_VARIABLE, str(os.getpid()))
+    SqlStore.claim = _around(SqlStore.claim, "claim")  # type: ignore[method-assign]
+    SqlStore.settle = _around(SqlStore.settle, "settle")  # type: ignore[method-assign]
+    SqlStore.settle_in = _around(SqlStore.settle_in, "transaction")  # type: ignore[method-assign]
+    Hands.finish = _before(Hands.finish, "after-handler")  # type: ignore[method-assign]
+    SqlStore.stage = _around(SqlStore.stage, "stage")  # type: ignore[method-assign]
+    SqlStore.commit_staged = _around(SqlStore.commit_staged, "commit")  # type: ignore[method-assign]
+    Transaction._execute = _between(Transaction._execute)  # type: ignore[method-assign]
+    carrying.open_publisher = _crashing(carrying.open_publisher)  # type: ignore[assignment, attr-defined]
+    relay.carry = carry  # type: ignore[attr-defined]
+    step_batches.hand_over = hand_over  # type: ignore[attr-defined]
+    LakeFolder.move = _after(LakeFolder.move, "in-lake")  # type: ignore[method-assign]
+    return True
+
+
+def carry(errand: Errand, turn: Slice) -> Tally:
+    """What the workers of an armed relay run: they arm themselves, then carry as ever."""
+    arm()
+    return carrying.carry(errand, turn)
+
+
+def hand_over(errand: Errand, address: tuple[str, int], batches: Iterator["RecordBatch"]) -> Iterator["RecordBatch"]:
+    """The same for the workers of an armed relay with a step."""
+    arm()
+    return handing.hand_over(errand, address, batches)
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that came from it and is still alive, parents first."""
+    parents = living()
+    found = [pid]
+    for parent in found:
+        found += [child for child, its_parent in parents.items() if its_parent == parent]
+    return found
+
+
+def _around(verb: Callable[Parameters, Result], name: str) -> Callable[Parameters, Result]:
+    """A verb of the store that marks its transaction, and passes a point after it if it did anything."""
+
+    @wraps(verb)
+    def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        with _within(name):
+            result = verb(*args, **kwargs)
+        if name != "claim" or result:
+            reach(f"after-{name}")
+        return result
+
+    return wrapped
+
+
+def _after(step: Callable[Parameters, Result], point: str) -> Callable[Parameters, Result]:
+    @wraps(step)
+    def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        result = step(*args, **kwargs)
+        reach(point)
+        return result
+
+    return wrapped
+
+
+def _before(step: Callable[Parameters, Result], point: str) -> Callable[Parameters, Result]:
+    @wraps(step)
+    def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        reach(point)
+        return step(*args, **kwargs)
+
+    return wrapped
+
+
+def _between(execute: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    @wraps(execute)
+    def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        result = execute(*args, **kwargs)
+        if name := getattr(_inside, "verb", None):
+            reach(f"in-{name}")
+        return result
+
+    return wrapped
+
+
+@contextmanager
+def _within(name: str) -> Iterator[None]:
+    _inside.verb = name
+    try:
+        yield
+    finally:
+        _inside.verb = None
+
+
+def _crashing(open_publisher: Callable[[str], Publisher]) -> Callable[[str], Publisher]:
+    return lambda url: CrashingPublisher(open_publisher(url))
+
+
+class CrashingPublisher:
+    """A publisher whose process may die before, in the middle of, and after a batch."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+        self.in_order = publisher.in_order
+
+    def publish(self, messages: Sequence[Message]) -> Outcomes:
+        assert _plan is not None
+        if _plan.poisoned(messages):
+            kill("self")
+        if crash := _plan.due("in-publish"):
+            self._publisher.publish(messages[: len(messages) // 2])
+            kill(crash.victim)
+        refused = _plan.refused(messages)
+        outcomes = self._publisher.publish([message for message in messages if message.event.seq not in refused])
+        reach("after-publish")
+        return {**outcomes, **dict.fromkeys(refused, Retry("refused by chance"))}
+
+    def close(self) -> None:
+        self._publisher.close()
+
+
+def due(point: str) -> Crash | None:
+    """The crash that is to happen at this passage of a point, for whoever has to do something before it."""
+    return None if _plan is None else _plan.due(point)
+
+
+def reach(point: str) -> None:
+    """Say that this process gets to a point; it may not get any further."""
+    if crash := due(point):
+        kill(crash.victim)
+
+
+def kill(victim: str) -> None:
+    """End a victim: this process, the driver, or all of them."""
+    for pid in _doomed(victim, int(os.environ[DRIVER_VARIABLE])):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _doomed(victim: str, driver: int) -> list[int]:
+    own = os.getpid()
+    match victim:
+        case "driver":
+            return [driver]
+        case "family":
+            return [*(pid for pid in family(driver) if pid != own), own]
+        case _:
+            return [own]

@@ -1,0 +1,94 @@
+"""A standalone Spark cluster for tests: a master and workers, each a Java process of its own, on this machine."""
+
+import json
+import os
+import signal
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.pipeline.gateway import core_jar, spark_home
+from penstock.pipeline.java import find_java
+from tests.support.processes import command_of, free_port, living
+from tests.support.servers.base import Server
+
+_SMALL = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+
+
+class _SparkServer(Server):
+    """What a master and a worker have in common."""
+
+    end_signal = signal.SIGTERM
+    main_class = ""
+
+    def __init__(self, *, settings: Mapping[str, object] | None = None) -> None:
+        super().__init__(settings=settings)
+        self.web_port = 0
+
+    def _prepare(self) -> None:
+        self.web_port = free_port()
+
+    def _command(self) -> list[str]:
+        java_home, home = find_java(), spark_home(os.environ)
+        # A worker starts executors by what it finds there.
+        variables = [
+            f"SPARK_HOME={home}",
+            f"JAVA_HOME={java_home}",
+            "SPARK_LOCAL_IP=127.0.0.1",
+            f"SPARK_SCALA_VERSION={core_jar(home).scala}",
+        ]
+        java = ["env", *variables, str(java_home / "bin" / "java"), *_SMALL, "-cp", str(home / "jars" / "*")]
+        address = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", str(self.web_port)]
+        return [*java, self.main_class, *address, *self._arguments()]
+
+    def _arguments(self) -> list[str]:
+        return []
+
+    def _page(self) -> dict[str, Any]:
+        """What it tells of itself; nothing as long as it doesn't answer."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.web_port}/json/", timeout=5) as answer:
+                page: dict[str, Any] = json.load(answer)
+        except (OSError, ValueError):
+            return {}
+        return page
+
+
+class SparkMaster(_SparkServer):
+    """Hands out the workers' cores to applications."""
+
+    name = "Spark-master"
+    main_class = "org.apache.spark.deploy.master.Master"
+
+    @property
+    def url(self) -> str:
+        return f"spark://127.0.0.1:{self.port}"
+
+    def workers(self) -> int:
+        """How many have come so far."""
+        return int(self._page().get("aliveworkers", 0))
+
+    def _answers(self) -> bool:
+        return self._page().get("url") == self.url
+
+
+class SparkWorker(_SparkServer):
+    """Starts executors, as processes under itself."""
+
+    name = "Spark-worker"
+    main_class = "org.apache.spark.deploy.worker.Worker"
+
+    def __init__(self, master: str, *, cores: int = 1, memory: str = "1g") -> None:
+        super().__init__()
+        self._master = master
+        self._resources = ["--cores", str(cores), "--memory", memory]
+
+    def executors(self) -> list[int]:
+        """The Java processes that it runs for applications."""
+        return [pid for pid, parent in living().items() if parent == self.pid and b"ExecutorBackend" in command_of(pid)]
+
+    def _arguments(self) -> list[str]:
+        return [*self._resources, "--work-dir", str(self.folder / "work"), self._master]
+
+    def _answers(self) -> bool:
+        return self._page().get("masterurl") == self._master
