@@ -5,15 +5,16 @@ from contextlib import contextmanager
 
 from penstock.jobs import Jobs, JobsClient
 from penstock.jobs.api import create_app
-from penstock.jobs.server import JobServer
+from penstock.web.server import HttpServer
 
 TOKEN = "correct-horse"
 
 
 @contextmanager
-def served(jobs: Jobs, *tokens: str) -> Iterator[JobServer]:
+def served(jobs: Jobs, *tokens: str) -> Iterator[HttpServer]:
     """The server, running in a thread."""
-    with JobServer(create_app(jobs, tokens)) as server:
+    app = create_app(jobs, tokens)
+    with HttpServer(app, on_stop=app.end_waiting) as server:
         yield server
 
 

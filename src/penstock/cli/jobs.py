@@ -72,13 +72,14 @@ def serve(
 
     with needs_extra("the job server", "jobs"):
         from penstock.jobs.api import create_app
-        from penstock.jobs.server import JobServer, require_safe
+        from penstock.web.server import HttpServer, require_safe
 
     tokens = [*(token or ()), *_tokens_of_environment()]
-    require_safe(host, tokens)
+    require_safe(host, tokens, f"--token, or the variable {TOKEN_VARIABLE}")
     with _queue(context, store, name, heartbeat_seconds=heartbeat_seconds, timeout_seconds=timeout_seconds) as queue:
         queue.stats()  # a store that can't be used is told now
-        server = JobServer(create_app(queue, tokens), host, port)
+        app = create_app(queue, tokens)
+        server = HttpServer(app, host, port, on_stop=app.end_waiting)
         output.write(f"serving {name} at {server.url}")
         server.serve_until_stopped()
 

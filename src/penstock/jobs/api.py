@@ -38,14 +38,15 @@ from penstock.jobs.documents import (
     Submission,
     Submitted,
 )
-from penstock.jobs.door import Door
 from penstock.jobs.job import ClaimedJob
 from penstock.jobs.queue import Jobs
 from penstock.lifecycle import State
 from penstock.store.base import Selection
+from penstock.web.guard import Guard
 
 MAX_BODY_BYTES = 1_048_576
 THREADS = 15
+OPEN_PATHS = frozenset({"/health", "/openapi.json"})
 SAID = ("job_id", "type", "lease", "attempts", "max_attempts", "priority", "headers", "submitted_at")
 NOBODY = EventId(UUID(int=0))
 
@@ -90,7 +91,7 @@ def create_app(
     bearer = HTTPBearer(auto_error=False, description="One of the server's tokens; it may have none.")
     app.include_router(router, dependencies=[Security(bearer)] if tokens else [])
     app.include_router(open_router)
-    app.add_middleware(Door, tokens=tuple(tokens), max_body_bytes=max_body_bytes)
+    app.add_middleware(Guard, tokens=tuple(tokens), max_body_bytes=max_body_bytes, open_paths=OPEN_PATHS)
     problems.install(app, router, open_router)
     return app
 

@@ -1,8 +1,5 @@
 """Failures over HTTP: every one a problem document (RFC 9457), and none with more than its caller should know."""
 
-import json
-from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -12,9 +9,8 @@ from starlette.routing import Match, Route
 
 from penstock import telemetry
 from penstock.errors import JobError, JobNotFound, PenstockError, StoreError, UsageError
-from penstock.jobs.documents import FieldProblem, Problem
+from penstock.web.guard import ProblemResponse
 
-MEDIA_TYPE = "application/problem+json"
 MOST_ERRORS = 20
 
 _MEANINGS = {
@@ -30,25 +26,9 @@ _MEANINGS = {
 
 def answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The failures that an operation may answer with, for its schema. Any may be unreadable, or lack a token."""
-    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    content = {ProblemResponse.media_type: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     every = (400, 401, 413, 422, 503, *statuses)
     return {status: {"description": _MEANINGS[status], "content": content} for status in sorted(every)}
-
-
-class ProblemResponse(Response):
-    """A problem as an answer, in ASCII: nothing that a request held can make it fail."""
-
-    media_type = MEDIA_TYPE
-
-    def __init__(
-        self,
-        status: int,
-        detail: str,
-        errors: list[FieldProblem] | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        problem = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail, errors=errors or [])
-        super().__init__(json.dumps(problem.model_dump()), status, headers)
 
 
 def install(app: FastAPI, *routers: APIRouter) -> None:
@@ -63,10 +43,10 @@ def install(app: FastAPI, *routers: APIRouter) -> None:
 def _invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     errors = [
-        FieldProblem(field=_printable(".".join(map(str, one["loc"]))), message=_printable(one["msg"]))
+        {"field": _printable(".".join(map(str, one["loc"]))), "message": _printable(one["msg"])}
         for one in error.errors()[:MOST_ERRORS]
     ]
-    said = "; ".join(f"{one.field}: {one.message}" for one in errors[:3])
+    said = "; ".join(f"{one['field']}: {one['message']}" for one in errors[:3])
     return ProblemResponse(422, f"the request is not as it has to be: {said}", errors)
 
 

@@ -1,0 +1,150 @@
+"""The one HTTP server: binds before it starts, serves an ASGI app until it is stopped, then finishes open requests."""
+
+import ipaddress
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Self
+from weakref import WeakSet
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from penstock.errors import PenstockError, UsageError
+
+GRACE_SECONDS = 10
+BACKLOG = 2048
+
+_servers: "WeakSet[HttpServer]" = WeakSet()
+
+
+def _close_in_child() -> None:
+    """Close the inherited sockets in a forked child, which would keep the port open after the parent has ended."""
+    for server in list(_servers):
+        descriptor = server.socket.detach()  # close() would wait for the event loop, which may hold a reference
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+def require_safe(host: str, tokens: Sequence[str], remedy: str) -> None:
+    """Refuse to serve other machines without a token. `remedy` names the option that sets one."""
+    if not tokens and not _loopback(host):
+        raise UsageError(f"{host} is reachable from other machines and needs a token: {remedy}; 127.0.0.1 needs none")
+    for token in tokens:
+        if not token or not token.isascii() or any(character.isspace() for character in token):
+            raise UsageError("a token has at least one character, all of them ASCII, and no space")
+
+
+def parse_address(text: str, option: str) -> tuple[str, int]:
+    """Parse HOST:PORT; an IPv6 address stands in brackets."""
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise UsageError(f"invalid address {text!r} for {option}; use HOST:PORT, such as 127.0.0.1:8080")
+    return host, int(port)
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class HttpServer(uvicorn.Server):
+    """Serves an app on a socket of its own: with `serve_until_stopped` in this thread, as a context in another one.
+
+    `on_stop` is called when the server begins to stop, so that the app can answer requests that wait.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        on_stop: Callable[[], None] | None = None,
+        grace_seconds: int = GRACE_SECONDS,
+        name: str = "penstock-http",
+    ) -> None:
+        self._on_stop = on_stop
+        self._name = name
+        self.socket = _bound(host, port)
+        self._thread: threading.Thread | None = None
+        config = uvicorn.Config(
+            app,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=grace_seconds,
+        )
+        super().__init__(config)
+        _servers.add(self)
+
+    @property
+    def port(self) -> int:
+        number: int = self.socket.getsockname()[1]
+        return number
+
+    @property
+    def url(self) -> str:
+        host, port = self.socket.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def serve_until_stopped(self) -> None:
+        """Serve until `stop`, SIGTERM or Ctrl-C; a second Ctrl-C leaves requests unanswered."""
+        self.run(sockets=[self.socket])
+
+    def stop(self) -> None:
+        """Stop accepting requests and finish the open ones."""
+        self.should_exit = True
+        if self._on_stop is not None:
+            self._on_stop()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        if self.should_exit and sig == signal.SIGINT:
+            self.force_exit = True
+        self.stop()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals as the base class does, but don't raise them again after the server has stopped."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self.serve_until_stopped, name=self._name, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        assert self._thread is not None
+        self._thread.join()
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Return a listening socket: connections wait in its backlog until the server has started."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except (OSError, OverflowError) as error:
+        raise PenstockError(f"can't listen on {host} port {port}: {error}") from error
