@@ -62,6 +62,23 @@ def streams(
     print_report(plan, as_json=json)
 
 
+@bench.command()
+def compare(
+    base: Annotated[str, typer.Option(help="The commit to compare the working tree with.")] = "HEAD",
+    events: EventsOption = 200_000,
+    pairs: Annotated[int, typer.Option(min=1, help="Runs of each version.")] = 5,
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--only", help="Only this workload: emit, 'emit one', relay or worker; can be given again."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Compare CPU time per event with an earlier commit, in interleaved pairs."""
+    from benchmarks.compare import compare as run
+
+    run(base, events, pairs, only or (), as_json=json)
+
+
 if __name__ == "__main__":
     try:
         bench()

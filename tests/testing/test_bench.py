@@ -5,9 +5,10 @@ from math import isclose
 
 import pytest
 
+from benchmarks.compare import compare
 from benchmarks.plan import Figure, Part, Plan, at_least, at_most
 from benchmarks.report import Report
-from penstock.errors import MissingDriver
+from penstock.errors import MissingDriver, PenstockError
 from tests.support.installations import find_kafka, find_rabbitmq
 from tests.support.servers import PostgresServer
 
@@ -128,3 +129,18 @@ def test_a_target_is_reached_from_its_own_side() -> None:
     assert Figure("delay", 4.0, "s", at_most(4.5)).reached is True
     assert Figure("delay", 5.0, "s", at_most(4.5)).reached is False
     assert Figure("rate", 5.0, "events/s").reached is None
+
+
+@pytest.mark.slow
+def test_compare_gives_cpu_time_of_both_versions(capsys: pytest.CaptureFixture[str]) -> None:
+    compare("HEAD", events=1_000, pairs=1, only=["emit", "worker"], as_json=True)
+    measured = json.loads(capsys.readouterr().out)
+    assert [(name, len(pairs)) for name, pairs in measured.items()] == [("emit", 1), ("worker", 1)]
+    assert all(micros > 0 for pairs in measured.values() for pair in pairs for micros in pair)
+
+
+def test_compare_names_unknown_workload_and_commit() -> None:
+    with pytest.raises(PenstockError, match="unknown workload 'swim'; supported: emit, emit one, relay, worker"):
+        compare("HEAD", events=1_000, pairs=1, only=["swim"], as_json=True)
+    with pytest.raises(PenstockError, match="git worktree failed: .*no-such-commit"):
+        compare("no-such-commit", events=1_000, pairs=1, only=["emit"], as_json=True)

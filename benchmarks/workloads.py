@@ -1,0 +1,90 @@
+"""The workloads that `benchmarks.compare` runs on two versions: one workload, in a process of its own.
+
+    python -m benchmarks.workloads relay postgresql://… 100000
+
+The process prepares, prints `ready`, waits for a line, works, prints `done` and waits for the end of its input. It
+uses public names of Penstock only, since the version under test may be an older one.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from penstock import Received, Worker, connect
+
+EVENT_TYPE = "bench.event"
+PAYLOAD = bytes(range(200))
+CHUNK = 1_000
+BATCH = 2_000
+TASKS = 2
+
+
+def emit(url: str, count: int) -> Iterator[None]:
+    """Emit in bulk."""
+    with connect(url) as outbox:
+        outbox.store.now()  # connects
+        yield
+        for _ in range(0, count, CHUNK):
+            outbox.emit_many([outbox.event(EVENT_TYPE, PAYLOAD) for _ in range(CHUNK)])
+
+
+def emit_one(url: str, count: int) -> Iterator[None]:
+    """Emit one event in each transaction."""
+    with connect(url) as outbox:
+        outbox.store.now()
+        yield
+        for _ in range(count):
+            outbox.emit(EVENT_TYPE, PAYLOAD)
+
+
+def relay(url: str, _: int) -> Iterator[None]:
+    """Relay pending events to nowhere. The Spark session is started before."""
+    from penstock.pipeline import RelayOptions, run_relay
+
+    options = RelayOptions(
+        store=url, destination="null:", master=f"local[{TASKS}]", parallelism=TASKS, batch=BATCH, once=True
+    )
+    with connect(url) as outbox:
+        outbox.emit(EVENT_TYPE, PAYLOAD)
+    run_relay(options)
+    yield
+    run_relay(options)
+
+
+def worker(url: str, _: int) -> Iterator[None]:
+    """Handle pending events by an async function that does nothing."""
+    consumer = Worker(url)
+
+    @consumer.handler(fetch_batch_size=CHUNK, overfetch_factor=2.0)
+    async def do_nothing(event: Received) -> None:
+        """Accept the event."""
+
+    with connect(url) as outbox:
+        yield
+        consumer.start()
+        while outbox.store.ready("outbox"):
+            time.sleep(0.05)
+        consumer.stop()
+
+
+WORKLOADS: Mapping[str, Callable[[str, int], Iterator[None]]] = {
+    "emit": emit,
+    "emit one": emit_one,
+    "relay": relay,
+    "worker": worker,
+}
+
+
+def main(name: str, url: str, count: int) -> None:
+    """Run one workload in step with the parent process."""
+    steps = WORKLOADS[name](url, count)
+    next(steps)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    next(steps, None)
+    print("done", flush=True)
+    sys.stdin.readline()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
