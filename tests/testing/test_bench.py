@@ -142,5 +142,5 @@ def test_compare_gives_cpu_time_of_both_versions(capsys: pytest.CaptureFixture[s
 def test_compare_names_unknown_workload_and_commit() -> None:
     with pytest.raises(PenstockError, match="unknown workload 'swim'; supported: emit, emit one, relay, worker"):
         compare("HEAD", events=1_000, pairs=1, only=["swim"], as_json=True)
-    with pytest.raises(PenstockError, match="git worktree failed: .*no-such-commit"):
+    with pytest.raises(PenstockError, match="no-such-commit"):
         compare("no-such-commit", events=1_000, pairs=1, only=["emit"], as_json=True)
