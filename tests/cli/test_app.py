@@ -14,7 +14,7 @@ from penstock.event import Event
 from penstock.store import SqlStore
 
 COMMANDS = ("init", "emit", "relay", "status", "events", "show", "replay", "reap", "purge", "doctor", "demo")
-HEAVY = {"pyspark", "alembic", "pandas"}
+HEAVY = {"pyspark", "pandas"}
 
 Run = Callable[..., Any]
 Start = Callable[..., "subprocess.Popen[bytes]"]

@@ -23,12 +23,13 @@ def counts(store: SqlStore) -> dict[str, int]:
 
 
 def test_init_says_what_it_did(penstock: Run, tmp_path: Path) -> None:
+    version = head("sqlite")
     first = penstock("init", "--json").json
-    assert (first["before"], first["after"]) == (None, head())
-    assert first["steps"][-1].startswith(head())
+    assert (first["before"], first["after"]) == (None, version)
+    assert first["steps"][-1].startswith(version)
     assert penstock("init", "--json").json["steps"] == []
-    assert penstock("init").out == f"sqlite:///penstock.db is up to date, at version {head()}\n"
-    assert penstock("init", "--store", "sqlite:///b.db").out == f"sqlite:///b.db is ready, at version {head()}\n"
+    assert penstock("init").out == f"sqlite:///penstock.db is up to date, at version {version}\n"
+    assert penstock("init", "--store", "sqlite:///b.db").out == f"sqlite:///b.db is ready, at version {version}\n"
 
 
 def test_init_where_there_is_no_folder(penstock: Run) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 
 from penstock.outbox import Outbox
 from penstock.store.base import Selection
-from penstock.store.schema import sinks, staged
+from penstock.store.schema import staged
 from tests.support import crashes
 from tests.support.processes import living, wait_until
 
@@ -101,7 +101,7 @@ class NumberStream:
     def committed(self) -> list[int]:
         """The last batch of each query, as the store knows it."""
         with self.store.transaction() as connection:
-            return list(connection.execute(select(sinks.c.batch_id)).scalars())
+            return list(connection.exec_driver_sql("SELECT batch_id FROM penstock_sinks").scalars())
 
     def known_to_spark(self) -> list[int]:
         """The batches in Spark's own log of what is done."""

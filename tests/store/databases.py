@@ -1,24 +1,31 @@
 """What the tests of the databases ask about their tables and connections."""
 
 import traceback
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from functools import partial
 from typing import Any
 
+import psycopg
 import pymysql
-from alembic.autogenerate import compare_metadata
-from alembic.runtime.migration import MigrationContext
-from sqlalchemy import make_url
+from sqlalchemy import Dialect, inspect, make_url
+from sqlalchemy.types import TypeEngine
 
 from penstock.event import Event
 from penstock.store import SqlStore
-from penstock.store.migrate import VERSION_TABLE, Upgrade
-from penstock.store.schema import metadata
+from penstock.store.schema import metadata, outbox
 
-STARTS = 6
-# MySQL has one that the others need not.
-TABLES_OF_MYSQL = [*metadata.tables, "penstock_holds"]
+TABLES = """
+SELECT table_name FROM information_schema.tables
+WHERE table_name LIKE 'penstock_%' AND table_name <> 'penstock_version' AND table_type = 'BASE TABLE'
+"""
+# Types between which a query sees no difference.
+SAME_TYPES = {
+    **dict.fromkeys(("SMALLINT", "BIGINT"), "INTEGER"),
+    **dict.fromkeys(("BOOL", "TINYINT"), "BOOLEAN"),
+    **dict.fromkeys(("VARCHAR", "LONGTEXT", "JSON"), "TEXT"),
+    **dict.fromkeys(("LONGBLOB", "BINARY"), "BLOB"),
+}
+
+Columns = list[tuple[str, str]]
 
 
 class MysqlConnection(pymysql.Connection):  # type: ignore[misc]
@@ -41,35 +48,42 @@ def connect_mysql(url: str, isolation: str = "REPEATABLE READ") -> MysqlConnecti
     )
 
 
-def empty(url: str) -> None:
+def empty_mysql(url: str) -> None:
     """Empty the tables of a MySQL store, which is faster there than to make them anew."""
     with connect_mysql(url) as connection:
-        for table in TABLES_OF_MYSQL:
+        found = connection.execute(f"{TABLES} AND table_schema = DATABASE()")
+        for (table,) in found.fetchall():
             connection.execute(f"DELETE FROM {table}")
         connection.commit()
 
 
-def differences(store: SqlStore, *, compare_defaults: bool) -> object:
-    """What the tables in the database have that the ones in the code have not, and the other way round."""
-    options = {"version_table": VERSION_TABLE, "compare_type": True, "compare_server_default": compare_defaults}
+def empty_postgres(url: str) -> None:
+    """Empty the tables of a PostgreSQL store, which is faster than to make them anew."""
+    with psycopg.connect(url) as connection:
+        found = connection.execute(TABLES)
+        connection.execute(f"TRUNCATE {', '.join(name for (name,) in found)} RESTART IDENTITY")
+
+
+def differences(store: SqlStore) -> dict[str, tuple[Columns, Columns]]:
+    """Compare the tables in the code with those that the migrations created; of the view only the names."""
+    found = {}
     with store.transaction() as connection:
-        return compare_metadata(MigrationContext.configure(connection, opts=options), metadata)
+        kind = partial(_kind, dialect=connection.dialect)
+        for table in metadata.sorted_tables:
+            columns = inspect(connection).get_columns(table.name)
+            if table is outbox:
+                here, there = [(one.name, "") for one in table.columns], [(one["name"], "") for one in columns]
+            else:
+                here = [(one.name, kind(one.type)) for one in table.columns]
+                there = [(one["name"], kind(one["type"])) for one in columns]
+            if here != there:
+                found[table.name] = (here, there)
+    return found
 
 
-def initialise_at_once(opened: Callable[[], SqlStore]) -> list[Upgrade]:
-    """Several starts that all want to create the tables first."""
-    together = Barrier(STARTS)
-
-    def start(_: int) -> Upgrade:
-        store = opened()
-        together.wait()
-        try:
-            return store.initialise()
-        finally:
-            store.close()
-
-    with ThreadPoolExecutor(STARTS) as threads:
-        return list(threads.map(start, range(STARTS)))
+def _kind(type_: TypeEngine[Any], dialect: Dialect) -> str:
+    name = type_.compile(dialect=dialect).partition(" ")[0].partition("(")[0]
+    return SAME_TYPES.get(name, name)
 
 
 def tends_without_staging(store: SqlStore) -> None:

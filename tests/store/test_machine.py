@@ -3,20 +3,17 @@
 import tempfile
 from pathlib import Path
 
-import psycopg
-from databases import empty
+from databases import empty_mysql, empty_postgres
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from penstock.store import SqlStore, StoreOptions, open_store
-from penstock.store.schema import metadata
 from penstock.testing.stores.machine import StoreMachine
 from penstock.testing.stores.scenario import ManualClock
 
 # To shrink a failure on a real database takes minutes: add Phase.shrink to look into one.
 MACHINE = settings(stateful_step_count=40, deadline=None, phases=[Phase.reuse, Phase.generate])
 UNBOUNDED = StoreOptions(max_lease_age_seconds=1e9)
-EMPTY = f"TRUNCATE {', '.join(metadata.tables)} RESTART IDENTITY"
 
 
 class SqliteMachine(StoreMachine):
@@ -42,8 +39,7 @@ def test_postgres(postgres_url: str) -> None:
 
     class PostgresMachine(StoreMachine):
         def open(self, clock: ManualClock) -> SqlStore:
-            with psycopg.connect(postgres_url) as connection:
-                connection.execute(EMPTY)
+            empty_postgres(postgres_url)
             return open_store(postgres_url, UNBOUNDED, clock)
 
     run_state_machine_as_test(PostgresMachine, settings=settings(MACHINE, max_examples=15))  # type: ignore[no-untyped-call]
@@ -56,7 +52,7 @@ def test_mariadb(mariadb_url: str) -> None:
 
     class MariadbMachine(StoreMachine):
         def open(self, clock: ManualClock) -> SqlStore:
-            empty(mariadb_url)
+            empty_mysql(mariadb_url)
             return open_store(mariadb_url, UNBOUNDED, clock)
 
     run_state_machine_as_test(MariadbMachine, settings=settings(MACHINE, max_examples=15))  # type: ignore[no-untyped-call]

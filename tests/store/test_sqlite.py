@@ -9,7 +9,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from databases import differences, initialise_at_once
+from databases import differences
 
 from penstock.errors import InvalidEvent, NotInitialised, StoreError, StoreUnavailable, UsageError
 from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Outcome, Retry
@@ -67,17 +67,7 @@ def writer(database: Path) -> Iterator[sqlite3.Connection]:
 
 
 def test_the_tables_are_the_ones_in_the_code(store: SqlStore) -> None:
-    assert differences(store, compare_defaults=False) == []
-
-
-def test_many_starts_at_once_create_the_tables_once(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 'new.db'}"
-    upgrades = initialise_at_once(lambda: open_store(url))
-    assert sum(bool(upgrade.steps) for upgrade in upgrades) == 1
-    store = open_store(url)
-    assert store.append([event()])
-    assert store.versions() == (upgrades[0].after, upgrades[0].after)
-    store.close()
+    assert differences(store) == {}
 
 
 def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:

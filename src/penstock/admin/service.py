@@ -5,9 +5,10 @@ Command line, HTTP, dashboard and metrics are thin layers over this; what it can
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.admin.dead_letters import DeadLetterOffice
+from penstock.admin.doctor import Check, examine
 from penstock.admin.documents import Document, control_document, copy_document, event_document, note_document, timeline
 from penstock.admin.findings import Finding, alive, findings
 from penstock.errors import EventNotFound, UsageError
@@ -17,10 +18,7 @@ from penstock.store import Store
 from penstock.store.base import QueueStats, RelayStats, Selection, SettledCount, Stats
 from penstock.store.control import CANCELLED, Note, QueueControl
 from penstock.store.inspect import cancellable, purgeable
-
-if TYPE_CHECKING:
-    from penstock.admin.doctor import Check
-    from penstock.store.migrate import Upgrade
+from penstock.store.migrate import Upgrade
 
 Progress = Callable[[int], None]
 Counts = Callable[[Selection], Sequence[SettledCount]]
@@ -223,14 +221,12 @@ class Admin:
                 progress(total)
         return total
 
-    def initialise(self) -> "Upgrade":
+    def initialise(self) -> Upgrade:
         """Create or upgrade the tables; says what it did, and is safe to repeat."""
         return self.store.initialise()
 
-    def doctor(self) -> "list[Check]":
+    def doctor(self) -> list[Check]:
         """Whether everything that Penstock needs is there and in order."""
-        from penstock.admin.doctor import examine  # it brings Alembic and, where installed, Spark along
-
         return examine(self.store)
 
     # -- steering ---------------------------------------------------------------------------------------------

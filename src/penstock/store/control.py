@@ -7,10 +7,10 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.event import EventId
+from penstock.store.migrate import Upgrade
 
 if TYPE_CHECKING:
     from penstock.store.base import Lease, Selection, SettledCount
-    from penstock.store.migrate import Upgrade
 
 CANCELLED = "cancelled"
 """The reason for a cancellation of which no other is given."""
@@ -114,7 +114,7 @@ class Keeping(Protocol):
         """Make the next claim and probe look at everything, not only where something new is to be expected."""
         ...
 
-    def initialise(self) -> "Upgrade":
+    def initialise(self) -> Upgrade:
         """Create what the store needs, or upgrade it; says what it did, and is safe to repeat."""
         ...
 

@@ -1,27 +1,48 @@
-"""Creating and upgrading the tables, with Alembic. Safe to repeat, and safe to run from several places at once."""
+"""Create and upgrade the tables: runs the numbered SQL files in `migrations/` that a database has not had yet.
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+A step is a file, `migrations/<dialect>/<number>_<name>.sql`. Its first line is a comment, the title that
+`penstock init` prints; a statement ends with `;` before an empty line. Each step runs in a transaction of its own,
+under a lock that admits one process at a time, and is recorded in `penstock_version`.
+"""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
 from penstock.errors import NotInitialised, StoreConflict
 
 MIGRATIONS = Path(__file__).parent / "migrations"
+# The table and the locks are those of the releases before this runner: either knows the other's databases.
 VERSION_TABLE = "penstock_version"
-# A number that only Penstock locks, so that two upgrades of one database wait for each other.
+CREATE_VERSION_TABLE = """
+CREATE TABLE IF NOT EXISTS penstock_version (
+    version_num VARCHAR(32) NOT NULL,
+    CONSTRAINT penstock_version_pkc PRIMARY KEY (version_num)
+)
+"""
 UPGRADE_LOCK = 7_367_686_563
 UPGRADE_WAIT_SECONDS = 30
+# A statement that waits for a table makes all later users of that table wait behind it. So no statement waits for
+# longer than this; the step is rolled back and tried again after a pause in which the others go on.
+LOCK_SECONDS = 1
+RETRY_SECONDS = 60.0
 # The collations that compare names byte by byte, trailing spaces included: each server has its own name for it.
 COLLATIONS = {True: "utf8mb4_nopad_bin", False: "utf8mb4_0900_bin"}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One file of the history of a dialect."""
+
+    version: str
+    title: str
+    statements: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,72 +54,97 @@ class Upgrade:
     steps: Sequence[str]
 
 
-def upgrade(connection: Connection) -> Upgrade:
-    """Bring the tables up to this code, in the transaction of `connection`."""
-    with _alone(connection):
-        config = Config()
-        config.set_main_option("script_location", str(MIGRATIONS))
-        config.attributes["connection"] = connection
-        before = current(connection)
-        steps = _steps(before)
-        if steps:
-            command.upgrade(config, "head")
-        return Upgrade(before, head(), steps)
+def steps(dialect: str) -> list[Step]:
+    """Read the history of a dialect, oldest step first."""
+    return [_read(path) for path in sorted((MIGRATIONS / dialect).glob("*.sql"))]
 
 
-@contextmanager
-def _alone(connection: Connection) -> Iterator[None]:
-    """Two upgrades of one database wait for each other. SQLite has one writer at a time anyway."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": UPGRADE_LOCK})
-    if connection.dialect.name != "mysql":
-        yield
-        return
-    # Of the session, not the transaction, which the first CREATE would end; and by name for the whole server.
-    database = str(connection.engine.url.database)
-    name = {"name": f"penstock-upgrade-{sha256(database.encode()).hexdigest()[:32]}"}
-    if not connection.execute(text("SELECT GET_LOCK(:name, :wait)"), name | {"wait": UPGRADE_WAIT_SECONDS}).scalar():
-        raise StoreConflict("another process has been upgrading the tables for a long time; try again")
-    raw: Any = connection.connection.dbapi_connection
-    try:
-        yield
-        raw.commit()  # before the next one may look
-    finally:
-        connection.execute(text("SELECT RELEASE_LOCK(:name)"), name)
+def _read(path: Path) -> Step:
+    content = path.read_text(encoding="utf-8").rstrip(";\n")
+    title = content.partition("\n")[0].removeprefix("-- ")
+    return Step(path.name.partition("_")[0], title, content.split(";\n\n"))
 
 
-def run_beside(file: str, connection: Connection) -> None:
-    """Run the statements that lie beside a migration, in the SQL of the database."""
-    path = Path(file).with_suffix(f".{connection.dialect.name}.sql")
-    collation = COLLATIONS[bool(getattr(connection.dialect, "is_mariadb", False))]
-    for statement in path.read_text().split("\n--;\n"):
-        connection.exec_driver_sql(statement.replace("{collation}", collation))
+def head(dialect: str) -> str:
+    """Return the version that this code wants."""
+    return steps(dialect)[-1].version
 
 
 def current(connection: Connection) -> str | None:
-    """The version of the tables; None where there are none."""
-    context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-    return context.get_current_revision()
+    """Return the version of the tables; None if there are none."""
+    if not connection.dialect.has_table(connection, VERSION_TABLE):
+        return None
+    version: str | None = connection.exec_driver_sql("SELECT version_num FROM penstock_version").scalar()
+    return version
 
 
-def head() -> str:
-    """The version that this code wants."""
-    revision = ScriptDirectory(str(MIGRATIONS)).get_current_head()
-    assert revision is not None
-    return revision
+def upgrade(transaction: Callable[[], AbstractContextManager[Connection]]) -> Upgrade:
+    """Run the steps that the database has not had yet, each in a `transaction` of its own."""
+    before, step = _advance(transaction)
+    after, done = before, []
+    while step is not None:
+        done.append(f"{step.version}: {step.title}")
+        after, step = _advance(transaction)
+    assert after is not None
+    return Upgrade(before, after, done)
 
 
-def require_known(connection: Connection) -> None:
-    """Refuse tables that newer code made and this code doesn't know."""
-    version = current(connection)
-    known = {script.revision for script in ScriptDirectory(str(MIGRATIONS)).walk_revisions()}
-    if version is not None and version not in known:
+def _advance(transaction: Callable[[], AbstractContextManager[Connection]]) -> tuple[str | None, Step | None]:
+    """Run the next step, if there is one; return the version before it, and the step."""
+    deadline = time.monotonic() + RETRY_SECONDS
+    while True:
+        try:
+            with transaction() as connection:
+                _lock(connection)
+                version = current(connection)
+                step = _after(version, steps(connection.dialect.name))
+                if step is not None:
+                    run(connection, step)
+                return version, step
+        except StoreConflict as conflict:
+            if time.monotonic() > deadline:
+                raise StoreConflict(
+                    f"no upgrade within {RETRY_SECONDS:.0f} s, because other transactions use the tables: {conflict}; "
+                    "end those that have been open for long"
+                ) from conflict
+        time.sleep(LOCK_SECONDS * random.uniform(1, 2))
+
+
+def _after(version: str | None, history: Sequence[Step]) -> Step | None:
+    """Return the step after `version`; refuse a version that newer code made and this code doesn't know."""
+    versions = [None, *(step.version for step in history)]
+    if version not in versions:
         raise NotInitialised(f"the tables are at version {version}, which this Penstock doesn't know: upgrade Penstock")
+    return next(iter(history[versions.index(version) :]), None)
 
 
-def _steps(before: str | None) -> list[str]:
-    script = ScriptDirectory(str(MIGRATIONS))
-    steps = [f"{one.revision}: {one.doc}" for one in script.walk_revisions("base", "head")]
-    done = 0 if before is None else [one.revision for one in script.walk_revisions("base", "head")].index(before)
-    pending = steps if before is None else steps[:done]
-    return pending[::-1]
+def run(connection: Connection, step: Step) -> None:
+    """Run a step and record its version, in the transaction of `connection`."""
+    collation = COLLATIONS[bool(getattr(connection.dialect, "is_mariadb", False))]
+    for statement in step.statements:
+        # The drivers would take a % for a parameter, were there any.
+        as_it_is = {"no_parameters": True}
+        connection.exec_driver_sql(statement.replace("{collation}", collation), execution_options=as_it_is)
+    if current(connection) is None:
+        connection.exec_driver_sql(CREATE_VERSION_TABLE)
+        record = "INSERT INTO penstock_version (version_num) VALUES (:version)"
+    else:
+        record = "UPDATE penstock_version SET version_num = :version"
+    connection.execute(text(record), {"version": step.version})
+
+
+def _lock(connection: Connection) -> None:
+    """Let other upgrades of the database wait until this transaction ends. SQLite has one writer at a time anyway."""
+    match connection.dialect.name:
+        case "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": UPGRADE_LOCK})
+            connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
+        case "mysql":
+            # A transaction's lock would end with the first CREATE. The session's ends with the connection, which is
+            # closed after the commit instead of going back to the pool.
+            connection.detach()
+            name = f"penstock-upgrade-{sha256(str(connection.engine.url.database).encode()).hexdigest()[:32]}"
+            given = {"name": name, "wait": UPGRADE_WAIT_SECONDS}
+            if not connection.execute(text("SELECT GET_LOCK(:name, :wait)"), given).scalar():
+                raise StoreConflict("another process is upgrading them")
+            connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {LOCK_SECONDS}")

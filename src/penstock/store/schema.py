@@ -1,7 +1,7 @@
-"""The tables, for every SQL backend. An event is written once; its state is where its number lives.
+"""The columns that queries name, for every SQL backend. The files in `migrations/` create the tables.
 
-`penstock_events` holds what never changes. A narrow row in pending, claimed or archive holds the rest,
-and a transition moves that row from one to the other in one transaction.
+An event is written once; its state is where its number lives. `penstock_events` holds what never changes. A narrow row
+in pending, claimed or archive holds the rest, and a transition moves that row from one to the other in one transaction.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -13,18 +13,13 @@ from sqlalchemy import (
     BigInteger,
     Column,
     Dialect,
-    Identity,
-    Index,
     Integer,
     LargeBinary,
     MetaData,
     SmallInteger,
-    String,
     Table,
     Text,
     Uuid,
-    desc,
-    text,
 )
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.types import Boolean, DateTime, Double, Float, TypeDecorator, TypeEngine
@@ -93,30 +88,24 @@ metadata = MetaData()
 
 # No headers is NULL, which costs a reader nothing to decode.
 Headers = JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_null=True), "postgresql")
-# SQLite counts rows by an INTEGER primary key only.
-Seq = BigInteger().with_variant(Integer(), "sqlite")
 # Text on SQLite, so that a person with a shell can read and type it.
 Id = Uuid().with_variant(Uuid(native_uuid=False), "sqlite").with_variant(BinaryId(), "mysql")
-# What MySQL has in an index must have an end; what has none there is a LONGTEXT, because a TEXT has one too.
-Name = Text().with_variant(String(255), "mysql")
-Words = Text().with_variant(mysql.LONGTEXT(), "mysql")
-Payload = LargeBinary().with_variant(mysql.LONGBLOB(), "mysql")
 
 
 def _changing() -> list[Column[Any]]:
     """The columns that travel with an event from state to state."""
     return [
-        Column("seq", Seq, primary_key=True, autoincrement=False),
-        Column("queue", Name, nullable=False),
-        Column("ordering_key", Name),
-        Column("priority", SmallInteger, nullable=False),
-        Column("attempts", Integer, nullable=False),
-        Column("deliveries", Integer, nullable=False),
+        Column("seq", BigInteger),
+        Column("queue", Text),
+        Column("ordering_key", Text),
+        Column("priority", SmallInteger),
+        Column("attempts", Integer),
+        Column("deliveries", Integer),
         Column("max_attempts", Integer),
-        Column("replays", Integer, nullable=False),
-        Column("suspect", SmallInteger, nullable=False),
-        Column("available_at", Moment, nullable=False),
-        Column("last_error", Words),
+        Column("replays", Integer),
+        Column("suspect", SmallInteger),
+        Column("available_at", Moment),
+        Column("last_error", Text),
     ]
 
 
@@ -125,234 +114,145 @@ CHANGING = tuple(column.name for column in _changing())
 events = Table(
     "penstock_events",
     metadata,
-    Column("seq", Seq, Identity(), primary_key=True),
-    Column("event_id", Id, nullable=False, unique=True),
-    Column("event_type", Name, nullable=False),
-    Column("payload", Payload, nullable=False),
+    Column("seq", BigInteger),
+    Column("event_id", Id),
+    Column("event_type", Text),
+    Column("payload", LargeBinary),
     Column("headers", Headers),
-    Column("partition_key", Name),
-    Column("ordering_key", Name),
-    Column("created_at", Moment, nullable=False),
+    Column("partition_key", Text),
+    Column("ordering_key", Text),
+    Column("created_at", Moment),
     Column("origin", Id),
-)
-# A copy, for one of several destinations, is found by the id of the event that it is a copy of.
-Index(
-    "penstock_events_origin",
-    events.c.origin,
-    postgresql_where=events.c.origin.is_not(None),
-    sqlite_where=events.c.origin.is_not(None),
 )
 
 pending = Table("penstock_pending", metadata, *_changing())
-# The claim's road: one probe per priority level, then by time, then by number.
-Index(
-    "penstock_pending_ready",
-    pending.c.queue,
-    desc(pending.c.priority),
-    pending.c.available_at,
-    pending.c.seq,
-    postgresql_where=pending.c.ordering_key.is_(None),
-    sqlite_where=pending.c.ordering_key.is_(None),
-)
-# The line of an ordering key.
-Index(
-    "penstock_pending_line",
-    pending.c.queue,
-    pending.c.ordering_key,
-    pending.c.seq,
-    postgresql_where=pending.c.ordering_key.is_not(None),
-    sqlite_where=pending.c.ordering_key.is_not(None),
-)
 
-claimed = Table("penstock_claimed", metadata, *_changing(), Column("lease_id", Id, nullable=False))
-Index("penstock_claimed_lease", claimed.c.lease_id, claimed.c.ordering_key)
+claimed = Table("penstock_claimed", metadata, *_changing(), Column("lease_id", Id))
 
 archive = Table(
     "penstock_archive",
     metadata,
     *_changing(),
-    Column("state", Text().with_variant(String(9), "mysql"), nullable=False),
-    Column("settled_at", Moment, nullable=False),
+    Column("state", Text),
+    Column("settled_at", Moment),
     Column("lease_id", Id),
-)
-Index(
-    "penstock_archive_dead",
-    archive.c.queue,
-    archive.c.seq,
-    postgresql_where=text("state = 'DEAD'"),
-    sqlite_where=text("state = 'DEAD'"),
 )
 
 leases = Table(
     "penstock_leases",
     metadata,
-    Column("lease_id", Id, primary_key=True),
-    Column("queue", Name, nullable=False),
-    Column("claimant", Words, nullable=False),
-    Column("token", Id, nullable=False),
-    Column("claims", Integer, nullable=False),
-    Column("moved", Boolean, nullable=False),
-    Column("max_attempts", Integer, nullable=False),
-    Column("claimed_at", Moment, nullable=False),
-    Column("expires_at", Moment, nullable=False),
+    Column("lease_id", Id),
+    Column("queue", Text),
+    Column("claimant", Text),
+    Column("token", Id),
+    Column("claims", Integer),
+    Column("moved", Boolean),
+    Column("max_attempts", Integer),
+    Column("claimed_at", Moment),
+    Column("expires_at", Moment),
     Column("closed_at", Moment),
 )
-Index(
-    "penstock_leases_open",
-    leases.c.expires_at,
-    postgresql_where=leases.c.closed_at.is_(None),
-    sqlite_where=leases.c.closed_at.is_(None),
-)
-Index(
-    "penstock_leases_closed",
-    leases.c.closed_at,
-    postgresql_where=leases.c.closed_at.is_not(None),
-    sqlite_where=leases.c.closed_at.is_not(None),
-)
-
-# A row for each live ordering key: whose turn it is, from when on, and who holds it.
-keys = Table(
-    "penstock_keys",
-    metadata,
-    Column("queue", Name, primary_key=True),
-    Column("ordering_key", Name, primary_key=True),
-    Column("next_at", Moment, nullable=False),
-    Column("lease_id", Id),
-)
-Index(
-    "penstock_keys_ready",
-    keys.c.queue,
-    keys.c.next_at,
-    postgresql_where=keys.c.lease_id.is_(None),
-    sqlite_where=keys.c.lease_id.is_(None),
-)
-Index(
-    "penstock_keys_lease",
-    keys.c.lease_id,
-    postgresql_where=keys.c.lease_id.is_not(None),
-    sqlite_where=keys.c.lease_id.is_not(None),
-)
-
-dedupe = Table(
-    "penstock_dedupe",
-    metadata,
-    Column("queue", Name, primary_key=True),
-    Column("dedupe_key", Name, primary_key=True),
-    Column("event_id", Id, nullable=False),
-    Column("expires_at", Moment, nullable=False),
-)
-Index("penstock_dedupe_expiry", dedupe.c.expires_at)
 
 # Every transition but the plain good way: the timeline, and the audit trail.
 history = Table(
     "penstock_history",
     metadata,
-    Column("id", Seq, Identity(), primary_key=True),
-    Column("seq", BigInteger, nullable=False),
-    Column("at", Moment, nullable=False),
-    Column("what", Words, nullable=False),
-    Column("attempts", Integer, nullable=False),
+    Column("id", BigInteger),
+    Column("seq", BigInteger),
+    Column("at", Moment),
+    Column("what", Text),
+    Column("attempts", Integer),
     Column("lease_id", Id),
-    Column("by", Words),
-    Column("detail", Words),
+    Column("by", Text),
+    Column("detail", Text),
 )
-Index("penstock_history_seq", history.c.seq, history.c.id)
 
 relays = Table(
     "penstock_relays",
     metadata,
-    Column("relay_id", Id, primary_key=True),
-    Column("queue", Name, nullable=False),
-    Column("destination", Words, nullable=False),
-    Column("host", Words, nullable=False),
-    Column("started_at", Moment, nullable=False),
-    Column("seen_at", Moment, nullable=False),
-    Column("stopping", Boolean, nullable=False),
+    Column("relay_id", Id),
+    Column("queue", Text),
+    Column("destination", Text),
+    Column("host", Text),
+    Column("started_at", Moment),
+    Column("seen_at", Moment),
+    Column("stopping", Boolean),
 )
 
 # What the tasks of a Spark write have brought, until its commit makes events of it.
 staged = Table(
     "penstock_staged",
     metadata,
-    Column("write_id", Id, primary_key=True),
-    Column("batch_id", BigInteger, primary_key=True, autoincrement=False),
-    Column("place", Integer, primary_key=True, autoincrement=False),
-    Column("part_id", Id, primary_key=True),
-    Column("number", BigInteger, primary_key=True, autoincrement=False),
-    Column("event_id", Id, nullable=False),
-    Column("event_type", Name, nullable=False),
-    Column("queue", Name, nullable=False),
-    Column("payload", Payload, nullable=False),
+    Column("write_id", Id),
+    Column("batch_id", BigInteger),
+    Column("place", Integer),
+    Column("part_id", Id),
+    Column("number", BigInteger),
+    Column("event_id", Id),
+    Column("event_type", Text),
+    Column("queue", Text),
+    Column("payload", LargeBinary),
     Column("headers", Headers),
-    Column("partition_key", Name),
-    Column("ordering_key", Name),
-    Column("priority", SmallInteger, nullable=False),
+    Column("partition_key", Text),
+    Column("ordering_key", Text),
+    Column("priority", SmallInteger),
     Column("max_attempts", Integer),
     Column("available_at", Moment),
     Column("delay_seconds", Double),
-    Column("dedupe_key", Name),
-    Column("dedupe_seconds", Double, nullable=False),
-    Column("staged_at", Moment, nullable=False),
-)
-
-# The last batch of each streaming query that became events.
-sinks = Table(
-    "penstock_sinks",
-    metadata,
-    Column("query_id", Id, primary_key=True),
-    Column("batch_id", BigInteger, nullable=False),
-    Column("committed_at", Moment, nullable=False),
+    Column("dedupe_key", Text),
+    Column("dedupe_seconds", Double),
+    Column("staged_at", Moment),
 )
 
 # Queues that somebody has paused or limited.
 queues = Table(
     "penstock_queues",
     metadata,
-    Column("queue", Name, primary_key=True),
+    Column("queue", Text),
     Column("paused_at", Moment),
-    Column("paused_by", Words),
+    Column("paused_by", Text),
     Column("max_claimed", Integer),
-    Column("purged", BigInteger, nullable=False, server_default="0"),
+    Column("purged", BigInteger),
 )
 
 # What a handler said of an event: how far it has come, and what came of it.
 notes = Table(
     "penstock_notes",
     metadata,
-    Column("seq", Seq, primary_key=True, autoincrement=False),
-    Column("progress", Payload),
-    Column("result", Payload),
-    Column("noted_at", Moment, nullable=False),
+    Column("seq", BigInteger),
+    Column("progress", LargeBinary),
+    Column("result", LargeBinary),
+    Column("noted_at", Moment),
 )
 
 # The view that shows an event as one row. Inserting into it emits: the way in for async sessions and plain SQL.
 outbox = Table(
     "penstock_outbox",
-    MetaData(),
-    Column("seq", Seq),
+    metadata,
+    Column("seq", BigInteger),
     Column("event_id", Id),
-    Column("event_type", Name),
-    Column("queue", Name),
-    Column("state", Words),
-    Column("payload", Payload),
+    Column("event_type", Text),
+    Column("queue", Text),
+    Column("state", Text),
+    Column("payload", LargeBinary),
     Column("headers", Headers),
-    Column("partition_key", Name),
-    Column("ordering_key", Name),
+    Column("partition_key", Text),
+    Column("ordering_key", Text),
     Column("priority", SmallInteger),
     Column("attempts", Integer),
     Column("deliveries", Integer),
     Column("max_attempts", Integer),
     Column("replays", Integer),
     Column("suspect", SmallInteger),
-    Column("last_error", Words),
+    Column("last_error", Text),
     Column("created_at", Moment),
     Column("available_at", Moment),
     Column("claimed_at", Moment),
-    Column("claimed_by", Words),
+    Column("claimed_by", Text),
     Column("lease_expires_at", Moment),
     Column("published_at", Moment),
     Column("settled_at", Moment),
-    Column("dedupe_key", Name),
+    Column("dedupe_key", Text),
     Column("dedupe_seconds", Float),
     Column("delay_seconds", Float),
 )

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import uuid_utils.compat as uuid7
@@ -13,7 +12,7 @@ import uuid_utils.compat as uuid7
 from penstock.errors import UsageError
 from penstock.event import Delivery, Event, EventId
 from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, weight
-from penstock.store import emit, inspect, inspect_deaths
+from penstock.store import emit, inspect, inspect_deaths, migrate
 from penstock.store.announcing import Announcing
 from penstock.store.base import (
     DEFAULT_LEASE_SECONDS,
@@ -39,9 +38,6 @@ from penstock.store.settling import Settling
 from penstock.store.staging import Staging
 from penstock.store.steering import Controlling
 from penstock.store.transaction import Transaction
-
-if TYPE_CHECKING:
-    from penstock.store.migrate import Upgrade
 
 UPKEEP_BATCH = 10_000
 LEASE_RETENTION_SECONDS = 86_400.0
@@ -264,21 +260,13 @@ class SqlStore(Settling, Controlling, Staging, Announcing):
             )
         )
 
-    def initialise(self) -> "Upgrade":
+    def initialise(self) -> migrate.Upgrade:
         """Create or upgrade the tables; says what it did, and is safe to repeat."""
-        from penstock.store import migrate  # Alembic is slow to import, and only this verb needs it
-
-        def work(tx: Transaction) -> "Upgrade":
-            migrate.require_known(tx.connection)
-            return migrate.upgrade(tx.connection)
-
-        return self._transact(work)
+        return migrate.upgrade(self.transaction)
 
     def versions(self) -> tuple[str | None, str]:
         """The version of the tables, None where there are none, and the one that this code wants."""
-        from penstock.store import migrate
-
-        return self._look(lambda tx: (migrate.current(tx.connection), migrate.head()))
+        return self._look(lambda tx: (migrate.current(tx.connection), migrate.head(self.engine.dialect.name)))
 
     def now(self) -> datetime:
         """The time by the store's clock, which is the one that counts."""

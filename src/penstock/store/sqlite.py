@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Engine, create_engine, make_url
@@ -30,14 +30,12 @@ from penstock.store import sqlite_statements as statements
 from penstock.store import sqlite_upkeep as upkeep
 from penstock.store.base import Capabilities, Committed, Lease, LeaseId, Part, Token
 from penstock.store.emit import EMIT_COLUMNS, ids_for
+from penstock.store.migrate import Upgrade
 from penstock.store.moves import Wanted
 from penstock.store.outcomes import OutcomeRow, RouteRow
 from penstock.store.schema import from_micros, to_micros
 from penstock.store.stepwise import StepwiseStore
 from penstock.store.transaction import Transaction
-
-if TYPE_CHECKING:
-    from penstock.store.migrate import Upgrade
 
 BUSY_SECONDS = 30.0
 MICROS = 1_000_000
@@ -76,7 +74,7 @@ class SqliteStore(StepwiseStore):
             raw: Any = connection.connection.dbapi_connection
             yield self._transaction(connection, raw.cursor())
 
-    def initialise(self) -> "Upgrade":
+    def initialise(self) -> Upgrade:
         self._may_create = True
         return super().initialise()
 

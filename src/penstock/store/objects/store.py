@@ -3,7 +3,7 @@
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID, uuid4
 
 from penstock.errors import NotSupported, UsageError
@@ -35,6 +35,7 @@ from penstock.store.control import CANCELLED, Head, Note, QueueControl
 from penstock.store.deaths import DeathCount, DeathMark, DeathPage, only_dead, page_of
 from penstock.store.emit import ids_for, refuse_twins
 from penstock.store.inspect import cancellable, purgeable
+from penstock.store.migrate import Upgrade
 from penstock.store.objects import parts as staging
 from penstock.store.objects import wire
 from penstock.store.objects.bucket import Overtaken
@@ -45,9 +46,6 @@ from penstock.store.objects.opened import Opened
 from penstock.store.objects.values import FORMAT, Blob, to_blob
 from penstock.store.outcomes import route_rows, storable
 from penstock.store.schema import from_micros, to_micros
-
-if TYPE_CHECKING:
-    from penstock.store.migrate import Upgrade
 
 SWEEP_SECONDS = 3_600.0
 
@@ -316,9 +314,7 @@ class ObjectStore(Opened):
 
     # -- making it --------------------------------------------------------------------------------------------
 
-    def initialise(self) -> "Upgrade":
-        from penstock.store.migrate import Upgrade  # Alembic is slow to import, and only this verb needs it
-
+    def initialise(self) -> Upgrade:
         before, after = self.versions()
         if before is None:
             try:

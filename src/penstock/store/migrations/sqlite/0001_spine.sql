@@ -1,4 +1,6 @@
--- The spine on SQLite. Times are microseconds since 1970, ids are text of 32 hexadecimal digits.
+-- The spine: events, their states, leases, ordering keys, dedupe windows, history, relays.
+
+-- Times are microseconds since 1970, ids are text of 32 hexadecimal digits.
 CREATE TABLE penstock_events (
     seq           INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
     event_id      CHAR(32) NOT NULL,
@@ -9,8 +11,8 @@ CREATE TABLE penstock_events (
     ordering_key  TEXT,
     created_at    BIGINT NOT NULL,
     UNIQUE (event_id)
-)
---;
+);
+
 CREATE TABLE penstock_pending (
     seq          INTEGER NOT NULL PRIMARY KEY,
     queue        TEXT NOT NULL,
@@ -23,12 +25,12 @@ CREATE TABLE penstock_pending (
     suspect      SMALLINT NOT NULL,
     available_at BIGINT NOT NULL,
     last_error   TEXT
-)
---;
-CREATE INDEX penstock_pending_ready ON penstock_pending (queue, priority DESC, available_at, seq) WHERE ordering_key IS NULL
---;
-CREATE INDEX penstock_pending_line ON penstock_pending (queue, ordering_key, seq) WHERE ordering_key IS NOT NULL
---;
+);
+
+CREATE INDEX penstock_pending_ready ON penstock_pending (queue, priority DESC, available_at, seq) WHERE ordering_key IS NULL;
+
+CREATE INDEX penstock_pending_line ON penstock_pending (queue, ordering_key, seq) WHERE ordering_key IS NOT NULL;
+
 CREATE TABLE penstock_claimed (
     seq          INTEGER NOT NULL PRIMARY KEY,
     queue        TEXT NOT NULL,
@@ -42,10 +44,10 @@ CREATE TABLE penstock_claimed (
     available_at BIGINT NOT NULL,
     last_error   TEXT,
     lease_id     CHAR(32) NOT NULL
-)
---;
-CREATE INDEX penstock_claimed_lease ON penstock_claimed (lease_id, ordering_key)
---;
+);
+
+CREATE INDEX penstock_claimed_lease ON penstock_claimed (lease_id, ordering_key);
+
 CREATE TABLE penstock_archive (
     seq          INTEGER NOT NULL PRIMARY KEY,
     queue        TEXT NOT NULL,
@@ -61,10 +63,10 @@ CREATE TABLE penstock_archive (
     state        TEXT NOT NULL CHECK (state IN ('PUBLISHED', 'DEAD')),
     settled_at   BIGINT NOT NULL,
     lease_id     CHAR(32)
-)
---;
-CREATE INDEX penstock_archive_dead ON penstock_archive (queue, seq) WHERE state = 'DEAD'
---;
+);
+
+CREATE INDEX penstock_archive_dead ON penstock_archive (queue, seq) WHERE state = 'DEAD';
+
 CREATE TABLE penstock_leases (
     lease_id     CHAR(32) PRIMARY KEY NOT NULL,
     queue        TEXT NOT NULL,
@@ -76,34 +78,34 @@ CREATE TABLE penstock_leases (
     claimed_at   BIGINT NOT NULL,
     expires_at   BIGINT NOT NULL,
     closed_at    BIGINT
-)
---;
-CREATE INDEX penstock_leases_open ON penstock_leases (expires_at) WHERE closed_at IS NULL
---;
-CREATE INDEX penstock_leases_closed ON penstock_leases (closed_at) WHERE closed_at IS NOT NULL
---;
+);
+
+CREATE INDEX penstock_leases_open ON penstock_leases (expires_at) WHERE closed_at IS NULL;
+
+CREATE INDEX penstock_leases_closed ON penstock_leases (closed_at) WHERE closed_at IS NOT NULL;
+
 CREATE TABLE penstock_keys (
     queue        TEXT NOT NULL,
     ordering_key TEXT NOT NULL,
     next_at      BIGINT NOT NULL,
     lease_id     CHAR(32),
     PRIMARY KEY (queue, ordering_key)
-)
---;
-CREATE INDEX penstock_keys_ready ON penstock_keys (queue, next_at) WHERE lease_id IS NULL
---;
-CREATE INDEX penstock_keys_lease ON penstock_keys (lease_id) WHERE lease_id IS NOT NULL
---;
+);
+
+CREATE INDEX penstock_keys_ready ON penstock_keys (queue, next_at) WHERE lease_id IS NULL;
+
+CREATE INDEX penstock_keys_lease ON penstock_keys (lease_id) WHERE lease_id IS NOT NULL;
+
 CREATE TABLE penstock_dedupe (
     queue      TEXT NOT NULL,
     dedupe_key TEXT NOT NULL,
     event_id   CHAR(32) NOT NULL,
     expires_at BIGINT NOT NULL,
     PRIMARY KEY (queue, dedupe_key)
-)
---;
-CREATE INDEX penstock_dedupe_expiry ON penstock_dedupe (expires_at)
---;
+);
+
+CREATE INDEX penstock_dedupe_expiry ON penstock_dedupe (expires_at);
+
 CREATE TABLE penstock_history (
     id       INTEGER NOT NULL PRIMARY KEY,
     seq      BIGINT NOT NULL,
@@ -113,10 +115,10 @@ CREATE TABLE penstock_history (
     lease_id CHAR(32),
     "by"     TEXT,
     detail   TEXT
-)
---;
-CREATE INDEX penstock_history_seq ON penstock_history (seq, id)
---;
+);
+
+CREATE INDEX penstock_history_seq ON penstock_history (seq, id);
+
 CREATE TABLE penstock_relays (
     relay_id    CHAR(32) PRIMARY KEY NOT NULL,
     queue       TEXT NOT NULL,
@@ -125,8 +127,8 @@ CREATE TABLE penstock_relays (
     started_at  BIGINT NOT NULL,
     seen_at     BIGINT NOT NULL,
     stopping    BOOLEAN NOT NULL
-)
---;
+);
+
 CREATE VIEW penstock_outbox AS
 SELECT e.seq, e.event_id, e.event_type, s.queue, s.state, e.payload, e.headers, e.partition_key, e.ordering_key,
        s.priority, s.attempts, s.deliveries, s.max_attempts, s.replays, s.suspect, s.last_error,
@@ -146,8 +148,8 @@ JOIN (
     SELECT seq, queue, state, priority, attempts, deliveries, max_attempts, replays, suspect, last_error,
            available_at, NULL, NULL, NULL, settled_at
     FROM penstock_archive
-) s ON s.seq = e.seq
---;
+) s ON s.seq = e.seq;
+
 -- Emitting by plain SQL: INSERT INTO penstock_outbox (event_type, payload, ...). SQLite's one writer at a time
 -- is all the locking that ordering keys and the dedupe window need, and makes the last event the one just emitted.
 CREATE TRIGGER penstock_emit INSTEAD OF INSERT ON penstock_outbox
@@ -177,4 +179,4 @@ BEGIN
            e.created_at + CAST(coalesce(NEW.dedupe_seconds, 86400) * 1000000 AS INTEGER)
     FROM penstock_events e WHERE e.seq = (SELECT max(seq) FROM penstock_events) AND NEW.dedupe_key IS NOT NULL
     ON CONFLICT (queue, dedupe_key) DO UPDATE SET event_id = excluded.event_id, expires_at = excluded.expires_at;
-END
+END;

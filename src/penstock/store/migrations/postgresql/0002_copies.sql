@@ -1,8 +1,10 @@
+-- Copies: an event for several destinations has a delivery for each, under the id that it was emitted with.
+
 -- A copy has an id of its own, which nobody sees, and its origin's, under which it is delivered and found.
-ALTER TABLE penstock_events ADD COLUMN origin uuid
---;
-CREATE INDEX penstock_events_origin ON penstock_events (origin) WHERE origin IS NOT NULL
---;
+ALTER TABLE penstock_events ADD COLUMN origin uuid;
+
+CREATE INDEX penstock_events_origin ON penstock_events (origin) WHERE origin IS NOT NULL;
+
 CREATE OR REPLACE VIEW penstock_outbox AS
 SELECT e.seq, coalesce(e.origin, e.event_id) AS event_id, e.event_type, s.queue, s.state, e.payload, e.headers, e.partition_key, e.ordering_key,
        s.priority, s.attempts, s.deliveries, s.max_attempts, s.replays, s.suspect, s.last_error,
@@ -23,4 +25,4 @@ JOIN (
     SELECT seq, queue, state, priority, attempts, deliveries, max_attempts, replays, suspect, last_error,
            available_at, NULL, NULL, NULL, settled_at
     FROM penstock_archive
-) s ON s.seq = e.seq
+) s ON s.seq = e.seq;

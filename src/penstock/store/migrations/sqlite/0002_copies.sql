@@ -1,11 +1,13 @@
+-- Copies: an event for several destinations has a delivery for each, under the id that it was emitted with.
+
 -- A copy has an id of its own, which nobody sees, and its origin's, under which it is delivered and found.
-ALTER TABLE penstock_events ADD COLUMN origin CHAR(32)
---;
-CREATE INDEX penstock_events_origin ON penstock_events (origin) WHERE origin IS NOT NULL
---;
+ALTER TABLE penstock_events ADD COLUMN origin CHAR(32);
+
+CREATE INDEX penstock_events_origin ON penstock_events (origin) WHERE origin IS NOT NULL;
+
 -- SQLite can't replace a view: it is made again, with the trigger that goes with it.
-DROP VIEW penstock_outbox
---;
+DROP VIEW penstock_outbox;
+
 CREATE VIEW penstock_outbox AS
 SELECT e.seq, coalesce(e.origin, e.event_id) AS event_id, e.event_type, s.queue, s.state, e.payload, e.headers, e.partition_key, e.ordering_key,
        s.priority, s.attempts, s.deliveries, s.max_attempts, s.replays, s.suspect, s.last_error,
@@ -25,8 +27,8 @@ JOIN (
     SELECT seq, queue, state, priority, attempts, deliveries, max_attempts, replays, suspect, last_error,
            available_at, NULL, NULL, NULL, settled_at
     FROM penstock_archive
-) s ON s.seq = e.seq
---;
+) s ON s.seq = e.seq;
+
 -- Emitting by plain SQL: INSERT INTO penstock_outbox (event_type, payload, ...). SQLite's one writer at a time
 -- is all the locking that ordering keys and the dedupe window need, and makes the last event the one just emitted.
 CREATE TRIGGER penstock_emit INSTEAD OF INSERT ON penstock_outbox
@@ -56,4 +58,4 @@ BEGIN
            e.created_at + CAST(coalesce(NEW.dedupe_seconds, 86400) * 1000000 AS INTEGER)
     FROM penstock_events e WHERE e.seq = (SELECT max(seq) FROM penstock_events) AND NEW.dedupe_key IS NOT NULL
     ON CONFLICT (queue, dedupe_key) DO UPDATE SET event_id = excluded.event_id, expires_at = excluded.expires_at;
-END
+END;

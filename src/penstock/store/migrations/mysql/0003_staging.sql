@@ -1,3 +1,5 @@
+-- Staging: rows that tasks have written and no commit has made events yet, and how far each stream has come.
+
 -- What the tasks of a write have brought, until its commit makes events of it.
 CREATE TABLE IF NOT EXISTS penstock_staged (
     write_id       BINARY(16) NOT NULL,
@@ -21,11 +23,11 @@ CREATE TABLE IF NOT EXISTS penstock_staged (
     staged_at      DATETIME(6) NOT NULL,
     -- In the order in which a batch becomes events.
     PRIMARY KEY (write_id, batch_id, place, part_id, number)
-) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE {collation}
---;
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE {collation};
+
 -- The last batch of each streaming query that became events.
 CREATE TABLE IF NOT EXISTS penstock_sinks (
     query_id     BINARY(16) NOT NULL PRIMARY KEY,
     batch_id     BIGINT NOT NULL,
     committed_at DATETIME(6) NOT NULL
-) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE {collation}
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC CHARACTER SET utf8mb4 COLLATE {collation};

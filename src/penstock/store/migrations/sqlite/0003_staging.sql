@@ -1,3 +1,5 @@
+-- Staging: rows that tasks have written and no commit has made events yet, and how far each stream has come.
+
 -- What the tasks of a write have brought, until its commit makes events of it.
 CREATE TABLE penstock_staged (
     write_id       CHAR(32) NOT NULL,
@@ -21,11 +23,11 @@ CREATE TABLE penstock_staged (
     staged_at      BIGINT NOT NULL,
     -- In the order in which a batch becomes events.
     PRIMARY KEY (write_id, batch_id, place, part_id, number)
-)
---;
+);
+
 -- The last batch of each streaming query that became events.
 CREATE TABLE penstock_sinks (
     query_id     CHAR(32) PRIMARY KEY NOT NULL,
     batch_id     BIGINT NOT NULL,
     committed_at BIGINT NOT NULL
-)
+);

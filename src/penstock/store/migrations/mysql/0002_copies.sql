@@ -1,3 +1,5 @@
+-- Copies: an event for several destinations has a delivery for each, under the id that it was emitted with.
+
 -- The view that shows an event as one row. It can be read, and never written: views have no triggers here, and an INSERT
 -- that went past them would make half an event, so it is a UNION. Ids are shown as people write them; those who look for
 -- one event find it faster by its seq.
@@ -27,4 +29,4 @@ SELECT e.seq,
        s.priority, s.attempts, s.deliveries, s.max_attempts, s.replays, s.suspect, s.last_error,
        e.created_at, s.available_at,
        NULL, NULL, NULL, CASE s.state WHEN 'PUBLISHED' THEN s.settled_at END, s.settled_at
-FROM penstock_archive s JOIN penstock_events e ON e.seq = s.seq
+FROM penstock_archive s JOIN penstock_events e ON e.seq = s.seq;

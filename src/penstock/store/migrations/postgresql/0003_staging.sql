@@ -1,3 +1,5 @@
+-- Staging: rows that tasks have written and no commit has made events yet, and how far each stream has come.
+
 -- What the tasks of a write have brought, until its commit makes events of it. Not logged: if the server crashes, the
 -- commit finds rows missing and refuses, and the write is run again.
 CREATE UNLOGGED TABLE penstock_staged (
@@ -22,11 +24,11 @@ CREATE UNLOGGED TABLE penstock_staged (
     staged_at      timestamptz NOT NULL,
     -- In the order in which a batch becomes events.
     PRIMARY KEY (write_id, batch_id, place, part_id, number)
-) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0)
---;
+) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
+
 -- The last batch of each streaming query that became events.
 CREATE TABLE penstock_sinks (
     query_id     uuid PRIMARY KEY,
     batch_id     bigint NOT NULL,
     committed_at timestamptz NOT NULL
-)
+);
