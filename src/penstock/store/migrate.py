@@ -27,7 +27,6 @@ CREATE TABLE IF NOT EXISTS penstock_version (
 )
 """
 UPGRADE_LOCK = 7_367_686_563
-UPGRADE_WAIT_SECONDS = 30
 # A statement that waits for a table makes all later users of that table wait behind it. So no statement waits for
 # longer than this; the step is rolled back and tried again after a pause in which the others go on.
 LOCK_SECONDS = 1
@@ -104,8 +103,8 @@ def _advance(transaction: Callable[[], AbstractContextManager[Connection]]) -> t
         except StoreConflict as conflict:
             if time.monotonic() > deadline:
                 raise StoreConflict(
-                    f"no upgrade within {RETRY_SECONDS:.0f} s, because other transactions use the tables: {conflict}; "
-                    "end those that have been open for long"
+                    f"no upgrade within {RETRY_SECONDS:.0f} s, because other transactions or upgrades use the tables; "
+                    "end transactions that have been open for long, and try again"
                 ) from conflict
         time.sleep(LOCK_SECONDS * random.uniform(1, 2))
 
@@ -122,9 +121,9 @@ def run(connection: Connection, step: Step) -> None:
     """Run a step and record its version, in the transaction of `connection`."""
     collation = COLLATIONS[bool(getattr(connection.dialect, "is_mariadb", False))]
     for statement in step.statements:
-        # The drivers would take a % for a parameter, were there any.
-        as_it_is = {"no_parameters": True}
-        connection.exec_driver_sql(statement.replace("{collation}", collation), execution_options=as_it_is)
+        # Given parameters, even none, the drivers would take a % for the beginning of a placeholder.
+        options = {"no_parameters": True}
+        connection.exec_driver_sql(statement.replace("{collation}", collation), execution_options=options)
     if current(connection) is None:
         connection.exec_driver_sql(CREATE_VERSION_TABLE)
         record = "INSERT INTO penstock_version (version_num) VALUES (:version)"
@@ -144,7 +143,7 @@ def _lock(connection: Connection) -> None:
             # closed after the commit instead of going back to the pool.
             connection.detach()
             name = f"penstock-upgrade-{sha256(str(connection.engine.url.database).encode()).hexdigest()[:32]}"
-            given = {"name": name, "wait": UPGRADE_WAIT_SECONDS}
+            given = {"name": name, "wait": RETRY_SECONDS}
             if not connection.execute(text("SELECT GET_LOCK(:name, :wait)"), given).scalar():
-                raise StoreConflict("another process is upgrading them")
+                raise StoreConflict("another process is upgrading the tables")
             connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {LOCK_SECONDS}")
