@@ -12,7 +12,7 @@ import penstock
 from penstock.errors import JobFailed
 from penstock.jobs import Context
 from penstock.jobs.api import create_app
-from penstock.jobs.server import JobServer
+from penstock.web.server import HttpServer
 
 TOKEN = "correct-horse"
 
@@ -51,7 +51,7 @@ def main() -> None:
         stop = threading.Event()
         retry = penstock.RetryPolicy.constant(0.1)
         with penstock.Jobs(store, models={"email:send": Email}, retry=retry) as jobs:
-            with JobServer(create_app(jobs, [TOKEN])) as server, penstock.JobsClient(server.url, TOKEN) as client:
+            with HttpServer(create_app(jobs, [TOKEN])) as server, penstock.JobsClient(server.url, TOKEN) as client:
                 work = {"worker_id": "worker-1", "stop": stop}
                 worker = threading.Thread(target=client.work, args=({"email:send": send},), kwargs=work)
                 worker.start()
