@@ -37,7 +37,10 @@ def test_the_blocks_run(tmp_path: Path) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     with connect(f"sqlite:///{tmp_path}/shop.db") as outbox:
         queues = {stats.queue: stats for stats in outbox.store.stats().queues}
-        assert (queues["outbox"].published, queues["invoices"].pending) == (100, 100)
+        assert queues["payments"].published == 3
+        published = [line for file in (tmp_path / "large").iterdir() for line in file.read_text().splitlines()]
+        assert len(published) == 2
+        assert (queues["outbox"].published, queues["invoices"].pending) == (100, 103)
         alarms = outbox.store.find(Selection(queue="alarms")).records
     assert alarms
     assert len({alarm.payload for alarm in alarms}) == len(alarms)

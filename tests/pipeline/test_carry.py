@@ -4,8 +4,9 @@ import pytest
 
 from penstock.errors import NotInitialised, UnknownScheme, UsageError
 from penstock.lifecycle import RELEASED, Dead, OrderPolicy, Retry
-from penstock.pipeline.carry import FIRST_PIECE, MAX_TROUBLES, PIECE, SLOW_SECONDS, Pace, Tally, blocked_keys
+from penstock.pipeline.carry import MAX_TROUBLES, Tally
 from penstock.pipeline.relay import RelayOptions, run_relay
+from penstock.pipeline.sender import FIRST_PIECE, PIECE, SLOW_SECONDS, Pace, blocked_keys
 from penstock.testing.events import delivery
 
 

@@ -16,7 +16,8 @@ import pytest
 import slice_functions
 
 from penstock.errors import PipelineError, UsageError
-from penstock.pipeline.slices import Patience, Slice, StopLine, line_to, root_cause, run_slices
+from penstock.pipeline.slices import Patience, Slice, root_cause, run_slices
+from penstock.pipeline.stop_channel import StopLine, line_to
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

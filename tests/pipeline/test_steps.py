@@ -1,6 +1,7 @@
 """Relays with a user's step, in this process, on the shared Spark session."""
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from step_ground import Ground
 from penstock.errors import UsageError
 from penstock.lifecycle import Dropped, State
 from penstock.pipeline.relay import RelayOptions
+from penstock.pipeline.slices import _LOOK_SECONDS
 from penstock.retry import RetryPolicy
 from tests.support.processes import wait_until
 
@@ -77,6 +79,20 @@ def test_what_a_filter_drops_is_dead_discarded_or_released(ground: Ground, dropp
 def test_a_limit_takes_events_in_portions(ground: Ground) -> None:
     ids = emit(ground.outbox, 50)
     ground.relay(lambda events: events.limit(20), dropped=Dropped.RELEASE)
+    assert_delivered(ids, ground.published(), repeats=0)
+    assert ground.states() == {State.PUBLISHED: 50}
+
+
+def test_draining_relay_does_not_end_while_a_batch_holds_events(ground: Ground) -> None:
+    """All ready events are claimed for a while, and some are released then: the store looks drained in between."""
+    ids = emit(ground.outbox, 50)
+    looks = 3
+
+    def take_long(events: "DataFrame") -> "DataFrame":
+        threading.Event().wait(looks * _LOOK_SECONDS)
+        return events.limit(20)
+
+    ground.relay(take_long, dropped=Dropped.RELEASE)
     assert_delivered(ids, ground.published(), repeats=0)
     assert ground.states() == {State.PUBLISHED: 50}
 
@@ -150,7 +166,7 @@ def test_order_survives_a_step_that_shuffles(ground: Ground) -> None:
 
 def test_a_step_may_leave_out_all_that_is_not_needed(ground: Ground) -> None:
     emit(ground.outbox, 10, headers={"origin": "shop"}, priority=4)
-    ground.relay(lambda events: events.select("payload", "token", "lease", "seq", "event_type", "event_id"))
+    ground.relay(lambda events: events.select("payload", "seq", "event_type", "event_id"))
     assert {(line["priority"], line["deliveries"], len(line["headers"])) for line in lines(ground.files)} == {(4, 1, 0)}
     assert ground.numbers() == list(range(10))
 
@@ -202,10 +218,10 @@ def told_by(ground: Ground, step: Any) -> str:
 
 
 def test_columns_that_are_missing_are_named_before_anything_is_published(ground: Ground) -> None:
-    told = told_by(ground, lambda events: events.drop("token", "payload"))
+    told = told_by(ground, lambda events: events.drop("seq", "payload"))
     assert told == (
-        f"the step's result for file://{ground.files} lacks token, payload; "
-        "the columns seq, lease, token, event_id, event_type, payload must survive a step"
+        f"the step's result for file://{ground.files} lacks seq, payload; "
+        "the columns seq, event_id, event_type, payload must survive a step"
     )
 
 

@@ -12,7 +12,7 @@ Several, with commas between them, each count for themselves. The process that t
 first, so that nobody else does, and the test sees that it happened: `plan.txt.fired`.
 
 The code under test knows nothing of this. `arm()` wraps its seams from outside, in the process that calls it; a
-relay's workers are reached because `arm()` makes the relay send them `tests.support.crashes.carry` or `hand_over`,
+relay's workers are reached because `arm()` makes the relay send them `tests.support.crashes.carry` or `send_partition`,
 which arm them too; those of a stream that writes, by `tests.support.crashing_sink`; those of an exactly-once stream
 by `chaos.crashing`, which also knows its points.
 """
@@ -34,9 +34,10 @@ from chaos.steps import STEPS
 from penstock.errors import UsageError
 from penstock.lifecycle import Retry
 from penstock.pipeline import carry as carrying
-from penstock.pipeline import handing, relay, step_batches
+from penstock.pipeline import publishing, relay, sender
 from penstock.pipeline.carry import Errand, Tally
 from penstock.pipeline.lake_folder import LakeFolder
+from penstock.pipeline.sender import Dispatch
 from penstock.pipeline.slices import Slice
 from penstock.publish.base import Message, Outcomes, Publisher
 from penstock.store.sql import SqlStore
@@ -47,6 +48,7 @@ from tests.support.processes import living
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
+_send_partition = publishing.send_partition
 VARIABLE = "PENSTOCK_CRASH"
 DRIVER_VARIABLE = "PENSTOCK_CRASH_DRIVER"
 POINTS = {
@@ -181,9 +183,9 @@ def arm(text: str | None = None) -> bool:
     SqlStore.stage = _around(SqlStore.stage, "stage")  # type: ignore[method-assign]
     SqlStore.commit_staged = _around(SqlStore.commit_staged, "commit")  # type: ignore[method-assign]
     Transaction._execute = _between(Transaction._execute)  # type: ignore[method-assign]
-    carrying.open_publisher = _crashing(carrying.open_publisher)  # type: ignore[assignment, attr-defined]
+    sender.open_publisher = _crashing(sender.open_publisher)  # type: ignore[assignment, attr-defined]
     relay.carry = carry  # type: ignore[attr-defined]
-    step_batches.hand_over = hand_over  # type: ignore[attr-defined]
+    publishing.send_partition = send_partition
     LakeFolder.move = _after(LakeFolder.move, "in-lake")  # type: ignore[method-assign]
     return True
 
@@ -194,10 +196,12 @@ def carry(errand: Errand, turn: Slice) -> Tally:
     return carrying.carry(errand, turn)
 
 
-def hand_over(errand: Errand, address: tuple[str, int], batches: Iterator["RecordBatch"]) -> Iterator["RecordBatch"]:
-    """The same for the workers of an armed relay with a step."""
+def send_partition(
+    spec: Dispatch, stop_address: tuple[str, int] | None, batches: Iterator["RecordBatch"]
+) -> Iterator["RecordBatch"]:
+    """Do the same for the workers of an armed relay with a step."""
     arm()
-    return handing.hand_over(errand, address, batches)
+    return _send_partition(spec, stop_address, batches)
 
 
 def family(pid: int) -> list[int]:

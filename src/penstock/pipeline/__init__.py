@@ -5,12 +5,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.lifecycle import Dropped
+    from penstock.pipeline.publishing import publish
     from penstock.pipeline.relay import RelayOptions, RelayReport, run_relay
     from penstock.pipeline.session import configure, open_session
     from penstock.pipeline.settling import settle
     from penstock.pipeline.source import register
 
-__all__ = ["Dropped", "RelayOptions", "RelayReport", "configure", "open_session", "register", "run_relay", "settle"]
+__all__ = [
+    "Dropped",
+    "RelayOptions",
+    "RelayReport",
+    "configure",
+    "open_session",
+    "publish",
+    "register",
+    "run_relay",
+    "settle",
+]
 
 _LAZY = {
     "Dropped": "relay",
@@ -18,6 +29,7 @@ _LAZY = {
     "RelayReport": "relay",
     "configure": "session",
     "open_session": "session",
+    "publish": "publishing",
     "register": "source",
     "run_relay": "relay",
     "settle": "settling",

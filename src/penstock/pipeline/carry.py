@@ -11,20 +11,16 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
+from typing import TypeVar
 
 from penstock.errors import PenstockError, StoreConflict, StoreUnavailable
-from penstock.event import Delivery
-from penstock.lifecycle import RELEASED, OrderPolicy, Outcome, Released, Retry, State
+from penstock.lifecycle import Outcome, State
+from penstock.pipeline.sender import Dispatch, Sender
 from penstock.pipeline.slices import Slice
-from penstock.publish import open_publisher
-from penstock.publish.base import Publisher
-from penstock.publish.dispatch import dispatch
-from penstock.publish.routing import Routing
-from penstock.retry import RetryPolicy
 from penstock.routes import Routes
 from penstock.store import Store, StoreOptions, open_store
 from penstock.store.base import Claim, Lease, Selection, Settlement
@@ -33,11 +29,6 @@ MIN_IDLE_SECONDS = 0.002
 MAX_IDLE_SECONDS = 0.05
 IDLE_GROWTH = 1.5
 MAX_BACKOFF_SECONDS = 2.0
-# Between pieces of a claim a task looks whether it is to stop: a slow destination must not hold it for a whole batch.
-FIRST_PIECE = 20
-PIECE = 1_000
-QUICK_SECONDS = 0.5
-SLOW_SECONDS = 2.0
 # How long a relay that is to stop goes on trying to settle what it published.
 LAST_SETTLE_SECONDS = 3.0
 MAX_ERRANDS = 16
@@ -45,6 +36,9 @@ MAX_TROUBLES = 5
 # Python's collector looks after every 700 new objects whether some refer to each other in circles. A claim makes
 # thousands that don't, and the looking was a third of a worker's time.
 COLLECT_AFTER = 50_000
+STEP_FAILED = "step failed: "
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +46,10 @@ class Errand:
     """What a relay's tasks are to do: small, frozen, and all that travels to the executors."""
 
     store: str
-    destination: str
     queue: str
     batch: int
     lease_seconds: float
-    retry: RetryPolicy
-    routing: Routing
-    order_policy: OrderPolicy = OrderPolicy.BLOCK
-    max_deliveries: int | None = None
+    dispatch: Dispatch
     routes: Routes | None = None
     """For a router, which publishes nothing: where its events go on to."""
     until: datetime | None = None
@@ -94,7 +84,8 @@ class Tally:
     def explain(self, settlement: Settlement, outcomes: Mapping[int, Outcome]) -> None:
         """Keep an example of why events failed, for the log."""
         if settlement.retried:
-            self.trouble(f"publishing failed: {_first_error(settlement.retried, outcomes)}")
+            error = _first_error(settlement.retried, outcomes)
+            self.trouble(error if error.startswith(STEP_FAILED) else f"publishing failed: {error}")
         if settlement.dead:
             _note(self.deaths, _first_error(settlement.dead, outcomes))
 
@@ -148,36 +139,18 @@ class Heart:
             return  # the next beat tries again; if none comes through, settling says what was lost
 
 
-class Pace:
-    """How many events a publisher is handed in one call: few at first, and more while calls are quick."""
-
-    def __init__(self) -> None:
-        self.size = FIRST_PIECE
-        self._rate = 0.0
-
-    def learn(self, count: int, seconds: float) -> None:
-        before, self._rate = self._rate, count / max(seconds, 1e-6)
-        if seconds < QUICK_SECONDS:
-            self.size = min(PIECE, max(self.size, count * 2))
-        elif seconds > SLOW_SECONDS:
-            # Half as many are no better where a call takes its time whatever is in it.
-            helps = self._rate > before * 0.7
-            self.size = max(1, self.size // 2) if helps else min(PIECE, self.size * 2)
-
-
 @dataclass(frozen=True, slots=True)
 class Hands:
     """What a worker process keeps open for an errand."""
 
     store: Store
-    publisher: Publisher
+    sender: Sender
     heart: Heart
     claimant: str
-    pace: Pace = field(default_factory=Pace)
 
     def let_go(self) -> None:
         self.heart.stop()
-        self.publisher.close()
+        self.sender.close()
         self.store.close()
 
 
@@ -252,10 +225,10 @@ def open_hands(errand: Errand) -> Hands:
     name = repr(errand)
     if name not in _hands:
         gc.set_threshold(COLLECT_AFTER)
-        store = open_store(errand.store, StoreOptions(order_policy=errand.order_policy))
+        store = open_store(errand.store, StoreOptions(order_policy=errand.dispatch.order_policy))
         heart = Heart(store, errand.lease_seconds / 3)
         claimant = f"{socket.gethostname()}:{os.getpid()}"
-        _hands[name] = Hands(store, open_publisher(errand.destination), heart, claimant)
+        _hands[name] = Hands(store, Sender(errand.dispatch), heart, claimant)
         while len(_hands) > MAX_ERRANDS:
             _hands.popitem(last=False)[1].let_go()
     _hands.move_to_end(name)
@@ -268,75 +241,36 @@ def _claim(hands: Hands, errand: Errand) -> Claim:
         limit=errand.batch,
         claimant=hands.claimant,
         lease_seconds=errand.lease_seconds,
-        max_attempts=errand.retry.max_attempts,
+        max_attempts=errand.dispatch.retry.max_attempts,
     )
 
 
 def _publish(hands: Hands, errand: Errand, claim: Claim, turn: Slice, tally: Tally) -> None:
     tally.claimed += len(claim)
     with hands.heart.beating(claim.lease):
-        outcomes = dispatch_pieces(hands, errand, claim.events, turn)
-        settlement = insist(lambda: hands.store.settle(claim.lease, outcomes), errand, turn, tally)
+        outcomes = hands.sender.send(claim.events, lambda: turn.stopped)
+        settlement = insist(lambda: hands.store.settle(claim.lease, outcomes), errand, lambda: turn.stopped, tally)
+    if settlement is None:
+        return
     tally.count(settlement)
     tally.explain(settlement, outcomes)
 
 
-def dispatch_pieces(hands: Hands, errand: Errand, events: Sequence[Delivery], turn: Slice) -> dict[int, Outcome]:
-    """Publish piece by piece; what is not begun when the relay stops is given back."""
-    outcomes: dict[int, Outcome] = {}
-    blocked: set[str] = set()
-    start = 0
-    while start < len(events):
-        size = hands.pace.size
-        piece = [event for event in events[start : start + size] if event.ordering_key not in blocked]
-        began = time.monotonic()
-        sent = dispatch(
-            hands.publisher,
-            errand.routing,
-            errand.retry,
-            piece,
-            now=datetime.now(UTC),
-            roll=random.random,
-            max_deliveries=errand.max_deliveries,
-            order_policy=errand.order_policy,
-            stopped=lambda: turn.stopped,
-        )
-        hands.pace.learn(len(piece), time.monotonic() - began)
-        outcomes |= sent
-        start += size
-        if start < len(events):
-            blocked |= blocked_keys(piece, sent, errand.order_policy)
-            if turn.stopped:
-                break
-    return (
-        {event.seq: outcomes.get(event.seq, RELEASED) for event in events} if len(outcomes) < len(events) else outcomes
-    )
+def insist(verb: Callable[[], Result], errand: Errand, stopped: Callable[[], bool], tally: Tally) -> Result | None:
+    """Call a verb of the store, through an outage for as long as a lease; return None if the outage lasts longer.
 
-
-def blocked_keys(events: Sequence[Delivery], outcomes: dict[int, Outcome], policy: OrderPolicy) -> set[str]:
-    """Keys whose later events have to wait: for what was released, and, unless it leaves the line, for what failed."""
-    kinds = Released if policy is OrderPolicy.SKIP else Retry | Released
-    return {
-        event.ordering_key
-        for event in events
-        if event.ordering_key is not None and isinstance(outcomes.get(event.seq), kinds)
-    }
-
-
-def insist(settle: Callable[[], Settlement], errand: Errand, turn: Slice, tally: Tally) -> Settlement:
-    """Settle, through an outage if need be: what was published must not be published again for want of patience.
-
-    A settle that may have been committed is safe to repeat: the store answers "already settled".
+    A published event must not be published again because its settle was given up early. A settle that may have been
+    committed is safe to repeat: the store answers "already settled".
     """
     began = time.monotonic()
     backoff = 0.05
     while True:
         try:
-            return settle()
+            return verb()
         except (StoreUnavailable, StoreConflict) as error:
             tally.trouble(error)
-            patience = min(errand.lease_seconds, LAST_SETTLE_SECONDS) if turn.stopped else errand.lease_seconds
+            patience = min(errand.lease_seconds, LAST_SETTLE_SECONDS) if stopped() else errand.lease_seconds
             if time.monotonic() - began > patience:
-                return Settlement()
+                return None
             time.sleep(backoff * (1 + random.random()))
             backoff = min(backoff * 2, 1.0)

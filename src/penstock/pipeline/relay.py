@@ -13,7 +13,6 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -24,6 +23,7 @@ from penstock.event import DEFAULT_QUEUE
 from penstock.lifecycle import Dropped, OrderPolicy
 from penstock.pipeline.carry import Errand, Tally, carry
 from penstock.pipeline.lake import Lake, is_lake
+from penstock.pipeline.sender import Dispatch, reachable_from_workers
 from penstock.pipeline.steps import load_step
 from penstock.pipeline.stopping import open_unless, stopped_by_signals
 from penstock.pipeline.together import run_lines
@@ -83,7 +83,7 @@ class RelayOptions:
         if self.step is not None and is_lake(self.destination or "null:"):
             raise UsageError("a step's events can't go to a lake: write its result there yourself, with Spark")
         for line in _lines(self, None):  # connects to nothing: a bad URL or template is told at once
-            _require_destination(line.errand.destination)
+            _require_destination(line.errand.dispatch.destination)
         if self.step is not None:
             load_step(self.step)
 
@@ -173,9 +173,9 @@ def _run_line(
     checkpoint = options.checkpoint
     if checkpoint is not None and options.routes is not None:
         checkpoint = f"{checkpoint.rstrip('/')}/{line.errand.queue}"
-    if is_lake(line.errand.destination):
-        errand = line.errand
-        own = replace(options, routes=None, destination=errand.destination, queue=errand.queue, retry=errand.retry)
+    errand, to = line.errand, line.errand.dispatch
+    if is_lake(to.destination):
+        own = replace(options, routes=None, destination=to.destination, queue=errand.queue, retry=to.retry)
         run_lake(spark, replace(own, checkpoint=checkpoint), errand.until, tasks, stop, ledger.enter)
         return
     common: dict[str, Any] = {
@@ -189,11 +189,9 @@ def _run_line(
     }
     if options.step is None:
         seconds = options.slice_seconds
-        run_slices(spark, line.function, line.errand, slice_seconds=seconds, on_slice=ledger.enter, **common)
+        run_slices(spark, line.function, errand, slice_seconds=seconds, on_slice=ledger.enter, **common)
         return
-    step, seen = load_step(options.step), partial(_as_seen_from_workers, master=options.master)
-    given = (spark, line.errand, step, options.dropped)
-    run_steps(*given, on_batch=ledger.enter, destination_for_workers=seen, **common)
+    run_steps(spark, errand, load_step(options.step), options.dropped, on_batch=ledger.enter, **common)
 
 
 def _lines(options: RelayOptions, until: datetime | None) -> list[Line]:
@@ -202,16 +200,16 @@ def _lines(options: RelayOptions, until: datetime | None) -> list[Line]:
 
     errand = _errand(options, until)
     if options.routes is None:
-        return [Line(carry, errand, mask_url(errand.destination))]
-    lines = [Line(route, replace(errand, destination="null:", routes=options.routes), "its destinations")]
+        return [Line(carry, errand, mask_url(errand.dispatch.destination))]
+    lines = [Line(route, replace(errand, routes=options.routes), "its destinations")]
     for destination in options.routes.used:
-        published = replace(
-            errand,
-            queue=queue_of(options.queue, destination.name),
-            destination=_as_seen_from_workers(destination.url, options.master),
+        dispatch = replace(
+            errand.dispatch,
+            destination=reachable_from_workers(destination.url, options.master),
             retry=_retry_to(destination, options.retry),
             routing=Routing(destination.topic or options.topic, options.routes.topics_of(destination.name)),
         )
+        published = replace(errand, queue=queue_of(options.queue, destination.name), dispatch=dispatch)
         lines.append(Line(carry, published, f"{destination.name} ({mask_url(destination.url)})"))
     return lines
 
@@ -254,26 +252,21 @@ class _Ledger:
 
 
 def _errand(options: RelayOptions, until: datetime | None) -> Errand:
+    dispatch = Dispatch(
+        destination=reachable_from_workers(options.destination or "null:", options.master),
+        routing=Routing(options.topic),
+        retry=options.retry,
+        order_policy=options.order_policy,
+        max_deliveries=options.max_deliveries,
+    )
     return Errand(
         store=options.store,
-        destination=_as_seen_from_workers(options.destination or "null:", options.master),
         queue=options.queue,
         batch=options.batch,
         lease_seconds=options.lease_seconds,
-        retry=options.retry,
-        routing=Routing(options.topic),
-        order_policy=options.order_policy,
-        max_deliveries=options.max_deliveries,
+        dispatch=dispatch,
         until=until,
     )
-
-
-def _as_seen_from_workers(destination: str, master: str | None) -> str:
-    """Spark sends what its Python workers print to the log; in local mode they can reach this process's own output."""
-    local = (master or "local").startswith("local")
-    if destination == "stdout:" and local and Path("/proc/self/fd/1").exists():
-        return f"stdout:?path=/proc/{os.getpid()}/fd/1"
-    return destination
 
 
 def _master(options: RelayOptions, lines: int, one_writer: bool) -> str:

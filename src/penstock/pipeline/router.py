@@ -27,10 +27,12 @@ def _route(hands: Hands, errand: Errand, claim: Claim, turn: Slice, tally: Tally
         else:
             unrouted[event.seq] = Dead(f"no route matches {event.event_type}: add one, then replay")
     with hands.heart.beating(claim.lease):
-        moved = insist(lambda: hands.store.route(claim.lease, queues), errand, turn, tally)
-        settlement = insist(lambda: hands.store.settle(claim.lease, unrouted), errand, turn, tally)
+        moved = insist(lambda: hands.store.route(claim.lease, queues), errand, lambda: turn.stopped, tally)
+        settlement = insist(lambda: hands.store.settle(claim.lease, unrouted), errand, lambda: turn.stopped, tally)
     tally.claimed += len(claim)
-    tally.routed += len(moved.released)
-    tally.lost += len(moved.lost)
-    tally.count(settlement)
-    tally.explain(settlement, unrouted)
+    if moved is not None:
+        tally.routed += len(moved.released)
+        tally.lost += len(moved.lost)
+    if settlement is not None:
+        tally.count(settlement)
+        tally.explain(settlement, unrouted)

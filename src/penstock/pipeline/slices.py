@@ -15,9 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.errors import PipelineError, UsageError
+from penstock.pipeline.stop_channel import StopLine, hung_up, line_to
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
 
+INTERRUPT_SECONDS = 2.0
 _LOOK_SECONDS = 0.5
-_BACKLOG = 1024
 _BATCH_PROPERTY = "streaming.sql.batchId"
 _DEATHS = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailure|Python worker .*crashed")
 
@@ -55,6 +56,21 @@ IMPATIENT = Patience()
 OnFailure = Callable[[str, float], None]
 
 
+def _no() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHandler(Generic[Result]):
+    """What the driver does with the micro-batches of a query."""
+
+    handle: Callable[["DataFrame", int], list[Result]]
+    idle: Callable[[], bool] = _no
+    """Called now and then while no batch runs; the query ends once it returns True."""
+    interrupt: Callable[[], object] = _no
+    """Called once if a batch still runs `INTERRUPT_SECONDS` after a stop."""
+
+
 class Slice:
     """A task's turn: when it ends, and whether it is to end now. Lives in the worker."""
 
@@ -71,7 +87,7 @@ class Slice:
     @property
     def stopped(self) -> bool:
         """Whether all is to stop, slice over or not."""
-        return self._line is None or bool(select.select([self._line], [], [], 0)[0])
+        return hung_up(self._line)
 
     @property
     def remaining_seconds(self) -> float:
@@ -119,7 +135,9 @@ def run_slices(
     with StopLine(host, spark.sparkContext.getConf().get("spark.driver.bindAddress") or host) as line:
         task = functools.partial(_run_task, function, argument, slice_seconds, line.address)
         tasks = spark.sparkContext.parallelize(range(parallelism), parallelism).mapPartitionsWithIndex(task)
-        turns = _Turns(lambda *_: tasks.collect(), on_slice, line, stop or threading.Event(), patience, on_failure)
+        turns = _Turns(
+            BatchHandler(lambda *_: tasks.collect()), on_slice, line, stop or threading.Event(), patience, on_failure
+        )
         # A clock, not a source: one row a batch, which nobody reads, and a next batch as soon as the last one is done.
         clock = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
         _run_query(clock.writeStream, turns, checkpoint, name, grace_seconds)
@@ -127,7 +145,7 @@ def run_slices(
 
 def run_batches(
     writer: "DataStreamWriter",
-    handle: Callable[["DataFrame", int], list[Result]],
+    handler: BatchHandler[Result],
     *,
     line: "StopLine",
     on_batch: Callable[[int, list[Result]], bool],
@@ -138,8 +156,8 @@ def run_batches(
     patience: Patience,
     on_failure: OnFailure,
 ) -> None:
-    """The same for micro-batches that have rows of their own: `handle` gets each as a DataFrame, on the driver."""
-    turns = _Turns(handle, on_batch, line, stop, patience, on_failure)
+    """Do the same for micro-batches with rows of their own, each of which `handler` gets as a DataFrame."""
+    turns = _Turns(handler, on_batch, line, stop, patience, on_failure)
     _run_query(writer, turns, checkpoint, name, grace_seconds)
 
 
@@ -169,53 +187,12 @@ def root_cause(text: str) -> str:
     return next(filter(None, lines), "Spark gave no reason")
 
 
-class StopLine:
-    """How running tasks learn that it is over: they hold a connection to the driver, and the driver hangs up.
-
-    So they also learn that the driver was killed. Nothing is ever sent.
-    """
-
-    def __init__(self, host: str, bind_address: str) -> None:
-        self._server = socket.create_server((bind_address, 0), backlog=_BACKLOG)
-        self._server.setblocking(False)
-        self._held: list[socket.socket] = []
-        self._open = True
-        self._lock = threading.Lock()
-        self.address: tuple[str, int] = (host, self._server.getsockname()[1])
-
-    def __enter__(self) -> "StopLine":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.hang_up()
-
-    def answer(self) -> int:
-        """Take new connections, which wait until then, and let go of those whose worker has gone. How many were new."""
-        with self._lock:
-            if not self._open:
-                return 0
-            gone = set(select.select(self._held, [], [], 0)[0])
-            for connection in gone:
-                connection.close()
-            self._held = [connection for connection in self._held if connection not in gone]
-            kept = len(self._held)
-            while select.select([self._server], [], [], 0)[0]:
-                self._held.append(self._server.accept()[0])
-            return len(self._held) - kept
-
-    def hang_up(self) -> None:
-        with self._lock:
-            self._open = False
-            for connection in (self._server, *self._held):
-                connection.close()
-
-
 class _Turns:
     """The driver's side of the slices: what each micro-batch does, and what came of it."""
 
     def __init__(
         self,
-        handle: Callable[["DataFrame", int], list[Any]],
+        handler: BatchHandler[Any],
         on_slice: Callable[[int, list[Any]], bool],
         line: StopLine,
         stop: threading.Event,
@@ -223,7 +200,7 @@ class _Turns:
         on_failure: OnFailure | None,
     ) -> None:
         self.failure: BaseException | None = None
-        self._handle = handle
+        self._handler = handler
         self._on_slice = on_slice
         self._line = line
         self._stop = stop
@@ -238,7 +215,7 @@ class _Turns:
             if self._stop.is_set():
                 return
             try:
-                results = self._handle(batch, number)
+                results = self._handler.handle(batch, number)
             except BaseException as error:
                 self._failed(error)
                 return
@@ -259,7 +236,17 @@ class _Turns:
                 return self._stop.is_set()
             if not active:
                 return True  # somebody stopped it, through Spark
+            self._end_if_idle()
         return True
+
+    def _end_if_idle(self) -> None:
+        """Ask `idle` while no micro-batch runs: a running one may hold events that it will release."""
+        if self._busy.acquire(blocking=False):
+            try:
+                if self._handler.idle():
+                    self._stop.set()
+            finally:
+                self._busy.release()
 
     def _failed(self, error: BaseException) -> None:
         """Bear it for now, and pause; or give up."""
@@ -286,7 +273,10 @@ class _Turns:
     def end(self, query: "StreamingQuery", grace_seconds: float) -> None:
         self._stop.set()
         self._line.hang_up()
-        if self._busy.acquire(timeout=grace_seconds):
+        ended = self._busy.acquire(timeout=min(INTERRUPT_SECONDS, grace_seconds))
+        if not ended:
+            self._handler.interrupt()
+        if ended or self._busy.acquire(timeout=grace_seconds):
             self._busy.release()  # from here on a micro-batch does nothing
         else:
             self.failure = PipelineError(
@@ -375,19 +365,3 @@ def _run_task(
     context = TaskContext.get()
     number = context.getLocalProperty(_BATCH_PROPERTY) if context else None
     yield function(argument, Slice(int(number or 0), partition, seconds, line_to(address)))
-
-
-_lines: dict[tuple[str, int], socket.socket] = {}
-
-
-def line_to(address: tuple[str, int]) -> socket.socket | None:
-    """This worker's connection to the driver, kept from slice to slice; None when the driver has hung up."""
-    if address not in _lines:
-        for stale in _lines.values():
-            stale.close()
-        _lines.clear()
-        try:
-            _lines[address] = socket.create_connection(address, timeout=10)
-        except OSError:
-            return None
-    return _lines[address]

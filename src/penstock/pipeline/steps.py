@@ -1,34 +1,49 @@
-"""What a step is: a function of the user's between claim and dispatch, from a DataFrame of events to one, or to several
-with a destination each. This module finds it, and says what its result has to look like.
+"""A step: a user's function between claim and dispatch, run on one micro-batch.
 
-What runs it is `penstock.pipeline.step_batches`.
+A micro-batch with a step is `settle(batch, outcomes=publish(step(batch), to=…), dropped=…)`. This module adds the
+isolation of events that the step or a publisher cannot take: a failing batch is split into smaller pieces, until such
+an event fails alone. The query around it is in `penstock.pipeline.step_relay`.
 """
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from penstock.config import mask_url
 from penstock.errors import UsageError
-from penstock.event import Delivery
+from penstock.lifecycle import RELEASED, Dropped, OrderPolicy, Outcome, Released, Retry
 from penstock.loading import Wanted
-from penstock.publish import open_publisher
+from penstock.pipeline.carry import STEP_FAILED, Errand, Heart, Tally, insist
+from penstock.pipeline.publishing import Address, frames_of, send_frames
+from penstock.pipeline.settling import grouped_by_lease
+from penstock.pipeline.slices import gone, is_sparks, root_cause
+from penstock.publish.failure import error_text, storable
+from penstock.store import Store
+from penstock.store.base import Lease, LeaseId
 
 if TYPE_CHECKING:
+    import threading
+
     from pyspark.sql import DataFrame
 
-    StepResult: TypeAlias = DataFrame | Mapping[str, DataFrame]
-    Step: TypeAlias = Callable[[DataFrame], StepResult]
+    from penstock.pipeline.publishing import Publishable
+
+    Step: TypeAlias = Callable[[DataFrame], Publishable]
 
 STEP = Wanted("step", Callable, "shop.steps:only_paid")
-# By these a row is settled.
-TRACKED = ("seq", "lease", "token")
-NEEDED = (*TRACKED, "event_id", "event_type", "payload")
-# What a step leaves out of these is not published.
-PUBLISHED_IF_THERE = ("headers", "partition_key", "ordering_key")
+SPLIT = 10
+# After this many events that failed alone, the step is at fault and not the events.
+MAX_GUILTY = 5
+
+Result = TypeVar("Result")
 
 
 def load_step(step: "Step | str") -> "Step":
-    """The function that `module:function` names; a function stays what it is."""
+    """Return the function that `module:function` names; return a function unchanged."""
     if isinstance(step, str):
         named: Step = STEP.load(step)
         return named
@@ -37,46 +52,169 @@ def load_step(step: "Step | str") -> "Step":
     return step
 
 
-def routes_of(result: object, destination: str) -> "dict[str, DataFrame]":
-    """A step's result as DataFrames by destination, each with all the columns that it needs."""
-    routes: dict[Any, Any] = dict(result) if isinstance(result, Mapping) else {destination: result}
-    for url, frame in routes.items():
-        if not hasattr(frame, "mapInArrow"):
-            raise UsageError(
-                f"a step returns a DataFrame, or a mapping from URLs to DataFrames; this one returned "
-                f"{type(frame).__name__}{f' for {url}' if isinstance(result, Mapping) else ''}"
-            )
-        if not isinstance(url, str):
-            raise UsageError(f"a step maps the URLs of destinations to DataFrames; {url!r} is no URL")
-        if url != destination:
-            open_publisher(url).close()  # connects to nothing: a bad URL is told before anything is published
-        missing = [name for name in NEEDED if name not in frame.columns]
-        if missing:
-            raise UsageError(
-                f"the step's result for {mask_url(url)} lacks {', '.join(missing)}; "
-                f"the columns {', '.join(NEEDED)} must survive a step"
-            )
-    return routes
+class Claimed(NamedTuple):
+    """The columns of a claimed event that the driver reads."""
+
+    seq: int
+    lease: str
+    token: str
+    ordering_key: str | None
+    created_at: datetime
+    attempts: int
+    max_attempts: int | None
 
 
-def as_deliveries(frame: "DataFrame", events: "DataFrame", partitions: int | None = None) -> "DataFrame":
-    """The frame with the columns of a delivery and no others, whatever a step has made of them.
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """The settings that all micro-batches of a relay with a step share."""
 
-    What tells how an event has fared so far comes from the event itself where a step left it out. With `partitions`
-    the rows of an ordering key are brought together again, so that one task has them all and can keep their order.
-    """
-    from pyspark.sql import functions as on
+    errand: Errand
+    step: "Step"
+    dropped: Dropped
+    store: Store
+    heart: Heart
+    stop: "threading.Event"
+    stop_address: Address
 
-    from penstock.pipeline.source import COLUMNS
 
-    wanted = (*Delivery._fields, "lease", "token")
-    lost = [name for name in wanted if name not in frame.columns and name not in PUBLISHED_IF_THERE]
-    if lost:
-        frame = frame.join(on.broadcast(events.select("seq", *lost)), "seq", "left")
-    there = set(frame.columns)
-    complete = frame.select(
-        *((on.col(name) if name in there else on.lit(None)).cast(COLUMNS[name]).alias(name) for name in wanted)
-    )
-    if partitions is None:
-        return complete
-    return complete.repartition(partitions, on.coalesce("ordering_key", on.col("seq").cast("string")))
+class StepBatch:
+    """One micro-batch: its claimed events and their outcomes so far."""
+
+    def __init__(
+        self, work: StepWork, events: "DataFrame", run: str, held: Callable[[], Mapping[LeaseId, Lease]]
+    ) -> None:
+        self.publishing = False
+        self.tally = Tally()
+        self._work = work
+        self._run = run
+        self._held = held
+        self._events = events
+        self._claimed: list[Claimed] = []
+        self._outcomes: dict[int, Outcome] = {}
+        self._guilty = 0
+
+    def run(self) -> Tally:
+        """Claim, publish, settle."""
+        self._events.persist()  # a second action would claim a second time
+        try:
+            self._claim()
+            with ExitStack() as beating:
+                for lease in grouped_by_lease(self._rows()):
+                    beating.enter_context(self._work.heart.beating(lease))
+                self._publish_all()
+                self._settle()
+        finally:
+            self._events.unpersist()
+        return self.tally
+
+    def cancel(self) -> None:
+        """Cancel the running Spark job, unless it publishes."""
+        if not self.publishing:
+            self._events.sparkSession.sparkContext.cancelJobGroup(self._run)
+
+    def _claim(self) -> None:
+        try:
+            rows = self._events.select(*Claimed._fields).collect()
+        except Exception as error:
+            self._require_java(error)
+            if self._work.stop.is_set():
+                return  # the job was cancelled; the query releases what was claimed nevertheless
+            raise
+        self._claimed = sorted(Claimed(*row) for row in rows)
+        self.tally.claimed = len(self._claimed)
+
+    def _publish_all(self) -> None:
+        """Publish the whole batch, or, as long as the step fails, pieces of it in order."""
+        pieces: list[Sequence[Claimed]] = [self._claimed] if self._claimed else []
+        while pieces and not self._work.stop.is_set():
+            piece = self._unblocked(pieces.pop())
+            try:
+                self._publish(piece)
+            except UsageError:
+                raise
+            except Exception as error:
+                pieces += reversed(self._split(piece, error))
+        for piece in pieces:
+            self._note(piece, RELEASED)
+
+    def _publish(self, piece: Sequence[Claimed]) -> None:
+        if not piece:
+            return
+        self.publishing = False
+        work, events = self._work, self._events if len(piece) == len(self._claimed) else self._only(piece)
+        sent = send_frames(
+            frames_of(work.step(events), work.errand.dispatch.destination),
+            work.errand.dispatch,
+            self._events,
+            stop_address=work.stop_address,
+            computed=lambda: setattr(self, "publishing", True),
+        )
+        self._outcomes.update({one.seq: sent.get(one.seq, work.dropped.outcome) for one in piece})
+
+    def _only(self, piece: Sequence[Claimed]) -> "DataFrame":
+        from pyspark.sql import functions as on
+
+        return self._events.where(on.col("seq").isin([one.seq for one in piece]))
+
+    def _split(self, piece: Sequence[Claimed], error: Exception) -> list[Sequence[Claimed]]:
+        """Return smaller pieces to try; none, and a retry for each event, if splitting would not help."""
+        self._require_java(error)
+        if self._work.stop.is_set() and not self.publishing:
+            self._note(piece, RELEASED)  # the step's job was cancelled
+            return []
+        self._guilty += len(piece) == 1
+        if len(piece) > 1 and self._guilty < MAX_GUILTY and not _is_about_columns(error):
+            size = -(-len(piece) // SPLIT)
+            return [piece[start : start + size] for start in range(0, len(piece), size)]
+        cause = storable(f"{STEP_FAILED}{root_cause(str(error)) if is_sparks(error) else error_text(error)}")
+        self._outcomes.update({one.seq: self._retry(one, cause) for one in piece})
+        return []
+
+    def _retry(self, one: Claimed, error: str) -> Outcome:
+        return self._work.errand.dispatch.retry.decide(
+            error,
+            attempts=one.attempts,
+            age_seconds=time.time() - one.created_at.astimezone(UTC).timestamp(),
+            roll=random.random(),
+            event_max_attempts=one.max_attempts,
+        )
+
+    def _unblocked(self, piece: Sequence[Claimed]) -> Sequence[Claimed]:
+        """Release the events whose ordering key an earlier piece left unfinished; return the others."""
+        kinds = Released if self._work.errand.dispatch.order_policy is OrderPolicy.SKIP else Retry | Released
+        keys = {one.seq: one.ordering_key for one in self._claimed}
+        blocked = {keys.get(seq) for seq, outcome in self._outcomes.items() if isinstance(outcome, kinds)} - {None}
+        self._note([one for one in piece if one.ordering_key in blocked], RELEASED)
+        return [one for one in piece if one.ordering_key not in blocked]
+
+    def _note(self, piece: Iterable[Claimed], outcome: Outcome) -> None:
+        self._outcomes.update({one.seq: outcome for one in piece})
+
+    def _require_java(self, error: Exception) -> None:
+        try:
+            self._events.sparkSession.sparkContext.defaultParallelism  # noqa: B018
+        except Exception:
+            raise gone(error) from None
+
+    def _rows(self) -> Iterator[tuple[dict[str, Any], Outcome]]:
+        """Yield every claimed event with its outcome; an event that was not published is released."""
+        return ((one._asdict(), self._outcomes.get(one.seq, RELEASED)) for one in self._claimed)
+
+    def _settle(self) -> None:
+        """Settle under the current tokens: a partition that Spark had to read again was claimed again."""
+        held = (self._insist(self._held) if self._claimed else None) or {}
+        for lease, outcomes in grouped_by_lease(self._rows()).items():
+            settle = partial(self._work.store.settle, held.get(lease.lease_id, lease), outcomes)
+            if settlement := self._insist(settle):
+                self.tally.count(settlement)
+                self.tally.explain(settlement, outcomes)
+
+    def _insist(self, verb: Callable[[], Result]) -> Result | None:
+        return insist(verb, self._work.errand, self._work.stop.is_set, self.tally)
+
+
+def _is_about_columns(error: Exception) -> bool:
+    """True if Spark could not plan the step, which no other batch of events would change."""
+    from pyspark.errors import AnalysisException
+
+    return isinstance(error, AnalysisException)

@@ -1,0 +1,116 @@
+"""Publishing the rows of a micro-batch, without Spark: copies, order, and the consequences of a failure."""
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from penstock.event import Delivery
+from penstock.lifecycle import PUBLISHED, RELEASED, OrderPolicy, Outcome, Retry
+from penstock.pipeline import sender as sending
+from penstock.pipeline.publishing import delivery_of, send_rows
+from penstock.pipeline.sender import Dispatch, Sender
+from penstock.pipeline.stop_channel import StopLine, hung_up, line_to
+from penstock.publish.base import Message
+from penstock.retry import RetryPolicy
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class Picky:
+    """A publisher in this process: keeps what it is given, fails what it is told to, and refuses twins."""
+
+    in_order = False
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+        self.fails: set[str] = set()
+        self.after_a_call: Callable[[], object] = list
+
+    def publish(self, messages: Sequence[Message]) -> dict[int, Outcome]:
+        payloads = {message.event.seq: message.event.text() for message in messages}
+        assert len(payloads) == len(messages), "two copies of an event in one call can't be told apart"
+        self.calls.append(list(payloads.values()))
+        self.after_a_call()
+        return {seq: Retry("no") if text in self.fails else PUBLISHED for seq, text in payloads.items()}
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def picky(monkeypatch: pytest.MonkeyPatch) -> Picky:
+    publisher = Picky()
+    monkeypatch.setattr(sending, "open_publisher", lambda _: publisher)
+    return publisher
+
+
+@pytest.fixture
+def sender(picky: Picky) -> Sender:
+    return Sender(Dispatch(destination="picky:", retry=RetryPolicy.constant(1.0)))
+
+
+@pytest.fixture
+def line() -> Iterator[StopLine]:
+    with StopLine("127.0.0.1", "127.0.0.1") as opened:
+        yield opened
+
+
+def row(seq: int, payload: str, ordering_key: str | None = None, **fields: Any) -> dict[str, Any]:
+    usual = {"seq": seq, "event_id": str(uuid4()), "event_type": "x", "queue": "outbox", "payload": payload.encode()}
+    usual |= {"headers": [("a", "b")], "partition_key": None, "ordering_key": ordering_key, "priority": 0}
+    usual |= {"created_at": NOW, "available_at": NOW, "attempts": 0, "deliveries": 1, "max_attempts": None}
+    usual |= {"replays": 0, "suspect": 0, "last_error": None}
+    return usual | fields
+
+
+def event(seq: int, payload: str, ordering_key: str | None = None) -> Delivery:
+    return delivery_of(row(seq, payload, ordering_key))
+
+
+def send(sender: Sender, events: Sequence[Delivery], stopped: Callable[[], bool] = bool) -> list[tuple[int, str]]:
+    """The outcome of each copy, by seq and kind."""
+    sent = send_rows(sender, OrderPolicy.BLOCK, events, stopped)
+    return sorted((seq, type(outcome).__name__) for seq, outcome in sent)
+
+
+def test_copies_of_an_event_are_sent_in_separate_calls(picky: Picky, sender: Sender) -> None:
+    sent = send(sender, [event(1, "1a"), event(1, "1b"), event(2, "2a"), event(2, "2b"), event(3, "3a")])
+    assert picky.calls == [["1a", "2a", "3a"], ["1b", "2b"]]
+    assert sent == [(seq, "Published") for seq in (1, 1, 2, 2, 3)]
+
+
+@pytest.mark.parametrize("failing", ["1a", "1b"])
+def test_every_copy_has_its_own_outcome(picky: Picky, sender: Sender, failing: str) -> None:
+    picky.fails = {failing}
+    assert send(sender, [event(1, "1a"), event(1, "1b")]) == [(1, "Published"), (1, "Retry")]
+    assert picky.calls == [["1a"], ["1b"]]
+
+
+def test_events_of_an_ordering_key_are_sent_by_seq_copies_included(picky: Picky, sender: Sender) -> None:
+    keyed = [event(2, "2a", "k"), event(1, "1a", "k"), event(2, "2b", "k"), event(1, "1b", "k")]
+    send(sender, [*keyed, event(9, "9"), event(3, "3", "j")])
+    assert [text for call in picky.calls for text in call if text[0] in "12"] == ["1a", "1b", "2a", "2b"]
+
+
+def test_events_behind_a_failed_copy_of_their_key_are_released(picky: Picky, sender: Sender) -> None:
+    picky.fails = {"1b"}
+    sent = send(sender, [event(1, "1a", "k"), event(1, "1b", "k"), event(2, "2", "k"), event(3, "3", "j")])
+    assert sent == [(1, "Published"), (1, "Retry"), (2, "Released"), (3, "Published")]
+
+
+def test_nothing_is_begun_after_a_stop_request(picky: Picky, sender: Sender, line: StopLine) -> None:
+    connection = line_to(line.address)
+    picky.after_a_call = line.hang_up
+    first = send(sender, [event(1, "1a"), event(1, "1b")], lambda: hung_up(connection))
+    assert first == [(1, "Published"), (1, "Released")]
+    rows = send_rows(sender, OrderPolicy.BLOCK, [event(2, "2")], lambda: hung_up(connection))
+    assert rows == [(2, RELEASED)]
+    assert picky.calls == [["1a"]]
+
+
+@pytest.mark.parametrize("name", ["seq", "event_type", "payload", "created_at"])
+def test_row_without_a_needed_value_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"^a row of the step's result has no {name}$"):
+        delivery_of(row(2, "2") | {name: None})
