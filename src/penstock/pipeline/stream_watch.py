@@ -30,7 +30,7 @@ Progress = Callable[[Mapping[str, Counts]], None]
 class Watch:
     """Over streams that run. `Superseded` if another driver has started one of them, whether events come or not."""
 
-    def __init__(self, runs: Sequence[StreamRun], state: str | None, progress: Progress | None = None) -> None:
+    def __init__(self, runs: Sequence[StreamRun], state: str, progress: Progress | None = None) -> None:
         self._runs = runs
         self._state = state
         self._progress = progress
@@ -119,8 +119,6 @@ class Watch:
 
     def _require_own(self) -> None:
         """A driver that has no events would else never hear of the one that took its place."""
-        if self._state is None:
-            return  # Spark's own, which has no epochs
         state = open_state(self._state)
         try:
             known = {found.stream: found for found in state.streams()}

@@ -17,7 +17,6 @@ from penstock.pipeline.relay import Housekeeping, RelayReport
 from penstock.pipeline.session import DEFAULT_MASTER, is_local, is_running, open_session
 from penstock.pipeline.shipping import parcel_of
 from penstock.pipeline.slices import gone, java_is_gone
-from penstock.pipeline.spark_state import SparkStateRun, is_sparks, require_sparks
 from penstock.pipeline.stopping import open_unless, stop_in_a_pause, stopped_by_signals
 from penstock.pipeline.stream_batches import Counts, StreamRun
 from penstock.pipeline.stream_watch import Progress, Watch
@@ -46,18 +45,18 @@ def run_streams(
     """Run an application's streams until `stop` is set, SIGTERM or Ctrl-C comes; with `once`, until nothing is ready.
     The batch in hand is finished first. Returns what became of the events, by stream; `progress` hears it meanwhile.
 
-    Spark's checkpoint keeps nothing that counts, except for sources that only it knows the progress of, and for
-    `state="spark:"`: without `checkpoint` it lies in a temporary folder. `jars` is a folder with those of Spark's
-    connector to Kafka, for streams that read it. `Superseded` if another driver has started one of the streams.
+    Spark's checkpoint keeps nothing that counts, except for sources that only it knows the progress of: without
+    `checkpoint` it lies in a temporary folder. `jars` is a folder with those of Spark's connector to Kafka, for streams
+    that read it. `Superseded` if another driver has started one of the streams.
     """
     chosen = choose(app, names)
-    _require_state(app, chosen, (master or DEFAULT_MASTER) if spark is None else spark.sparkContext.master, checkpoint)
+    _require_stores(app, (master or DEFAULT_MASTER) if spark is None else spark.sparkContext.master)
     ending = stop or threading.Event()
     with stopped_by_signals(ending), _java():
         session = open_unless(ending, lambda: spark or _open_session(master, chosen, jars, lasting=not once))
         if session is None:
             return {stream.name: Counts() for stream in chosen}
-        _require_state(app, chosen, session.sparkContext.master, checkpoint)
+        _require_stores(app, session.sparkContext.master)
         runs = _runs(session, app, chosen, parallelism)
         with (
             _kept(app.store, chosen),
@@ -65,24 +64,19 @@ def run_streams(
             _folder(checkpoint) as folder,
             _started(runs, folder),
         ):
-            watch = Watch(runs, None if is_sparks(app.state) else app.state, progress)
+            watch = Watch(runs, app.state, progress)
             (watch.until_drained if once else watch.until)(ending)
     return {run.stream.name: run.counts for run in runs}
 
 
-def _require_state(app: StreamSet, streams: Sequence[Stream], master: str | None, checkpoint: str | None) -> None:
-    """Refuse, before anything starts, what can't be kept as it is asked for."""
-    if is_sparks(app.state):
-        require_sparks(streams, checkpoint)
-    else:
-        require_reachable(open_state(app.state), master)
+def _require_stores(app: StreamSet, master: str | None) -> None:
+    """Refuse state and events on one machine's disk where tasks run on others."""
+    require_reachable(open_state(app.state), master)
     if url_scheme(app.store).startswith("sqlite") and not is_local(master or ""):
         raise UsageError(f"{app.store} is on one machine's disk; on a cluster keep events in PostgreSQL")
 
 
 def _runs(spark: "SparkSession", app: StreamSet, streams: Sequence[Stream], parallelism: int) -> list[StreamRun]:
-    if is_sparks(app.state):
-        return [SparkStateRun(spark, app, stream, parallelism) for stream in streams]
     with closing(open_state(app.state)) as state:
         started = [state.start(stream.name, stream.parts) for stream in streams]
     return [StreamRun(spark, app, stream, one, parallelism) for stream, one in zip(streams, started, strict=True)]
@@ -131,10 +125,9 @@ def _kept(url: str, streams: Sequence[Stream]) -> Iterator[None]:
 def _held(url: str, streams: Sequence[Stream]) -> Iterator[None]:
     """While these run, their tasks find the state as the ones before left it."""
     with ExitStack() as stack:
-        if not is_sparks(url):
-            state = stack.enter_context(closing(open_state(url)))
-            for stream in streams:
-                stack.enter_context(state.held(stream.name))
+        state = stack.enter_context(closing(open_state(url)))
+        for stream in streams:
+            stack.enter_context(state.held(stream.name))
         yield
 
 
