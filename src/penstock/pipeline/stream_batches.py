@@ -88,7 +88,7 @@ class StreamRun:
     planned for both, in every batch."""
 
     def __init__(
-        self, spark: "SparkSession", app: StreamSet, stream: Stream, started: Started, parallelism: int = 2
+        self, spark: "SparkSession", app: StreamSet, stream: Stream, started: Started, parallelism: int
     ) -> None:
         self.stream = stream
         self.started = started
@@ -136,7 +136,7 @@ class StreamRun:
         ahead = not (feed.tells or feed.leases)
         errand = replace(self._errand, ahead=ahead)
         # Before the batches: what is here is planned once, what is in each of them every time, for a tenth of a second.
-        rows = keyed(feed.load(self._spark), errand, narrow=ahead)
+        rows = keyed(feed.load(self._spark), errand)
         if ahead:
             rows = self._processed(rows, errand)
         places = [self._folder, self.stream.name, feed.edition, OWN_CHECKPOINT if at else ""]

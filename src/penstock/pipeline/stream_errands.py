@@ -75,8 +75,3 @@ def part_and_key(errand: Errand, event: StreamEvent) -> tuple[int, str, str | No
     except Exception as error:
         return PART_WITHOUT_KEY, "", f"its key can't be told: {brief(error)}"
     return errand.stream.part_of(key, errand.started.parts), key, None
-
-
-def key_error(errand: Errand, event: StreamEvent) -> str | None:
-    """Why an event has no key."""
-    return part_and_key(errand, event)[2]

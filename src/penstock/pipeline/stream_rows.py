@@ -2,27 +2,23 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.errors import PipelineError
 from penstock.event import NO_HEADERS
-from penstock.pipeline.stream_errands import Errand, key_error
+from penstock.pipeline.stream_errands import Errand, part_and_key
 from penstock.pipeline.stream_sources import BLANK, COLUMNS
 from penstock.streams.columns import arrow
 from penstock.streams.event import StreamEvent
-from penstock.streams.state.base import Arrival, Position
+from penstock.streams.state.base import EPOCH, Arrival, Position
 
 if TYPE_CHECKING:
     from pyarrow import DataType, RecordBatch, Table
 
-# Between Spark and Python headers are JSON: Arrow's maps take so long to write that it grows with the square of their
-# number where they are empty.
-WIRE = {**COLUMNS, "headers": "STRING"}
 KEYING = {"stream_key": "STRING", "key_error": "STRING"}
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Batches = Iterator["RecordBatch"]
 
@@ -158,7 +154,7 @@ def rows_in(errand: Errand, table: "Table") -> list[Row]:
     events = events_in(table, [key or "" for key in columns["stream_key"]])
     errors, seqs = columns["key_error"], columns["seq"]
     if None in columns["stream_key"]:  # why, Spark doesn't say
-        errors = [None if event.key else key_error(errand, event) for event in events]
+        errors = [None if event.key else part_and_key(errand, event)[2] for event in events]
     lines, offsets = [line or "" for line in columns["line"]], [offset or 0 for offset in columns["offset"]]
     places = zip(lines, offsets, seqs, strict=True)
     made = map(_new_row, zip(places, errors, seqs, columns["lease"], columns["token"], events, strict=True))
