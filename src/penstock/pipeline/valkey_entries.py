@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from penstock.errors import UsageError
 
-# As the rows of a queue are, so that both can be one DataFrame.
 COLUMNS = {
     "seq": "BIGINT",
     "event_id": "STRING",
@@ -19,11 +18,6 @@ COLUMNS = {
     "ordering_key": "STRING",
     "created_at": "TIMESTAMP",
     "attempts": "INT",
-    "replays": "INT",
-    "lease": "STRING",
-    "token": "STRING",
-    "line": "STRING",
-    "offset": "BIGINT",
 }
 
 PAGE_ROWS = 1_000
@@ -111,7 +105,6 @@ class Rows:
             "ordering_key": ordering_key,
             "created_at": entry.entry_id.time(),
             "attempts": entry.attempts,
-            "replays": 0,
         }
 
     def _headers(self, fields: Mapping[bytes, bytes]) -> dict[str, str]:
