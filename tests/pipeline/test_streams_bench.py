@@ -55,7 +55,6 @@ def test_a_queue_comes_to_the_right_sums(trial: Trial) -> None:
 
 
 def test_sparks_own_comes_to_the_right_sums(trial: Trial) -> None:
-    pytest.importorskip("google.protobuf")
     run = _run(transform_with_state, trial)
     assert min(run) > 0
 
