@@ -9,9 +9,9 @@ import pytest
 from worker_commands import PATIENCE, get
 
 from penstock import AckPolicy, Outbox, Received, Worker
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, UsageError
 from penstock.worker import health
-from penstock.worker.health import HealthServer, parse_address, report
+from penstock.worker.health import HealthServer, health_addresses, parse_address, report
 from penstock.worker.loops import Loop
 from tests.support.processes import wait_until
 from tests.support.servers import PostgresServer
@@ -108,6 +108,14 @@ def _through_an_outage(server: PostgresServer, served: HealthServer, monkeypatch
     assert any(why.startswith("the fetch of orders loop has been in trouble for 0 s: ") for why in told["reasons"])
     server.start()
     assert wait_until(lambda: get(served.url)[0] == 200, PATIENCE)
+
+
+def test_each_process_has_a_port() -> None:
+    assert health_addresses("[::1]:8080", 3) == ["[::1]:8080", "[::1]:8081", "[::1]:8082"]
+    assert health_addresses("0.0.0.0:65534", 2) == ["0.0.0.0:65534", "0.0.0.0:65535"]
+    assert health_addresses("127.0.0.1:0", 2) == ["127.0.0.1:0", "127.0.0.1:0"]
+    with pytest.raises(UsageError, match="3 processes need ports up to 65536, and the highest is 65535"):
+        health_addresses("0.0.0.0:65534", 3)
 
 
 def test_addresses() -> None:

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,19 +76,19 @@ def test_another_store_can_be_named(ground: Ground, db: Outbox, tmp_path: Path) 
 
 
 @pytest.mark.crash
-def test_a_killed_process_is_replaced_and_its_events_are_handled(ground: Ground, db: Outbox) -> None:
+def test_killed_process_is_replaced_and_its_events_are_handled(ground: Ground, db: Outbox) -> None:
     command = ground.run("workers:worker", "--processes", "2", "--health", "127.0.0.1:0")
     command.await_running(2)
     emit(db, "gate")
     victim = command.await_call()
-    os.kill(victim["pid"], signal.SIGKILL)
-    command.await_log(rf"ended and is restarted process={victim['process']} pid={victim['pid']} how=signal SIGKILL")
+    os.kill(victim, signal.SIGKILL)
+    command.await_log(rf"ended and is restarted process=[12] pid={victim} how=Killed.* after=0.1 s")
     ground.open_gate()
     emit(db, *map(str, range(20)))
     command.await_running(3)
     await_settled(db, 21)
     assert sorted(set(ground.handled())) == sorted({"v1 gate", *(f"v1 {number}" for number in range(20))})
-    assert wait_until(lambda: command.health()[0] == 200, PATIENCE)
+    assert wait_until(lambda: [one["status"] for one in command.reports().values()] == ["ok", "ok"], PATIENCE)
     command.send(signal.SIGTERM)
     assert command.wait() == 0
     assert command.group() == set()
@@ -96,8 +97,10 @@ def test_a_killed_process_is_replaced_and_its_events_are_handled(ground: Ground,
 def test_pauses_between_restarts_grow(ground: Ground, tmp_path: Path) -> None:
     later = f"sqlite:///{tmp_path / 'later.db'}"
     command = ground.run("workers:worker", "--processes", "2", "--store", later)
-    pauses = command.await_log(r"restarted process=1 .* error=.*run: penstock init.* after=(\S+ s)", times=2)
+    pauses = command.await_log(r"restarted process=1 .* how=exit code 1 after=(\S+ s)", times=2)
     assert pauses[:2] == ["0.1 s", "0.2 s"]
+    assert "restarted process=2" not in command.log
+    command.await_log("error: .*run: penstock init")
     with connect(later) as outbox:
         outbox.store.initialise()
         command.await_running(2)
@@ -121,32 +124,43 @@ def test_processes_do_not_outlive_their_supervisor(ground: Ground, db: Outbox) -
     assert "v1 gate" in ground.handled()
 
 
-def test_a_ctrl_c_that_reaches_everybody_is_graceful(ground: Ground, db: Outbox) -> None:
+@pytest.mark.crash
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 0)])
+def test_process_that_hangs_in_an_import_ends_with_its_supervisor(
+    ground: Ground, number: signal.Signals, code: int
+) -> None:
+    ground.write(version=1, more="import time\nprint('importing', flush=True)\ntime.sleep(3_600)\n")
+    command = ground.run("workers:worker", "--processes", "2")
+    command.await_log("importing")
+    assert len(command.children()) == 1, "the others wait for the first"
+    command.send(number)
+    assert command.wait() == code
+    assert wait_until(lambda: command.group() == set(), PATIENCE)
+
+
+def test_signal_that_reaches_every_process_is_graceful(ground: Ground, db: Outbox) -> None:
     emit(db, "gate")
     command = ground.run("workers:worker", "--processes", "2", "--health", "127.0.0.1:0")
     command.await_running(2)
-    command.await_call()
-    command.send_to_all(signal.SIGINT)
+    busy = command.await_call()
+    command.send_to_all(signal.SIGTERM)
     command.await_log("stopping: waiting for the processes")
-    code, told = command.health()
-    assert (code, told["reasons"][0]) == (503, "it is stopping")
+    assert wait_until(lambda: command.children() == {busy}, PATIENCE)
+    os.kill(busy, signal.SIGTERM)  # only the supervisor's second signal counts
     ground.open_gate()
     assert command.wait() == 0
     assert ground.handled() == ["v1 gate"]
     assert db.store.stats().total("published") == 1
 
 
-def test_a_second_signal_ends_it_at_once(ground: Ground, db: Outbox) -> None:
+@pytest.mark.crash
+def test_second_signal_ends_every_process_at_once(ground: Ground, db: Outbox) -> None:
     emit(db, "gate")
     command = ground.run("workers:worker", "--processes", "2", "--health", "127.0.0.1:0")
     command.await_running(2)
-    command.await_call()
-    stuck = max(command.children())
-    os.kill(stuck, signal.SIGSTOP)
-    assert wait_until(lambda: command.health()[0] == 503, PATIENCE)  # its threads may go on for a moment
-    code, told = command.health()
-    (process,) = [one for one in told["processes"] if one["status"] == "down"]
-    assert (code, process["pid"], process["reasons"]) == (503, stuck, ["down: it gave no answer within 2 s"])
+    busy = command.await_call()
+    (idle,) = command.children() - {busy}
+    os.kill(idle, signal.SIGSTOP)
     command.send(signal.SIGTERM)
     command.await_log("stopping: waiting for the processes")
     command.send(signal.SIGTERM)
@@ -155,17 +169,29 @@ def test_a_second_signal_ends_it_at_once(ground: Ground, db: Outbox) -> None:
     assert ground.handled() == []
 
 
+@pytest.mark.crash
+def test_process_killed_while_stopping_is_a_failure(ground: Ground, db: Outbox) -> None:
+    emit(db, "gate")
+    command = ground.run("workers:worker", "--processes", "2", "--health", "127.0.0.1:0")
+    command.await_running(2)
+    busy = command.await_call()
+    command.send(signal.SIGTERM)
+    command.await_log("stopping: waiting for the processes")
+    os.kill(busy, signal.SIGKILL)
+    assert command.wait() == 1
+    command.await_log("a worker process failed to stop process=[12] how=Killed")
+
+
 def test_changed_code_is_run(ground: Ground, db: Outbox) -> None:
     command = ground.run("workers:worker", "--reload", "--health", "127.0.0.1:0")
     command.await_running()
     emit(db, "one")
     await_settled(db, 1)
     ground.write(version=2, more="def oops(:\n")
-    (told,) = command.await_log(r"can't run; waiting for a change error=(.*)")
-    assert told.startswith("workers can't be imported: ")
+    command.await_log("can't run; waiting for a change")
+    (told,) = command.await_log(r"error: workers can't be imported: (.*)")
     assert "workers.py, line 13: SyntaxError: invalid syntax" in told
-    code, health = command.health()
-    assert (code, health["processes"][0]["status"]) == (503, "down")
+    assert command.reports() == {}
     ground.write(version=3)
     command.await_running(2)
     emit(db, "two")
@@ -175,10 +201,46 @@ def test_changed_code_is_run(ground: Ground, db: Outbox) -> None:
     assert command.wait() == 0
 
 
-def test_a_mistake_ends_all_processes_with_one_line(ground: Ground) -> None:
-    command = ground.run("workers:worker", "--processes", "2", "--queue", "elsewhere")
+def test_changes_of_other_files_do_not_delay_a_stop(ground: Ground, db: Outbox) -> None:
+    """Log and database files in the working folder change all the time."""
+    command = ground.run("workers:worker", "--reload")
+    command.await_running()
+    over = threading.Event()
+
+    def write() -> None:
+        while not over.wait(0.01):
+            (ground.folder / "noise.log").write_text("noise")
+
+    writing = threading.Thread(target=write)
+    writing.start()
+    try:
+        command.send(signal.SIGTERM)
+        assert command.wait() == 0
+    finally:
+        over.set()
+        writing.join()
+
+
+def test_mistake_ends_all_processes_with_one_line(ground: Ground) -> None:
+    command = ground.run("workers:worker", "--processes", "3", "--queue", "elsewhere")
     assert command.wait() == 2
-    assert command.log.splitlines()[1:] == ["error: this worker has no handler for queue 'elsewhere'"]
+    assert command.log == "error: this worker has no handler for queue 'elsewhere'\n"
+
+
+@pytest.mark.crash
+def test_later_mistake_does_not_end_the_other_processes(ground: Ground, db: Outbox) -> None:
+    """A process that dies while new code is being deployed is restarted until the code can be imported."""
+    command = ground.run("workers:worker", "--processes", "2")
+    command.await_running(2)
+    ground.write(version=2, more="def oops(:\n")
+    victim, other = command.children()
+    os.kill(victim, signal.SIGKILL)
+    command.await_log(r"restarted .* how=exit code 2 after=0.2 s")
+    assert other in command.children()
+    ground.write(version=3)
+    command.await_running(3)
+    command.send(signal.SIGTERM)
+    assert command.wait() == 0
 
 
 MODULES = {
@@ -242,6 +304,7 @@ def modules_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
             "'8080' is no address for --health; one looks like 127.0.0.1:8080",
         ),
         (["good_at_hand:worker", "--health", "::1:99999"], "is no address for --health"),
+        (["good_at_hand:worker", "--processes", "2", "--health", "::1:65535"], "2 processes need ports up to 65536"),
     ],
 )
 @pytest.mark.usefixtures("modules_at_hand")

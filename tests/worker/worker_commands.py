@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 from tests.support.files import write_whole
@@ -88,7 +88,8 @@ class Command:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **(environment or {})},
+                # A module that is written twice in a second, with the same length, would be read from the cache.
+                env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **(environment or {})},
                 start_new_session=True,
             )
         self.pid = self._process.pid
@@ -121,23 +122,35 @@ class Command:
         os.kill(self.pid, number)
 
     def send_to_all(self, number: signal.Signals) -> None:
-        """As a terminal does at Ctrl-C, or an orchestrator."""
-        os.killpg(self.pid, number)
+        """Signal the command and its processes, as a service manager does."""
+        for pid in self.group():
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def wait(self) -> int:
         return self._process.wait(PATIENCE)
 
     def health(self) -> tuple[int, dict[str, Any]]:
-        """What its endpoint answers."""
+        """Return the answer of the only health endpoint."""
         (url,) = self.await_log(r"health is served url=(\S+)")
         return get(url)
 
-    def await_call(self) -> dict[str, Any]:
-        """Wait until one of several processes is in a handler's call; returns how it is."""
+    def reports(self) -> dict[int, dict[str, Any]]:
+        """Return the health reports of running workers by process id; ended processes do not answer."""
+        found = {}
+        for url in re.findall(r"health is served url=(\S+)", self.log):
+            with suppress(URLError, ConnectionError):
+                _, report = get(url)
+                if report["claimant"]:
+                    found[int(report["claimant"].split(":")[1])] = report
+        return found
 
-        def busy() -> list[dict[str, Any]]:
-            told = self.health()[1]["processes"]
-            return [one for one in told if any(queue["running"] for queue in one["queues"].values())]
+    def await_call(self) -> int:
+        """Wait until one of several processes is in a handler's call; return its id."""
+
+        def busy() -> list[int]:
+            reports = self.reports().items()
+            return [pid for pid, told in reports if any(queue["running"] for queue in told["queues"].values())]
 
         assert wait_until(lambda: bool(busy()), PATIENCE), self.log
         return busy()[0]

@@ -1,8 +1,10 @@
 """`penstock worker`: runs a worker's handlers, in this process or in several."""
 
-from contextlib import ExitStack
+import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from math import isfinite
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,9 +13,10 @@ from penstock.cli.options import StoreOption
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from penstock.worker.worker import Worker
 
-    from penstock.worker.loading import Order
+# Without -P, `python -m` would look for every module, also for Penstock's own, in the working folder first.
+PROGRAM = (sys.executable, "-P", "-m", "penstock", "worker")
 
 WorkerArgument = Annotated[
     str, typer.Argument(metavar="MODULE:WORKER", help="The worker, such as shop.workers:worker.")
@@ -26,10 +29,17 @@ QueuesOption = Annotated[
 ]
 ReloadOption = Annotated[bool, typer.Option("--reload", help="Restart it when its code changes: for development.")]
 HealthOption = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="Serve GET /health there; port 0 is a free one.")
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Serve GET /health there; each further process on the next port. Port 0 takes free ones.",
+    ),
 ]
 GracefulOption = Annotated[
     float | None, typer.Option(metavar="SECONDS", help="How long handlers may go on when it stops; else as it says.")
+]
+SupervisorOption = Annotated[
+    int | None, typer.Option("--supervisor", hidden=True, help="File descriptor of the socket to the supervisor.")
 ]
 
 
@@ -42,44 +52,73 @@ def worker(
     health: HealthOption = None,
     graceful_timeout: GracefulOption = None,
     store: StoreOption = None,
+    supervisor: SupervisorOption = None,
 ) -> None:
     """Run a worker's handlers until SIGTERM or Ctrl-C, then stop gracefully; a second one stops at once.
 
     The worker is found in the working folder or on Python's path. Its store is its own unless --store names another.
     """
-    from penstock.worker.health import HealthServer, parse_address
-    from penstock.worker.loading import Order
+    from penstock.worker.loading import WORKER
 
     if reload and processes > 1:
         raise UsageError("--reload is for one process; leave --processes out")
     if graceful_timeout is not None and not (isfinite(graceful_timeout) and graceful_timeout >= 0):
         raise UsageError(f"--graceful-timeout must be a number of seconds, 0 or more, not {graceful_timeout:g}")
-    address = None if health is None else parse_address(health)
-    order = Order(name, queue or None, store or context.find_root().obj, graceful_timeout)
-    run, look = _supervised(order, processes, reload) if reload or processes > 1 else _alone(order)
+    WORKER.module_of(name)
+    addresses = [None] * processes if health is None else _addresses(health, processes)
+    store = store or context.find_root().obj
     telemetry.to_stderr()
-    with ExitStack() as around:
-        if address is not None:
-            around.enter_context(HealthServer(address, look))
-        run()
+    if processes == 1 and not reload:
+        _run(name, queue, addresses[0], graceful_timeout, store, supervisor)
+        return
+    options = [("--store", store), ("--graceful-timeout", graceful_timeout), *(("--queue", one) for one in queue or ())]
+    commands = [_command(name, [*options, ("--health", address)]) for address in addresses]
+    raise typer.Exit(_supervise(commands, name if reload else None))
 
 
-def _alone(order: "Order") -> "tuple[Callable[[], None], Callable[[], dict[str, Any]]]":
-    """What runs it in this process, and what says how it is."""
-    from penstock.worker.health import report
+def _run(
+    name: str,
+    queues: list[str] | None,
+    address: str | None,
+    graceful_timeout: float | None,
+    store: str | None,
+    supervisor: int | None,
+) -> None:
+    """Run the worker in this process."""
+    from penstock.worker.loading import load_worker
+    from penstock.worker.supervised import Supervised
 
-    loaded = order.load()
-    return lambda: loaded.run(queues=order.queues), lambda: report(loaded.runtime)
+    connection = None if supervisor is None else Supervised(supervisor)  # before the user's code is imported
+    worker = load_worker(name, store, graceful_timeout)
+    with nullcontext() if address is None else _health(address, worker):
+        if connection is None:
+            worker.run(queues=queues or None)
+        else:
+            connection.run(worker, queues=queues or None)
 
 
-def _supervised(
-    order: "Order", processes: int, reload: bool
-) -> "tuple[Callable[[], None], Callable[[], dict[str, Any]]]":
-    """The same for processes of their own."""
-    from penstock.worker.loading import WORKER
-    from penstock.worker.processes import Supervisor
-    from penstock.worker.watching import Watcher
+def _health(address: str, worker: "Worker") -> AbstractContextManager[object]:
+    from penstock.worker.health import HealthServer, parse_address, report
 
-    WORKER.module_of(order.worker)
-    supervisor = Supervisor(order, processes, Watcher(order.worker) if reload else None)
-    return supervisor.run, supervisor.health
+    return HealthServer(parse_address(address), lambda: report(worker.runtime))
+
+
+def _addresses(health: str, processes: int) -> list[str]:
+    from penstock.worker.health import health_addresses
+
+    return health_addresses(health, processes)
+
+
+def _command(name: str, options: Sequence[tuple[str, object]]) -> list[str]:
+    """Return the command of one of several processes."""
+    given = [f"{option}={value}" for option, value in options if value is not None]
+    return [*PROGRAM, name, *given]
+
+
+def _supervise(commands: Sequence[Sequence[str]], watched: str | None) -> int:
+    """Supervise the commands, with restarts when the code of the worker `watched` changes; return the exit code."""
+    from penstock.worker.supervisor import Supervisor
+    from penstock.worker.watching import code_changes
+
+    changes = None if watched is None else code_changes(watched)
+    return Supervisor(commands, changes).run()

@@ -18,8 +18,9 @@ from penstock.worker.subscription import Subscription
 
 Report = Mapping[str, Any]
 
-OK, FAILING, DOWN = "ok", "failing", "down"
+OK, FAILING = "ok", "failing"
 PATH = "/health"
+HIGHEST_PORT = 65_535
 # A loop may stumble: a database that is restarted is no reason to be restarted as well.
 PATIENCE_SECONDS = 10.0
 CLIENT_SECONDS = 5.0
@@ -48,14 +49,6 @@ def report(running: Running | None) -> dict[str, Any]:
         "queues": _queues(running.subscriptions),
         "loops": {loop.name: {"alive": loop.alive, "trouble": loop.trouble} for loop in running.loops},
     }
-
-
-def together(processes: Sequence[Report], *, stopping: bool) -> dict[str, Any]:
-    """How several processes are: ok only if each is. Each has its `process` number, its `pid` and its own report."""
-    reasons = ["it is stopping"] if stopping else []
-    for one in processes:
-        reasons += [f"process {one['process']}: {why}" for why in one["reasons"]]
-    return {"status": FAILING if reasons else OK, "reasons": reasons, "processes": list(processes)}
 
 
 def _fault(loop: Loop) -> str | None:
@@ -93,6 +86,19 @@ def parse_address(text: str) -> tuple[str, int]:
             f"{text!r} is no address for --health; one looks like 127.0.0.1:8080, and port 0 is a free one"
         )
     return host, int(port)
+
+
+def health_addresses(text: str, processes: int) -> list[str]:
+    """Return an address for each process: consecutive ports from the given one on, or port 0 for all."""
+    first = parse_address(text)[1]
+    last = first + processes - 1
+    if first == 0:
+        return [text] * processes
+    if last > HIGHEST_PORT:
+        needed = f"{processes} processes need ports up to {last}"
+        raise UsageError(f"--health {text}: {needed}, and the highest is {HIGHEST_PORT}; use a lower port")
+    host = text.rpartition(":")[0]
+    return [f"{host}:{port}" for port in range(first, last + 1)]
 
 
 class HealthServer:

@@ -1,7 +1,4 @@
-"""The worker that a process is to run, as it is named on a command line."""
-
-from collections.abc import Sequence
-from dataclasses import dataclass
+"""The worker that a command line names."""
 
 from penstock.loading import Wanted, search_working_folder
 from penstock.worker.worker import Worker
@@ -9,22 +6,12 @@ from penstock.worker.worker import Worker
 WORKER = Wanted("worker", Worker, "shop.workers:worker")
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What to run: a worker, and what is to be otherwise than it says itself."""
-
-    worker: str
-    """As module:name. The working folder is searched first."""
-    queues: Sequence[str] | None = None
-    store: str | None = None
-    graceful_timeout: float | None = None
-
-    def load(self) -> Worker:
-        """The worker, ready to run."""
-        search_working_folder()
-        worker: Worker = WORKER.load(self.worker)
-        if self.store is not None:
-            worker.url = self.store
-        if self.graceful_timeout is not None:
-            worker.graceful_timeout = self.graceful_timeout
-        return worker
+def load_worker(name: str, store: str | None = None, graceful_timeout: float | None = None) -> Worker:
+    """Load the worker `module:name`, with another store or grace period if given."""
+    search_working_folder()
+    worker: Worker = WORKER.load(name)
+    if store is not None:
+        worker.url = store
+    if graceful_timeout is not None:
+        worker.graceful_timeout = graceful_timeout
+    return worker
