@@ -1,6 +1,7 @@
 """The health endpoint: what it answers, and when a worker is no longer well."""
 
 import socket
+import sys
 from collections.abc import Iterator
 from time import monotonic
 from urllib.request import Request
@@ -9,14 +10,15 @@ import pytest
 from worker_commands import PATIENCE, get
 
 from penstock import AckPolicy, Outbox, Received, Worker
+from penstock.cli import main
 from penstock.errors import PenstockError, UsageError
 from penstock.worker import health
-from penstock.worker.health import HealthServer, health_addresses, parse_address, report
+from penstock.worker.health import health_addresses, report, serve_health
 from penstock.worker.loops import Loop
 from tests.support.processes import wait_until
 from tests.support.servers import PostgresServer
 
-ANYWHERE = ("127.0.0.1", 0)
+ANYWHERE = "127.0.0.1:0"
 
 
 @pytest.fixture(params=["sqlite"])
@@ -25,12 +27,12 @@ def url(request: pytest.FixtureRequest, tmp_path: object) -> str:
 
 
 @pytest.fixture
-def served(worker: Worker) -> Iterator[HealthServer]:
-    with HealthServer(ANYWHERE, lambda: report(worker.runtime)) as server:
-        yield server
+def health_url(worker: Worker) -> Iterator[str]:
+    with serve_health(ANYWHERE, lambda: report(worker.runtime)) as url:
+        yield url
 
 
-def test_counts_by_queue(worker: Worker, outbox: Outbox, served: HealthServer) -> None:
+def test_counts_by_queue(worker: Worker, outbox: Outbox, health_url: str) -> None:
     @worker.handler("orders", types=["good"])
     def good(event: Received) -> None: ...
 
@@ -41,22 +43,22 @@ def test_counts_by_queue(worker: Worker, outbox: Outbox, served: HealthServer) -
     for kind in ("good", "good", "bad"):
         outbox.emit(kind, queue="orders")
     worker.start()
-    assert wait_until(lambda: get(served.url)[1]["queues"]["orders"]["dead"] == 1, PATIENCE)
-    assert wait_until(lambda: get(served.url)[1]["queues"]["orders"]["handled"] == 2, PATIENCE)
-    code, told = get(served.url)
+    assert wait_until(lambda: get(health_url)[1]["queues"]["orders"]["dead"] == 1, PATIENCE)
+    assert wait_until(lambda: get(health_url)[1]["queues"]["orders"]["handled"] == 2, PATIENCE)
+    code, told = get(health_url)
     assert (code, told["claimant"]) == (200, worker.runtime and worker.runtime.claimant)
     worker.stop()
-    assert get(served.url) == (
+    assert get(health_url) == (
         503,
         {"status": "failing", "reasons": ["it is starting or stopping"], "claimant": None, "queues": {}, "loops": {}},
     )
 
 
-def test_there_is_nothing_else(worker: Worker, served: HealthServer) -> None:
-    assert get(served.url.replace("/health", "/"))[0] == 404
-    assert get(served.url.replace("/health", "/healthy"))[0] == 404
-    assert get(Request(served.url, data=b"{}", method="POST"))[0] == 404  # type: ignore[arg-type]
-    assert get(f"{served.url}?verbose")[0] == 503
+def test_other_requests_are_not_found(worker: Worker, health_url: str) -> None:
+    assert get(health_url.replace("/health", "/"))[0] == 404
+    assert get(health_url.replace("/health", "/healthy"))[0] == 404
+    assert get(Request(health_url, data=b"{}", method="POST"))[0] == 404  # type: ignore[arg-type]
+    assert get(f"{health_url}?verbose")[0] == 503
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -91,23 +93,23 @@ def test_an_outage_is_told_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
             outbox.store.initialise()
         worker.start()
         try:
-            with HealthServer(ANYWHERE, lambda: report(worker.runtime)) as served:
-                _through_an_outage(server, served, monkeypatch)
+            with serve_health(ANYWHERE, lambda: report(worker.runtime)) as url:
+                _through_an_outage(server, url, monkeypatch)
         finally:
             worker.stop()
 
 
-def _through_an_outage(server: PostgresServer, served: HealthServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert get(served.url)[0] == 200
+def _through_an_outage(server: PostgresServer, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert get(url)[0] == 200
     server.stop()
-    assert wait_until(lambda: bool(get(served.url)[1]["loops"]["fetch of orders"]["trouble"]), PATIENCE)
-    assert get(served.url)[0] == 200  # for a while
+    assert wait_until(lambda: bool(get(url)[1]["loops"]["fetch of orders"]["trouble"]), PATIENCE)
+    assert get(url)[0] == 200  # for a while
     monkeypatch.setattr(health, "PATIENCE_SECONDS", 0.0)
-    code, told = get(served.url)
+    code, told = get(url)
     assert (code, told["status"]) == (503, "failing")
     assert any(why.startswith("the fetch of orders loop has been in trouble for 0 s: ") for why in told["reasons"])
     server.start()
-    assert wait_until(lambda: get(served.url)[0] == 200, PATIENCE)
+    assert wait_until(lambda: get(url)[0] == 200, PATIENCE)
 
 
 def test_each_process_has_a_port() -> None:
@@ -118,10 +120,19 @@ def test_each_process_has_a_port() -> None:
         health_addresses("0.0.0.0:65534", 3)
 
 
-def test_addresses() -> None:
-    assert parse_address("0.0.0.0:80") == ("0.0.0.0", 80)
-    assert parse_address("[::1]:0") == ("::1", 0)
-    with socket.create_server(ANYWHERE) as taken:
+def test_port_in_use_is_named_in_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(PenstockError, match=f"health can't be served on 127.0.0.1:{port}: Address already in use"):
-            HealthServer(("127.0.0.1", port), dict)
+        with (
+            pytest.raises(PenstockError, match=f"can't listen on 127.0.0.1 port {port}: .*in use"),
+            serve_health(f"127.0.0.1:{port}", dict),
+        ):
+            pass
+
+
+def test_missing_extra_is_named_in_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delitem(sys.modules, "penstock.worker.health")
+    monkeypatch.setitem(sys.modules, "penstock.web.server", None)
+    assert main(["worker", "shop:worker", "--health", ANYWHERE]) == 2
+    told = "error: --health needs an extra that is not installed: pip install 'penstock[worker]'\n"
+    assert capsys.readouterr().err == told

@@ -75,6 +75,27 @@ def test_another_store_can_be_named(ground: Ground, db: Outbox, tmp_path: Path) 
     assert command.wait() == 0
 
 
+IMPORTS = """
+import sys
+
+@worker.handler("imports")
+def write_imports(event):
+    open("imports", "w").write(" ".join(sys.modules))
+"""
+
+
+def test_worker_without_health_imports_no_http_server(ground: Ground, db: Outbox) -> None:
+    ground.write(version=1, more=IMPORTS)
+    command = ground.run("workers:worker", "--processes", "2")
+    command.await_running(2)
+    db.emit("x", queue="imports")
+    await_settled(db, 1)
+    imported = (ground.folder / "imports").read_text().split()
+    assert {"penstock.worker", "uvicorn", "starlette", "watchfiles"} & set(imported) == {"penstock.worker"}
+    command.send(signal.SIGTERM)
+    assert command.wait() == 0
+
+
 @pytest.mark.crash
 def test_killed_process_is_replaced_and_its_events_are_handled(ground: Ground, db: Outbox) -> None:
     command = ground.run("workers:worker", "--processes", "2", "--health", "127.0.0.1:0")
@@ -301,9 +322,9 @@ def modules_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
         (["good_at_hand:worker", "--graceful-timeout", "nan"], "--graceful-timeout must be a number of seconds"),
         (
             ["good_at_hand:worker", "--health", "8080"],
-            "'8080' is no address for --health; one looks like 127.0.0.1:8080",
+            "invalid address '8080' for --health; use HOST:PORT, such as 127.0.0.1:8080",
         ),
-        (["good_at_hand:worker", "--health", "::1:99999"], "is no address for --health"),
+        (["good_at_hand:worker", "--health", "::1:99999"], "invalid address '::1:99999' for --health"),
         (["good_at_hand:worker", "--processes", "2", "--health", "::1:65535"], "2 processes need ports up to 65536"),
     ],
 )

@@ -10,6 +10,7 @@ import typer
 
 from penstock import telemetry
 from penstock.cli.options import StoreOption
+from penstock.config import needs_extra
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
@@ -97,15 +98,15 @@ def _run(
             connection.run(worker, queues=queues or None)
 
 
-def _health(address: str, worker: "Worker") -> AbstractContextManager[object]:
-    from penstock.worker.health import HealthServer, parse_address, report
+def _health(address: str, worker: "Worker") -> AbstractContextManager[str]:
+    from penstock.worker.health import report, serve_health
 
-    return HealthServer(parse_address(address), lambda: report(worker.runtime))
+    return serve_health(address, lambda: report(worker.runtime))
 
 
 def _addresses(health: str, processes: int) -> list[str]:
-    from penstock.worker.health import health_addresses
-
+    with needs_extra("--health", "worker"):
+        from penstock.worker.health import health_addresses
     return health_addresses(health, processes)
 
 

@@ -1,17 +1,19 @@
-"""How a worker is, as JSON, and the small HTTP endpoint that says so: for probes of orchestrators and for people."""
+"""Health report of a worker process, and its HTTP endpoint for the probes of orchestrators. Needs the extra `web`."""
 
-import json
-import socket
-import threading
-from collections.abc import Callable, Mapping, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socketserver import TCPServer
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from time import monotonic
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 
 from penstock import telemetry
-from penstock.errors import PenstockError, UsageError
+from penstock.errors import UsageError
+from penstock.web.guard import ProblemResponse
+from penstock.web.server import HttpServer, parse_address
 from penstock.worker.loops import Loop
 from penstock.worker.running import Running
 from penstock.worker.subscription import Subscription
@@ -23,7 +25,6 @@ PATH = "/health"
 HIGHEST_PORT = 65_535
 # A loop may stumble: a database that is restarted is no reason to be restarted as well.
 PATIENCE_SECONDS = 10.0
-CLIENT_SECONDS = 5.0
 
 
 def report(running: Running | None) -> dict[str, Any]:
@@ -77,20 +78,9 @@ def _queues(subscriptions: Sequence[Subscription]) -> dict[str, dict[str, Any]]:
 # -- the endpoint ----------------------------------------------------------------------------------------------
 
 
-def parse_address(text: str) -> tuple[str, int]:
-    """HOST:PORT, where an IPv6 address stands in brackets."""
-    host, _, port = text.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise UsageError(
-            f"{text!r} is no address for --health; one looks like 127.0.0.1:8080, and port 0 is a free one"
-        )
-    return host, int(port)
-
-
 def health_addresses(text: str, processes: int) -> list[str]:
     """Return an address for each process: consecutive ports from the given one on, or port 0 for all."""
-    first = parse_address(text)[1]
+    first = parse_address(text, "--health")[1]
     last = first + processes - 1
     if first == 0:
         return [text] * processes
@@ -101,78 +91,23 @@ def health_addresses(text: str, processes: int) -> list[str]:
     return [f"{host}:{port}" for port in range(first, last + 1)]
 
 
-class HealthServer:
-    """`GET /health` on its own threads: 200 if `look` says ok, else 503."""
-
-    def __init__(self, address: tuple[str, int], look: Callable[[], Report]) -> None:
-        host, port = address
-        try:
-            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            self._server = _Server(address, family, look)
-        except OSError as error:
-            raise PenstockError(f"health can't be served on {host}:{port}: {error.strerror or error}") from error
-        self._thread = threading.Thread(target=self._server.serve_forever, name="penstock-health", daemon=True)
-
-    @property
-    def url(self) -> str:
-        host, port = self._server.socket.getsockname()[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}{PATH}"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        telemetry.info("health is served", url=self.url)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+@contextmanager
+def serve_health(address: str, look: Callable[[], Report]) -> Iterator[str]:
+    """Serve `GET /health` on a thread: 200 if `look` reports ok, else 503. Yield the URL."""
+    with HttpServer(create_app(look), *parse_address(address, "--health"), name="penstock-health") as server:
+        url = f"{server.url}{PATH}"
+        telemetry.info("health is served", url=url)
+        yield url
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
+def create_app(look: Callable[[], Report]) -> Starlette:
+    """Return the application that serves what `look` reports."""
 
-    def __init__(self, address: tuple[str, int], family: int, look: Callable[[], Report]) -> None:
-        self.address_family = family
-        self.look = look
-        super().__init__(address, _Answer)
+    async def answer(_: Request) -> JSONResponse:
+        found = look()
+        return JSONResponse(found, 200 if found["status"] == OK else 503, {"Cache-Control": "no-store"})
 
-    def server_bind(self) -> None:
-        TCPServer.server_bind(self)  # HTTP's own one asks the name servers for a name that nobody needs
+    def refuse(_: Request, error: Exception) -> ProblemResponse:  # noqa: ARG001
+        return ProblemResponse(404, f"there is only GET {PATH}")
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that leaves in mid-answer is no news."""
-
-
-class _Answer(BaseHTTPRequestHandler):
-    server: _Server
-    server_version = "penstock"
-    sys_version = ""
-    timeout = CLIENT_SECONDS
-
-    def __getattr__(self, name: str) -> Any:
-        """Whatever is asked for (`do_GET`, `do_POST`, …) is answered here."""
-        if name.startswith("do_"):
-            return self._respond
-        raise AttributeError(name)
-
-    def _respond(self) -> None:
-        if self.command not in ("GET", "HEAD") or self.path.partition("?")[0] != PATH:
-            self._answer(404, {"error": f"there is only GET {PATH}"})
-            return
-        found = self.server.look()
-        self._answer(200 if found["status"] == OK else 503, found)
-
-    def _answer(self, code: int, content: Report) -> None:
-        body = json.dumps(content).encode()
-        self.send_response(code)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body)))
-        self.send_header("cache-control", "no-store")
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Probes come every few seconds: nothing to tell."""
+    return Starlette(routes=[Route(PATH, answer)], exception_handlers={404: refuse, 405: refuse})
