@@ -26,7 +26,6 @@ class Loop:
         """When the trouble began."""
         self.done = False
         """Whether it ended because there is nothing for it to do: no reason to worry."""
-        self.succeeded_at = monotonic()
         self._step = step
         self._over = False
         self._thread = threading.Thread(target=self._run, name=f"penstock-{name}", daemon=True)
@@ -77,7 +76,6 @@ class Loop:
         if self.trouble is not None:
             telemetry.info(f"the {self.name} loop is well again")
         self.trouble = self.troubled_at = None
-        self.succeeded_at = monotonic()
 
 
 class Gate:
