@@ -200,7 +200,27 @@ def test_process_killed_while_stopping_is_a_failure(ground: Ground, db: Outbox) 
     command.await_log("stopping: waiting for the processes")
     os.kill(busy, signal.SIGKILL)
     assert command.wait() == 1
-    command.await_log("a worker process failed to stop process=[12] how=Killed")
+    command.await_log("a worker process failed while stopping process=[12] how=Killed")
+
+
+THREAD_WITHOUT_END = """
+import threading
+from penstock.worker import supervised
+
+supervised.LAST_SECONDS = 0.0
+threading.Thread(target=threading.Event().wait).start()
+"""
+
+
+@pytest.mark.crash
+def test_process_that_can_not_stop_is_ended(ground: Ground, db: Outbox) -> None:
+    ground.write(version=1, more=THREAD_WITHOUT_END)
+    command = ground.run("workers:worker", "--processes", "2", "--graceful-timeout", "0.5")
+    command.await_running(2)
+    command.send(signal.SIGTERM)
+    assert command.wait() == 1
+    command.await_log("a worker process failed while stopping", times=2)
+    assert command.group() == set()
 
 
 def test_changed_code_is_run(ground: Ground, db: Outbox) -> None:

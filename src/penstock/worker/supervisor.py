@@ -121,13 +121,13 @@ class Supervisor:
             try:
                 slot.process = Process(slot.command)
             except OSError as error:  # too many processes or files, or too little memory: it may pass
-                self._restart_later(slot, error=error)
+                self._restart_later(slot, "can't be started and is tried again", error=error)
 
     def _ended(self, slot: Slot, process: Process, code: int) -> None:
         how = signal.strsignal(-code) if code < 0 else f"exit code {code}"
         if self._stopping:
             if process.has_run() and code != 0:
-                telemetry.warn("a worker process failed to stop", process=slot.number, how=how)
+                telemetry.warn("a worker process failed while stopping", process=slot.number, how=how)
                 self._code = FAILURE
         elif process.stopping:
             slot.start_at = 0.0
@@ -139,11 +139,10 @@ class Supervisor:
         else:
             if monotonic() - process.started_at >= STEADY_SECONDS:
                 slot.pause = FIRST_PAUSE_SECONDS
-            self._restart_later(slot, pid=process.popen.pid, how=how)
+            self._restart_later(slot, "ended and is restarted", pid=process.popen.pid, how=how)
 
-    def _restart_later(self, slot: Slot, **why: object) -> None:
-        after = f"{slot.pause:g} s"
-        telemetry.warn("a worker process ended and is restarted", process=slot.number, **why, after=after)
+    def _restart_later(self, slot: Slot, what: str, **why: object) -> None:
+        telemetry.warn(f"a worker process {what}", process=slot.number, **why, after=f"{slot.pause:g} s")
         slot.start_at = monotonic() + slot.pause
         slot.pause = min(slot.pause * 2, LONGEST_PAUSE_SECONDS)
 
