@@ -285,6 +285,30 @@ def test_what_is_no_broker_is_a_retry(open_at, greeting):
     assert "AMQP" in outcome.error or "hung up" in outcome.error
 
 
+@pytest.mark.parametrize("scheme", ["amqp", "amqps"])
+def test_server_that_never_answers_is_a_retry(open_at, scheme):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        publisher = open_at(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}?timeout_seconds=0.2")
+        event, threads = delivery(), threading.active_count()
+        outcome = publisher.publish(messages([event]))[event.seq]
+        assert threading.active_count() == threads
+    assert outcome == Retry("the broker did not answer within 0.2 s")
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_closing_leaves_no_thread(publisher, broker, hangs):
+    threads, event = threading.active_count(), delivery()
+    assert publisher.publish(messages([event])) == {event.seq: PUBLISHED}
+    assert threading.active_count() == threads + 1
+    if hangs:
+        broker.freeze()
+    try:
+        publisher.close()
+        assert threading.active_count() == threads
+    finally:
+        broker.thaw()
+
+
 @pytest.mark.parametrize("after_seconds", [0, 0.3], ids=["before it begins", "while it waits"])
 def test_an_interrupted_batch_leaves_nothing_to_mistake(publisher, broker, monkeypatch, after_seconds):
     wait = Future.result

@@ -1,10 +1,12 @@
 """The options in a destination's URL, after its question mark: an unknown or malformed one is the caller's mistake."""
 
+import ssl
 from collections.abc import Collection, Mapping
 
 from penstock.config import mask_url, url_options
 from penstock.errors import UsageError
 
+TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"})
 _FLAGS = {"true": True, "false": False}
 
 
@@ -53,3 +55,17 @@ def seconds(options: Mapping[str, str], name: str, default: float) -> float:
     if not 0 < value < float("inf"):
         raise UsageError(f"{name} is a number of seconds above 0, not {options[name]!r}")
     return value
+
+
+def tls_context(options: Mapping[str, str]) -> ssl.SSLContext:
+    """Return a context from the TLS options. It always checks the server's certificate and name."""
+    if "ssl_keyfile" in options and "ssl_certfile" not in options:
+        raise UsageError("ssl_keyfile is the key to a certificate: give ssl_certfile too")
+    try:
+        context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
+        if "ssl_certfile" in options:
+            context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"))
+    except OSError as error:
+        given = ", ".join(f"{name}={options[name]}" for name in sorted(TLS_OPTIONS & options.keys()))
+        raise UsageError(f"the certificates can't be read ({given}): {error}") from error
+    return context

@@ -5,28 +5,22 @@ A batch is in flight together, and each event has its own answer. After a failur
 
 import os
 import re
-import ssl
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from pamqp import commands, frame
-from pamqp.body import ContentBody
-from pamqp.common import FieldTable
-from pamqp.header import ContentHeader
+from pika import BasicProperties, ConnectionParameters, PlainCredentials, SSLOptions
 
 from penstock.errors import UsageError
 from penstock.event import CONTENT_TYPE, Delivery
 from penstock.lifecycle import PUBLISHED, Dead, Outcome, Retry
-from penstock.publish.amqp import CHANNEL, FRAME_OVERHEAD, Answer, Link, LinkFailed, Login, Parcel, connect
-from penstock.publish.background import Background
+from penstock.publish.amqp import CONFIRMED, REFUSED, Link, OutgoingMessage
 from penstock.publish.base import Message
-from penstock.publish.failure import error_text, storable
-from penstock.publish.options import known_options, seconds, whole_number
+from penstock.publish.failure import storable
+from penstock.publish.options import TLS_OPTIONS, known_options, seconds, tls_context, whole_number
 from penstock.publish.unpicklable import Unpicklable
 
 DEFAULT_TIMEOUT_SECONDS = 5.0
+HEARTBEAT_SECONDS = 60
 USERNAME_VARIABLE = "PENSTOCK_AMQP_USERNAME"
 PASSWORD_VARIABLE = "PENSTOCK_AMQP_PASSWORD"  # noqa: S105
 DEFAULT_CREDENTIAL = "guest"
@@ -42,31 +36,20 @@ ROUTING_HEADERS = frozenset({"CC", "BCC"})
 
 PERSISTENT = 2
 SHORT_BYTES = 255
+EXCHANGE_NAME_BYTES = 127
 HEADER_NAME_BYTES = 128
 # A server that is configured otherwise says so when it first refuses a message.
 MESSAGE_BYTES = 134_217_728
 MESSAGE_BYTES_FROM_4 = 16_777_216
 _SERVERS_LIMIT = re.compile(r"message size \d+ is larger than configured max size (\d+)")
-
-_TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"})
+# What a frame of properties has besides names and values of headers: exactly, for each header, and at most in all.
+HEADER_FRAME_BYTES = 20
+HEADER_BYTES = 6
+OTHER_PROPERTIES_BYTES = 1_024
 
 
 class Unsendable(Exception):
     """An event that no RabbitMQ would take, and why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Broker:
-    """Where the broker is, and how to enter."""
-
-    host: str
-    port: int
-    tls: ssl.SSLContext | None
-    login: Login
-    timeout_seconds: float
-
-    async def connect(self) -> Link:
-        return await connect(self.host, self.port, self.tls, self.login, self.timeout_seconds)
 
 
 class RabbitPublisher(Unpicklable):
@@ -74,83 +57,65 @@ class RabbitPublisher(Unpicklable):
 
     in_order = False
 
-    def __init__(self, broker: Broker, *, exchange: str = "", max_message_bytes: int | None = None) -> None:
+    def __init__(self, broker: ConnectionParameters, exchange: str = "", max_message_bytes: int | None = None) -> None:
         self._broker = broker
         self._exchange = exchange
         self._limit = max_message_bytes
         self._link: Link | None = None
-        self._background = Background("rabbitmq")
 
     def publish(self, messages: Sequence[Message]) -> dict[int, Outcome]:
         if not messages:
             return {}
+        link = self._link
         try:
-            return self._background.run(self._publish(messages))
+            if link is None or link.failure is not None:
+                link = self._link = Link(self._broker, self._exchange)
+                link.open()
+            if link.failure is not None:
+                return dict.fromkeys((message.event.seq for message in messages), Retry(storable(link.failure)))
+            return self._send(link, messages)
         except BaseException:
-            # An interrupt may find the work anywhere, even not begun: the next batch must not be on its line.
-            self._leave(lambda link: link.hang_up("interrupted"))
+            # After an interrupt the connection may hold answers to this batch: the next needs another one.
+            if link is not None:
+                link.abort("interrupted")
             raise
 
     def close(self) -> None:
-        self._leave(Link.close)
-        self._background.close()
-
-    def _leave(self, how: Callable[[Link], Coroutine[Any, Any, None]]) -> None:
         link, self._link = self._link, None
         if link is not None:
-            self._background.run(how(link))
+            link.close()
 
-    async def _publish(self, messages: Sequence[Message]) -> dict[int, Outcome]:
-        try:
-            link = await self._connected()
-        except (LinkFailed, OSError) as error:
-            return dict.fromkeys((message.event.seq for message in messages), Retry(_failed_entry(error)))
-        return await self._send(link, messages)
-
-    async def _connected(self) -> Link:
-        if self._link is not None and self._link.failure is None:
-            return self._link
-        self._link = None
-        self._link = await self._broker.connect()
-        return self._link
-
-    async def _send(self, link: Link, messages: Sequence[Message]) -> dict[int, Outcome]:
-        packing = _Packing(self._exchange, self._limit or _usual_limit(link.server_version), link.frame_max)
+    def _send(self, link: Link, messages: Sequence[Message]) -> dict[int, Outcome]:
+        limit = self._limit or _usual_limit(link.server_version)
         outcomes: dict[int, Outcome] = {}
-        parcels = []
+        outgoing = []
         sent = []
         for message in messages:
             try:
-                parcels.append(packing.parcel(message))
+                outgoing.append(_outgoing(message, limit, link.frame_max))
                 sent.append(message)
             except Unsendable as reason:
                 outcomes[message.event.seq] = Dead(storable(reason))
-        answers = await link.publish(parcels) if parcels else []
+        answers = link.publish(outgoing) if outgoing else []
         if link.failure is not None:
             self._learn_limit(link.failure)
-            await link.hang_up("failed")
+            link.abort(link.failure)
         for message, answer in zip(sent, answers, strict=True):
             outcomes[message.event.seq] = self._outcome(message, answer, link.failure)
         return outcomes
 
-    def _outcome(self, message: Message, answer: Answer | None, failure: str | None) -> Outcome:
-        match answer:
-            case Answer.CONFIRMED:
-                return PUBLISHED
-            case Answer.REFUSED:
-                return Retry(
-                    f"RabbitMQ refused it (nack): the queue behind {self._way(message)} is full or unavailable"
-                )
-            case Answer.RETURNED:
-                return Retry(f"NO_ROUTE: no queue is bound to {self._way(message)}")
-            case None if self._limit is not None and len(message.event.payload) > self._limit:
-                return Dead(_too_large(message.event, self._limit))
-            case None:
-                return Retry(storable(failure))
-
-    def _way(self, message: Message) -> str:
+    def _outcome(self, message: Message, answer: str | None, failure: str | None) -> Outcome:
         exchange = f"exchange {self._exchange!r}" if self._exchange else "the default exchange"
-        return f"{exchange} with routing key {message.topic!r}"
+        way = f"{exchange} with routing key {message.topic!r}"
+        if answer == CONFIRMED:
+            return PUBLISHED
+        if answer == REFUSED:
+            return Retry(f"RabbitMQ refused it (nack): the queue behind {way} is full or unavailable")
+        if answer is not None:
+            return Retry(f"{answer}: no queue is bound to {way}")
+        if self._limit is not None and len(message.event.payload) > self._limit:
+            return Dead(_too_large(message.event, self._limit))
+        return Retry(storable(failure))
 
     def _learn_limit(self, failure: str) -> None:
         """One message too large closes the channel under all: let it be the last that gets so far."""
@@ -158,47 +123,27 @@ class RabbitPublisher(Unpicklable):
             self._limit = int(told[1])
 
 
-@dataclass(slots=True)
-class _Packing:
-    """Makes parcels of messages, or says why one can't be sent: each would cost the others their channel."""
-
-    exchange: str
-    message_bytes: int
-    frame_max: int
-
-    def parcel(self, message: Message) -> Parcel:
-        event = message.event
-        if len(event.payload) > self.message_bytes:
-            raise Unsendable(_too_large(event, self.message_bytes))
-        _require_short("the topic", message.topic)
-        _require_short("the event type", event.event_type)
-        message_id = str(event.event_id)
-        method = commands.Basic.Publish(exchange=self.exchange, routing_key=message.topic, mandatory=True)
-        frames = [frame.marshal(method, CHANNEL), self._header(event, message_id), *self._body(event.payload)]
-        return Parcel(message_id, b"".join(frames))
-
-    def _header(self, event: Delivery, message_id: str) -> bytes:
-        properties = commands.Basic.Properties(
-            content_type=_content_type(event.headers),
-            headers=_headers(event),
-            delivery_mode=PERSISTENT,
-            message_id=message_id,
-            timestamp=event.created_at,
-            message_type=event.event_type,
-        )
-        header = frame.marshal(ContentHeader(body_size=len(event.payload), properties=properties), CHANNEL)
-        if len(header) > self.frame_max:
-            raise Unsendable(f"its headers take {len(header):,} bytes, and this broker takes {self.frame_max:,}")
-        return header
-
-    def _body(self, payload: bytes) -> list[bytes]:
-        step = self.frame_max - FRAME_OVERHEAD
-        pieces = [payload[start : start + step] for start in range(0, len(payload), step)]
-        return [frame.marshal(ContentBody(piece), CHANNEL) for piece in pieces]
+def _outgoing(message: Message, message_bytes: int, frame_max: int) -> OutgoingMessage:
+    """Check all that would close the channel under the whole batch, and convert the event."""
+    event = message.event
+    if len(event.payload) > message_bytes:
+        raise Unsendable(_too_large(event, message_bytes))
+    _require_short("the topic", message.topic)
+    _require_short("the event type", event.event_type)
+    properties = BasicProperties(
+        content_type=_content_type(event.headers),
+        headers=_headers(event),
+        delivery_mode=PERSISTENT,
+        message_id=str(event.event_id),
+        timestamp=int(event.created_at.timestamp()),
+        type=event.event_type,
+    )
+    _require_fitting(properties, frame_max)
+    return OutgoingMessage(message.topic, event.payload, properties)
 
 
-def _headers(event: Delivery) -> FieldTable:
-    headers: FieldTable = {QUEUE_HEADER: event.queue, CREATED_AT_HEADER: event.created_at.isoformat()}
+def _headers(event: Delivery) -> dict[str, str]:
+    headers = {QUEUE_HEADER: event.queue, CREATED_AT_HEADER: event.created_at.isoformat()}
     if event.partition_key is not None:
         headers[PARTITION_KEY_HEADER] = event.partition_key
     if event.ordering_key is not None:
@@ -217,6 +162,15 @@ def _require_sendable(name: str) -> None:
         raise Unsendable(f"its header {name!r} has a name that RabbitMQ takes for a list of routing keys")
     if len(name.encode()) > HEADER_NAME_BYTES:
         raise Unsendable(f"its header {name!r} has a name of more than the {HEADER_NAME_BYTES} bytes that AMQP allows")
+
+
+def _require_fitting(properties: BasicProperties, frame_max: int) -> None:
+    """All properties go in one frame."""
+    headers = sum(len(name.encode()) + len(value.encode()) + HEADER_BYTES for name, value in properties.headers.items())
+    if headers + OTHER_PROPERTIES_BYTES > frame_max:
+        size = sum(map(len, properties.encode())) + HEADER_FRAME_BYTES
+        if size > frame_max:
+            raise Unsendable(f"its headers take {size:,} bytes, and this broker takes {frame_max:,}")
 
 
 def _require_short(what: str, text: str) -> None:
@@ -239,29 +193,30 @@ def _usual_limit(server_version: str) -> int:
     return MESSAGE_BYTES_FROM_4 if major.isdecimal() and int(major) >= 4 else MESSAGE_BYTES
 
 
-def _failed_entry(error: Exception) -> str:
-    return storable(error) if isinstance(error, LinkFailed) else error_text(error)
-
-
 def from_url(url: str) -> RabbitPublisher:
     known = {"exchange", "max_message_bytes", "timeout_seconds"}
     secure = url.lower().startswith("amqps:")
     parts = urlsplit(url)
-    port = _port(parts)
-    options = known_options(url, known | _TLS_OPTIONS if secure else known)
-    broker = Broker(
-        host=parts.hostname or "localhost",
+    host, port = parts.hostname or "localhost", _port(parts)
+    options = known_options(url, known | TLS_OPTIONS if secure else known)
+    timeout = seconds(options, "timeout_seconds", DEFAULT_TIMEOUT_SECONDS)
+    broker = ConnectionParameters(
+        host=host,
         port=port,
-        tls=_tls(options) if secure else None,
-        login=_login(parts),
-        timeout_seconds=seconds(options, "timeout_seconds", DEFAULT_TIMEOUT_SECONDS),
+        virtual_host=_virtual_host(parts.path),
+        credentials=PlainCredentials(
+            _credential(parts.username, USERNAME_VARIABLE), _credential(parts.password, PASSWORD_VARIABLE)
+        ),
+        ssl_options=SSLOptions(tls_context(options), host) if secure else None,
+        heartbeat=HEARTBEAT_SECONDS,
+        socket_timeout=timeout,
+        stack_timeout=timeout,
+        client_properties={"product": "penstock"},
     )
     exchange = options.get("exchange", "")
-    try:
-        commands.Basic.Publish(exchange=exchange)
-    except ValueError as error:
-        raise UsageError(f"exchange={exchange} can't be an exchange's name: {error}") from error
-    return RabbitPublisher(broker, exchange=exchange, max_message_bytes=whole_number(options, "max_message_bytes"))
+    if len(exchange.encode()) > EXCHANGE_NAME_BYTES:
+        raise UsageError(f"exchange={exchange} is longer than the {EXCHANGE_NAME_BYTES} bytes that AMQP allows")
+    return RabbitPublisher(broker, exchange, whole_number(options, "max_message_bytes"))
 
 
 def _port(parts: SplitResult) -> int:
@@ -275,31 +230,13 @@ def _port(parts: SplitResult) -> int:
         ) from None
 
 
-def _login(parts: SplitResult) -> Login:
-    """From the URL, else from the environment, else RabbitMQ's own default."""
-    path = parts.path.removeprefix("/")
-    if "/" in path:
-        raise UsageError(f"{parts.path} is no virtual host: a slash in its name is written %2F")
-    return Login(
-        user=_credential(parts.username, USERNAME_VARIABLE),
-        password=_credential(parts.password, PASSWORD_VARIABLE),
-        vhost=unquote(path) or "/",
-    )
+def _virtual_host(path: str) -> str:
+    name = path.removeprefix("/")
+    if "/" in name:
+        raise UsageError(f"{path} is no virtual host: a slash in its name is written %2F")
+    return unquote(name) or "/"
 
 
 def _credential(given: str | None, variable: str) -> str:
+    """From the URL, else from the environment, else RabbitMQ's own default."""
     return unquote(given) if given else os.environ.get(variable, DEFAULT_CREDENTIAL)
-
-
-def _tls(options: Mapping[str, str]) -> ssl.SSLContext:
-    """The server's certificate and name are always checked."""
-    if "ssl_keyfile" in options and "ssl_certfile" not in options:
-        raise UsageError("ssl_keyfile is the key to a certificate: give ssl_certfile too")
-    try:
-        context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
-        if "ssl_certfile" in options:
-            context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"))
-    except OSError as error:
-        given = ", ".join(f"{name}={options[name]}" for name in sorted(_TLS_OPTIONS & options.keys()))
-        raise UsageError(f"the certificates can't be read ({given}): {error}") from error
-    return context
