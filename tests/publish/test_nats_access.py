@@ -3,7 +3,9 @@
 import base64
 import json
 import os
+import socket
 import subprocess
+import threading
 from importlib.util import find_spec
 
 import pytest
@@ -180,6 +182,31 @@ def test_no_password_goes_to_a_server_without_tls(nats_server):
     error = refusal(f"natss://user:secret@127.0.0.1:{nats_server.port}")
     assert "the server offers no TLS" in error
     assert "secret" not in error
+
+
+@pytest.mark.parametrize("credentials", ["user:password", "token", "file", "none"])
+def test_nothing_is_sent_to_a_server_that_offers_no_tls(tmp_path, credentials):
+    """Also where it asks for credentials, as one would that only pretends to be the server."""
+    heard = []
+
+    def ask(listener):
+        connection, _ = listener.accept()
+        with connection, connection.makefile("rb") as stream:
+            connection.sendall(b'INFO {"server_id":"x","max_payload":100,"auth_required":true,"nonce":"x"}\r\n')
+            heard.append(stream.read())
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        asking = threading.Thread(target=ask, args=[listener])
+        asking.start()
+        host = f"127.0.0.1:{listener.getsockname()[1]}"
+        if credentials == "file":
+            credentials_file(tmp_path / "user.creds", "jwt", Keys("USER").seed)
+            error = refusal(f"natss://{host}?creds={tmp_path}/user.creds")
+        else:
+            error = refusal(f"natss://{host}" if credentials == "none" else f"natss://{credentials}@{host}")
+        asking.join()
+    assert "the server offers no TLS" in error
+    assert heard == [b""]
 
 
 class Keys:

@@ -9,12 +9,49 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 
+class Loop(asyncio.SelectorEventLoop):
+    """An event loop that knows its connections.
+
+    Client libraries offer no way to abort a connection, or to see whether it is encrypted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encrypted = False
+        """True if the last connection has been upgraded to TLS."""
+        self._connections: list[asyncio.WriteTransport] = []
+
+    async def create_connection(self, *arguments: Any, **named: Any) -> Any:
+        self.encrypted = False
+        transport, protocol = await super().create_connection(*arguments, **named)
+        self._connections = [one for one in self._connections if not one.is_closing()]
+        self._connections.append(transport)
+        return transport, protocol
+
+    async def start_tls(self, *arguments: Any, **named: Any) -> Any:
+        transport = await super().start_tls(*arguments, **named)
+        self.encrypted = True
+        return transport
+
+    async def abort(self) -> None:
+        """Close every connection without sending what is left, and cancel every other task."""
+        for transport in self._connections:
+            transport.abort()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        # A protocol hears of the end in the loop's next pass, the one above TLS in the pass after that.
+        for _ in range(2):
+            await asyncio.sleep(0)
+
+
 class Background:
     """Starts with the first call, in the process that makes it, and ends with `close`. Never travels in a pickle."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: Loop | None = None
         self._thread: threading.Thread | None = None
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -27,32 +64,25 @@ class Background:
             raise
 
     def close(self) -> None:
-        """End the loop, and what is still running on it. May be called twice, and before any `run`."""
+        """Abort what is still running on the loop, and end it. May be called twice, and before any `run`."""
         if self._loop is None or self._thread is None:
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop = self._thread = None
 
-    def _running(self) -> asyncio.AbstractEventLoop:
+    def _running(self) -> Loop:
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
+            self._loop = Loop()
             self._thread = threading.Thread(target=_serve, args=[self._loop], name=self._name, daemon=True)
             self._thread.start()
         return self._loop
 
 
-def _serve(loop: asyncio.AbstractEventLoop) -> None:
+def _serve(loop: Loop) -> None:
     try:
         loop.run_forever()
-        loop.run_until_complete(_cancel_others())
+        loop.run_until_complete(loop.abort())
         loop.run_until_complete(loop.shutdown_asyncgens())
     finally:
         loop.close()
-
-
-async def _cancel_others() -> None:
-    left = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)

@@ -16,8 +16,8 @@ from penstock.lifecycle import Outcome, Retry
 from penstock.publish.background import Background
 from penstock.publish.base import Message
 from penstock.publish.failure import error_text
-from penstock.publish.nats_connection import Access, Connection, connect, read_credentials
-from penstock.publish.options import flag, known_options, seconds
+from penstock.publish.nats_connection import Access, Connection, read_credentials
+from penstock.publish.options import TLS_OPTIONS, flag, known_options, seconds, tls_context
 from penstock.publish.unpicklable import Unpicklable
 
 # Less than a relay that is to stop waits for its tasks.
@@ -27,7 +27,7 @@ DEFAULT_PORT = 4222
 FLIGHT_MESSAGES = 4_000
 FLIGHT_BYTES = 32_000_000
 
-_TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "tls_first"})
+_TLS_OPTIONS = TLS_OPTIONS | {"tls_first"}
 _OPTIONS = _TLS_OPTIONS | {"creds", "stream", "subjects", "timeout_seconds"}
 _HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[^\[\]:@/\s]+)(?::(?P<port>\d+))?")
 
@@ -43,38 +43,40 @@ class NatsPublisher(Unpicklable):
         self._connection: Connection | None = None
 
     def publish(self, messages: Sequence[Message]) -> dict[int, Outcome]:
-        return self._background.run(self._publish(messages)) if messages else {}
-
-    def close(self) -> None:
-        if self._connection is not None:
-            self._background.run(self._drop())
-        self._background.close()
-
-    async def _publish(self, messages: Sequence[Message]) -> dict[int, Outcome]:
         outcomes: dict[int, Outcome] = {}
         try:
-            connection = await self._connected()
-            for flight in _flights(messages):
-                await connection.carry(flight, outcomes)
+            for flight in _flights(messages) if messages else ():
+                self._background.run(self._connected().carry(flight, outcomes))
         except PublishError as error:
-            await self._drop()
+            self.close()
             unanswered = Retry(error_text(error))
             return {message.event.seq: outcomes.get(message.event.seq, unanswered) for message in messages}
         except BaseException:
-            await self._drop()
+            self.close()
             raise
         return outcomes
 
-    async def _connected(self) -> Connection:
-        if self._connection is None or not self._connection.alive:
-            await self._drop()
-            self._connection = await connect(self._access)
-        return self._connection
+    def close(self) -> None:
+        """Drop the connection with its event loop, at once. The next batch connects anew."""
+        self._connection = None
+        self._background.close()
 
-    async def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.close()
+    def _connected(self) -> Connection:
+        """Return a connection to the first of the hosts that answers, each tried once."""
+        if self._connection is not None and self._connection.alive:
+            return self._connection
+        problems = []
+        for host in self._access.hosts:
+            self.close()
+            connection = Connection(self._access)
+            try:
+                self._background.run(connection.open(host))
+            except PublishError as error:
+                problems.append(str(error))
+            else:
+                self._connection = connection
+                return connection
+        raise PublishError("no connection to NATS: " + "; ".join(problems))
 
 
 def _flights(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
@@ -143,13 +145,4 @@ def _tls(scheme: str, options: Mapping[str, str]) -> ssl.SSLContext | None:
         if given:
             raise UsageError(f"{given[0]} is for TLS, and that for URLs that begin with natss://")
         return None
-    if "ssl_keyfile" in options and "ssl_certfile" not in options:
-        raise UsageError("ssl_keyfile needs the certificate that it is for: ssl_certfile")
-    try:
-        context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
-        if "ssl_certfile" in options:
-            context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"))
-    except OSError as error:
-        names = ", ".join(f"{name}={options[name]}" for name in given)
-        raise UsageError(f"a file for TLS can't be used ({names}): {error}") from error
-    return context
+    return tls_context(options)

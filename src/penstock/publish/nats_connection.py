@@ -1,12 +1,12 @@
 """A connection to a NATS server: it sends a batch at once, and takes each answer to the event that waits for it.
 
-nats-py makes the connection, speaks the protocol and answers pings. Where it would do more than one attempt, it is
-kept from it here: what is not on its way when a connection ends is never sent.
+nats-py makes the connection, speaks the protocol and answers pings. It makes one attempt: a connection ends with its
+event loop, and what is not on its way by then is never sent.
 """
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
@@ -14,14 +14,16 @@ from typing import Any
 
 from nats.aio.client import Client, RawCredentials
 from nats.aio.msg import Msg
+from nats.errors import BadHeaderError, BadSubjectError
 from nats.errors import Error as NatsError
 from nats.js.api import StreamConfig
 from nats.js.errors import NotFoundError
 
 from penstock.errors import PublishError, UsageError
 from penstock.lifecycle import Dead, Outcome, Retry
+from penstock.publish.background import Loop
 from penstock.publish.base import Message
-from penstock.publish.nats_wire import header_block, outcome, subject_fault
+from penstock.publish.nats_wire import message_size, outcome, subject_fault, wire_headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,44 +43,22 @@ class Access:
 
 
 class _Client(Client):
-    """nats-py's client, without its fallback to no TLS, and without last words."""
+    """nats-py's client, which also encrypts where the server offers TLS without requiring it.
 
-    encrypted = False
+    This is the one private method in use. If it ever has no effect, such a server is refused.
+    """
 
-    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        # The client itself encrypts only if the server insists, and else tells its password to anyone.
-        if initial_connection and self.encrypted and not self.options["tls_handshake_first"]:
-            if not (info.get("tls_required") or info.get("tls_available")):
-                raise NatsError("the server offers no TLS; without it the URL begins with nats://")
+    def _process_info(self, info: dict[str, Any], *arguments: Any, **named: Any) -> Any:
+        if "tls" in self.options and info.get("tls_available"):
             info["tls_required"] = True
-        await super()._process_info(info, initial_connection)
-
-    async def _close(self, status: int, do_cbs: bool = True) -> None:
-        if self._flush_queue is None:
-            return  # it never began to connect
-        # The client itself would send what is left first, wait for a server that hangs, and after a failed TLS
-        # handshake wait for ever.
-        self._pending, self._pending_data_size = [], 0
-        writer = getattr(self._transport, "_io_writer", None)
-        if writer is not None:
-            writer.transport.abort()
-        self._transport = None
-        await super()._close(status, do_cbs)
-
-    async def catch_up(self) -> None:
-        """Wait until the server has answered for all that was sent so far."""
-        # The ping of `flush` would overtake what still waits to be written.
-        await self._flush_pending(force_flush=True)
-        await self.flush()
-
-    async def send(self, commands: bytes) -> None:
-        """Many commands at once: half the cost of `publish` for each."""
-        await self._send_command(commands)
-        await self._flush_pending()
+        return super()._process_info(info, *arguments, **named)
 
 
 class Connection:
-    """One connection for as long as it lasts. Who waits for an answer has a number that none had before."""
+    """One connection for as long as it lasts. It ends with its event loop, and whatever is under way with it.
+
+    Each message has a reply subject with a number that none had before.
+    """
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -95,53 +75,56 @@ class Connection:
         return self._client.is_connected
 
     async def open(self, host: str) -> None:
-        """Connect and get ready for answers. After a failure nothing is left of it."""
+        """Connect to a host, and get ready for answers, within the host's share of the time-out."""
         try:
-            await self._connect(host)
-            await self._create_stream()
-            await self._listen()
-        except BaseException as error:
-            await self.close()
-            if isinstance(error, NatsError):
-                # That no server is left says nothing; what was wrong with the only one was reported before.
-                raise PublishError(_named(self._problem or error)) from error
-            raise
-
-    async def close(self) -> None:
-        """At once, whatever is under way. May be called twice."""
-        await self._client.close()
+            async with asyncio.timeout(self._access.timeout_seconds / len(self._access.hosts)):
+                await self._connect(host)
+                await self._create_stream()
+                await self._listen()
+        except TimeoutError:
+            raise PublishError(f"{host} doesn't answer") from None
+        except NatsError as error:
+            # That no server is left says nothing; what was wrong with the only one was reported before.
+            raise PublishError(f"{host}: {_named(self._problem or error)}") from error
+        except (PublishError, UsageError, OSError) as error:
+            raise PublishError(f"{host}: {_named(error)}") from error
 
     async def carry(self, messages: Sequence[Message], outcomes: dict[int, Outcome]) -> None:
         """Send these together. Each answer goes into `outcomes` as it comes; returns when all are there."""
         self._outcomes = outcomes
         self._answered = asyncio.get_running_loop().create_future()
-        commands = b"".join([self._command(message) for message in messages])
-        if not self._waiting:
-            return
-        await self._client.send(commands)
         try:
             async with asyncio.timeout(self._access.timeout_seconds):
-                await self._answered
+                for message in messages:
+                    await self._send(message)
+                if self._waiting:
+                    await self._answered
         except TimeoutError:
             raise PublishError(f"no acknowledgement within {self._access.timeout_seconds:g} s") from None
+        except NatsError as error:
+            raise PublishError(f"the connection ended: {_named(error)}") from error
         finally:
             self._waiting.clear()
 
-    def _command(self, message: Message) -> bytes:
-        """What sends the message; nothing for one that the server would never take."""
+    async def _send(self, message: Message) -> None:
+        """Hand a message to the client, which writes once for the whole batch; or say why no server would take it."""
         event = message.event
-        head = header_block(event)
-        size, limit = len(head) + len(event.payload), self._client.max_payload
+        headers = wire_headers(event)
+        size, limit = message_size(headers, event.payload), self._client.max_payload
         fault = subject_fault(message.topic)
         if size > limit:
             fault = f"too large: {size:,} bytes with its headers, and the server's max_payload is {limit:,}"
         if fault:
             self._outcomes[event.seq] = Dead(fault)
-            return b""
+            return
         self._numbers += 1
-        self._waiting[str(self._numbers)] = message
-        line = f"HPUB {message.topic} {self._inbox}.{self._numbers} {len(head)} {size}\r\n"
-        return b"%b%b%b\r\n" % (line.encode(), head, event.payload)
+        number = str(self._numbers)
+        self._waiting[number] = message
+        try:
+            await self._client.publish(message.topic, event.payload, f"{self._inbox}.{number}", headers)
+        except (BadSubjectError, BadHeaderError) as error:
+            del self._waiting[number]
+            self._outcomes[event.seq] = Dead(f"the client refused it: {_named(error)}")
 
     async def _take(self, answer: Msg) -> None:
         """An answer. Those that nobody waits for, late or strange, are dropped."""
@@ -156,7 +139,6 @@ class Connection:
 
     async def _connect(self, host: str) -> None:
         access = self._access
-        self._client.encrypted = access.tls is not None
         await self._client.connect(
             [f"nats://{host}"],
             error_cb=self._hear,
@@ -168,22 +150,43 @@ class Connection:
             reconnect_time_wait=0,
             # No limit, and so no waiting for the socket in the middle of a batch, which could not be interrupted.
             pending_size=0,
+            user=self._once_safe(access.username) if access.username else None,
+            password=access.password,
+            token=self._once_safe(access.token) if access.tls else access.token,
+            user_credentials=read_credentials(access.creds) if access.creds else None,
             tls=access.tls,
             tls_handshake_first=access.tls_first,
-            user=access.username,
-            password=access.password,
-            token=access.token,
-            user_credentials=read_credentials(access.creds) if access.creds else None,
         )
+        self._require_safe()
         if not self.alive:
             raise PublishError("the server hung up")
         self._problem = None
+
+    def _once_safe(self, secret: str | None) -> Callable[[], str]:
+        """Return a callback that gives the secret away only over TLS, where the URL asks for TLS.
+
+        The client itself encrypts only if the server insists, and would send credentials to a server that doesn't. It
+        calls this while it prepares the command with all credentials, after TLS and before it writes.
+        """
+
+        def give() -> str:
+            self._require_safe()
+            return secret or ""
+
+        return give
+
+    def _require_safe(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._access.tls is not None and not (isinstance(loop, Loop) and loop.encrypted):
+            raise NatsError("the server offers no TLS; without it the URL begins with nats://")
 
     async def _listen(self) -> None:
         """Get ready for answers, before anything is published that they could be missing for."""
         self._inbox = self._client.new_inbox()
         await self._client.subscribe(f"{self._inbox}.*", cb=self._take)
-        await self._client.catch_up()
+        # The ping of the first flush may overtake the subscription, that of the second can't.
+        await self._client.flush()
+        await self._client.flush()
         if self._problem is not None:
             raise PublishError(f"no acknowledgements can be received: {_named(self._problem)}")
 
@@ -216,22 +219,6 @@ class Connection:
             self._answered.set_exception(PublishError(f"the connection ended: {_named(cause) if cause else 'closed'}"))
             # Nobody may be waiting any more, and that is no error.
             self._answered.exception()
-
-
-async def connect(access: Access) -> Connection:
-    """To the first of the hosts that answers, each tried once and given its share of the time."""
-    problems = []
-    for host in access.hosts:
-        connection = Connection(access)
-        try:
-            async with asyncio.timeout(access.timeout_seconds / len(access.hosts)):
-                await connection.open(host)
-            return connection
-        except TimeoutError:
-            problems.append(f"{host} doesn't answer")
-        except (PublishError, UsageError, OSError) as error:
-            problems.append(f"{host}: {_named(error)}")
-    raise PublishError("no connection to NATS: " + "; ".join(problems))
 
 
 def read_credentials(path: str) -> RawCredentials:

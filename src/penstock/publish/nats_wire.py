@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from penstock.event import Delivery
 from penstock.lifecycle import PUBLISHED, Dead, Outcome, Retry
+from penstock.publish.fields import created_at_text, event_id_text
 
 ENCODED_HEADERS = "Penstock-Headers"
 # A server reads at most 4,096 bytes of a line that also holds the reply's subject and two sizes.
@@ -41,23 +42,30 @@ def subject_fault(subject: str) -> str | None:
     return None
 
 
-def header_block(event: Delivery) -> bytes:
-    """The headers as they go over the wire."""
-    event_id = str(event.event_id)
-    # A replay is asked for: the stream must not take it for a repeat.
-    message_id = f"{event_id}/{event.replays}" if event.replays else event_id
-    block = (
-        f"NATS/1.0\r\nNats-Msg-Id: {message_id}\r\nPenstock-Event-Id: {event_id}\r\n"
-        f"Penstock-Event-Type: {escaped(event.event_type)}\r\nPenstock-Queue: {escaped(event.queue)}\r\n"
-        f"Penstock-Created-At: {event.created_at.isoformat()}\r\n"
-    )
+def wire_headers(event: Delivery) -> dict[str, str]:
+    """Return the headers of the message, all of them in ASCII."""
+    event_id = event_id_text(event)
+    headers = {
+        # A replay is asked for: the stream must not take it for a repeat.
+        "Nats-Msg-Id": f"{event_id}/{event.replays}" if event.replays else event_id,
+        "Penstock-Event-Id": event_id,
+        "Penstock-Event-Type": escaped(event.event_type),
+        "Penstock-Queue": escaped(event.queue),
+        "Penstock-Created-At": created_at_text(event),
+    }
     if event.partition_key is not None:
-        block += f"Penstock-Partition-Key: {escaped(event.partition_key)}\r\n"
+        headers["Penstock-Partition-Key"] = escaped(event.partition_key)
     if event.ordering_key is not None:
-        block += f"Penstock-Ordering-Key: {escaped(event.ordering_key)}\r\n"
+        headers["Penstock-Ordering-Key"] = escaped(event.ordering_key)
     if event.headers:
-        block += _own_headers(event.headers)
-    return (block + "\r\n").encode("ascii")
+        headers |= _own_headers(event.headers)
+    return headers
+
+
+def message_size(headers: Mapping[str, str], payload: bytes) -> int:
+    """Return the bytes that count for the server's `max_payload`: `NATS/1.0`, a line for each header, the payload."""
+    lines = sum(map(len, headers)) + sum(map(len, headers.values())) + 4 * len(headers)
+    return lines + 12 + len(payload)
 
 
 def escaped(text: str) -> str:
@@ -65,13 +73,13 @@ def escaped(text: str) -> str:
     return text if _UNESCAPED.fullmatch(text) else quote(text, safe="")
 
 
-def _own_headers(headers: Mapping[str, str]) -> str:
+def _own_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """The event's own headers: as they are where NATS can carry them, the others together as JSON."""
-    encoded = {name: value for name, value in headers.items() if not _carried(name, value)}
-    lines = [f"{name}: {value}\r\n" for name, value in headers.items() if name not in encoded]
-    if encoded:
-        lines.append(f"{ENCODED_HEADERS}: {json.dumps(encoded)}\r\n")
-    return "".join(lines)
+    carried = {name: value for name, value in headers.items() if _carried(name, value)}
+    if len(carried) < len(headers):
+        encoded = {name: value for name, value in headers.items() if name not in carried}
+        carried[ENCODED_HEADERS] = json.dumps(encoded)
+    return carried
 
 
 def _carried(name: str, value: str) -> bool:
