@@ -37,6 +37,7 @@ RELEASED = {
     "postgresql/0002_copies": "1c478e085a96fa36",
     "postgresql/0003_staging": "47fdfa095d2fc96e",
     "postgresql/0004_steering": "803fe108b5c0c00b",
+    "postgresql/0005_vacuum": "6c68f8fa9613f7bc",
     "sqlite/0001_spine": "84857cd95880c126",
     "sqlite/0002_copies": "eb7744c08ee69ec1",
     "sqlite/0003_staging": "84ff6648fd81c77e",

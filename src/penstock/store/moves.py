@@ -78,7 +78,8 @@ class Moves(ABC):
         """Run `work` in a transaction of its own; a conflict with concurrent work is tried again."""
         for attempt in range(CONFLICT_TRIES):
             try:
-                return self._transact_once(work)
+                with self._translated(), self._begin() as tx:
+                    return work(tx)
             except StoreConflict:
                 if attempt == CONFLICT_TRIES - 1:
                     raise
@@ -89,10 +90,6 @@ class Moves(ABC):
         """Like `_transact`, for work that only reads and so needn't wait for a writer."""
         with self._translated(), self._begin(write=False) as tx:
             return look(tx)
-
-    def _transact_once(self, work: Callable[[Transaction], Result]) -> Result:
-        with self._translated(), self._begin() as tx:
-            return work(tx)
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -168,10 +165,6 @@ class Moves(ABC):
     @abstractmethod
     def _came_back(self) -> None:
         """Events may have become pending with an older time: a backend that bounds its claims looks at all again."""
-
-    @abstractmethod
-    def _compact(self) -> None:
-        """Shrink what dead rows have swollen, where a backend has such a thing."""
 
     @abstractmethod
     def _oldest_snapshot_seconds(self, tx: Transaction) -> float | None:

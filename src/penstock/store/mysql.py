@@ -330,9 +330,6 @@ class MysqlStore(StepwiseStore):
         for floor in self._floors.values():
             floor.forget()
 
-    def _compact(self) -> None:
-        """Nothing swells: the space of a deleted row is used again."""
-
     def _oldest_snapshot_seconds(self, tx: Transaction) -> float | None:
         from pymysql import OperationalError
 

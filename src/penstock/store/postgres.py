@@ -29,8 +29,6 @@ from penstock.store.sql import SqlStore
 from penstock.store.transaction import Transaction, percent_style
 
 COPY_FROM = 20
-COMPACT_BYTES = 64 * 1024 * 1024
-COMPACT_ROWS = 10_000
 
 INSERT = f"INSERT INTO penstock_outbox ({', '.join(EMIT_COLUMNS)}) VALUES ({', '.join(['%s'] * len(EMIT_COLUMNS))})"
 
@@ -323,29 +321,9 @@ class PostgresStore(SqlStore):
     def _purge(self, tx: Transaction, seqs: list[int]) -> int:
         return int(tx.scalar(upkeep.PURGE, seqs=seqs))
 
-    def _compact(self) -> None:
-        """Rewrite a nearly empty table that dead rows have swollen, if its lock can be had at once."""
-        for table in ("penstock_pending", "penstock_claimed"):
-            size = self._transact(lambda tx, name=table: tx.scalar(upkeep.TABLE_BYTES, table_name=name))  # type: ignore[misc]
-            if size > COMPACT_BYTES:
-                try:
-                    self._transact_once(lambda tx, name=table: _rewrite(tx, name))  # type: ignore[misc]
-                except StoreConflict:
-                    continue  # somebody is at work on it: next time, then
-
     def _oldest_snapshot_seconds(self, tx: Transaction) -> float | None:
         age = tx.scalar(upkeep.OLDEST_SNAPSHOT)
         return None if age is None else float(age)
-
-
-def _rewrite(tx: Transaction, table: str) -> None:
-    """TRUNCATE frees dead rows that VACUUM may not touch while an old snapshot could still see them."""
-    tx.run(upkeep.SHORT_LOCK)
-    for statement in upkeep.REWRITE:
-        count = tx.run(statement.replace("{table}", table).replace("{limit}", str(COMPACT_ROWS + 1)))
-        if statement == upkeep.SET_ASIDE and count > COMPACT_ROWS:
-            tx.run(upkeep.DROP_ASIDE.replace("{table}", table))
-            return
 
 
 def _array(seqs: Sequence[int]) -> str:

@@ -219,8 +219,6 @@ SELECT queue, dedupe_key, event_id FROM penstock_dedupe
 WHERE (queue, dedupe_key) IN (SELECT * FROM unnest(CAST(:queues AS text[]), CAST(:names AS text[])))
 """
 
-TABLE_BYTES = "SELECT pg_relation_size(CAST(:table_name AS regclass)) + pg_indexes_size(CAST(:table_name AS regclass))"
-
 OLDEST_SNAPSHOT = """
 SELECT extract(epoch FROM max(now() - xact_start)) FROM pg_stat_activity
 WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
@@ -244,14 +242,3 @@ EVENT_TYPES = ("int8", "bytea", "text", "bytea", "bytea", "text", "text", "int8"
 
 COPY_PENDING = f"COPY penstock_pending ({COLUMNS}) FROM STDIN (FORMAT binary)"
 PENDING_TYPES = ("int8", "text", "text", "int2", "int4", "int4", "int4", "int4", "int2", "int8", "text")
-
-SHORT_LOCK = "SET LOCAL lock_timeout = '100ms'"
-SET_ASIDE = "CREATE TEMPORARY TABLE penstock_aside ON COMMIT DROP AS SELECT * FROM {table} LIMIT {limit}"
-DROP_ASIDE = "DROP TABLE penstock_aside"
-REWRITE = (
-    "LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE",
-    SET_ASIDE,
-    "TRUNCATE {table}",
-    "INSERT INTO {table} SELECT * FROM penstock_aside",
-    DROP_ASIDE,
-)

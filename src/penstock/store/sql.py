@@ -218,7 +218,7 @@ class SqlStore(Settling, Controlling, Staging, Announcing):
             after = last
 
     def tend(self) -> None:
-        """Upkeep: forget old leases, dedupe windows and relays, and compact what dead rows have swollen."""
+        """Delete closed leases, dedupe windows, relays and staged rows that have outlived their retention."""
         drops = (
             (self.upkeep.DROP_OLD_LEASES, {"seconds": LEASE_RETENTION_SECONDS, "limit": UPKEEP_BATCH}),
             (self.upkeep.DROP_OLD_DEDUPES, {"limit": UPKEEP_BATCH}),
@@ -229,7 +229,6 @@ class SqlStore(Settling, Controlling, Staging, Announcing):
             while self._transact(work) == UPKEEP_BATCH:
                 pass
         self._drop_old_staged()
-        self._compact()
 
     # -- looking ----------------------------------------------------------------------------------------------
 

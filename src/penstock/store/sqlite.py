@@ -294,9 +294,6 @@ class SqliteStore(StepwiseStore):
     def _came_back(self) -> None:
         """Claims look at everything here: SQLite leaves no dead rows behind."""
 
-    def _compact(self) -> None:
-        """Nothing swells: a deleted row's page is used again at once."""
-
     def _oldest_snapshot_seconds(self, tx: Transaction) -> None:  # noqa: ARG002
         return None
 
