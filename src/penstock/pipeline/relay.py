@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from penstock import telemetry
 from penstock.config import mask_url
-from penstock.errors import PenstockError, UsageError
+from penstock.errors import NotSupported, PenstockError, UsageError
 from penstock.event import DEFAULT_QUEUE
 from penstock.lifecycle import Dropped, OrderPolicy
 from penstock.pipeline.carry import Errand, Tally, carry
@@ -127,6 +127,11 @@ def run_relay(
     report = RelayReport()
     ending = stop or threading.Event()
     with closing(open_store(options.store, StoreOptions(order_policy=options.order_policy))) as store:
+        if options.routes is not None and not store.capabilities.routing:
+            raise NotSupported(
+                f"{store.url} can't route events to several queues: give the relay one destination (--to), emit to a "
+                "queue for each destination, or use PostgreSQL, MySQL or SQLite"
+            )
         store.ready(options.queue)  # an unreachable or uninitialised store is told before Spark starts
         lines = _lines(options, _until_now(store) if options.once else None)
         one_writer = not store.capabilities.concurrent_writers

@@ -245,6 +245,11 @@ class Capabilities:
     ordering: bool
     concurrent_writers: bool
     insert_into_view: bool = True
+    routing: bool = True
+    """Moving claimed events to other queues: `route`."""
+    limits: bool = True
+    """Limiting how many events of a queue are claimed at a time: `limit`."""
+    staging: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@
 
 A store in a SQL database takes `SqlStoreConformance`, which also wants the fixture `connection`: a connection of the
 database's own driver. Time stands still in a test until its clock is advanced. `penstock.testing.stores.machine` has
-a state machine for Hypothesis beside it.
+a state machine for Hypothesis beside it. Tests of a capability that the store doesn't declare are skipped.
 """
 
 from penstock.testing.stores.claiming import Claiming
@@ -30,6 +30,7 @@ from penstock.testing.stores.sql import (
 )
 from penstock.testing.stores.staging import CommittingOnce, DroppingStaged, FindingSeveral, StagedKeys, Staging
 from penstock.testing.stores.steering import Cancelling, Heads, KeepingNothing, Limiting, Noting, Pausing
+from penstock.testing.stores.undeclared import Undeclared
 
 
 class StoreConformance(
@@ -70,6 +71,7 @@ class StoreConformance(
     Noting,
     KeepingNothing,
     Heads,
+    Undeclared,
 ):
     """Every verb, every transition, and what must never happen."""
 

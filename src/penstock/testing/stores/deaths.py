@@ -19,6 +19,7 @@ from penstock.testing.stores.scenario import (
     claim,
     emit,
     ids,
+    needs,
     record,
     settle,
 )
@@ -133,6 +134,7 @@ class ListingDeaths(StoreScenario):
         (death,) = store.deaths(EVERYTHING).deaths
         assert (death.event_id, death.died_at, death.replays, death.error) == (event_id, at, 1, "second")
 
+    @needs("routing")
     def test_each_copy_of_an_event_dies_its_own_death(self, store: Store) -> None:
         (event_id,) = emit(store)
         claimed = claim(store)

@@ -170,7 +170,7 @@ class Purging(StoreScenario):
         store.purge(Selection(states=frozenset({State.DEAD})))
         assert store.stats().purged == {"outbox": 3, "other": 2}
         settle(store, PUBLISHED)
-        store.limit("outbox", 5)
+        store.pause("outbox")
         store.pause("new")
         store.purge(EVERYTHING)
         assert store.stats().purged == {"outbox": 4, "other": 2}

@@ -159,7 +159,7 @@ class Counting(StoreScenario):
         emit(store, 7, queue="a")
         claim(store, 2, queue="a")
         emit(store, 2, queue="a", delay_seconds=500)
-        emit(store, 1, queue="b", ordering_key="k")
+        emit(store, 1, queue="b", ordering_key="k" if store.capabilities.ordering else None)
         clock.advance(30)
         assert list(store.stats().queues) == [
             QueueStats("a", pending=7, ready=5, claimed=2, published=4, dead=3, oldest_pending_seconds=30.0),

@@ -20,6 +20,7 @@ from penstock.testing.stores.scenario import (
     event,
     ids,
     lines,
+    needs,
     publish,
     record,
     seqs,
@@ -27,6 +28,7 @@ from penstock.testing.stores.scenario import (
 )
 
 
+@needs("ordering")
 class Ordering(StoreScenario):
     def test_the_events_of_a_key_come_in_order(self, store: Store) -> None:
         emitted = store.append([event(ordering_key=f"k{number % 3}", priority=number % 5) for number in range(30)])
@@ -203,6 +205,7 @@ class Ordering(StoreScenario):
             publish(store, held)
 
 
+@needs("ordering")
 class Blocking(StoreScenario):
     """The order policy `block`, which is the default."""
 
@@ -243,6 +246,7 @@ class Blocking(StoreScenario):
         assert ids(claim(store)) == emitted
 
 
+@needs("ordering")
 class Skipping(StoreScenario):
     """The order policy `skip`."""
 

@@ -19,9 +19,11 @@ from penstock.testing.stores.scenario import (
     life,
     lines,
     lives,
+    needs,
     publish,
     record,
     records,
+    require,
     states,
 )
 
@@ -44,6 +46,8 @@ class Reaping(StoreScenario):
     def test_a_reap_does_what_the_lifecycle_says(
         self, store: Store, clock: ManualClock, ordering_key: str | None
     ) -> None:
+        if ordering_key is not None:
+            require(store, "ordering")
         emitted = emit(store, 3, ordering_key=ordering_key)
         available = records(store)[0].available_at
         for _ in range(2):
@@ -135,6 +139,8 @@ class Poison(StoreScenario):
     @pytest.mark.parametrize("crash", CRASHES)
     @pytest.mark.parametrize("keys", KEYS)
     def test_exactly_one_dies(self, store: Store, clock: ManualClock, keys: str, crash: str) -> None:
+        if keys != "plain":
+            require(store, "ordering")
         emitted = store.append([event(ordering_key=KEYS[keys](number)) for number in range(1_200)])
         poison = emitted[501]
         for _ in range(200):
@@ -163,6 +169,7 @@ class Poison(StoreScenario):
             store.reap()
         assert company == [1_000, 100, 10, 1, 1]
 
+    @needs("ordering")
     @pytest.mark.parametrize("innocent", [30, 200])
     @pytest.mark.parametrize("suspect_key", [None, "k"])
     def test_a_suspect_is_alone_even_beside_events_of_another_kind(

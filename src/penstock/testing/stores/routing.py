@@ -16,6 +16,7 @@ from penstock.testing.stores.scenario import (
     emit,
     event,
     ids,
+    needs,
     publish,
     records,
     seqs,
@@ -27,6 +28,7 @@ def route(store: Store, held: Claim, *queues: str) -> Settlement:
     return store.route(held.lease, dict.fromkeys(seqs(held), queues))
 
 
+@needs("routing")
 class Routing(StoreScenario):
     def test_an_event_moves_to_its_queue(self, store: Store) -> None:
         emitted = emit(store, 3)

@@ -1,9 +1,10 @@
 """What the store suites share: a clock that stands still until it is told to move on, and the few steps that every
 test takes. A test says only what matters to it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import pytest
 
@@ -11,6 +12,8 @@ from penstock.event import DEFAULT_QUEUE, Event, EventId
 from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, PUBLISHED, Life, Outcome, State
 from penstock.store.base import Claim, LeaseId, Record, Selection, Store, StoreOptions
 from penstock.store.moves import Clock
+
+T = TypeVar("T")
 
 STARTED_AT = datetime(2026, 1, 1, 12, tzinfo=UTC)
 LEASE_SECONDS = 60.0
@@ -35,6 +38,26 @@ class ManualClock:
         return self.advance(LEASE_SECONDS + 1)
 
 
+def needs(*capabilities: str) -> Callable[[T], T]:
+    """Mark a test, or all tests of a class, that only stores with these capabilities have to pass."""
+
+    def marked(target: T) -> T:
+        tests = vars(target).items() if isinstance(target, type) else [("test", target)]
+        for name, test in tests:
+            if name.startswith("test"):
+                setattr(test, "needs", (*getattr(test, "needs", ()), *capabilities))  # noqa: B010
+        return target
+
+    return marked
+
+
+def require(store: Store, *capabilities: str) -> None:
+    """Skip the test if the store lacks one of these capabilities."""
+    missing = [name for name in capabilities if not getattr(store.capabilities, name)]
+    if missing:
+        pytest.skip(f"the store declares no {', '.join(missing)}")
+
+
 class OpenStore(Protocol):
     """Opens a store on the one database of a test, as often as it is called."""
 
@@ -47,6 +70,13 @@ class StoreScenario:
     @pytest.fixture
     def open_store(self) -> OpenStore:
         raise NotImplementedError("override the fixture `open_store`")
+
+    @pytest.fixture(autouse=True)
+    def _only_what_is_declared(self, request: pytest.FixtureRequest) -> None:
+        needed = getattr(request.function, "needs", ())
+        if needed:
+            with closing(request.getfixturevalue("open_store")()) as store:
+                require(store, *needed)
 
     @pytest.fixture
     def clock(self) -> ManualClock:

@@ -19,6 +19,7 @@ from penstock.testing.stores.scenario import (
     emit,
     event,
     ids,
+    needs,
     records,
 )
 
@@ -38,6 +39,7 @@ def payloads(store: Store) -> list[str]:
     return [one.payload.decode() for one in records(store)]
 
 
+@needs("staging")
 class Staging(StoreScenario):
     def test_what_is_staged_is_no_event_before_the_commit(self, store: Store) -> None:
         write = uuid4()
@@ -124,6 +126,7 @@ class Staging(StoreScenario):
         assert [one.event_id for one in records(store)] == [taken]
 
 
+@needs("staging")
 class CommittingOnce(StoreScenario):
     def test_a_repeated_batch_is_only_cleaned_up(self, store: Store) -> None:
         query = uuid4()
@@ -182,6 +185,7 @@ class CommittingOnce(StoreScenario):
         assert len(records(store)) == 200
 
 
+@needs("staging")
 class StagedKeys(StoreScenario):
     def test_an_ordering_key_s_events_are_claimed_in_the_order_of_their_rows(self, store: Store) -> None:
         write = uuid4()
@@ -233,6 +237,7 @@ class StagedKeys(StoreScenario):
         assert [one.event_id for one in records(store)] == [first]
 
 
+@needs("staging")
 class DroppingStaged(StoreScenario):
     def test_a_write_that_failed_leaves_nothing(self, store: Store) -> None:
         write, other = uuid4(), uuid4()

@@ -17,6 +17,7 @@ from penstock.testing.stores.scenario import (
     ids,
     life,
     lines,
+    needs,
     publish,
     record,
     records,
@@ -40,7 +41,7 @@ class Pausing(StoreScenario):
 
     def test_a_pause_counts_in_every_process(self, store: Store, open_store: OpenStore, clock: ManualClock) -> None:
         other = open_store(clock=clock)
-        emit(store, ordering_key="k")
+        emit(store, ordering_key="k" if store.capabilities.ordering else None)
         emit(store)
         other.pause("outbox")
         assert not claim(store)
@@ -72,10 +73,18 @@ class Pausing(StoreScenario):
 
     def test_resuming_says_whether_there_was_a_pause(self, store: Store) -> None:
         assert not store.resume("outbox")
-        store.limit("outbox", 2)
+        store.pause("outbox")
+        assert store.resume("outbox")
         assert not store.resume("outbox")
 
+    def test_what_is_no_queue_is_refused(self, store: Store) -> None:
+        for name in ("", "a\x00b"):
+            for verb in (store.pause, store.resume):
+                with pytest.raises(UsageError, match="queue"):
+                    verb(name)
 
+
+@needs("limits")
 class Limiting(StoreScenario):
     def test_no_more_than_the_limit_is_claimed_at_a_time(self, store: Store) -> None:
         store.limit("outbox", 3)
@@ -118,12 +127,16 @@ class Limiting(StoreScenario):
         with pytest.raises(UsageError, match="pause the queue"):
             store.limit("outbox", 0)
 
-    def test_what_is_no_queue_is_refused(self, store: Store) -> None:
+    def test_a_limit_needs_the_name_of_a_queue(self, store: Store) -> None:
         for name in ("", "a\x00b"):
-            for verb in (store.pause, store.resume, lambda queue: store.limit(queue, 1)):
-                with pytest.raises(UsageError, match="queue"):
-                    verb(name)
+            with pytest.raises(UsageError, match="queue"):
+                store.limit(name, 1)
 
+    def test_a_limit_ends_no_pause_and_is_none(self, store: Store) -> None:
+        store.limit("outbox", 2)
+        assert not store.resume("outbox")
+
+    @needs("ordering")
     def test_events_with_keys_count_too(self, store: Store) -> None:
         store.limit("outbox", 2)
         for key in "abc":
@@ -213,6 +226,7 @@ class Cancelling(StoreScenario):
         assert store.replay(Selection(ids=frozenset(emitted))) == 1
         assert ids(claim(store)) == emitted
 
+    @needs("ordering")
     def test_the_line_moves_up(self, store: Store) -> None:
         (first,) = emit(store, ordering_key="k", delay_seconds=3_600)
         (second,) = emit(store, ordering_key="k")
@@ -220,6 +234,7 @@ class Cancelling(StoreScenario):
         store.cancel(Selection(ids=frozenset({first})))
         assert ids(claim(store)) == [second]
 
+    @needs("ordering")
     def test_the_rest_of_a_claimed_line_stays_in_order(self, store: Store) -> None:
         first, second, third = emit(store, 3, ordering_key="k")
         held = claim(store, 2)
@@ -350,7 +365,7 @@ class Heads(StoreScenario):
     def test_what_may_not_go_yet_has_no_turn(self, store: Store, clock: ManualClock) -> None:
         emit(store, queue="jobs/late", delay_seconds=10, priority=9)
         emit(store, queue="jobs/late", delay_seconds=5)
-        emit(store, queue="jobs/held", ordering_key="k")
+        emit(store, queue="jobs/held", ordering_key="k" if store.capabilities.ordering else None)
         emit(store, queue="jobs/paused")
         store.pause("jobs/paused")
         held = claim(store, queue="jobs/held")

@@ -1,0 +1,36 @@
+"""The conformance suite's part on capabilities: a store refuses what it doesn't declare."""
+
+from uuid import uuid4
+
+import pytest
+
+from penstock.errors import UsageError
+from penstock.lifecycle import State
+from penstock.store.base import Part, Store
+from penstock.testing.stores.scenario import StoreScenario, claim, emit, event, seqs, states
+
+
+class Undeclared(StoreScenario):
+    def test_undeclared_capabilities_are_refused_and_change_nothing(self, store: Store) -> None:
+        emit(store)
+        held = claim(store)
+        part = Part(uuid4(), uuid4())
+        if not store.capabilities.ordering:
+            with pytest.raises(UsageError, match="ordering key"):
+                store.append([event(), event(ordering_key="k")])
+        if not store.capabilities.routing:
+            with pytest.raises(UsageError, match="route"):
+                store.route(held.lease, {seqs(held)[0]: ["there"]})
+        if not store.capabilities.limits:
+            with pytest.raises(UsageError, match="limit"):
+                store.limit("outbox", 1)
+        if not store.capabilities.staging:
+            for verb in (
+                lambda: store.stage(part, [event()]),
+                lambda: store.commit_staged(part.write_id, 0, {part.part_id: 1}, once=True),
+                lambda: store.drop_staged(part.write_id),
+            ):
+                with pytest.raises(UsageError, match="stag"):
+                    verb()
+        assert states(store) == {State.CLAIMED: 1}
+        assert store.controls() == []
