@@ -10,11 +10,11 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import func, select
 
-from penstock.errors import InvalidEvent, UsageError
+from penstock.errors import InvalidEvent, NotSupported, UsageError
 from penstock.outbox import Outbox, connect
 from penstock.pipeline.sink import COLUMNS, Staged, StreamWriter, Target, _events, check
 from penstock.pipeline.slices import root_cause
-from penstock.pipeline.source import SourceOptions, register
+from penstock.pipeline.source import PenstockDataSource, SourceOptions, register
 from penstock.pipeline.stores import close_stores
 from penstock.store.base import Record, Selection
 from penstock.store.schema import staged
@@ -88,6 +88,13 @@ def test_a_batch_that_no_task_brought_anything_of_needs_no_store() -> None:
     writer.commit([], 3)
     writer.commit([None], 3)
     writer.abort([None], 3)
+
+
+def test_stream_to_store_without_staging_is_refused() -> None:
+    options = {"store": "mysql://someone:secret@127.0.0.1:1/shop", "checkpointLocation": "c"}
+    with pytest.raises(NotSupported, match=r"has no staging, which df\.writeStream and streams") as refused:
+        PenstockDataSource(options).streamWriter(struct(), overwrite=False)
+    assert "secret" not in str(refused.value)
 
 
 def rows(**columns: list[Any]) -> "RecordBatch":
@@ -179,7 +186,10 @@ class Ground:
 
 @pytest.fixture(params=["postgresql", "sqlite"])
 def ground(request: pytest.FixtureRequest, session: "SparkSession", tmp_path: Path) -> Iterator[Ground]:
-    url = f"sqlite:///{tmp_path}/shop.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path}/shop.db"
+    else:
+        url = request.getfixturevalue({"postgresql": "postgres_url", "mysql": "mariadb_url"}[request.param])
     with connect(url) as outbox:
         outbox.store.initialise()
         yield Ground(session, url, outbox, tmp_path)
@@ -211,6 +221,34 @@ def test_every_column_becomes_a_field(ground: Ground) -> None:
 def test_options_stand_in_for_missing_columns(ground: Ground) -> None:
     ground.write(ground.numbers(4).select("payload"), queue="mail", event_type="order.sent")
     assert Counter((one.queue, one.event_type) for one in ground.records()) == {("mail", "order.sent"): 4}
+
+
+only_on_mysql = pytest.mark.parametrize("ground", ["mysql"], indirect=True)
+
+
+@pytest.mark.spark
+@only_on_mysql
+def test_stream_without_staging_emits_nothing(ground: Ground) -> None:
+    ground.arrive("a", 0, 3)
+    with pytest.raises(Exception, match=r"NotSupported.* has no staging"):
+        ground.stream()
+    assert ground.records() == []
+
+
+@pytest.mark.spark
+@only_on_mysql
+def test_batch_without_staging_is_appended(ground: Ground, small_batches: None) -> None:
+    """Several batches of rows in each task; the second attempt of a task emits again what the first had emitted."""
+    ground.write(ground.numbers(1_000))
+    assert ground.payloads() == list(range(1_000))
+    ids = [str(uuid4()) for _ in range(3)]
+    schema = "event_id STRING, payload STRING, event_type STRING"
+    named = ground.spark.createDataFrame([(one, "1000", "order.placed") for one in ids], schema)
+    ground.write(named)
+    assert {str(one.event_id) for one in ground.records()} > set(ids)
+    numbers = ground.numbers(300)
+    ground.write(numbers.mapInArrow(failing(1), numbers.schema), queue="again")
+    assert {int(one.payload) for one in ground.records() if one.queue == "again"} == set(range(300))
 
 
 @pytest.mark.spark

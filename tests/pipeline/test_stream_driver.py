@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock import Streams
-from penstock.errors import UsageError
+from penstock.errors import NotSupported, UsageError
 from penstock.pipeline.shipping import parcel_of
 from penstock.pipeline.streaming import require_reachable, run_streams
 from penstock.streams.app import default_key
@@ -36,6 +36,13 @@ def test_events_on_one_machines_disk_are_refused_on_a_cluster() -> None:
     app.stream("orders", name="total")(lambda event, ctx: None)
     with pytest.raises(UsageError, match=r"shop\.db is on one machine's disk; on a cluster keep events in PostgreSQL"):
         run_streams(app, master="spark://127.0.0.1:7077")
+
+
+def test_store_without_staging_is_refused() -> None:
+    app = Streams("mysql://someone@127.0.0.1:1/shop", state="postgresql://someone@127.0.0.1/somewhere")
+    app.stream("orders", name="total")(lambda event, ctx: None)
+    with pytest.raises(NotSupported, match="use a store on PostgreSQL or SQLite"):
+        run_streams(app)
 
 
 @pytest.mark.parametrize(

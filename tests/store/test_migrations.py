@@ -33,6 +33,7 @@ RELEASED = {
     "mysql/0002_copies": "ab45866d39d193a1",
     "mysql/0003_staging": "f70f16a238c8582e",
     "mysql/0004_steering": "6df62a4887c0f4dd",
+    "mysql/0005_no_staging": "37a8d57fd2ae7a2c",
     "postgresql/0001_spine": "52a3d237e022545c",
     "postgresql/0002_copies": "1c478e085a96fa36",
     "postgresql/0003_staging": "47fdfa095d2fc96e",

@@ -6,14 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from databases import (
-    MysqlConnection,
-    connect_mysql,
-    differences,
-    empty_mysql,
-    tends_without_staging,
-    told,
-)
+from databases import MysqlConnection, connect_mysql, differences, empty_mysql, told
 from sqlalchemy import Connection as SqlConnection
 
 from penstock.errors import InvalidEvent, NotInitialised, StoreError, StoreUnavailable, UsageError
@@ -125,8 +118,10 @@ class TestTables:
             store.initialise()
         store.close()
 
-    def test_upkeep_runs_on_the_tables_before_staging(self, mariadb_url: str) -> None:
-        tends_without_staging(open_store(mariadb_url))
+    def test_tables_of_staging_are_dropped(self, store: SqlStore, database: str) -> None:
+        with connect_mysql(database) as connection:
+            found = connection.execute("SHOW TABLES LIKE 'penstock_s%'").fetchall()
+        assert list(found) == []
 
 
 class TestConnecting:

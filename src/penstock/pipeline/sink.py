@@ -1,4 +1,5 @@
-"""`format("penstock")`, the way in: rows of a DataFrame become events, all of a write or none of it.
+"""`format("penstock")`, the way in: rows of a DataFrame become events, all of a write or none of it, where the store
+stages. Where it does not, a batch write emits task by task, at least once, and a stream is refused.
 
 Tasks stage their rows under an id that no other attempt has; the driver's commit moves the attempts that Spark counts
 into the outbox, in one transaction. A stream's commit also writes down its batch in that transaction, and a batch that
@@ -17,6 +18,7 @@ from penstock.errors import InvalidEvent, UsageError
 from penstock.event import DEDUPE_SECONDS, DEFAULT_QUEUE, Event, EventId, encode_payload
 from penstock.pipeline.stores import store_of
 from penstock.store.base import Part
+from penstock.store.staging import require_staging
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -79,6 +81,32 @@ def check(schema: "StructType", target: Target, *, overwrite: bool) -> None:
         kind, kinds = field.dataType.simpleString(), COLUMNS[field.name.lower()]
         if kind.partition("(")[0] not in kinds:
             raise UsageError(f"the column {field.name} must be {' or '.join(kinds)}, not {kind}")
+
+
+def batch_writer(target: Target) -> DataSourceArrowWriter:
+    """Return the writer of a batch: atomic where the store stages."""
+    return BulkWriter(target) if store_of(target.store).capabilities.staging else AppendingWriter(target)
+
+
+def stream_writer(target: Target) -> "StreamWriter":
+    """Return the writer of a stream; raise `NotSupported` if the store does not stage."""
+    store = store_of(target.store)
+    require_staging(store.url, store.capabilities)
+    return StreamWriter(target)
+
+
+class AppendingWriter(DataSourceArrowWriter):
+    """Emits a DataFrame at least once: each batch of rows in a transaction of its own, visible at once. A failed write
+    keeps what it has emitted, and a task that Spark runs again emits its rows again."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    def write(self, iterator: Iterator["RecordBatch"]) -> WriterCommitMessage:  # type: ignore[override]
+        store, place, count = store_of(self.target.store), _context().partitionId(), 0
+        for batch in iterator:
+            count += len(store.append(_events(batch, self.target, place, count)))
+        return WriterCommitMessage()
 
 
 class BulkWriter(DataSourceArrowWriter):

@@ -15,7 +15,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid5
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, Filter, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
 
 from penstock.config import store_url
 from penstock.errors import StoreConflict, StoreUnavailable, UsageError
@@ -146,15 +153,15 @@ class PenstockDataSource(DataSource):
     def streamReader(self, schema: Any) -> "ClaimReader":  # noqa: ARG002, N802
         return ClaimReader(self._checked)
 
-    def writer(self, schema: Any, overwrite: bool) -> sink.BulkWriter:
+    def writer(self, schema: Any, overwrite: bool) -> DataSourceArrowWriter:
         target = self._checked.target()
         sink.check(schema, target, overwrite=overwrite)
-        return sink.BulkWriter(target)
+        return sink.batch_writer(target)
 
     def streamWriter(self, schema: Any, overwrite: bool) -> sink.StreamWriter:  # noqa: N802
         target = self._checked.target()
         sink.check(schema, target, overwrite=overwrite)
-        return sink.StreamWriter(target)
+        return sink.stream_writer(target)
 
 
 class ClaimPartition(InputPartition):

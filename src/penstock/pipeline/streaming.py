@@ -21,6 +21,7 @@ from penstock.pipeline.stopping import open_unless, stop_in_a_pause, stopped_by_
 from penstock.pipeline.stream_batches import Counts, StreamRun
 from penstock.pipeline.stream_watch import Progress, Watch
 from penstock.store import open_store
+from penstock.store.staging import require_staging
 from penstock.streams.app import Stream, StreamSet
 from penstock.streams.sources import Kafka
 from penstock.streams.state import StateStore, open_state
@@ -49,6 +50,7 @@ def run_streams(
     `checkpoint` it lies in a temporary folder. `jars` is a folder with those of Spark's connector to Kafka, for streams
     that read it. `Superseded` if another driver has started one of the streams.
     """
+    _require_exactly_once(app.store)
     chosen = choose(app, names)
     _require_stores(app, (master or DEFAULT_MASTER) if spark is None else spark.sparkContext.master)
     ending = stop or threading.Event()
@@ -111,6 +113,12 @@ def _needed_jars(streams: Sequence[Stream], folder: str | None) -> Sequence[Path
     """What must be on Java's class path; once Java runs, it is too late."""
     reads_kafka = any(isinstance(stream.source, Kafka) for stream in streams)
     return connector_jars(folder) if reads_kafka and not is_running() else ()
+
+
+def _require_exactly_once(url: str) -> None:
+    """Refuse a store that can't take what streams emit exactly once."""
+    with closing(open_store(url)) as store:
+        require_staging(store.url, store.capabilities)
 
 
 @contextmanager

@@ -23,11 +23,9 @@ from penstock.errors import (
 from penstock.event import Delivery, Event, EventId
 from penstock.lifecycle import State
 from penstock.store import mysql_emit, mysql_lines
-from penstock.store import mysql_staging as staging
 from penstock.store import mysql_statements as statements
 from penstock.store import mysql_upkeep as upkeep
-from penstock.store.base import Capabilities, Committed, Lease, LeaseId, Part, StoreOptions, Token
-from penstock.store.emit import ids_for
+from penstock.store.base import Capabilities, Lease, LeaseId, StoreOptions, Token
 from penstock.store.hints import ALWAYS, Floor, Lines
 from penstock.store.moves import Clock, Wanted
 from penstock.store.mysql_transaction import MysqlTransaction, adapt, delivery, utc
@@ -47,10 +45,11 @@ DUPLICATE, NOT_ALLOWED = 1062, 1227
 
 
 class MysqlStore(StepwiseStore):
-    capabilities = Capabilities(transactional_emit=True, ordering=True, concurrent_writers=True, insert_into_view=False)
+    capabilities = Capabilities(
+        transactional_emit=True, ordering=True, concurrent_writers=True, insert_into_view=False, staging=False
+    )
     statements = statements
     upkeep = upkeep
-    staging = staging
 
     def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
         super().__init__(url, options, clock)
@@ -133,23 +132,6 @@ class MysqlStore(StepwiseStore):
     def _append(self, cursor: Any, events: Sequence[Event]) -> list[EventId]:
         tx = self._transaction(None, cursor)
         return mysql_emit.append(tx, cursor, events, self._clock(tx))
-
-    def _stage(self, tx: Transaction, part: Part, events: Sequence[Event], start: int) -> None:
-        now = self._clock(tx)
-        rows = zip(ids_for(events), events, strict=True)
-        staged = [
-            staging.row(part, number, event_id, event, now) for number, (event_id, event) in enumerate(rows, start)
-        ]
-        tx.connection.connection.cursor().executemany(staging.INSERT, staged)
-
-    def _move_staged(self, tx: Transaction, write_id: UUID, batch_id: int, parts: list[UUID]) -> Committed:
-        given = {"write_id": write_id, "batch_id": batch_id, "parts": parts}
-        duplicates = tx.run(staging.DROP_KNOWN, **given)
-        tx.run(staging.OPEN_WINDOWS, **given)
-        duplicates += tx.run(staging.DROP_OTHERS, **given)
-        self._hold(tx, tx.rows(staging.LINES, **given))
-        tx.run(staging.WRITE, **given)
-        return Committed(tx.run(staging.WAIT, **given), duplicates)
 
     # -- claiming ---------------------------------------------------------------------------------------------
 

@@ -4,15 +4,14 @@ A task that dies, is run again or runs twice leaves parts that no commit names; 
 of their stream, or by age.
 """
 
-from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from uuid import UUID
 
-from penstock.errors import NotInitialised, StoreError
+from penstock.errors import NotInitialised, NotSupported, StoreError
 from penstock.event import Event
-from penstock.store.base import Committed, Part
+from penstock.store.base import Capabilities, Committed, Part
 from penstock.store.moves import Moves
 from penstock.store.transaction import Transaction
 
@@ -22,16 +21,21 @@ DROP_LIMIT = 10_000
 
 
 class Staging(Moves):
-    """The verbs that stage and commit. See `penstock.store.base.Store` for what each promises."""
+    """The verbs that stage and commit. See `penstock.store.base.Store` for what each promises.
+
+    A store that declares the capability supplies `staging`, `_stage` and `_move_staged`.
+    """
 
     staging: ModuleType
 
     def stage(self, part: Part, events: Sequence[Event], *, start: int = 0) -> int:
+        require_staging(self.url, self.capabilities)
         if events:
             self._transact(lambda tx: self._stage(tx, part, events, start))
         return start + len(events)
 
     def commit_staged(self, write_id: UUID, batch_id: int, parts: Mapping[UUID, int], *, once: bool) -> Committed:
+        require_staging(self.url, self.capabilities)
         self._came_back()
         return self._transact(lambda tx: self._commit_staged(tx, write_id, batch_id, parts, once=once))
 
@@ -47,12 +51,15 @@ class Staging(Moves):
         return done
 
     def drop_staged(self, write_id: UUID, *, parts: Collection[UUID] | None = None) -> int:
+        require_staging(self.url, self.capabilities)
         if parts is None:
             return self._transact(lambda tx: tx.run(self.staging.DROP_WRITE, write_id=write_id))
         named = list(parts)
         return self._transact(lambda tx: tx.run(self.staging.DROP_PARTS, write_id=write_id, parts=named))
 
     def _drop_old_staged(self) -> None:
+        if not self.capabilities.staging:
+            return
         work = partial(
             Transaction.run, statement=self.staging.DROP_OLD, seconds=STAGED_RETENTION_SECONDS, limit=DROP_LIMIT
         )
@@ -62,10 +69,20 @@ class Staging(Moves):
         except NotInitialised:
             return  # the tables are of a version without staging, which this code still runs on
 
-    @abstractmethod
-    def _stage(self, tx: Transaction, part: Part, events: Sequence[Event], start: int) -> None: ...
-    @abstractmethod
-    def _move_staged(self, tx: Transaction, write_id: UUID, batch_id: int, parts: list[UUID]) -> Committed: ...
+    def _stage(self, tx: Transaction, part: Part, events: Sequence[Event], start: int) -> None:
+        raise NotImplementedError
+
+    def _move_staged(self, tx: Transaction, write_id: UUID, batch_id: int, parts: list[UUID]) -> Committed:
+        raise NotImplementedError
+
+
+def require_staging(url: str, capabilities: Capabilities) -> None:
+    """Raise `NotSupported` if the store at `url`, of these capabilities, does not stage."""
+    if not capabilities.staging:
+        raise NotSupported(
+            f"{url} has no staging, which df.writeStream and streams need to emit exactly once; "
+            "use a store on PostgreSQL or SQLite, or emit at least once with df.write"
+        )
 
 
 def require_all(found: int, expected: int) -> None:
