@@ -28,8 +28,9 @@ CREATE TABLE IF NOT EXISTS penstock_version (
 """
 UPGRADE_LOCK = 7_367_686_563
 # A statement that waits for a table makes all later users of that table wait behind it. So no statement waits for
-# longer than this; the step is rolled back and tried again after a pause in which the others go on.
-LOCK_SECONDS = 1
+# longer than this; the step is rolled back and tried again after a pause in which the others go on. It is longer than
+# PostgreSQL's deadlock_timeout of 1 s, after which a waiting statement cancels an autovacuum that holds the table.
+LOCK_SECONDS = 2
 RETRY_SECONDS = 60.0
 # The collations that compare names byte by byte, trailing spaces included: each server has its own name for it.
 COLLATIONS = {True: "utf8mb4_nopad_bin", False: "utf8mb4_0900_bin"}
