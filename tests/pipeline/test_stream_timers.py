@@ -3,9 +3,10 @@
 import json
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,13 @@ import pytest
 from penstock import Outbox, Streams, connect
 from penstock.lifecycle import State
 from penstock.pipeline.stores import close_stores
+from penstock.pipeline.stream_batches import StreamRun
 from penstock.pipeline.streaming import run_streams
 from penstock.store.base import Selection
 from penstock.streams import Timer, Tumbling, Window
 from penstock.streams.context import Context
 from penstock.streams.event import StreamEvent
+from penstock.streams.state import open_state
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 KEYS = 10
 SECONDS = 200.0
+WINDOW_SECONDS = 2.0
 
 
 @pytest.fixture
@@ -38,7 +42,7 @@ def outbox(tmp_path: Path) -> Iterator[Outbox]:
     close_stores()
 
 
-def application(tmp_path: Path) -> Streams:
+def application(tmp_path: Path, *, idle_close_seconds: float = 1.0) -> Streams:
     app = Streams(f"sqlite:///{tmp_path}/penstock.db", state=f"sqlite:///{tmp_path}/state")
     mended = str(tmp_path / "mended")
 
@@ -55,7 +59,7 @@ def application(tmp_path: Path) -> Streams:
         if ctx.key == "killing":
             os._exit(1)
 
-    @app.stream("visits", parts=2, window=Tumbling(2), idle_close_seconds=1.0)
+    @app.stream("visits", parts=2, window=Tumbling(WINDOW_SECONDS), idle_close_seconds=idle_close_seconds)
     def visits(event: StreamEvent, ctx: Context) -> None:
         ctx.state["count"] = ctx.state.get("count", 0) + 1
 
@@ -152,3 +156,19 @@ def test_windows_close_once_also_under_another_driver(spark: "SparkSession", out
         assert wait_until(lambda: len(payloads(outbox, "closed")) >= 2 * KEYS, SECONDS)
     assert Counter(one["key"] for one in payloads(outbox, "closed")) == dict.fromkeys(keys, 2)
     assert payloads(outbox, "visits/late") == []
+
+
+def test_driver_closes_no_window_before_it_has_read_its_source(
+    spark: "SparkSession", outbox: Outbox, tmp_path: Path
+) -> None:
+    emit(outbox, "visits", ["key"])
+    run_streams(application(tmp_path, idle_close_seconds=60.0), spark=spark, names=["visits"], once=True)
+    emit(outbox, "visits", ["key"])  # still to be read when the driver has run for longer than `idle_close_seconds`
+    app = application(tmp_path, idle_close_seconds=0.01)
+    stream, state, over = app.streams["visits"], open_state(app.state), time.time() + WINDOW_SECONDS + 0.1
+    with closing(state):
+        run = StreamRun(spark, app, stream, state.start(stream.name, stream.parts), parallelism=1)
+    assert wait_until(lambda: time.time() > over, SECONDS)
+    run.tick()
+    run.close()
+    assert payloads(outbox, "closed") == []

@@ -47,7 +47,7 @@ def test_an_event_that_takes_little_longer_than_the_last_is_in_time(
 
 
 def clocks(**options: object) -> Clocks:
-    return Clocks(3, 0.0, **{"event_time": True, "idle_close_seconds": 10, **options})  # type: ignore[arg-type]
+    return Clocks(3, **{"event_time": True, "idle_close_seconds": 10, **options})  # type: ignore[arg-type]
 
 
 def test_a_part_that_nothing_is_known_of_gets_a_turn() -> None:
@@ -70,6 +70,7 @@ def test_by_the_clock_a_part_is_due_when_its_first_timer_is() -> None:
 
 def test_a_part_without_events_follows_those_that_have_some() -> None:
     known = clocks()
+    known.drained(0.0)
     known.note({0: Turn(watermark=50.0, seen=True), 1: Turn(next_at=30.0, watermark=20.0, seen=True)}, 1.0)
     known.note({2: Turn()}, 1.0)
     assert known.lulls(9.9) == {}, "not before it has been there for so long itself"
@@ -79,6 +80,20 @@ def test_a_part_without_events_follows_those_that_have_some() -> None:
     assert known.due(11.0) == {1}, "only there something waits"
     assert known.lulls(20.0) == dict.fromkeys(range(3), Lull(10))
     assert clocks(idle_close_seconds=None).lulls(1e9) == {}
+
+
+def test_idle_time_starts_with_first_batch_or_drained_source() -> None:
+    slow = clocks()
+    slow.note({0: Turn(watermark=1.0), 1: Turn(), 2: Turn()}, 500.0)
+    assert slow.lulls(1_000.0) == {}, "neither a batch nor an empty source was seen yet"
+    slow.note({0: Turn(watermark=50.0, seen=True)}, 1_000.0)
+    assert slow.lulls(1_009.9) == {}
+    assert slow.lulls(1_010.0) == dict.fromkeys(range(3), Lull(10))
+    empty = clocks()
+    empty.drained(1_000.0)
+    empty.drained(1_005.0)
+    assert empty.lulls(1_009.9) == {}
+    assert empty.lulls(1_010.0) == dict.fromkeys(range(3), Lull(10))
 
 
 def test_turns_travel_as_text() -> None:

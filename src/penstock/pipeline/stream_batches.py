@@ -180,9 +180,18 @@ class StreamRun:
         if not self.stream.has_timers:
             return False
         with self._busy:
+            if self._is_drained():
+                self._ticks.drained()
             fired = self._ticks.run()
             self.counts.fired = self._ticks.fired
         return fired
+
+    def _is_drained(self) -> bool:
+        """True if the source had nothing new when Spark last asked. Before the first answer, the message is another."""
+        if not self.queries:
+            return False
+        status = self.queries[0].status
+        return not status["isDataAvailable"] and str(status["message"]).startswith("Waiting for")
 
     def _tick_on(self) -> None:
         while not self._stopping.wait(TICK_SECONDS):

@@ -43,7 +43,6 @@ class Ticks:
         self._turn = 0
         self._clocks = Clocks(
             errand.started.parts,
-            time.time(),
             event_time=stream.by_events,
             idle_close_seconds=stream.idle_close_seconds,
         )
@@ -88,6 +87,10 @@ class Ticks:
             if row["outcome"] == Trouble.BROKEN:
                 raise PipelineError(f"stream {self._errand.stream.name}: {row['error']}")
         return rows
+
+    def drained(self) -> None:
+        """Note that the source had no more events."""
+        self._clocks.drained(time.time())
 
     def run(self) -> bool:
         """Fire what is due; returns whether there was anything. A part that can't be had has its turn another time."""

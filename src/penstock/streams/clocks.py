@@ -78,14 +78,15 @@ class Turn:
 class Clocks:
     """What a driver knows of the time in its parts: which of them have something to do without any event.
 
-    It counts lulls from its own start: what has waited in the source since an older driver was there is still to come.
+    Idle time counts from the first batch with events, or from when the source was first found drained, whichever comes
+    first: until then events may wait in the source, however long the driver takes to start.
     """
 
-    def __init__(self, parts: int, now: float, *, event_time: bool, idle_close_seconds: float | None) -> None:
+    def __init__(self, parts: int, *, event_time: bool, idle_close_seconds: float | None) -> None:
         self._parts = range(parts)
         self._event_time = event_time
         self._idle_seconds = idle_close_seconds
-        self._started_at = now
+        self._idle_from: float | None = None
         self.fired = 0
         """How many timers it has heard of that fired."""
         self._turns: dict[int, Turn] = {}
@@ -98,6 +99,16 @@ class Clocks:
         for part, turn in turns.items():
             if turn.seen and turn.watermark is not None:
                 self._active[part] = turn.watermark, now
+        if any(turn.seen for turn in turns.values()):
+            self._count_idle_from(now)
+
+    def drained(self, now: float) -> None:
+        """Note that the source had no more events."""
+        self._count_idle_from(now)
+
+    def _count_idle_from(self, now: float) -> None:
+        if self._idle_from is None:
+            self._idle_from = now
 
     def doubt(self, parts: Iterable[int] | None = None) -> None:
         """Something has failed: what these parts hold, or all, is not known."""
@@ -110,7 +121,9 @@ class Clocks:
 
     def lulls(self, now: float) -> dict[int, Lull]:
         """The parts that have had no event for so long that they move on without one."""
-        if not self._event_time or self._idle_seconds is None or now < self._started_at + self._idle_seconds:
+        if not self._event_time or self._idle_seconds is None or self._idle_from is None:
+            return {}
+        if now < self._idle_from + self._idle_seconds:
             return {}
         recent = {part: mark for part, (mark, at) in self._active.items() if now < at + self._idle_seconds}
         lull = Lull(self._idle_seconds, min(recent.values()) if recent else None)

@@ -67,7 +67,7 @@ class StreamHarness:
         started = self._state.start(self._stream.name, self._stream.parts)
         seconds = self._stream.idle_close_seconds
         by_events = self._stream.by_events
-        self._clocks = Clocks(started.parts, self._seconds, event_time=by_events, idle_close_seconds=seconds)
+        self._clocks = Clocks(started.parts, event_time=by_events, idle_close_seconds=seconds)
         return started
 
     @property
@@ -135,6 +135,7 @@ class StreamHarness:
         """Give a turn to each part that has something to do without events; returns whether anything fired."""
         if not self._stream.has_timers:
             return False
+        self._clocks.drained(self._seconds)
         lulls, before = self._clocks.lulls(self._seconds), self._clocks.fired
         for number in sorted(self._clocks.due(self._seconds)):
             self._turn(number, [], wrap, Firing(lulls.get(number)))
