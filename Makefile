@@ -14,12 +14,14 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 # Each has servers and a Spark of its own.
 PROCESSES ?= 2
+# With the slowest tests and the reason of each skip at the end.
+PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations=10 -rs
 
-.PHONY: help setup demo test check bench chaos services clean lock
+.PHONY: help setup demo test test-heavy test-all check bench chaos services clean lock
 
 help: ## List what there is
 	@echo "Usage: make <target> [ARGS='...']"
-	@sed -nE 's/^([a-z]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
 setup: $(STAMP) ## Make .venv with everything that is needed; does nothing when it is up to date
 	@:
@@ -29,7 +31,14 @@ demo: setup ## Run the demo: events from a database transaction to a destination
 
 test: setup ## Run the tests, two files at a time (ARGS='-k lease' for some of them, PROCESSES=0 for one at a time)
 	@$(BIN)/python -m penstock.pipeline.archive --now
-	@$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(PYTEST) -m 'not crash and not slow' $(ARGS)
+	@echo "Left out, and run by make test-all: process kills, clusters, chaos and other slow tests."
+
+test-heavy: setup ## Run what `make test` leaves out: process kills, clusters, chaos
+	@$(BIN)/python -m penstock.pipeline.archive --now
+	@$(PYTEST) -m 'crash or slow' $(ARGS)
+
+test-all: test test-heavy ## Run all tests
 
 check: setup ## Check style, types, the direction of imports, and tidiness
 	@echo "ruff check";    $(BIN)/ruff check --quiet .
