@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from copy import copy
 from typing import Any, NamedTuple
 
 from pika import BasicProperties, ConnectionParameters, SelectConnection
@@ -18,6 +19,7 @@ from pika.exceptions import ChannelClosed, ConnectionClosed, IncompatibleProtoco
 from penstock.publish.failure import error_text
 
 CLOSE_SECONDS = 1.0
+PIKA_SECONDS = 10.0
 
 CONFIRMED = "confirmed"
 REFUSED = "nack"
@@ -99,6 +101,9 @@ class Link:
         self.server_version = ""
         self._exchange = exchange
         self._timeout: float = parameters.stack_timeout
+        # Later than ours: of two at the same moment either could name the cause.
+        parameters = copy(parameters)
+        parameters.socket_timeout = parameters.stack_timeout = self._timeout + PIKA_SECONDS
         self._opened: Future[None] = Future()
         self._batch: _Batch | None = None
         self._next_tag = 1
