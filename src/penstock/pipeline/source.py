@@ -30,7 +30,6 @@ from penstock.event import DEFAULT_QUEUE
 from penstock.lifecycle import State
 from penstock.pipeline import pushdown, sink
 from penstock.pipeline.session import FILTER_PUSHDOWN
-from penstock.pipeline.stopping import end_quietly_with_spark
 from penstock.pipeline.stores import close_stores, store_of
 from penstock.publish.options import flag
 from penstock.store.base import LeaseId, Selection
@@ -177,7 +176,6 @@ class ClaimReader(DataSourceStreamReader):
     """Claims events, on the executors."""
 
     def __init__(self, options: SourceOptions) -> None:
-        end_quietly_with_spark()
         self._options = options
         self._queue = options.queue or DEFAULT_QUEUE
 

@@ -17,7 +17,7 @@ from penstock.pipeline.relay import Housekeeping, RelayReport
 from penstock.pipeline.session import DEFAULT_MASTER, is_local, is_running, open_session
 from penstock.pipeline.shipping import parcel_of
 from penstock.pipeline.slices import gone, java_is_gone
-from penstock.pipeline.stopping import open_unless, stop_in_a_pause, stopped_by_signals
+from penstock.pipeline.stopping import open_unless, stopped_by_signals
 from penstock.pipeline.stream_batches import Counts, StreamRun
 from penstock.pipeline.stream_watch import Progress, Watch
 from penstock.store import open_store
@@ -174,7 +174,7 @@ def _started(runs: Sequence[StreamRun], folder: str) -> Iterator[None]:
         for run in runs:
             run.finish()
             for query in run.queries:
-                stop_in_a_pause(query)
+                query.stop()
             counts = run.counts
             telemetry.info(
                 "stream stops",

@@ -18,7 +18,6 @@ from penstock import telemetry
 from penstock.config import needs_extra, url_scheme
 from penstock.errors import SourceUnavailable, UnknownScheme, UsageError
 from penstock.pipeline.source import arrow_schema, recognised
-from penstock.pipeline.stopping import end_quietly_with_spark
 from penstock.pipeline.valkey_entries import COLUMNS, Entry, Rows, pages
 from penstock.publish.options import flag, whole_number
 
@@ -120,7 +119,6 @@ class EntryReader(DataSourceStreamReader):
     """Takes entries, on the executors."""
 
     def __init__(self, options: StreamOptions) -> None:
-        end_quietly_with_spark()
         self._options = options
         self._waits = False
 
