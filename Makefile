@@ -30,12 +30,10 @@ demo: setup ## Run the demo: events from a database transaction to a destination
 	@$(BIN)/penstock demo $(ARGS)
 
 test: setup ## Run the tests, two files at a time (ARGS='-k lease' for some of them, PROCESSES=0 for one at a time)
-	@$(BIN)/python -m penstock.pipeline.archive --now
 	@$(PYTEST) -m 'not crash and not slow' $(ARGS)
 	@echo "Left out, and run by make test-all: process kills, clusters, chaos and other slow tests."
 
 test-heavy: setup ## Run what `make test` leaves out: process kills, clusters, chaos
-	@$(BIN)/python -m penstock.pipeline.archive --now
 	@$(PYTEST) -m 'crash or slow' $(ARGS)
 
 test-all: test test-heavy ## Run all tests

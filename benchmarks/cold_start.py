@@ -1,7 +1,8 @@
 """How long it takes from the command to the first event delivered: `penstock relay --once` with one event waiting.
 
 The first run ever finds no class-data archive and no bytecode of Penstock and PySpark; the others find both, as the
-first left them. Delivered is when the event's settlement was written, by the same machine's clock.
+first left them. A run is over when its JVM has ended, and with it the archive is written. Delivered is when the event's
+settlement was written, by the same machine's clock.
 """
 
 import os
@@ -19,11 +20,7 @@ from benchmarks.ground import Ground
 from benchmarks.plan import EVENT_TYPE, PAYLOAD, Figure, Measured, Plan, at_most
 from penstock import connect
 from penstock.errors import PenstockError
-from penstock.pipeline import archive
-from penstock.pipeline.java import find_java
-from tests.support.processes import wait_until
 
-ARCHIVE_SECONDS = 180.0
 # What the installed command consists of.
 _PENSTOCK = "import sys; from penstock.cli import main; sys.exit(main())"
 
@@ -33,8 +30,7 @@ def measure(ground: Ground, plan: Plan) -> Measured:
         environment = _fresh_environment(Path(folder))
         ground.note("cold start: first run ever")
         first = _start(url, environment)
-        ground.note(f"  {first:.2f} s; waiting for the class-data archive")
-        _await_archive(environment)
+        ground.note(f"  {first:.2f} s")
         warm = []
         for number in range(1, plan.cold_starts + 1):
             warm.append(_start(url, environment))
@@ -60,6 +56,7 @@ def _start(url: str, environment: Mapping[str, str]) -> float:
         event_id = outbox.emit(EVENT_TYPE, PAYLOAD)
     command = [sys.executable, "-c", _PENSTOCK, "relay", "--store", url, "--to", "null:", "--once"]
     began = time.time()
+    # The JVM holds the pipe until it ends.
     done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         raise PenstockError(f"penstock relay ended with code {done.returncode}: {done.stderr[-2000:]}")
@@ -72,11 +69,3 @@ def _start(url: str, environment: Mapping[str, str]) -> float:
 _SETTLED_AT = """
 SELECT extract(epoch FROM settled_at) FROM penstock_archive JOIN penstock_events USING (seq) WHERE event_id = %s
 """
-
-
-def _await_archive(environment: Mapping[str, str]) -> None:
-    """The first run had the class-data archive made in the background."""
-    if archive.enabled(environment):
-        path = archive.archive_path(find_java(environment), environment)
-        if not wait_until(path.exists, ARCHIVE_SECONDS):
-            raise PenstockError(f"no class-data archive appeared within {ARCHIVE_SECONDS:g} s")

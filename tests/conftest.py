@@ -10,8 +10,6 @@ from typing import TypeVar
 import pytest
 
 from penstock.errors import MissingDriver
-from penstock.pipeline import archive
-from penstock.pipeline.java import find_java
 from tests.support.servers import (
     KafkaServer,
     MariadbServer,
@@ -34,9 +32,6 @@ pytest.register_assert_rewrite(
     "penstock.testing.stores",
     "penstock.testing.workers",
 )
-
-# An archive of classes halves the start of each Java, but none is made behind the tests' backs: `make test` does.
-os.environ[archive.VARIABLE] = "on" if archive.archive_path(find_java()).exists() else "off"
 
 AnyServer = TypeVar("AnyServer", bound=Server)
 

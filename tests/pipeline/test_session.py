@@ -1,21 +1,17 @@
 """The settings of a session and the start of Java, without starting either."""
 
-import fcntl
 import os
 import subprocess
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from penstock.errors import PipelineError
-from penstock.pipeline import archive, session
+from penstock.pipeline import session
+from penstock.pipeline.archive import VARIABLE, archive_options, archive_path
 from penstock.pipeline.gateway import LOG_SETTINGS, spark_home, start_gateway
-from penstock.pipeline.java import find_java
 from penstock.pipeline.session import configure, is_local, session_settings, with_attempts
-from tests.support.processes import wait_until
 
 
 @pytest.mark.parametrize(
@@ -121,34 +117,52 @@ def test_settings_that_a_spark_has_never_heard_of_would_be_ignored_silently() ->
         assert name.startswith("spark.executorEnv.") or name.encode() in named, name
 
 
-def test_an_archive_belongs_to_one_java_and_one_spark(tmp_path: Path) -> None:
-    java, other = tmp_path / "java", tmp_path / "other"
-    for home in (java, other):
-        (home / "bin").mkdir(parents=True)
-        (home / "bin" / "java").touch()
+def make_installation(folder: Path) -> tuple[Path, Path]:
+    """Lay out a Java with an archive of its own, and a Spark."""
+    java, spark = folder / "java", folder / "spark"
+    (java / "lib" / "server").mkdir(parents=True)
+    (java / "lib" / "server" / "classes.jsa").touch()
+    (java / "bin").mkdir()
+    (java / "bin" / "java").touch()
+    (spark / "jars").mkdir(parents=True)
+    return java, spark
+
+
+def test_archive_belongs_to_one_java_and_one_spark(tmp_path: Path) -> None:
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
-    path = archive.archive_path(java, environment)
-    assert path == archive.archive_path(java, environment)
-    assert path != archive.archive_path(other, environment)
-    assert archive.use_options(path) == ()
-    path.parent.mkdir()
-    path.touch()
-    assert archive.use_options(path) == (f"-XX:SharedArchiveFile={path}",)
+    java, spark = make_installation(tmp_path / "one")
+    other_java, other_spark = make_installation(tmp_path / "other")
+    pairs = [(java, spark), (other_java, spark), (java, other_spark)]
+    assert len({archive_path(*pair, environment) for pair in (*pairs, (java, spark))}) == 3
 
 
-def test_no_archive_is_made_where_it_is_switched_off_or_was_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[object] = []
-    monkeypatch.setattr(archive.subprocess, "Popen", lambda *command, **_: started.append(command))
-    path = tmp_path / "spark.jsa"
-    archive.make_in_background(path, {archive.VARIABLE: "off"})
-    assert started == []
-    archive.make_in_background(path, {})
-    assert len(started) == 1
-    path.with_suffix(".tried").touch()
-    archive.make_in_background(path, {})
-    assert len(started) == 1
+def test_archive_is_written_once_and_then_used(tmp_path: Path) -> None:
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    java, spark = make_installation(tmp_path)
+    archive = archive_path(java, spark, environment)
+    fresh = [archive_options(java, spark, environment)[0].partition("-XX:ArchiveClassesAtExit=")[2] for _ in range(3)]
+    assert len(set(fresh)) == 3, "each JVM writes a file of its own"
+    abandoned, unfinished, complete = map(Path, fresh)
+    abandoned.write_bytes(bytes(8))
+    os.utime(abandoned, (0, 0))
+    unfinished.write_bytes(bytes(8))
+    complete.write_bytes(b"complete")
+    assert archive_options(java, spark, environment) == (f"-XX:SharedArchiveFile={archive}",)
+    assert archive.read_bytes() == b"complete"
+    assert set(archive.parent.iterdir()) == {archive, unfinished}
+
+
+def test_start_without_archive(tmp_path: Path) -> None:
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    java, spark = make_installation(tmp_path)
+    assert archive_options(java, spark, environment)
+    assert archive_options(java, spark, {**environment, VARIABLE: "off"}) == ()
+    assert archive_options(java, spark, {**environment, "HADOOP_CONF_DIR": "conf"}) == ()
+    (spark / "conf").mkdir()
+    assert archive_options(java, spark, environment) == ()
+    (spark / "conf").rmdir()
+    (java / "lib" / "server" / "classes.jsa").unlink()
+    assert archive_options(java, spark, environment) == ()
 
 
 @pytest.mark.parametrize("executors", [True, False])
@@ -167,31 +181,3 @@ def test_what_java_says_is_shown_and_only_who_starts_executors_hears_where_spark
     assert gateway.process.stdin is not None
     gateway.process.stdin.close()
     assert capfd.readouterr().err.strip() == f"Spark is in: {spark_home() if executors else ''}".strip()
-
-
-def test_archives_that_nobody_has_used_for_long_are_removed(tmp_path: Path) -> None:
-    names = ["spark-old.jsa", "spark-old.base.jsa", "spark-old.lock", "spark-used.jsa", "spark-used.base.jsa"]
-    long_ago = time.time() - archive.UNUSED_SECONDS - 60
-    for name in names:
-        (tmp_path / name).touch()
-        os.utime(tmp_path / name, (long_ago, long_ago))
-    (tmp_path / "spark-kafka-4").mkdir()
-    archive.use_options(tmp_path / "spark-used.jsa")
-    archive.sweep(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"spark-used.jsa", "spark-used.base.jsa", "spark-kafka-4"}
-
-
-def test_who_needs_an_archive_now_waits_for_one_that_is_being_made(tmp_path: Path) -> None:
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    path = archive.archive_path(find_java(environment), environment)
-    assert tmp_path in path.parents
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("w") as lock, ThreadPoolExecutor(1) as thread:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        archive.make(environment)  # in the background nobody waits
-        waiting = thread.submit(archive.make, environment, patient=True)
-        assert not wait_until(waiting.done, 0.3)
-        path.touch()
-        fcntl.flock(lock, fcntl.LOCK_UN)
-        waiting.result(60)
-    assert path.read_bytes() == b"", "it is not made again"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import needs_extra
-from penstock.pipeline import archive
+from penstock.pipeline.archive import archive_options
 from penstock.pipeline.gateway import JAVA_OPTIONS, LASTING_OPTIONS, Gateway, spark_home, start_gateway
 from penstock.pipeline.java import find_java
 from penstock.pipeline.shipping import parcel
@@ -110,7 +110,6 @@ def open_session(
     app_name: str = "penstock",
     *,
     settings: Mapping[str, str] | None = None,
-    java_options: tuple[str, ...] = (),
     jars: Sequence[Path] = (),
     lasting: bool = False,
 ) -> "SparkSession":
@@ -125,7 +124,7 @@ def open_session(
     jars = () if is_running() else tuple(jars)
     starts = local or chosen.startswith("spark://")
     executors = not chosen.startswith("local[")
-    gateway = _start_java(settings or {}, java_options, jars, lasting=lasting, executors=executors) if starts else None
+    gateway = _start_java(settings or {}, jars, lasting=lasting, executors=executors) if starts else None
     with needs_extra("the pipeline", "spark"):
         from pyspark.sql import SparkSession
     _keep_pandas_out()
@@ -143,9 +142,7 @@ def open_session(
     return spark
 
 
-def _start_java(
-    settings: Mapping[str, str], java_options: tuple[str, ...], jars: Sequence[Path], *, lasting: bool, executors: bool
-) -> Gateway | None:
+def _start_java(settings: Mapping[str, str], jars: Sequence[Path], *, lasting: bool, executors: bool) -> Gateway | None:
     """Start Java before anything of PySpark is imported, unless it runs already or needs Spark's launcher."""
     if is_running() or not starts_directly(settings, os.environ):
         return None
@@ -153,14 +150,8 @@ def _start_java(
     # What Java runs beside the driver, to look for data sources, is this Python, and not whichever `python3` is.
     own = {"PYTHONPATH": _python_path(), "PYSPARK_DRIVER_PYTHON": sys.executable}
     environment = {**os.environ, **own}
-    extra = LASTING_OPTIONS if lasting else ()
-    if java_options or not archive.enabled():
-        return start_gateway(java_home, environment, extra=(*extra, *java_options), jars=jars, executors=executors)
-    path = archive.archive_path(java_home)
-    extra = (*extra, *archive.use_options(path))
-    gateway = start_gateway(java_home, environment, extra=extra, jars=jars, executors=executors)
-    archive.make_in_background(path)
-    return gateway
+    extra = (*(LASTING_OPTIONS if lasting else ()), *archive_options(java_home, spark_home(environment), environment))
+    return start_gateway(java_home, environment, extra=extra, jars=jars, executors=executors)
 
 
 def _with_jars(settings: Mapping[str, str], jars: Sequence[Path]) -> dict[str, str]:
