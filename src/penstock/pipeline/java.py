@@ -15,13 +15,19 @@ from penstock.errors import PipelineError
 OLDEST_JAVA = 17
 COMMON_FOLDERS = ("/usr/lib/jvm", "/usr/java", "/opt/java", "/Library/Java/JavaVirtualMachines")
 
-_VECTOR_MODULE = "jdk.incubator.vector"
+# Java warns of an incubating module at every start, and does not start if the module is missing; Spark needs it for
+# linear algebra only. Java 24 removed the package, and warns of its name.
+_VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
+_REMOVED_PACKAGE = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 _WRAPPER = """\
 #!/bin/sh
-# Spark's launcher names a module that this Java lacks; Java would refuse to start, and Spark does without it.
+# Drops options of Spark's launcher that this Java warns of.
 for argument do
     shift
-    [ "$argument" = "--add-modules={module}" ] || set -- "$@" "$argument"
+    case "$argument" in
+        {dropped}) ;;
+        *) set -- "$@" "$argument" ;;
+    esac
 done
 exec {java} "$@"
 """
@@ -32,7 +38,7 @@ def find_java(environment: Mapping[str, str] = os.environ, folders: tuple[str, .
     for home in _candidates(environment, folders):
         version = java_version(home)
         if version is not None and version >= OLDEST_JAVA:
-            return home if _starts_spark(home) else _wrap(home, cache_folder(environment))
+            return home
     raise PipelineError(
         f"Spark needs Java {OLDEST_JAVA} or later and none was found: set JAVA_HOME, or pip install 'penstock[java]'"
     )
@@ -96,18 +102,16 @@ def _ask_version(java: Path) -> str:
     return answer.stderr
 
 
-def _starts_spark(home: Path) -> bool:
-    modules = re.search(r'^MODULES="([^"]*)"', _release(home), re.MULTILINE)
-    return modules is None or _VECTOR_MODULE in modules[1].split()
-
-
-def _wrap(home: Path, cache: Path) -> Path:
-    """A JAVA_HOME whose `java` drops the one flag that the Java at `home` stumbles over."""
-    real = home.resolve()
-    wrapped = cache / f"java-{hashlib.sha256(str(real).encode()).hexdigest()[:12]}"
-    script = _WRAPPER.format(module=_VECTOR_MODULE, java=shlex.quote(str(real / "bin" / "java")))
-    _write(wrapped / "bin" / "java", script, mode=0o755)
-    _write(wrapped / "release", f'JAVA_VERSION="{java_version(real)}"\n', mode=0o644)
+def quiet_home(home: Path, environment: Mapping[str, str] = os.environ) -> Path:
+    """Return a JAVA_HOME for Spark's launcher, whose `java` drops the options that the Java at `home` warns of."""
+    real, version = home.resolve(), java_version(home) or 0
+    dropped = (_VECTOR_MODULE, _REMOVED_PACKAGE) if version >= 24 else (_VECTOR_MODULE,)
+    script = _WRAPPER.format(dropped=" | ".join(dropped), java=shlex.quote(str(real / "bin" / "java")))
+    wrapped = cache_folder(environment) / f"java-{hashlib.sha256(str(real).encode()).hexdigest()[:12]}"
+    try:
+        _write(wrapped / "bin" / "java", script, mode=0o755)
+    except OSError:  # the cache folder is read-only
+        return home
     return wrapped
 
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from penstock.errors import UsageError
-from penstock.pipeline.gateway import core_jar, spark_home
+from penstock.pipeline.installation import core_jar, spark_home
 from penstock.pipeline.java import cache_folder
-from penstock.pipeline.session import starts_directly
 
 VARIABLE = "PENSTOCK_SPARK_JARS"
+_LAUNCHER_VARIABLES = ("PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR", "SPARK_REMOTE")
 # The connector, and what it needs and Spark doesn't have.
 PARTS = ("spark-sql-kafka-0-10", "spark-token-provider-kafka-0-10", "kafka-clients", "commons-pool2")
 
@@ -32,7 +32,7 @@ def connector_jars(folder: str | None = None, environment: Mapping[str, str] = o
     fetched = cache_folder(environment) / f"spark-kafka-{core_jar(home).version}"
     if fetched.is_dir():
         return _jars_in(fetched)
-    if not starts_directly({}, environment):
+    if _is_configured(home, environment):
         return ()
     raise UsageError(f"Spark reads Kafka by a connector, and there is none: {ways_to_give_it(environment)}")
 
@@ -50,6 +50,12 @@ def ways_to_give_it(environment: Mapping[str, str] = os.environ) -> str:
         f"it is {package}. Put its jars ({', '.join(PARTS)}) into a folder and name that, by jars= or {VARIABLE}; or "
         f'open the session with the setting "spark.jars.packages": "{package}", and run on that'
     )
+
+
+def _is_configured(home: Path, environment: Mapping[str, str]) -> bool:
+    """True if variables or files hold settings of Spark's launcher, which may name packages."""
+    files = (home / "conf" / name for name in ("spark-defaults.conf", "spark-env.sh"))
+    return any(map(environment.get, _LAUNCHER_VARIABLES)) or any(file.exists() for file in files)
 
 
 def _jars_in(folder: Path) -> tuple[Path, ...]:

@@ -1,7 +1,8 @@
-"""The Spark session that everything in the pipeline runs on: its settings, and a fast way to open one."""
+"""The Spark session of the pipeline: its settings, the options of its JVM, and how to open one."""
 
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -11,9 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import needs_extra
+from penstock.errors import PipelineError
 from penstock.pipeline.archive import archive_options
-from penstock.pipeline.gateway import JAVA_OPTIONS, LASTING_OPTIONS, Gateway, spark_home, start_gateway
-from penstock.pipeline.java import find_java
+from penstock.pipeline.installation import home_without_zips, spark_home
+from penstock.pipeline.java import find_java, java_version, quiet_home
 from penstock.pipeline.shipping import parcel
 
 if TYPE_CHECKING:
@@ -23,9 +25,33 @@ DEFAULT_MASTER = "local[*]"
 TASK_ATTEMPTS = 4
 FILTER_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
-# What Spark's own launcher has to work out before Java starts: with one of these we leave the start to PySpark.
-_LAUNCHER_SETTINGS = ("spark.jars", "spark.submit", "spark.driver.extra", "spark.driver.memory", "spark.plugins")
-_LAUNCHER_VARIABLES = ("PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR", "SPARK_REMOTE")
+LOG_SETTINGS = Path(__file__).resolve().with_name("log4j2.properties")
+JAVA_OPTIONS = (
+    # The driver only schedules: a collector and a compiler without threads of their own start faster.
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    # Stopping a query in the middle of a batch overflowed the default stack.
+    "-Xss8m",
+    "-XX:-UsePerfData",
+    f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}",
+    "-Dlog4j2.disable.jmx=true",
+    # An unusable class-data archive is not worth a warning: the JVM starts without.
+    "-Xlog:disable",
+)
+# Where the JVM itself moves rows for hours, its better compiler pays: a third more rows, after a minute or two. The
+# higher thresholds keep it to the hottest methods: by default it spends many minutes, and a fifth of the processors'
+# time, on Spark's planning code, which runs a few times a batch.
+LASTING_OPTIONS = (
+    "-XX:TieredStopAtLevel=4",
+    "-XX:Tier4InvocationThreshold=30000",
+    "-XX:Tier4MinInvocationThreshold=4000",
+    "-XX:Tier4CompileThreshold=60000",
+    "-XX:Tier4BackEdgeThreshold=200000",
+    # Nearly all objects die with their batch: room for several batches between two collections.
+    "-Xmn256m",
+)
+# Spark puts these options before the user's own `spark.driver.extraJavaOptions`.
+_OPTIONS_SETTING = "spark.driver.defaultJavaOptions"
 
 
 def is_local(master: str) -> bool:
@@ -77,8 +103,7 @@ def _local_settings() -> dict[str, str]:
         # Whoever sets the one has to set the other: C's library then no longer adapts either.
         "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": str(64 << 20),
         "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-        # Read only when PySpark starts Java; `open_session` passes the same ones itself.
-        "spark.driver.extraJavaOptions": " ".join(JAVA_OPTIONS),
+        _OPTIONS_SETTING: " ".join(JAVA_OPTIONS),
     }
 
 
@@ -113,49 +138,67 @@ def open_session(
     jars: Sequence[Path] = (),
     lasting: bool = False,
 ) -> "SparkSession":
-    """Open the session of this process, or return the one that is open. A new one has `jars` on its class path, too;
-    one that is `lasting` takes longer to get into its stride, and is faster then.
+    """Open the session of this process, or return the one that is open. A new session has `jars` on its class path; a
+    `lasting` one takes longer to reach its speed, and is faster then.
 
-    Ctrl-C stays what it was: PySpark would make it cancel all jobs, and running work is to end in its own time.
+    The handler of Ctrl-C stays: PySpark would install one that cancels all jobs, and running work is to finish.
     """
     chosen = with_attempts(master or DEFAULT_MASTER)
-    local = is_local(chosen)
-    # Other clusters want more than an address: there Spark's launcher knows what.
-    jars = () if is_running() else tuple(jars)
-    starts = local or chosen.startswith("spark://")
-    executors = not chosen.startswith("local[")
-    gateway = _start_java(settings or {}, jars, lasting=lasting, executors=executors) if starts else None
     with needs_extra("the pipeline", "spark"):
         from pyspark.sql import SparkSession
     _keep_pandas_out()
-    builder = configure(SparkSession.builder.appName(app_name), master=chosen)
-    shared = jars if gateway is None or executors else ()
-    for name, value in _with_jars(settings or {}, shared).items():
-        builder = builder.config(name, value)
-    with _ctrl_c_untouched(), _variables(**_spark_variables(gateway, local=local)):
+    given = dict(settings or {})
+    with _ctrl_c_untouched(), _variables(**_python_variables(chosen)):
+        if not is_running():
+            given = _with_jars(given, jars)
+            _start_jvm(chosen, given, lasting=lasting)
+        builder = configure(SparkSession.builder.appName(app_name), master=chosen)
+        for name, value in given.items():
+            builder = builder.config(name, value)
         spark = builder.getOrCreate()
-    if gateway is not None:
-        # Where PySpark keeps its own: the process lives as long as the pipe to it is held.
-        spark.sparkContext._gateway.proc = gateway.process  # type: ignore[union-attr]
-    if not local:
+    if not is_local(chosen):
         spark.sparkContext.addPyFile(str(parcel()))
     return spark
 
 
-def _start_java(settings: Mapping[str, str], jars: Sequence[Path], *, lasting: bool, executors: bool) -> Gateway | None:
-    """Start Java before anything of PySpark is imported, unless it runs already or needs Spark's launcher."""
-    if is_running() or not starts_directly(settings, os.environ):
-        return None
-    java_home = find_java()
-    # What Java runs beside the driver, to look for data sources, is this Python, and not whichever `python3` is.
-    own = {"PYTHONPATH": _python_path(), "PYSPARK_DRIVER_PYTHON": sys.executable}
-    environment = {**os.environ, **own}
-    extra = (*(LASTING_OPTIONS if lasting else ()), *archive_options(java_home, spark_home(environment), environment))
-    return start_gateway(java_home, environment, extra=extra, jars=jars, executors=executors)
+def _start_jvm(master: str, settings: Mapping[str, str], *, lasting: bool) -> None:
+    """Start the JVM with PySpark's launcher, in a process group of its own.
+
+    Signals to the driver's group, such as Ctrl-C or those of `timeout`, do not reach it: the driver finishes its work
+    first. The JVM ends when its standard input does, and so with this process.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.java_gateway import launch_gateway
+
+    plain = master.startswith("local[") and "SPARK_HOME" not in os.environ
+    java_home, home = find_java(), home_without_zips() if plain else spark_home()
+    with _variables(JAVA_HOME=str(quiet_home(java_home)), SPARK_HOME=str(home)):
+        try:
+            options = _java_options(master, java_home, home, lasting=lasting)
+            conf = {**session_settings(master), "spark.master": master, **options, **settings}
+            launched = SparkConf(loadDefaults=False).setAll([*conf.items()])
+            gateway = launch_gateway(launched, {"process_group": 0})  # type: ignore[no-untyped-call]
+        except PySparkRuntimeError:
+            raise PipelineError("the JVM ended before Spark was up; its own error message, if any, is above") from None
+        except OSError as error:
+            raise PipelineError(f"Spark can't be started: {error}") from None
+    SparkContext._ensure_initialized(gateway=gateway)
+
+
+def _java_options(master: str, java_home: Path, home: Path, *, lasting: bool) -> dict[str, str]:
+    """Return the setting with the JVM's options. On YARN and Kubernetes it belongs to the administrators."""
+    if not is_local(master) and not master.startswith("spark://"):
+        return {}
+    # For each file of a checkpoint Hadoop starts a `chmod`, three in a micro-batch: 1.4 ms each instead of 2.4. Later
+    # versions of Java warn of the setting.
+    quick = ("-Djdk.lang.Process.launchMechanism=VFORK",) if (java_version(java_home) or 0) <= 21 else ()
+    options = (*JAVA_OPTIONS, *quick, *(LASTING_OPTIONS if lasting else ()), *archive_options(java_home, home))
+    return {_OPTIONS_SETTING: shlex.join(options)}
 
 
 def _with_jars(settings: Mapping[str, str], jars: Sequence[Path]) -> dict[str, str]:
-    """For Spark's launcher, and for executors that are processes of their own."""
+    """Add `jars` to the settings, beside those that are given."""
     given = [settings["spark.jars"]] if settings.get("spark.jars") else []
     return {**settings, **({"spark.jars": ",".join([*given, *map(str, jars)])} if jars else {})}
 
@@ -166,26 +209,17 @@ def is_running() -> bool:
     return context is not None and context._gateway is not None
 
 
-def starts_directly(settings: Mapping[str, str], environment: Mapping[str, str]) -> bool:
-    """Whether nothing asks for Spark's own launcher: no setting, no variable, no file beside Spark."""
-    configured = spark_home(environment) / "conf"
-    return (
-        not any(name.startswith(_LAUNCHER_SETTINGS) for name in settings)
-        and not any(environment.get(name) for name in _LAUNCHER_VARIABLES)
-        and not any((configured / name).exists() for name in ("spark-defaults.conf", "spark-env.sh"))
-    )
-
-
-def _spark_variables(gateway: Gateway | None, *, local: bool) -> dict[str, str]:
-    """What PySpark reads from the environment while it opens a session."""
-    if local:
-        python = {"PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable)}
+def _python_variables(master: str) -> dict[str, str]:
+    """Return the variables by which Spark finds Python, on this machine and on the nodes."""
+    if is_local(master):
+        # The JVM looks for data sources with the driver's Python, and not with whichever `python3` is found.
+        python = os.environ.get("PYSPARK_PYTHON", sys.executable)
+        own = {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": sys.executable, "PYTHONPATH": _python_path()}
     else:
-        # For the Python that Java starts beside the driver to plan a stream: it is the nodes', without Penstock.
-        python = {"PYTHONPATH": os.pathsep.join(filter(None, [str(parcel()), os.environ.get("PYTHONPATH")]))}
-    if gateway is not None:
-        return python | gateway.connection()
-    return python if is_running() else python | {"JAVA_HOME": str(find_java())}
+        # The Python that plans a stream beside the driver is the nodes', without Penstock.
+        path = os.pathsep.join(filter(None, [str(parcel()), os.environ.get("PYTHONPATH")]))
+        own = {"PYSPARK_DRIVER_PYTHON": sys.executable, "PYTHONPATH": path}
+    return {**own, "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def _python_path() -> str:

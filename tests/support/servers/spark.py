@@ -7,8 +7,8 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.pipeline.gateway import core_jar, spark_home
-from penstock.pipeline.java import find_java
+from penstock.pipeline.installation import core_jar, spark_home
+from penstock.pipeline.java import find_java, quiet_home
 from tests.support.processes import command_of, free_port, living
 from tests.support.servers.base import Server
 
@@ -33,7 +33,7 @@ class _SparkServer(Server):
         # A worker starts executors by what it finds there.
         variables = [
             f"SPARK_HOME={home}",
-            f"JAVA_HOME={java_home}",
+            f"JAVA_HOME={quiet_home(java_home)}",
             "SPARK_LOCAL_IP=127.0.0.1",
             f"SPARK_SCALA_VERSION={core_jar(home).scala}",
         ]
