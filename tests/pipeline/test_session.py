@@ -141,6 +141,10 @@ def test_start_without_archive(tmp_path: Path) -> None:
     assert archive_options(java, spark, environment)
     assert archive_options(java, spark, {**environment, VARIABLE: "off"}) == ()
     assert archive_options(java, spark, {**environment, "HADOOP_CONF_DIR": "conf"}) == ()
+    (tmp_path / "file").touch()
+    assert archive_options(java, spark, {"XDG_CACHE_HOME": str(tmp_path / "file")}) == (), (
+        "there is no folder to write to"
+    )
     (spark / "conf").mkdir()
     assert archive_options(java, spark, environment) == ()
     (spark / "conf").rmdir()

@@ -34,8 +34,10 @@ def archive_options(java_home: Path, spark: Path, environment: Mapping[str, str]
     for written in archive.parent.glob(f"{archive.name}.*"):
         with suppress(OSError):  # another process renamed or removed the file
             _adopt(written, archive)
+    if archive.exists():
+        return (f"-XX:SharedArchiveFile={archive}",)
     fresh = archive.with_name(f"{archive.name}.{uuid4().hex[:8]}")
-    return (f"-XX:SharedArchiveFile={archive}",) if archive.exists() else (f"-XX:ArchiveClassesAtExit={fresh}",)
+    return (f"-XX:ArchiveClassesAtExit={fresh}",) if os.access(archive.parent, os.W_OK) else ()
 
 
 def archive_path(java_home: Path, spark: Path, environment: Mapping[str, str] = os.environ) -> Path:
