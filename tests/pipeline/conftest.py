@@ -18,6 +18,9 @@ from tests.support.servers import ValkeyServer
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# A JVM that writes the class-data archive takes a while.
+JVM_END_SECONDS = 120
+
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
@@ -26,6 +29,17 @@ def spark() -> Iterator["SparkSession"]:
     session = open_session("local[2]", "penstock-tests", jars=_connector())
     yield session
     session.stop()
+    end_jvm()
+
+
+def end_jvm() -> None:
+    """Wait for the JVM to end, which would otherwise do so only after this process."""
+    from pyspark import SparkContext
+
+    gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(JVM_END_SECONDS)
 
 
 def _connector() -> Sequence[Path]:

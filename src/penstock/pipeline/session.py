@@ -5,6 +5,7 @@ import re
 import shlex
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -193,7 +194,10 @@ def _java_options(master: str, java_home: Path, home: Path, *, lasting: bool) ->
     # For each file of a checkpoint Hadoop starts a `chmod`, three in a micro-batch: 1.4 ms each instead of 2.4. Later
     # versions of Java warn of the setting.
     quick = ("-Djdk.lang.Process.launchMechanism=VFORK",) if (java_version(java_home) or 0) <= 21 else ()
-    options = (*JAVA_OPTIONS, *quick, *(LASTING_OPTIONS if lasting else ()), *archive_options(java_home, home))
+    # Spark's local folders and unpacked native libraries: the JVM doesn't know TMPDIR.
+    temporary = f"-Djava.io.tmpdir={tempfile.gettempdir()}"
+    lasts = LASTING_OPTIONS if lasting else ()
+    options = (*JAVA_OPTIONS, *quick, temporary, *lasts, *archive_options(java_home, home))
     return {_OPTIONS_SETTING: shlex.join(options)}
 
 
