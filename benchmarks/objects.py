@@ -11,7 +11,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -23,7 +23,7 @@ from benchmarks.report import describe, documents, table
 from penstock.event import Event
 from penstock.lifecycle import PUBLISHED
 from penstock.store import open_store
-from penstock.store.objects import ObjectStore
+from penstock.store.objects import ObjectStore, group_commit
 from tests.support.gates import Gate
 from tests.support.servers import S3Server
 
@@ -66,7 +66,7 @@ def measure(server: S3Server, plan: ObjectsPlan) -> Measured:
 
 
 def _round(server: S3Server, endpoint: str, plan: ObjectsPlan, what: str) -> dict[str, Run]:
-    runs = {"grouped": _run(server, endpoint, plan), "one by one": _run(server, endpoint, plan, group=1)}
+    runs = {"grouped": _run(server, endpoint, plan), "one by one": _run_ungrouped(server, endpoint, plan)}
     rates = ", ".join(f"{name} {run.jobs_per_second:,.0f} jobs a second" for name, run in runs.items())
     print(f"{what}: {rates}", file=sys.stderr, flush=True)
     return runs
@@ -80,8 +80,16 @@ def _figures(place: str, runs: list[dict[str, Run]], target: Target | None) -> I
     yield Figure(f"{place}: grouped / one by one", ratio, "times", target)
 
 
-def _run(server: S3Server, endpoint: str, plan: ObjectsPlan, **options: Any) -> Run:
-    with _queue(server, endpoint, options) as store:
+def _run_ungrouped(server: S3Server, endpoint: str, plan: ObjectsPlan) -> Run:
+    before, group_commit.GROUP = group_commit.GROUP, 1
+    try:
+        return _run(server, endpoint, plan)
+    finally:
+        group_commit.GROUP = before
+
+
+def _run(server: S3Server, endpoint: str, plan: ObjectsPlan) -> Run:
+    with _queue(server, endpoint) as store:
         store.append([Event(event_type="job", queue="jobs", payload=PAYLOAD) for _ in range(plan.clients)])
         committer = store.runtime.committer
         assert committer is not None
@@ -110,9 +118,9 @@ def _client(store: ObjectStore, over: float, done: list[int], number: int) -> No
 
 
 @contextmanager
-def _queue(server: S3Server, endpoint: str, options: Mapping[str, Any]) -> Iterator[ObjectStore]:
+def _queue(server: S3Server, endpoint: str) -> Iterator[ObjectStore]:
     name = server.create_bucket(f"bench-{uuid4().hex}")
-    store = open_store(server.url(name, endpoint=endpoint, **options))
+    store = open_store(server.url(name, endpoint=endpoint))
     assert isinstance(store, ObjectStore)
     store.initialise()
     try:

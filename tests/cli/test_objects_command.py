@@ -21,8 +21,8 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 @pytest.fixture
 def url(penstock: Run, tmp_path: Path) -> str:
     url = f"objects+file://{tmp_path}/queue"
-    assert penstock("init", "--store", url).out == f"{url} is ready, at version 1\n"
-    assert penstock("init", "--store", url).out == f"{url} is up to date, at version 1\n"
+    assert penstock("init", "--store", url).out == f"{url} is ready, at version 2\n"
+    assert penstock("init", "--store", url).out == f"{url} is up to date, at version 2\n"
     return url
 
 
@@ -50,6 +50,17 @@ def test_lines_are_emitted_all_or_none(penstock: Run, url: str) -> None:
     assert penstock("emit", "--from", "-", "--store", url, stdin=lines).out == "2,500 emitted\n"
     assert penstock("emit", "--from", "-", "--store", url, stdin=lines + b"nonsense\n").code == 2
     assert penstock("status", "--json", "--store", url).json["pending"] == 2_500
+
+
+def test_undeclared_capabilities_are_refused(penstock: Run, url: str) -> None:
+    for command, told in (
+        (["emit", "order.placed", "--ordering-key", "7"], "has no ordering keys, and 'order.placed' was emitted with"),
+        (["limit", "outbox", "5"], "can't limit the claimed events of a queue"),
+    ):
+        ran = penstock(*command, "--store", url)
+        assert ran.code == 2
+        assert told in " ".join(ran.err.split())
+    assert penstock("status", "--json", "--store", url).json["pending"] == 0
 
 
 def test_a_queue_that_is_not_there_is_told(penstock: Run, tmp_path: Path) -> None:

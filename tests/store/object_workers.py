@@ -5,19 +5,25 @@ python object_workers.py worker URL NAME LOG
 """
 
 import os
+import select
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+from penstock.errors import StoreUnavailable
 from penstock.lifecycle import Published
 from penstock.store import open_store
 
 LEASE_SECONDS = 3.0
+TEND_SECONDS = 0.2
 
 
 def broker(url: str) -> None:
+    """Take the broker lease whenever it is free, until standard input ends."""
     store = open_store(url)
-    store.now()
-    sys.stdin.read()
+    while not select.select([sys.stdin], [], [], TEND_SECONDS)[0]:
+        with suppress(StoreUnavailable):
+            store.tend()
     store.close()
 
 

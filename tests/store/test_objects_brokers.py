@@ -17,7 +17,7 @@ from penstock.lifecycle import State
 from penstock.store import Store, open_store
 from penstock.store.base import Selection
 from penstock.store.objects import ObjectStore
-from penstock.store.objects.model import Model
+from penstock.store.objects.document import Document
 from tests.support.processes import free_port, wait_until
 from tests.support.servers import S3Server
 
@@ -46,7 +46,7 @@ class Crowd:
         self._started += 1
         name = f"{kind}-{self._started}"
         port = free_port()
-        options = {"broker": f"broker=always&listen=127.0.0.1:{port}", "worker": "broker=never"}[kind]
+        options = {"broker": f"wait_seconds=5&listen=127.0.0.1:{port}", "worker": "broker=never"}[kind]
         command = [sys.executable, str(PROGRAM), kind, f"{self._url}&{options}"]
         if kind == "worker":
             command += [name, str(self._folder / f"{name}.log")]
@@ -57,9 +57,9 @@ class Crowd:
 
     def leader(self, store: ObjectStore) -> int:
         """The place of the broker that the document names; of any, if it names none that is alive."""
-        document = store.bucket.load()
-        assert document is not None
-        named = Model.from_json(document.data).broker
+        version = store.bucket.load()
+        assert version is not None
+        named = Document.from_json(version.data).broker
         address = "" if named is None else named.address
         places = [place for place, one in enumerate(self.brokers) if address.endswith(f":{self._ports[one.pid]}")]
         return places[0] if places else 0

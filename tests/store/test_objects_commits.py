@@ -1,8 +1,6 @@
-"""How a queue's document is written: many changes in one write, nothing lost or doubled when a write's fate is unknown,
-and one broker at a time."""
+"""How the queue document is written: many changes in one write, and nothing lost or doubled when the fate of a write is
+unknown or a process is killed."""
 
-import http.client
-import json
 import os
 import subprocess
 import sys
@@ -16,17 +14,13 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from object_queues import LARGE, SECONDS, Brake, committer, document, opened
 
-from penstock.errors import StoreError, StoreUnavailable, UsageError
-from penstock.lifecycle import PUBLISHED, Published, Retry, State
-from penstock.store import open_store
+from penstock.errors import StoreUnavailable, UsageError
+from penstock.lifecycle import PUBLISHED, Published, Retry
 from penstock.store.base import Selection
 from penstock.store.objects import ObjectStore
-from penstock.store.objects.bucket import Bucket, Document, ObstoreBucket, Overtaken
-from penstock.store.objects.client import PATH, SECRET
-from penstock.store.objects.commit import Committer
-from penstock.store.objects.emitting import PAYLOAD_LIMIT
-from penstock.store.objects.model import Model
+from penstock.store.objects.bucket import Overtaken, Version
 from penstock.testing.stores.scenario import (
     ManualClock,
     all_to,
@@ -38,20 +32,10 @@ from penstock.testing.stores.scenario import (
     record,
     records,
     seqs,
-    states,
 )
 from tests.support.gates import Gate
 from tests.support.processes import wait_until
 from tests.support.servers import S3Server
-
-LARGE = b"\xff" * (PAYLOAD_LIMIT + 1)
-SECONDS = 60.0
-
-
-def opened(url: str, clock: ManualClock | None = None) -> ObjectStore:
-    store = open_store(url, clock=clock)
-    assert isinstance(store, ObjectStore)
-    return store
 
 
 @pytest.fixture
@@ -68,37 +52,6 @@ def store(url: str) -> Iterator[ObjectStore]:
     store = opened(url)
     yield store
     store.close()
-
-
-def committer(store: ObjectStore) -> Committer:
-    found = store.runtime.committer
-    assert found is not None
-    return found
-
-
-def document(store: ObjectStore) -> Model:
-    found = store.bucket.load()
-    assert found is not None
-    return Model.from_json(found.data)
-
-
-class Brake:
-    """A bucket whose swaps wait as long as the brake is on."""
-
-    def __init__(self, bucket: Bucket) -> None:
-        self._bucket = bucket
-        self.off = threading.Event()
-        self.off.set()
-        self.waiting = threading.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._bucket, name)
-
-    def swap(self, data: bytes, before: Document | None) -> Document:
-        if not self.off.is_set():
-            self.waiting.set()
-            assert self.off.wait(SECONDS)
-        return self._bucket.swap(data, before)
 
 
 class TestGroups:
@@ -173,7 +126,7 @@ class TestGroups:
 
     def test_without_work_the_lease_is_given_back(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Or a process that emitted once would write for ever after."""
-        monkeypatch.setattr("penstock.store.objects.commit.IDLE_SECONDS", 0.2)
+        monkeypatch.setattr("penstock.store.objects.group_commit.IDLE_SECONDS", 0.2)
         with closing(opened(f"objects+file://{tmp_path}/queue?broker_seconds=3")) as store:
             store.initialise()
             emit(store)
@@ -291,106 +244,23 @@ class TestCrashes:
             assert [one.payload for one in records(store)] == [b"x" * 100_000]
             publish(store, claim(store))
 
-    def test_upkeep_keeps_what_segments_name(self, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("penstock.store.objects.archive.ROLL_ENTRIES", 1)
-        monkeypatch.setattr("penstock.store.objects.archive.KEPT_ENTRIES", 0)
+    def test_upkeep_deletes_objects_of_deleted_events_only(self, url: str, tmp_path: Path) -> None:
         with closing(opened(url)) as store:
             emit(store, 3, payload=LARGE)
             held = claim(store)
+            store.note(held.lease, dict.fromkeys(seqs(held), LARGE))
             store.settle(held.lease, all_to(Published(result=LARGE), held))
+            purged = ids(held)[0]
+            assert store.purge(Selection(ids=frozenset({purged}))) == 1
+            objects = tmp_path / "queue" / "payloads"
+            assert len(list(objects.iterdir())) == 9
             long_ago = (datetime.now(UTC) - timedelta(days=2)).timestamp()
-            for path in (tmp_path / "queue").rglob("*.*"):
+            for path in objects.iterdir():
                 os.utime(path, (long_ago, long_ago))
             store.tend()
-            assert [one.payload for one in records(store)] == [LARGE] * 3
-            assert [note.result for note in store.notes(ids(held)).values()] == [LARGE] * 3
-            assert len(list((tmp_path / "queue" / "archive").iterdir())) == len(document(store).segments) == 1
-
-
-class TestBrokers:
-    def test_the_second_process_asks_the_first(self, store: ObjectStore, url: str) -> None:
-        emitted = emit(store)
-        with closing(opened(url)) as other:
-            emitted += emit(other, payload=LARGE)
-            assert ids(claim(other)) == emitted
-            assert other.runtime.committer is None
-            assert states(store) == {State.CLAIMED: 2}
-
-    def test_whoever_is_left_takes_over(self, url: str) -> None:
-        first, second = opened(url), opened(url)
-        emitted = emit(first) + emit(second)
-        first.close()
-        emitted += emit(second)
-        assert committer(second).leads
-        assert [one.event_id for one in records(second)] == emitted
-        second.close()
-        with closing(opened(url)) as third:
-            assert document(third).broker is None
-            assert ids(claim(third)) == emitted
-
-    def test_a_broker_that_was_overtaken_asks_the_new_one(self, url: str) -> None:
-        """As after a long sleep: it thinks that it leads, and its write shows that it doesn't."""
-        first, second = opened(url), opened(url)
-        emit(first)
-        found = first.bucket.load()
-        assert found is not None
-        model = Model.from_json(found.data)
-        assert model.broker is not None
-        model.broker = model.broker._replace(expires_at=0)
-        first.bucket.swap(model.to_json(), found)
-        emit(second)
-        assert committer(second).leads
-        assert committer(first).leads
-        emit(first)
-        assert not committer(first).leads
-        assert len(records(first)) == len(records(second)) == 3
-        first.close()
-        second.close()
-
-    def test_a_pure_client_says_that_there_is_no_broker(self, url: str) -> None:
-        with closing(opened(f"{url}&broker=never&wait_seconds=0.2")) as client:
-            assert records(client) == []
-            with pytest.raises(StoreUnavailable, match="penstock broker"):
-                emit(client)
-
-    def test_whoever_lacks_the_secret_is_refused(self, store: ObjectStore) -> None:
-        emit(store)
-        broker = document(store).broker
-        assert broker is not None
-        assert ask(broker.address, "wrong", {"verb": "now", "args": {}})[0] == 403
-        assert ask(broker.address, broker.secret, {"verb": "now", "args": {}})[0] == 200
-        assert ask(broker.address, broker.secret, ["nonsense"])[0] == 400
-        assert ask(broker.address, broker.secret, {"verb": "drop", "args": {}}) == (
-            422,
-            ["NotSupported", "this broker doesn't know the verb 'drop': upgrade it"],
-        )
-
-    def test_a_request_that_makes_no_sense_harms_no_other(self, store: ObjectStore) -> None:
-        emit(store)
-        broker = document(store).broker
-        assert broker is not None
-        wrong = {"verb": "append", "args": {"events": [["short"]]}, "seconds": 9, "session": "s", "number": 1}
-        status, (name, told) = ask(broker.address, broker.secret, wrong)
-        assert (status, name) == (422, "StoreError")
-        assert "can't carry out append" in told
-        emit(store)
-        assert len(records(store)) == 2
-
-    def test_errors_come_back_as_themselves(self, store: ObjectStore, url: str) -> None:
-        (taken,) = emit(store)
-        with closing(opened(url)) as other:
-            with pytest.raises(UsageError, match="event_id"):
-                emit(other, event_id=taken)
-            with pytest.raises(StoreError, match="staged rows"):
-                other.commit_staged(uuid4(), 0, {uuid4(): 1}, once=True)
-
-
-def ask(address: str, secret: str, request: object) -> tuple[int, Any]:
-    host, port = address.split(":")
-    with closing(http.client.HTTPConnection(host, int(port), timeout=SECONDS)) as connection:
-        connection.request("POST", PATH, json.dumps(request), {SECRET: secret})
-        response = connection.getresponse()
-        return response.status, json.loads(response.read())
+            assert len(list(objects.iterdir())) == 6
+            assert [one.payload for one in records(store)] == [LARGE] * 2
+            assert [(note.progress, note.result) for note in store.notes(ids(held)).values()] == [(LARGE, LARGE)] * 2
 
 
 class TestSwapping:
@@ -400,7 +270,7 @@ class TestSwapping:
                 before = store.bucket.load()
                 together = threading.Barrier(8)
 
-                def swap(writer: int, before: Document | None = before, together: Any = together) -> bool:
+                def swap(writer: int, before: Version | None = before, together: Any = together) -> bool:
                     together.wait()
                     try:
                         store.bucket.swap(str(writer).encode(), before)
@@ -424,22 +294,3 @@ class TestSwapping:
         with pytest.raises(Overtaken):
             store.bucket.swap(b"stale", stale)
         assert len(records(store)) == 4
-
-
-def test_of_many_who_delete_the_same_nobody_fails(s3_server: S3Server) -> None:
-    """A server may say that there is no such object where another has deleted it at that very moment."""
-    name = s3_server.create_bucket(f"b-{uuid4().hex}")
-    bucket = ObstoreBucket(s3_server.bucket(name), name)
-    names = [f"staged/{number}" for number in range(200)]
-    for one in names:
-        bucket.write(one, b"x")
-    together = threading.Barrier(4, timeout=SECONDS)
-
-    def delete(_: int) -> None:
-        for one in names:
-            together.wait()
-            bucket.delete([one])
-
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(delete, range(4)))
-    assert list(bucket.names("staged")) == []

@@ -1,28 +1,43 @@
 """What a queue's document holds and what it doesn't: it stays small, and says what it can't do."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
 from penstock.config import mask_url
-from penstock.errors import NotInitialised, NotSupported, StoreError, UsageError
-from penstock.lifecycle import PUBLISHED, Published
+from penstock.errors import InvalidEvent, NotInitialised, NotSupported, StoreError, UsageError
+from penstock.event import EventId
+from penstock.lifecycle import PUBLISHED, Dead, Published, State
+from penstock.outbox import Outbox
 from penstock.store import open_store
+from penstock.store.base import Selection
 from penstock.store.objects import ObjectStore
-from penstock.store.objects.emitting import PAYLOAD_LIMIT
-from penstock.store.objects.model import Model
-from penstock.testing.stores.scenario import EVERYTHING, all_to, claim, emit, event, publish, records, seqs, settle
+from penstock.store.objects.blobs import INLINE_BYTES
+from penstock.testing.stores.scenario import (
+    ManualClock,
+    all_to,
+    claim,
+    emit,
+    event,
+    publish,
+    records,
+    seqs,
+    settle,
+)
 from penstock.worker import Worker
 from penstock.worker.received import Received
 
-LARGE = b"\xff" * (PAYLOAD_LIMIT + 1)
+LARGE = b"\xff" * (INLINE_BYTES + 1)
 
 
-def opened(url: str) -> ObjectStore:
-    store = open_store(url)
+def opened(url: str, clock: ManualClock | None = None) -> ObjectStore:
+    store = open_store(url, clock=clock)
     assert isinstance(store, ObjectStore)
     return store
 
@@ -36,18 +51,6 @@ def store(tmp_path: Path) -> Iterator[ObjectStore]:
 
 
 class TestBounds:
-    def test_the_document_stays_small_however_many_are_done(self, store: ObjectStore) -> None:
-        for _ in range(12):
-            settle(store, PUBLISHED, 250, payload=b"x" * 200)
-        found = store.bucket.load()
-        assert found is not None
-        assert len(found.data) < 1_000_000
-        assert len(Model.from_json(found.data).archived) <= 1_000
-        assert store.stats().total("published") == len(records(store)) == 3_000
-        assert store.bounds() == (1, 3_000)
-        assert store.replay(EVERYTHING) == 3_000
-        assert store.stats().total("pending") == 3_000
-
     def test_large_payloads_and_results_are_objects_of_their_own(self, store: ObjectStore) -> None:
         (emitted,) = emit(store, payload=LARGE)
         held = claim(store)
@@ -60,10 +63,139 @@ class TestBounds:
 
     def test_a_full_queue_says_so(self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
         emit(store)
-        monkeypatch.setattr("penstock.store.objects.emitting.DOCUMENT_LIMIT", 10)
-        with pytest.raises(StoreError, match="takes no more events"):
+        monkeypatch.setattr("penstock.store.objects.operations.emits.DOCUMENT_LIMIT", 10)
+        with pytest.raises(StoreError, match="no event is accepted"):
             emit(store)
         publish(store, claim(store))
+
+
+class TestRetention:
+    """PUBLISHED events stay for a while; the document is bounded however many there are."""
+
+    @pytest.fixture
+    def clock(self) -> ManualClock:
+        return ManualClock()
+
+    @pytest.fixture
+    def store(self, clock: ManualClock) -> Iterator[ObjectStore]:
+        with closing(opened(f"objects+memory://{uuid4().hex}", clock)) as store:
+            store.initialise()
+            yield store
+
+    def test_the_newest_1000_stay_however_old(self, store: ObjectStore, clock: ManualClock) -> None:
+        emitted = settle(store, PUBLISHED, 1_500)
+        clock.advance(61)
+        emitted += settle(store, PUBLISHED, 1)
+        kept = [one.event_id for one in records(store)]
+        assert kept == emitted[-1_000:]
+        clock.advance(86_400)
+        emit(store, delay_seconds=900)
+        assert store.stats().total("published") == 1_000
+        assert store.stats().purged == {"outbox": 501}
+
+    def test_all_of_the_last_minute_stay(self, store: ObjectStore, clock: ManualClock) -> None:
+        emitted = settle(store, PUBLISHED, 3_000)
+        clock.advance(59)
+        settle(store, PUBLISHED, 1)
+        assert store.stats().total("published") == 3_001
+        assert store.find(Selection(ids=frozenset(emitted[:1]))).records
+
+    def test_never_more_than_10000_stay(self, store: ObjectStore) -> None:
+        for _ in range(4):
+            settle(store, PUBLISHED, 2_750)
+        assert store.stats().total("published") == 10_000
+        assert store.stats().purged == {"outbox": 1_000}
+        assert store.bounds() == (1_001, 11_000)
+
+    def test_never_more_than_4_mb_stay(self, store: ObjectStore) -> None:
+        for _ in range(4):
+            settle(store, PUBLISHED, 500, payload=b"x" * 4_000)
+        found = store.bucket.load()
+        assert found is not None
+        assert len(found.data) < 4.5 * 2**20
+        assert 900 < store.stats().total("published") < 1_100
+        assert store.stats().total("published") + store.stats().purged["outbox"] == 2_000
+
+    def test_dead_and_unsettled_events_stay(self, store: ObjectStore, clock: ManualClock) -> None:
+        dead = settle(store, Dead("no"), 1_500)
+        clock.advance(86_400)
+        waiting = emit(store, 1_500)
+        settle(store, PUBLISHED, 1_100, queue="other")
+        clock.advance(61)
+        emit(store)
+        assert {one.event_id for one in records(store)} >= {*dead, *waiting}
+        assert store.stats().total("dead") == 1_500
+        assert store.replay(Selection(queue="outbox")) == 1_500
+
+    def test_deleted_ids_are_free_again(self, store: ObjectStore, clock: ManualClock) -> None:
+        own = EventId(uuid4())
+        settle(store, PUBLISHED, event_id=own)
+        with pytest.raises(InvalidEvent, match="emitted before"):
+            emit(store, event_id=own)
+        clock.advance(61)
+        settle(store, PUBLISHED, 1_000)
+        assert store.history(own) == []
+        assert emit(store, event_id=own) == [own]
+
+    def test_a_repeated_settle_is_recognised_for_a_minute(self, store: ObjectStore) -> None:
+        emit(store)
+        held = claim(store)
+        store.settle(held.lease, all_to(PUBLISHED, held))
+        settle(store, PUBLISHED, 5_000)
+        assert store.settle(held.lease, all_to(PUBLISHED, held)).already_settled == set(seqs(held))
+
+    def test_a_new_broker_deletes_the_oldest_first(self, store: ObjectStore, clock: ManualClock) -> None:
+        """By the time of settlement, which the order of the events in the document doesn't tell."""
+        (first, *others) = emit(store, 1_200)
+        late = claim(store, 1)
+        publish(store, claim(store, 1_199))
+        clock.advance(30)
+        publish(store, late)
+        clock.advance(61)
+        store.close()
+        emit(store)
+        kept = {one.event_id for one in records(store, Selection(states=frozenset({State.PUBLISHED})))}
+        assert len(kept) == 1_000
+        assert first in kept
+        assert kept - {first} <= set(others)
+
+
+class TestRefusals:
+    def test_ordering_keys_are_refused(self, store: ObjectStore) -> None:
+        with pytest.raises(NotSupported, match=r"no ordering keys, and 'orders\.created' was emitted with one; use"):
+            store.append([event(), event(ordering_key="k")])
+        with Outbox(store) as outbox, pytest.raises(NotSupported, match="ordering keys"):
+            outbox.emit("orders.created", {}, ordering_key="k")
+        assert records(store) == []
+
+    def test_documents_of_another_format_are_refused(self, store: ObjectStore) -> None:
+        before = store.bucket.load()
+        assert before is not None
+        for found, remedy in ((1, "another prefix, and run: penstock init"), (99, "upgrade Penstock")):
+            written = before.data.replace(b'"penstock":2', b'"penstock":%d' % found)
+            before = store.bucket.swap(written, before)
+            for use in (emit, records, ObjectStore.initialise):
+                with pytest.raises(StoreError, match=remedy) as refused:
+                    use(store)
+                assert "\n" not in str(refused.value)
+            before = store.bucket.swap(written.replace(b'"penstock":%d' % found, b'"penstock":2'), before)
+
+
+def test_the_server_is_imported_by_brokers_only(tmp_path: Path) -> None:
+    script = """
+import sys
+from penstock.store import open_store
+from penstock.store.base import Selection
+from penstock.event import Event
+store = open_store(sys.argv[1])
+store.initialise()
+store.stats()
+assert not {"uvicorn", "starlette"} & sys.modules.keys()
+store.append([Event(event_type="a")])
+assert "uvicorn" in sys.modules
+store.close()
+"""
+    subprocess.run([sys.executable, "-c", script, f"objects+file://{tmp_path}/queue"], check=True)
 
 
 def test_a_database_s_transaction_is_refused(store: ObjectStore) -> None:
@@ -85,11 +217,11 @@ def test_a_queue_is_made_by_init(tmp_path: Path) -> None:
         ("objects+ftp://x/y", "known ones"),
         ("objects+s3:///prefix", "no bucket"),
         ("objects+file://queue", "no folder"),
-        ("objects+memory://x?broker=maybe", "one of auto, never, always"),
+        ("objects+memory://x?broker=maybe", "one of auto, never"),
         ("objects+memory://x?broker_seconds=soon", "is a number"),
         ("objects+memory://x?wait_seconds=0", "greater than 0"),
         ("objects+s3://bucket?nonsense=1", "obstore doesn't take"),
-        ("objects+memory://x?listen=nowhere", "listen=host:port"),
+        ("objects+memory://x?listen=nowhere", "for listen; use HOST:PORT"),
     ],
 )
 def test_a_url_that_makes_no_sense_is_told(url: str, told: str) -> None:

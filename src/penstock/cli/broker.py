@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock import telemetry
 from penstock.cli import output
 from penstock.cli.options import StoreOption, chosen_store
-from penstock.errors import UsageError
+from penstock.errors import StoreUnavailable, UsageError
 
 if TYPE_CHECKING:
     from penstock.store.objects import ObjectStore
 
-LOOK_SECONDS = 1.0
+TEND_SECONDS = 1.0
+WAIT_SECONDS = "5"
 STANDING_BY = "standing by: another process is the broker"
 
 ListenOption = Annotated[
@@ -38,26 +40,34 @@ def broker(
 ) -> None:
     """Serve a queue on object storage, until Ctrl-C. Several may run: one serves, the others stand by."""
     with closing(_opened(chosen_store(context, store), listen, advertise)) as opened, _until_told() as told:
-        opened.stats()
-        committer = opened.runtime.committer
-        assert committer is not None
-        committer.looked.wait()
+        opened.tend()  # takes the broker lease, or goes to the broker
         with output.waiting("looking for the broker") as say:
             before = ""
-            while not told.wait(LOOK_SECONDS if before else 0.0):
+            while True:
                 now = _standing(opened)
                 if now != before:
                     output.note(now)
                 before = now
                 if now != STANDING_BY:
                     say(_counts(opened))
+                if told.wait(TEND_SECONDS):
+                    break
+                _tend(opened)
+
+
+def _tend(store: "ObjectStore") -> None:
+    try:
+        store.tend()
+    except StoreUnavailable as error:
+        telemetry.warn("store unavailable", error=str(error))
 
 
 def _opened(url: str, listen: str | None, advertise: str | None) -> "ObjectStore":
     from penstock.store import StoreOptions, open_store
     from penstock.store.objects import ObjectStore
 
-    given = {"broker": "always", "listen": listen, "advertise": advertise}
+    # Short waits, so that a signal ends the process soon even while the bucket can't be reached.
+    given = {"broker": "auto", "listen": listen, "advertise": advertise, "wait_seconds": WAIT_SECONDS}
     settings = {name: value for name, value in given.items() if value is not None}
     store = open_store(url, StoreOptions(settings=settings))
     if isinstance(store, ObjectStore):

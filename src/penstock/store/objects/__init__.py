@@ -1,15 +1,13 @@
-"""The store on object storage: the queue in one document, written by compare-and-swap, with one broker at a time.
+"""The store on object storage: all queues in one document, written by compare-and-swap by one broker at a time.
 
-values     what the document holds: entries, leases, lines of history; all of them of JSON's types
-model      the queue in memory, with the indexes that claims need; copied before it is changed
-emitting, claiming, settling, keeping, steering, looking    the verbs: functions over a model and a time
-choosing   selections over a model
-archive    settled events in segments of their own, outside the document
-bucket, address    reading and swapping objects: obstore's stores, or a folder; and the URLs of both
-commit     group commit: what arrives while a write is under way goes out together in the next one
-broker, client     one process serves the others over HTTP
-runtime    who carries out a verb: this process, or the broker, wherever it is now
-opened, store      the verbs as `penstock.store.base.Store` promises them; wire and parts are their other halves
+document         events, leases and bookkeeping as immutable rows, with indexes for claims
+operations/      changes and queries: functions of a document and of the time
+bucket, address  object stores and folders, and their URLs
+blobs            long payloads and results, in objects of their own
+group_commit     the committing thread: changes that arrive during a write share the next one
+server, client   the broker's HTTP server and its clients
+leadership       where an operation runs: in this process, or at the broker
+store, codec     the interface of `penstock.store.base.Store`, and the conversion of its values
 """
 
 from penstock.store.objects.store import ObjectStore

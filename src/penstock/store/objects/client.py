@@ -1,94 +1,89 @@
-"""Asking the broker, over HTTP: one JSON request and one JSON answer at a time, over connections that stay open."""
+"""Client sessions: requests that are executed at most once, over HTTP if another process is the broker."""
 
 import http.client
 import json
 import socket
-import threading
+import time
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any
+from uuid import uuid4
 
 from penstock import errors
 from penstock.errors import PenstockError, StoreError
-from penstock.store.objects.commit import NotTheBroker
-from penstock.store.objects.values import BrokerRow
+from penstock.store.objects.document import BrokerRow
+from penstock.store.objects.group_commit import NotTheBroker
 
-SECRET = "penstock-secret"  # noqa: S105
 PATH = "/penstock/queue"
-ANSWERED, FORBIDDEN, ELSEWHERE, REFUSED = 200, 403, 409, 422
+# The server closes connections that are idle for 5 seconds.
+REUSE_SECONDS = 3.0
 
 
 class Unreachable(Exception):
-    """No answer: whether the request was carried out, nobody knows."""
+    """No reply from the broker: whether it executed the request is unknown."""
 
 
-class Client:
-    """Connections to one broker."""
+class Session:
+    """A client session with its connection. It has at most one request at a time, and numbers its changes."""
 
-    def __init__(self, broker: BrokerRow, answer_seconds: float) -> None:
-        self.broker = broker
-        self._seconds = answer_seconds
-        self._idle: list[http.client.HTTPConnection] = []
-        self._lock = threading.Lock()
-        self._closed = False
+    def __init__(self) -> None:
+        self.session_id = uuid4().hex
+        self.number = 0
+        self._broker_id = ""
+        self._used = 0.0
+        self._connection: http.client.HTTPConnection | None = None
 
-    def ask(self, request: Mapping[str, Any]) -> Any:
+    def ask(self, broker: BrokerRow, request: Mapping[str, Any], seconds: float) -> Any:
+        """Send a request and return the reply. Raise the broker's error, `NotTheBroker` or `Unreachable`."""
         body = json.dumps(request, ensure_ascii=False).encode()
-        connection = self._connection()
+        headers = {"Authorization": f"Bearer {broker.secret}", "Content-Type": "application/json"}
         try:
-            connection.request("POST", PATH, body, {SECRET: self.broker.secret, "content-type": "application/json"})
+            connection = self._connected(broker, seconds)
+            connection.request("POST", PATH, body, headers)
             response = connection.getresponse()
             status, data = response.status, response.read()
+            self._used = time.monotonic()
+            return _reply(status, data)
         except (OSError, http.client.HTTPException) as error:
-            connection.close()
+            self.close()
             raise Unreachable(str(error)) from error
-        self._put_back(connection)
-        try:
-            return _understood(status, data)
         except ValueError as error:
-            raise Unreachable("somebody else listens at its address") from error
+            raise Unreachable("another server listens at its address") from error
 
-    def _connection(self) -> http.client.HTTPConnection:
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        host, _, port = self.broker.address.rpartition(":")
-        connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=self._seconds)
-        try:
-            connection.connect()
-        except OSError as error:
-            raise Unreachable(str(error)) from error
-        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connection
-
-    def _put_back(self, connection: http.client.HTTPConnection) -> None:
-        with self._lock:
-            if not self._closed:
-                self._idle.append(connection)
-                return
-        connection.close()
+    def _connected(self, broker: BrokerRow, seconds: float) -> http.client.HTTPConnection:
+        fresh = self._broker_id == broker.broker_id and time.monotonic() - self._used < REUSE_SECONDS
+        if self._connection is not None and fresh:
+            return self._connection
+        self.close()
+        host, _, port = broker.address.rpartition(":")
+        self._connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=seconds)
+        self._connection.connect()
+        self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._broker_id = broker.broker_id
+        return self._connection
 
     def close(self) -> None:
-        with self._lock:
-            self._closed, idle, self._idle = True, self._idle, []
-        for connection in idle:
-            connection.close()
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
 
 
-def _understood(status: int, data: bytes) -> Any:
-    if status == ANSWERED:
-        return json.loads(data)
-    if status == ELSEWHERE:
-        raise NotTheBroker(None)
-    if status == FORBIDDEN:
-        raise Unreachable("somebody else listens at its address")
-    if status == REFUSED:
-        name, message = json.loads(data)
-        raise refusal(name, message)
-    raise StoreError(f"the broker answered with status {status}: {data[:200].decode(errors='replace')}")
+def _reply(status: int, data: bytes) -> Any:
+    match status:
+        case HTTPStatus.OK:
+            return json.loads(data)
+        case HTTPStatus.CONFLICT:
+            raise NotTheBroker(None)
+        case HTTPStatus.UNAUTHORIZED | HTTPStatus.NOT_FOUND:
+            raise Unreachable("another server listens at its address")
+        case HTTPStatus.UNPROCESSABLE_ENTITY:
+            raise _refusal(*json.loads(data))
+        case _:
+            raise StoreError(f"the broker answered with status {status}: {data[:200].decode(errors='replace')}")
 
 
-def refusal(name: str, message: str) -> PenstockError:
-    """The error that the broker raised, here. Only Penstock's own are made from what came over the wire."""
+def _refusal(name: str, message: str) -> PenstockError:
+    """Return the error that the broker raised. Only Penstock's own errors are made from a reply."""
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, PenstockError):
         error = kind.__new__(kind)

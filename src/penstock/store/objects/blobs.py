@@ -1,0 +1,68 @@
+"""Payloads, results and progress: short ones in the document, long ones in objects of their own."""
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from penstock.errors import StoreError
+from penstock.store.objects.bucket import DRAFTS, Bucket
+from penstock.store.objects.document import OBJECT, Blob, Document, Entry, from_blob, to_blob
+
+T = TypeVar("T")
+
+INLINE_BYTES = 4_096
+"""Longer bytes become an object."""
+PAYLOADS = "payloads"
+THREADS = 16
+# Longer than the time between the write of an object and that of the document that names it.
+ORPHAN_AGE = timedelta(days=1)
+
+
+class Blobs:
+    """Reads and writes bytes; several objects at a time, because each takes a round trip to the bucket."""
+
+    def __init__(self, bucket: Bucket, shown: str) -> None:
+        self.bucket = bucket
+        self._shown = shown
+
+    def put(self, name: str, data: bytes) -> Blob:
+        """Encode bytes. Those that are too many are in their object before the document names it."""
+        if len(data) <= INLINE_BYTES:
+            return to_blob(data)
+        # Unique, so that another emit with the same event id can't change the object.
+        full_name = f"{PAYLOADS}/{name}.{uuid4().hex}"
+        self.bucket.write(full_name, data)
+        return OBJECT, full_name
+
+    def get(self, form: int, text: str) -> bytes:
+        if form != OBJECT:
+            return from_blob(form, text)
+        data = self.bucket.read(text)
+        if data is None:
+            raise StoreError(f"the object {text} of {self._shown} is gone; restore it from a backup of the bucket")
+        return data
+
+    def map(self, function: Callable[[Any], T], rows: Iterable[Any], is_object: Callable[[Any], bool]) -> list[T]:
+        """Apply a function to rows, in threads if several of them have objects."""
+        found = list(rows)
+        if sum(map(is_object, found)) < 2:
+            return list(map(function, found))
+        with ThreadPoolExecutor(THREADS, thread_name_prefix="penstock-objects") as pool:
+            return list(pool.map(function, found))
+
+
+def sweep(bucket: Bucket) -> None:
+    """Delete old objects that the document doesn't name: of deleted events, and of processes that were killed."""
+    before = datetime.now(UTC) - ORPHAN_AGE
+    old = [name for prefix in (PAYLOADS, DRAFTS) for name, written_at in bucket.names(prefix) if written_at < before]
+    version = bucket.load() if old else None
+    if version is not None:
+        named = {name for entry in Document.from_json(version.data).events.values() for name in _objects(entry)}
+        bucket.delete([name for name in old if name not in named])
+
+
+def _objects(entry: Entry) -> Iterator[str]:
+    blobs = ((entry.form, entry.payload), entry.progress, entry.result)
+    return (blob[1] for blob in blobs if blob is not None and blob[0] == OBJECT)

@@ -1,0 +1,300 @@
+"""The queue document in memory: dicts of immutable rows, and the indexes that claims need.
+
+A commit pass changes a copy, which costs as much as copying the dicts. Readers keep the durable version, and a failed
+write is undone by dropping the copy. Operations raise before they change anything. Rows hold JSON types only: times
+are microseconds since 1970, ids are hexadecimal.
+"""
+
+import base64
+import json
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from penstock.errors import StoreError
+from penstock.lifecycle import Life, State
+
+FORMAT = 2
+MICROS = 1_000_000
+
+# How bytes are stored: as text, as base64, or in an object of their own, whose name takes their place.
+TEXT, BASE64, OBJECT = 0, 1, 2
+Blob = Sequence[Any]
+"""Form and text."""
+
+_dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
+
+
+def to_blob(data: bytes) -> Blob:
+    """Encode bytes as text where possible, so that the document stays readable."""
+    try:
+        return TEXT, data.decode()
+    except UnicodeDecodeError:
+        return BASE64, base64.b64encode(data).decode()
+
+
+def from_blob(form: int, text: str) -> bytes:
+    """Decode bytes that are stored inside the document."""
+    return text.encode() if form == TEXT else base64.b64decode(text)
+
+
+_LIFE = tuple(field.name for field in fields(Life))
+
+
+class HistoryLine(NamedTuple):
+    """A transition in an event's history."""
+
+    at: int
+    what: str
+    attempts: int
+    lease_id: str | None
+    by: str | None
+    detail: str | None
+
+
+class Entry(NamedTuple):
+    """An event in any state. Fields with a default come last: the document leaves them out where they are unset."""
+
+    seq: int
+    event_id: str
+    event_type: str
+    queue: str
+    form: int
+    payload: str
+    priority: int
+    created_at: int
+    available_at: int
+    state: str = State.PENDING
+    attempts: int = 0
+    deliveries: int = 0
+    lease_id: str | None = None
+    settled_at: int | None = None
+    headers: dict[str, str] | None = None
+    partition_key: str | None = None
+    max_attempts: int | None = None
+    replays: int = 0
+    suspect: int = 0
+    last_error: str | None = None
+    progress: Blob | None = None
+    result: Blob | None = None
+    history: Sequence[Sequence[Any]] = ()
+
+    @property
+    def settled(self) -> bool:
+        return self.state in (State.PUBLISHED, State.DEAD)
+
+    @property
+    def weight(self) -> int:
+        """About how many characters the event has in the document."""
+        blobs = (self.payload, *(blob[1] for blob in (self.progress, self.result) if blob is not None))
+        return 200 + sum(map(len, blobs)) + 20 * len(self.headers or ()) + 120 * len(self.history)
+
+    def life(self) -> Life:
+        return Life(State(self.state), *(getattr(self, name) for name in _LIFE[1:]))
+
+    def living(self, life: Life, line: HistoryLine | None = None, **changes: Any) -> "Entry":
+        """Return the event after a transition, with a line in its history."""
+        if line is not None:
+            changes["history"] = (*self.history, line)
+        return self._replace(**{name: getattr(life, name) for name in _LIFE}, **changes)
+
+    def trimmed(self) -> Sequence[Any]:
+        """Return the fields without the defaults at the end."""
+        size = len(self)
+        while self[size - 1] in (None, 0, ()):
+            size -= 1
+        return self[:size]
+
+
+class LeaseRow(NamedTuple):
+    """An open lease. Of a closed lease at most the id is kept: see `operations.claims`."""
+
+    lease_id: str
+    queue: str
+    claimant: str
+    token: str
+    max_attempts: int
+    claimed_at: int
+    expires_at: int
+    given: bool
+    """True if the claimant chose the id, and so may repeat the claim."""
+
+
+class RelayRow(NamedTuple):
+    """A relay or worker that has announced itself."""
+
+    relay_id: str
+    queue: str
+    destination: str
+    host: str
+    started_at: int
+    seen_at: int
+    stopping: bool
+
+
+class SessionRow(NamedTuple):
+    """The last answer to a client session, which answers a repeated request."""
+
+    number: int
+    at: int
+    answer: Any
+
+
+class BrokerRow(NamedTuple):
+    """The broker lease: which process may write, its address, and the end of the lease."""
+
+    broker_id: str
+    address: str
+    secret: str
+    expires_at: int
+
+
+class Document:
+    """The state of all queues of a store. `changed` is true if it differs from the version that was read."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.last_seq = 0
+        self.broker: BrokerRow | None = None
+        self.events: dict[int, Entry] = {}
+        self.leases: dict[str, LeaseRow] = {}
+        self.closed: dict[str, int] = {}
+        self.windows: dict[tuple[str, str], tuple[str, int]] = {}
+        self.paused: dict[str, tuple[int, str]] = {}
+        self.relays: dict[str, RelayRow] = {}
+        self.sessions: dict[str, SessionRow] = {}
+        self.purged: dict[str, int] = {}
+        # Not written: the indexes, and what belongs to a commit pass.
+        self.ids: dict[str, int] = {}
+        self.ready: dict[str, list[tuple[int, int, int]]] = {}
+        self.claimed: dict[int, str] = {}
+        self.held: dict[str, int] = {}
+        self.published: dict[int, None] = {}
+        self.published_size = 0
+        self.size = 0
+        self.now = 0
+        self.changed = False
+        self.texts: dict[int, str] = {}
+        self.stale: dict[int, None] = {}
+
+    def copy(self) -> "Document":
+        """Return a document that can be changed independently of this one."""
+        other = Document.__new__(Document)
+        for name, value in self.__dict__.items():
+            other.__dict__[name] = value.copy() if isinstance(value, dict) else value
+        other.ready = {queue: ranks.copy() for queue, ranks in self.ready.items()}
+        other.changed = False
+        return other
+
+    def at(self, now: int) -> "Document":
+        """Return this document, for reading only, at a time."""
+        other = Document.__new__(Document)
+        other.__dict__.update(self.__dict__, now=now)
+        return other
+
+    # -- events -----------------------------------------------------------------------------------------------
+
+    def put(self, entry: Entry) -> None:
+        """Add or replace an event."""
+        old = self.events.get(entry.seq)
+        if old is not None:
+            self._unindex(old)
+        self.events[entry.seq] = entry
+        self.ids[entry.event_id] = entry.seq
+        self.stale[entry.seq] = None
+        self._index(entry)
+        self.changed = True
+
+    def drop(self, seq: int) -> None:
+        """Delete an event with its history."""
+        entry = self.events.pop(seq)
+        self._unindex(entry)
+        self.texts.pop(seq, None)
+        self.stale.pop(seq, None)
+        del self.ids[entry.event_id]
+        self.changed = True
+
+    def _index(self, entry: Entry) -> None:
+        match entry.state:
+            case State.PENDING:
+                insort(self.ready.setdefault(entry.queue, []), _rank(entry))
+            case State.CLAIMED:
+                assert entry.lease_id is not None
+                self.claimed[entry.seq] = entry.lease_id
+                self.held[entry.lease_id] = self.held.get(entry.lease_id, 0) + 1
+            case State.PUBLISHED:
+                self.published[entry.seq] = None
+                self.published_size += entry.weight
+
+    def _unindex(self, entry: Entry) -> None:
+        match entry.state:
+            case State.PENDING:
+                ranks = self.ready[entry.queue]
+                del ranks[bisect_left(ranks, _rank(entry))]
+                if not ranks:
+                    del self.ready[entry.queue]
+            case State.CLAIMED:
+                lease_id = self.claimed.pop(entry.seq)
+                self.held[lease_id] -= 1
+                if not self.held[lease_id]:
+                    del self.held[lease_id]
+            case State.PUBLISHED:
+                del self.published[entry.seq]
+                self.published_size -= entry.weight
+
+    def under(self, lease_id: str) -> list[Entry]:
+        """Return the events that are claimed under a lease."""
+        return [self.events[seq] for seq, holder in self.claimed.items() if holder == lease_id]
+
+    # -- JSON -------------------------------------------------------------------------------------------------
+
+    def to_json(self) -> bytes:
+        document = {
+            "penstock": FORMAT,
+            **{name: getattr(self, name) for name in _PLAIN},
+            "columns": {"events": Entry._fields, "leases": LeaseRow._fields, "history": HistoryLine._fields},
+            "leases": list(self.leases.values()),
+            "windows": [(*key, *value) for key, value in self.windows.items()],
+            "relays": list(self.relays.values()),
+        }
+        # Most events don't change between two writes, so each version of an event is encoded once.
+        self.texts.update((seq, _dumps(self.events[seq].trimmed())) for seq in self.stale)
+        self.stale = {}
+        data = f'{_dumps(document)[:-1]},"events":[{",".join(self.texts.values())}]}}'.encode()
+        self.size = len(data)
+        return data
+
+    @classmethod
+    def from_json(cls, data: bytes) -> "Document":
+        read = json.loads(data)
+        found = read.get("penstock")
+        if found != FORMAT:
+            remedy = "use an empty bucket or another prefix, and run: penstock init"
+            if isinstance(found, int) and found > FORMAT:
+                remedy = "upgrade Penstock"
+            raise StoreError(f"the queue document has format {found!r}, and this version reads {FORMAT}; {remedy}")
+        document = cls()
+        document._read(read)
+        document.size, document.changed = len(data), False
+        return document
+
+    def _read(self, read: dict[str, Any]) -> None:
+        for name in _PLAIN:
+            setattr(self, name, read[name])
+        self.broker = None if self.broker is None else BrokerRow(*self.broker)
+        self.leases = {row[0]: LeaseRow(*row) for row in read["leases"]}
+        self.windows = {(queue, key): (first, until) for queue, key, first, until in read["windows"]}
+        self.relays = {row[0]: RelayRow(*row) for row in read["relays"]}
+        self.sessions = {name: SessionRow(*row) for name, row in self.sessions.items()}
+        for row in read["events"]:
+            self.put(Entry(*row))
+        # In the order in which they were settled, which is the order in which they are deleted.
+        self.published = dict.fromkeys(sorted(self.published, key=lambda seq: self.events[seq].settled_at or 0))
+
+
+_PLAIN = ("version", "last_seq", "broker", "closed", "paused", "sessions", "purged")
+
+
+def _rank(entry: Entry) -> tuple[int, int, int]:
+    return -entry.priority, entry.available_at, entry.seq

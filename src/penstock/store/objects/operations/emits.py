@@ -1,0 +1,60 @@
+"""Emits: new events, checked against deduplication windows and event ids."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from penstock.errors import InvalidEvent, StoreError
+from penstock.store.objects.document import Document, Entry
+
+DOCUMENT_LIMIT = 64 * 1024 * 1024
+
+
+class NewEvent(NamedTuple):
+    """An event in a request. Its entry has no seq and no times yet."""
+
+    entry: Sequence[Any]
+    given: bool
+    """True if the caller chose the event id, which an event in the document may have then."""
+    delay_micros: int | None
+    """None where the entry has its own `available_at`."""
+    dedupe_key: str | None
+    dedupe_micros: int
+
+
+def append(document: Document, args: Mapping[str, Any]) -> list[tuple[int, str]]:
+    """Add all events or none. Return the duplicates by place in the batch, with the id of the first event."""
+    if document.size > DOCUMENT_LIMIT:
+        raise StoreError(
+            f"the queue document has {document.size // 2**20} MB, the limit is {DOCUMENT_LIMIT // 2**20} MB; "
+            "no event is accepted until events are settled or dead ones purged"
+        )
+    events = [(NewEvent(*row), Entry(*row[0])) for row in args["events"]]
+    duplicates, windows = _duplicates(document, events)
+    skipped = dict(duplicates)
+    fresh = [row for place, row in enumerate(events) if place not in skipped]
+    if any(event.given and entry.event_id in document.ids for event, entry in fresh):
+        raise InvalidEvent("an event with this event_id was emitted before")
+    for event, entry in fresh:
+        document.last_seq += 1
+        at = entry.available_at if event.delay_micros is None else document.now + event.delay_micros
+        document.put(entry._replace(seq=document.last_seq, created_at=document.now, available_at=at))
+    document.windows.update(windows)
+    return duplicates
+
+
+def _duplicates(
+    document: Document, events: Sequence[tuple[NewEvent, Entry]]
+) -> tuple[list[tuple[int, str]], dict[tuple[str, str], tuple[str, int]]]:
+    """Return the events whose deduplication window is open, and the windows that the others open."""
+    duplicates: list[tuple[int, str]] = []
+    windows: dict[tuple[str, str], tuple[str, int]] = {}
+    for place, (event, entry) in enumerate(events):
+        if event.dedupe_key is None:
+            continue
+        key = (entry.queue, event.dedupe_key)
+        first = windows.get(key) or document.windows.get(key)
+        if first is not None and first[1] > document.now:
+            duplicates.append((place, first[0]))
+        else:
+            windows[key] = (entry.event_id, document.now + event.dedupe_micros)
+    return duplicates, windows

@@ -1,0 +1,76 @@
+"""Retention: how long settled events and bookkeeping stay in the document."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock.lifecycle import State
+from penstock.store.objects.document import MICROS, Document, Entry
+from penstock.store.objects.operations.selections import chosen
+
+# Each write carries all retained events. The newest stay, and for a minute as many as a busy queue settles in a few
+# seconds, so that repeated settles are recognised and results can be read.
+KEPT_EVENTS, MOST_EVENTS = 1_000, 10_000
+KEPT_MICROS = 60 * MICROS
+MOST_CHARACTERS = 4 * 1024 * 1024
+
+LEASE_RETENTION = 86_400 * MICROS
+RELAY_RETENTION = 300 * MICROS
+SESSION_RETENTION = 900 * MICROS
+CLOSED_KEPT = 5_000
+SESSIONS_KEPT = 10_000
+TEND_EVERY = 100
+
+
+def purge(document: Document, args: Mapping[str, Any]) -> int:
+    """Delete the settled events of a selection. Return how many."""
+    settled = [entry for entry in chosen(document, args["selection"]) if entry.settled]
+    for entry in settled:
+        _delete(document, entry)
+    return len(settled)
+
+
+def _delete(document: Document, entry: Entry) -> None:
+    """Delete an event; deleted PUBLISHED events stay counted by queue."""
+    if entry.state == State.PUBLISHED:
+        document.purged[entry.queue] = document.purged.get(entry.queue, 0) + 1
+    document.drop(entry.seq)
+
+
+def _surplus(document: Document) -> list[Entry]:
+    """Return the PUBLISHED events that are no longer retained. DEAD events stay until they are replayed or purged."""
+    count, size, found = len(document.published), document.published_size, []
+    for seq in document.published:
+        entry = document.events[seq]
+        recent = (entry.settled_at or 0) > document.now - KEPT_MICROS
+        if count <= (MOST_EVENTS if recent else KEPT_EVENTS) and size <= MOST_CHARACTERS:
+            break
+        found.append(entry)
+        count, size = count - 1, size - entry.weight
+    return found
+
+
+def prune(document: Document) -> None:
+    """Delete what is no longer retained. Each commit pass that writes does so, whether or not `tend` is called."""
+    for entry in _surplus(document):
+        _delete(document, entry)
+    if document.version % TEND_EVERY == 0:
+        tend(document, {})
+    bounded: list[tuple[dict[str, Any], int]] = [(document.closed, CLOSED_KEPT), (document.sessions, SESSIONS_KEPT)]
+    for kept, most in bounded:
+        for name in list(kept)[: max(len(kept) - most, 0)]:
+            del kept[name]
+
+
+def tend(document: Document, _: Mapping[str, Any]) -> None:
+    """Delete closed leases, deduplication windows, relays and sessions that are over."""
+    now = document.now
+    _forget(document, document.closed, lambda at: at < now - LEASE_RETENTION)
+    _forget(document, document.windows, lambda window: window[1] < now)
+    _forget(document, document.relays, lambda relay: relay.seen_at < now - RELAY_RETENTION)
+    _forget(document, document.sessions, lambda session: session.at < now - SESSION_RETENTION)
+
+
+def _forget(document: Document, kept: dict[Any, Any], over: Callable[[Any], bool]) -> None:
+    for name in [name for name, value in kept.items() if over(value)]:
+        del kept[name]
+        document.changed = True

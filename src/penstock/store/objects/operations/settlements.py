@@ -1,0 +1,105 @@
+"""Settlements: outcomes, releases and progress of claimed events, and the answer to a stale holder."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, assert_never
+
+from penstock import lifecycle
+from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Outcome, Retry, State
+from penstock.store.objects.document import Blob, Document, Entry, HistoryLine, LeaseRow
+from penstock.store.objects.operations.claims import close_if_done, holder
+
+
+class OutcomeRow(NamedTuple):
+    """An outcome in a request."""
+
+    seq: int
+    word: str
+    """The field of `Settlement` that counts it."""
+    error: str | None = None
+    delay_micros: int = 0
+    result: Blob | None = None
+    keep: bool = True
+
+    def outcome(self) -> Outcome:
+        match self.word:
+            case "published":
+                return PUBLISHED
+            case "retried":
+                return Retry(self.error or "")
+            case "dead":
+                return Dead(self.error or "")
+            case "released":
+                return RELEASED
+            case _:
+                raise ValueError(f"unknown outcome {self.word!r}")
+
+
+def settle(document: Document, args: Mapping[str, Any]) -> dict[str, list[int]]:
+    """Apply outcomes. Return the seqs by the fields of a `Settlement`."""
+    lease, lease_id = holder(document, args), args["lease_id"]
+    settled: dict[str, list[int]] = {}
+    for row in (OutcomeRow(*row) for row in args["outcomes"]):
+        if lease is not None and document.claimed.get(row.seq) == lease_id:
+            word = _apply(document, lease, row)
+        else:
+            word = "already_settled" if _settled_by(document.events.get(row.seq), lease_id) else "lost"
+        settled.setdefault(word, []).append(row.seq)
+    if lease is not None:
+        close_if_done(document, lease_id)
+    return settled
+
+
+def _apply(document: Document, lease: LeaseRow, row: OutcomeRow) -> str:
+    entry, outcome = document.events[row.seq], row.outcome()
+    life = lifecycle.settle(entry.life(), outcome, max_attempts=lease.max_attempts)
+    what = "died" if life.state is State.DEAD else row.word
+    line = HistoryLine(document.now, what, life.attempts, lease.lease_id, lease.claimant, row.error)
+    match life.state:
+        case State.PENDING:
+            at = entry.available_at if outcome == RELEASED else document.now + row.delay_micros
+            document.put(entry.living(life, line, lease_id=None, available_at=at))
+            return row.word
+        case State.PUBLISHED:
+            document.put(entry.living(life, settled_at=document.now, result=row.result))
+        case State.DEAD:
+            document.put(entry.living(life, line, settled_at=document.now))
+        case State.CLAIMED:
+            raise AssertionError(outcome)
+        case _:
+            assert_never(life.state)
+    if not row.keep:
+        document.drop(row.seq)
+    return life.state.lower()
+
+
+def _settled_by(entry: Entry | None, lease_id: str) -> bool:
+    """Return whether a lease has settled an event, or returned it to its queue, before."""
+    if entry is None:
+        return False
+    if entry.settled and entry.lease_id == lease_id:
+        return True
+    lines = (HistoryLine(*line) for line in entry.history)
+    return any(line.lease_id == lease_id and line.what in ("retried", "released") for line in lines)
+
+
+def release(document: Document, args: Mapping[str, Any]) -> int:
+    """Return all events under a lease to their queue, uncounted. Return how many."""
+    lease = holder(document, args)
+    if lease is None:
+        return 0
+    held = document.under(lease.lease_id)
+    for entry in held:
+        _apply(document, lease, OutcomeRow(entry.seq, "released"))
+    close_if_done(document, lease.lease_id)
+    return len(held)
+
+
+def note(document: Document, args: Mapping[str, Any]) -> list[int]:
+    """Store the progress of events. Return the seqs that are still held."""
+    lease = holder(document, args)
+    if lease is None:
+        return []
+    held = [(seq, blob) for seq, blob in args["progress"] if document.claimed.get(seq) == lease.lease_id]
+    for seq, blob in held:
+        document.put(document.events[seq]._replace(progress=blob))
+    return [seq for seq, _ in held]

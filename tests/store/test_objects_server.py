@@ -1,0 +1,184 @@
+"""Brokers of a queue on object storage and their HTTP server: who serves, who takes over, and what is refused."""
+
+import http.client
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from object_queues import LARGE, SECONDS, Brake, committer, document, opened
+
+from penstock.errors import StoreUnavailable, UsageError
+from penstock.lifecycle import State
+from penstock.store.objects import ObjectStore
+from penstock.store.objects.client import PATH
+from penstock.store.objects.document import Document
+from penstock.testing.stores.scenario import claim, emit, ids, records, states
+from tests.support.processes import wait_until
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    url = f"objects+file://{tmp_path}/queue?broker_seconds=30"
+    with closing(opened(url)) as store:
+        assert store.initialise().steps
+        assert not store.initialise().steps
+    return url
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[ObjectStore]:
+    store = opened(url)
+    yield store
+    store.close()
+
+
+FORKS = """
+import os, socket, sys
+from penstock.event import Event
+from penstock.store import open_store
+store = open_store(sys.argv[1])
+store.append([Event(event_type="parent")])
+host, port = store.runtime.committer.address.split(":")
+read, write = os.pipe()
+pause, go_on = os.pipe()
+if os.fork() == 0:
+    store.append([Event(event_type="child")])
+    assert store.runtime.committer is None
+    os.write(write, b"x")
+    os.read(pause, 1)
+    os._exit(0)
+assert os.read(read, 1) == b"x"
+assert store.stats().total("pending") == 2
+store.close()
+socket.create_server((host, int(port))).close()
+os.write(go_on, b"x")
+assert os.wait()[1] == 0
+"""
+
+
+class TestBrokers:
+    def test_the_second_process_asks_the_first(self, store: ObjectStore, url: str) -> None:
+        emitted = emit(store)
+        with closing(opened(url)) as other:
+            emitted += emit(other, payload=LARGE)
+            assert ids(claim(other)) == emitted
+            assert other.runtime.committer is None
+            assert states(store) == {State.CLAIMED: 2}
+
+    def test_whoever_is_left_takes_over(self, url: str) -> None:
+        first, second = opened(url), opened(url)
+        emitted = emit(first) + emit(second)
+        first.close()
+        emitted += emit(second)
+        assert committer(second).leads
+        assert [one.event_id for one in records(second)] == emitted
+        second.close()
+        with closing(opened(url)) as third:
+            assert document(third).broker is None
+            assert ids(claim(third)) == emitted
+
+    def test_a_broker_that_was_overtaken_asks_the_new_one(self, url: str) -> None:
+        """As after a long sleep: it thinks that it leads, and its write shows that it doesn't."""
+        first, second = opened(url), opened(url)
+        emit(first)
+        found = first.bucket.load()
+        assert found is not None
+        model = Document.from_json(found.data)
+        assert model.broker is not None
+        model.broker = model.broker._replace(expires_at=0)
+        first.bucket.swap(model.to_json(), found)
+        emit(second)
+        assert committer(second).leads
+        assert committer(first).leads
+        emit(first)
+        assert not committer(first).leads
+        assert len(records(first)) == len(records(second)) == 3
+        first.close()
+        second.close()
+
+    def test_a_pure_client_says_that_there_is_no_broker(self, url: str) -> None:
+        with closing(opened(f"{url}&broker=never&wait_seconds=0.2")) as client:
+            assert records(client) == []
+            with pytest.raises(StoreUnavailable, match="penstock broker"):
+                emit(client)
+
+    def test_requests_without_the_secret_are_refused(self, store: ObjectStore) -> None:
+        emit(store)
+        broker = document(store).broker
+        assert broker is not None
+        assert ask(broker.address, "wrong", asked("now"))[0] == 401
+        assert ask(broker.address, broker.secret, asked("now"))[0] == 200
+        assert ask(broker.address, broker.secret, ["nonsense"])[0] == 400
+        assert ask(broker.address, broker.secret, asked("drop")) == (
+            422,
+            ["NotSupported", "unknown operation 'drop'; upgrade the broker"],
+        )
+
+    def test_a_malformed_request_harms_no_other(self, store: ObjectStore) -> None:
+        emit(store)
+        broker = document(store).broker
+        assert broker is not None
+        status, (name, told) = ask(broker.address, broker.secret, asked("append", events=[["short"]]))
+        assert (status, name) == (422, "StoreError")
+        assert "can't execute append" in told
+        emit(store)
+        assert len(records(store)) == 2
+
+    def test_queries_are_answered_while_changes_wait(self, url: str) -> None:
+        """A waiting change is a future of the server's event loop: it blocks neither the loop nor a thread."""
+        store, other = opened(url), opened(f"{url}&broker=never")
+        brake = store.bucket = Brake(store.bucket)
+        emit(store)
+        with ThreadPoolExecutor(100) as pool:
+            brake.off.clear()
+            first = pool.submit(emit, store)
+            assert brake.waiting.wait(SECONDS)
+            others = [pool.submit(emit, other) for _ in range(99)]
+            assert wait_until(lambda: len(committer(store)._waiting) == 99, SECONDS)
+            assert other.stats().total("pending") == 1
+            brake.off.set()
+            emitted = [one for each in (first, *others) for one in each.result()]
+        assert len(set(emitted)) == 100
+        assert len(records(other)) == 101
+        other.close()
+        store.close()
+
+    def test_a_forked_child_asks_its_parent(self, url: str) -> None:
+        """It doesn't inherit the broker, nor its port, which is free once the parent has ended."""
+        subprocess.run([sys.executable, "-c", FORKS, url], check=True, timeout=SECONDS)
+
+    def test_a_client_finds_the_broker_after_its_connection_was_closed(self, store: ObjectStore, url: str) -> None:
+        """The server closes idle connections, and a client doesn't take that for the end of the broker."""
+        emit(store)
+        with closing(opened(url)) as other:
+            emit(other)
+            (session,) = other.runtime._sessions
+            assert session._connection is not None
+            session._connection.sock.shutdown(socket.SHUT_RDWR)
+            emit(other)
+            assert other.runtime.committer is None
+            assert len(records(store)) == 3
+
+    def test_errors_come_back_as_themselves(self, store: ObjectStore, url: str) -> None:
+        (taken,) = emit(store)
+        with closing(opened(url)) as other, pytest.raises(UsageError, match="event_id"):
+            emit(other, event_id=taken)
+
+
+def asked(operation: str, **args: Any) -> dict[str, Any]:
+    return {"operation": operation, "args": args, "seconds": 9, "session": "s", "number": 1}
+
+
+def ask(address: str, secret: str, request: object) -> tuple[int, Any]:
+    host, port = address.split(":")
+    with closing(http.client.HTTPConnection(host, int(port), timeout=SECONDS)) as connection:
+        connection.request("POST", PATH, json.dumps(request), {"Authorization": f"Bearer {secret}"})
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
