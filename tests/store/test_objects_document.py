@@ -100,12 +100,12 @@ class TestRetention:
         assert store.stats().total("published") == 3_001
         assert store.find(Selection(ids=frozenset(emitted[:1]))).records
 
-    def test_never_more_than_10000_stay(self, store: ObjectStore) -> None:
-        for _ in range(4):
-            settle(store, PUBLISHED, 2_750)
-        assert store.stats().total("published") == 10_000
+    def test_never_more_than_4000_stay(self, store: ObjectStore) -> None:
+        for _ in range(2):
+            settle(store, PUBLISHED, 2_500)
+        assert store.stats().total("published") == 4_000
         assert store.stats().purged == {"outbox": 1_000}
-        assert store.bounds() == (1_001, 11_000)
+        assert store.bounds() == (1_001, 5_000)
 
     def test_never_more_than_4_mb_stay(self, store: ObjectStore) -> None:
         for _ in range(4):
@@ -141,7 +141,7 @@ class TestRetention:
         emit(store)
         held = claim(store)
         store.settle(held.lease, all_to(PUBLISHED, held))
-        settle(store, PUBLISHED, 5_000)
+        settle(store, PUBLISHED, 3_000)
         assert store.settle(held.lease, all_to(PUBLISHED, held)).already_settled == set(seqs(held))
 
     def test_a_new_broker_deletes_the_oldest_first(self, store: ObjectStore, clock: ManualClock) -> None:

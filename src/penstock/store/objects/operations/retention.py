@@ -9,7 +9,7 @@ from penstock.store.objects.operations.selections import chosen
 
 # Each write carries all retained events. The newest stay, and for a minute as many as a busy queue settles in a few
 # seconds, so that repeated settles are recognised and results can be read.
-KEPT_EVENTS, MOST_EVENTS = 1_000, 10_000
+KEPT_EVENTS, MOST_EVENTS = 1_000, 4_000
 KEPT_MICROS = 60 * MICROS
 MOST_CHARACTERS = 4 * 1024 * 1024
 
