@@ -76,7 +76,11 @@ class Guard:
 
 
 def spawn(command: list[str], *, log: Path, folder: Path, account: Account | None) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, which keeps a Ctrl-C in the terminal away from it."""
+    """Start a process in a session of its own, which keeps a Ctrl-C in the terminal away from it.
+
+    Its temporary files are in its folder: the account may not write elsewhere.
+    """
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     with log.open("ab") as output:
         return subprocess.Popen(
             command,
@@ -84,7 +88,7 @@ def spawn(command: list[str], *, log: Path, folder: Path, account: Account | Non
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=folder,
-            env={name: value for name, value in os.environ.items() if not name.startswith("PG")},
+            env={**inherited, "TMPDIR": str(folder)},
             start_new_session=True,
             user=account and account.uid,
             group=account and account.gid,

@@ -95,7 +95,16 @@ class KafkaServer(Server):
 
     def _run(self, main: str, *arguments: str) -> list[str]:
         logging = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
-        return [str(self._java), *JAVA_OPTIONS, logging, "-cp", f"{self._jars}/*", main, *arguments]
+        return [
+            str(self._java),
+            *JAVA_OPTIONS,
+            f"-Djava.io.tmpdir={self.folder}",
+            logging,
+            "-cp",
+            f"{self._jars}/*",
+            main,
+            *arguments,
+        ]
 
     def _make_certificate(self) -> None:
         openssl = shutil.which("openssl")

@@ -37,7 +37,15 @@ class _SparkServer(Server):
             "SPARK_LOCAL_IP=127.0.0.1",
             f"SPARK_SCALA_VERSION={core_jar(home).scala}",
         ]
-        java = ["env", *variables, str(java_home / "bin" / "java"), *_SMALL, "-cp", str(home / "jars" / "*")]
+        java = [
+            "env",
+            *variables,
+            str(java_home / "bin" / "java"),
+            *_SMALL,
+            f"-Djava.io.tmpdir={self.folder}",
+            "-cp",
+            str(home / "jars" / "*"),
+        ]
         address = ["--host", "127.0.0.1", "--port", str(self.port), "--webui-port", str(self.web_port)]
         return [*java, self.main_class, *address, *self._arguments()]
 
