@@ -10,7 +10,8 @@ from tests.support.processes import of_session
 # A process and its child, which end with their input.
 PROGRAM = """
 import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "input()"])
+child = subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdout=subprocess.PIPE)
+child.stdout.readline()  # between fork and exec a process has no environment
 print(child.pid, flush=True)
 child.wait()
 """
