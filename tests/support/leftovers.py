@@ -67,9 +67,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if leftovers is None:
         return
     killed = "not crash" not in session.config.option.markexpr
-    session.config.stash[FOUND] = found = leftovers.processes() + ([] if killed else leftovers.files())
-    if found and session.exitstatus == pytest.ExitCode.OK:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    session.config.stash[FOUND] = leftovers.processes() + ([] if killed else leftovers.files())
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
