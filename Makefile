@@ -17,7 +17,7 @@ PROCESSES ?= 2
 # With the slowest tests and the reason of each skip at the end.
 PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations=10 -rs
 
-.PHONY: help setup demo test test-heavy test-all check bench chaos services clean lock
+.PHONY: help setup demo test test-heavy test-all check mutants bench chaos services clean lock
 
 help: ## List what there is
 	@echo "Usage: make <target> [ARGS='...']"
@@ -44,6 +44,9 @@ check: setup ## Check style, types, the direction of imports, and tidiness
 	@echo "mypy --strict"; $(BIN)/mypy --strict
 	@echo "lint-imports";  $(BIN)/lint-imports --no-logo
 	@echo "tidy";          $(BIN)/python -m pytest tests/test_tidy.py
+
+mutants: setup ## Change the core in 200 places, one at a time, and list what no test notices (ARGS='--seed 2')
+	@$(BIN)/python -m tests.support.mutants $(ARGS)
 
 bench: setup ## Run the benchmarks (ARGS=relay, streams or objects; ARGS='relay --help' lists the options)
 	@$(BIN)/python -m benchmarks $(ARGS)
