@@ -23,6 +23,7 @@ from tests.support.servers import S3Server
 
 # Time stands still in the suite until a test moves it on, and leases are reaped when a test says so.
 QUIETLY = "expiry=reap"
+LACKS = ("insert_into_view", "limits", "ordering", "routing", "staging")
 UNBOUNDED = StoreOptions(max_lease_age_seconds=1e9)
 
 
@@ -37,18 +38,24 @@ def opener(url: str) -> OpenStore:
 
 
 class TestFolder(StoreConformance):
+    lacks = LACKS
+
     @pytest.fixture
     def open_store(self, tmp_path: Path) -> OpenStore:
         return opener(f"objects+file://{tmp_path}/queue?{QUIETLY}")
 
 
 class TestMemory(StoreConformance):
+    lacks = LACKS
+
     @pytest.fixture
     def open_store(self) -> OpenStore:
         return opener(f"objects+memory://{uuid4().hex}?{QUIETLY}")
 
 
 class TestS3(Emitting, Deduplicating, Claiming, Fencing, SettlingAgain, Undeclared):
+    lacks = LACKS
+
     @pytest.fixture
     def open_store(self, s3_server: S3Server) -> OpenStore:
         return opener(s3_server.url(s3_server.create_bucket(f"b-{uuid4().hex}"), "queue", expiry="reap"))

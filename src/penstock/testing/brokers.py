@@ -55,10 +55,6 @@ class BrokerConformance(PublisherConformance):
         raise NotImplementedError("override the fixture `server`")
 
     @pytest.fixture
-    def outage(self, server: Broker) -> Broker:
-        return server
-
-    @pytest.fixture
     def impatient(self) -> Publisher:
         """A publisher that waits a second or two for an answer, not longer."""
         raise NotImplementedError("override the fixture `impatient`")
@@ -73,6 +69,17 @@ class BrokerConformance(PublisherConformance):
         """Messages that are refused, under what is wrong with them: at least `too large`, and `unknown topic` unless
         the broker makes topics as they come."""
         raise NotImplementedError("override the fixture `refusals`")
+
+    def test_an_outage_is_a_retry_and_passes(self, publisher: Publisher, read_back: ReadBack, server: Broker) -> None:
+        before, during = delivery(), [delivery() for _ in range(3)]
+        assert attempt(publisher, [before]) == published([before])
+        server.stop()
+        outcomes = attempt(publisher, during)
+        assert outcomes.keys() == {event.seq for event in during}
+        assert all(isinstance(outcome, Retry) for outcome in outcomes.values()), outcomes
+        server.start()
+        assert attempt(publisher, during) == published(during)
+        assert self.arranged(read_back("orders.created")[-3:]) == self.arranged(received(during))
 
     def test_a_refused_event_fails_alone(
         self, publisher: Publisher, read_back: ReadBack, refusals: Mapping[str, Refusal]

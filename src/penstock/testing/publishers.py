@@ -7,19 +7,19 @@
         @pytest.fixture
         def read_back(self): ...      # a function from a topic to what the destination holds there, as `Received`
 
-`outage` is optional: without it the test of a destination that goes down and comes back is skipped. A destination that
-takes the events of a batch in any order says `keeps_order = False`, and its publisher `in_order = False`.
+A destination that takes the events of a batch in any order says `keeps_order = False`, and its publisher `in_order =
+False`. A destination with a server takes `penstock.testing.brokers.BrokerConformance`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from operator import attrgetter
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple
 
 import pytest
 
 from penstock.event import Delivery
-from penstock.lifecycle import PUBLISHED, Outcome, Retry
+from penstock.lifecycle import PUBLISHED, Outcome
 from penstock.publish.base import Message, Publisher
 from penstock.publish.dispatch import dispatch
 from penstock.publish.routing import Routing
@@ -65,14 +65,6 @@ ReadBack = Callable[[str], Sequence[Received]]
 """What a topic of the destination holds, oldest first."""
 
 
-class Outage(Protocol):
-    """A destination that can be taken away and brought back, at the same address."""
-
-    def stop(self) -> None: ...
-
-    def start(self) -> None: ...
-
-
 class PublisherOutcomes:
     """The part that needs nothing read back: every event gets an outcome."""
 
@@ -109,10 +101,6 @@ class PublisherConformance(PublisherOutcomes):
     @pytest.fixture
     def read_back(self) -> ReadBack:
         raise NotImplementedError("override the fixture `read_back`")
-
-    @pytest.fixture
-    def outage(self) -> Outage | None:
-        return None
 
     @pytest.mark.parametrize("payload", PAYLOADS)
     def test_payloads_arrive_unchanged(self, publisher: Publisher, read_back: ReadBack, payload: bytes) -> None:
@@ -152,21 +140,6 @@ class PublisherConformance(PublisherOutcomes):
         publisher.publish(messages(events))
         publisher.close()
         assert self.arranged(read_back("orders.created")) == self.arranged(received(events))
-
-    def test_an_outage_is_a_retry_and_passes(
-        self, publisher: Publisher, read_back: ReadBack, outage: Outage | None
-    ) -> None:
-        if outage is None:
-            pytest.skip("this destination has no server that could go down")
-        before, during = delivery(), [delivery() for _ in range(3)]
-        assert attempt(publisher, [before]) == published([before])
-        outage.stop()
-        outcomes = attempt(publisher, during)
-        assert outcomes.keys() == {event.seq for event in during}
-        assert all(isinstance(outcome, Retry) for outcome in outcomes.values()), outcomes
-        outage.start()
-        assert attempt(publisher, during) == published(during)
-        assert self.arranged(read_back("orders.created")[-3:]) == self.arranged(received(during))
 
     def arranged(self, held: Sequence[Received]) -> list[Received]:
         """What a topic holds, as it is compared: order counts where it is kept."""

@@ -6,7 +6,8 @@
 
 A store in a SQL database takes `SqlStoreConformance`, which also wants the fixture `connection`: a connection of the
 database's own driver. Time stands still in a test until its clock is advanced. `penstock.testing.stores.machine` has
-a state machine for Hypothesis beside it. Tests of a capability that the store doesn't declare are skipped.
+a state machine for Hypothesis beside it. A store that does not declare every capability names the others in `lacks`,
+such as `lacks = ("ordering", "staging")`; their tests are not collected.
 """
 
 from penstock.testing.stores.claiming import Claiming

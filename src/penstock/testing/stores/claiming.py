@@ -22,7 +22,6 @@ from penstock.testing.stores.scenario import (
     publish,
     record,
     records,
-    require,
     states,
 )
 
@@ -40,13 +39,10 @@ class Claiming(StoreScenario):
         assert found.lease_expires_at == at + timedelta(seconds=LEASE_SECONDS)
         assert (found.deliveries, found.attempts) == (1, 0)
 
-    @pytest.mark.parametrize("ordering_key", [None, "k"])
     @pytest.mark.parametrize("limit", [1, 2, 7, 1_000])
     def test_no_claim_exceeds_its_limit_and_none_takes_what_is_taken(
         self, store: Store, limit: int, ordering_key: str | None
     ) -> None:
-        if ordering_key is not None:
-            require(store, "ordering")
         emitted = store.append([event(ordering_key=ordering_key and f"{ordering_key}{n}") for n in range(20)])
         claims = [claim(store, limit) for _ in range(20 // limit + 2)]
         assert [len(one) for one in claims] == [limit] * (20 // limit) + [20 % limit] * (20 % limit > 0) + [0] * (
@@ -66,12 +62,9 @@ class Claiming(StoreScenario):
         assert store.ready("other")
         assert len(claim(store, queue="other")) == 1
 
-    @pytest.mark.parametrize("ordering_key", [None, "k"])
     def test_a_delayed_event_is_not_claimed_early(
         self, store: Store, clock: ManualClock, ordering_key: str | None
     ) -> None:
-        if ordering_key is not None:
-            require(store, "ordering")
         emitted = emit(store, delay_seconds=10, ordering_key=ordering_key)
         assert not claim(store)
         clock.advance(9.999)

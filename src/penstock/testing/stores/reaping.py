@@ -23,7 +23,6 @@ from penstock.testing.stores.scenario import (
     publish,
     record,
     records,
-    require,
     states,
 )
 
@@ -42,12 +41,9 @@ class Reaping(StoreScenario):
         assert states(store) == {State.PENDING: 1, State.CLAIMED: 1}
         publish(store, later)
 
-    @pytest.mark.parametrize("ordering_key", [None, "k"])
     def test_a_reap_does_what_the_lifecycle_says(
         self, store: Store, clock: ManualClock, ordering_key: str | None
     ) -> None:
-        if ordering_key is not None:
-            require(store, "ordering")
         emitted = emit(store, 3, ordering_key=ordering_key)
         available = records(store)[0].available_at
         for _ in range(2):
@@ -136,11 +132,13 @@ KEYS: dict[str, Callable[[int], str | None]] = {
 class Poison(StoreScenario):
     """One event among many kills every process that handles it."""
 
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        super().pytest_generate_tests(metafunc)
+        if "keys" in metafunc.fixturenames:
+            metafunc.parametrize("keys", ["plain"] if "ordering" in self.lacks else KEYS)
+
     @pytest.mark.parametrize("crash", CRASHES)
-    @pytest.mark.parametrize("keys", KEYS)
     def test_exactly_one_dies(self, store: Store, clock: ManualClock, keys: str, crash: str) -> None:
-        if keys != "plain":
-            require(store, "ordering")
         emitted = store.append([event(ordering_key=KEYS[keys](number)) for number in range(1_200)])
         poison = emitted[501]
         for _ in range(200):

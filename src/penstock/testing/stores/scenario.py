@@ -1,10 +1,9 @@
 """What the store suites share: a clock that stands still until it is told to move on, and the few steps that every
 test takes. A test says only what matters to it."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import pytest
 
@@ -39,7 +38,7 @@ class ManualClock:
 
 
 def needs(*capabilities: str) -> Callable[[T], T]:
-    """Mark a test, or all tests of a class, that only stores with these capabilities have to pass."""
+    """Mark a test, or all tests of a class, as a test of these capabilities."""
 
     def marked(target: T) -> T:
         tests = vars(target).items() if isinstance(target, type) else [("test", target)]
@@ -51,13 +50,6 @@ def needs(*capabilities: str) -> Callable[[T], T]:
     return marked
 
 
-def require(store: Store, *capabilities: str) -> None:
-    """Skip the test if the store lacks one of these capabilities."""
-    missing = [name for name in capabilities if not getattr(store.capabilities, name)]
-    if missing:
-        pytest.skip(f"the store declares no {', '.join(missing)}")
-
-
 class OpenStore(Protocol):
     """Opens a store on the one database of a test, as often as it is called."""
 
@@ -67,16 +59,23 @@ class OpenStore(Protocol):
 class StoreScenario:
     """The fixtures of a suite. `open_store` is the one to override: see `penstock.testing.stores`."""
 
+    lacks: ClassVar[Collection[str]] = ()
+    """Capabilities that the store does not declare. Their tests are not collected."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        for name in dir(cls):
+            if name.startswith("test") and set(cls.lacks).intersection(getattr(getattr(cls, name), "needs", ())):
+                setattr(cls, name, None)
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Run a test that takes `ordering_key` without a key and, where the store keeps order, with one."""
+        if "ordering_key" in metafunc.fixturenames:
+            metafunc.parametrize("ordering_key", [None] if "ordering" in self.lacks else [None, "k"])
+
     @pytest.fixture
     def open_store(self) -> OpenStore:
         raise NotImplementedError("override the fixture `open_store`")
-
-    @pytest.fixture(autouse=True)
-    def _only_what_is_declared(self, request: pytest.FixtureRequest) -> None:
-        needed = getattr(request.function, "needs", ())
-        if needed:
-            with closing(request.getfixturevalue("open_store")()) as store:
-                require(store, *needed)
 
     @pytest.fixture
     def clock(self) -> ManualClock:

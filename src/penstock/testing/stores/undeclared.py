@@ -9,8 +9,13 @@ from penstock.lifecycle import State
 from penstock.store.base import Part, Store
 from penstock.testing.stores.scenario import StoreScenario, claim, emit, event, seqs, states
 
+CAPABILITIES = ("insert_into_view", "limits", "ordering", "routing", "staging")
+
 
 class Undeclared(StoreScenario):
+    def test_lacks_names_the_undeclared_capabilities(self, store: Store) -> None:
+        assert sorted(self.lacks) == [name for name in CAPABILITIES if not getattr(store.capabilities, name)]
+
     def test_undeclared_capabilities_are_refused_and_change_nothing(self, store: Store) -> None:
         emit(store)
         held = claim(store)
