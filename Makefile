@@ -14,8 +14,8 @@ STAMP := $(VENV)/.installed
 ARGS ?=
 # Each has servers and a Spark of its own.
 PROCESSES ?= 2
-# With the slowest tests and the reason of each skip at the end.
-PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations=10 -rs
+# At the end: the slowest tests, the reason of each skip, and last the tests that failed.
+PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations=10 -rsEf
 
 .PHONY: help setup demo test test-heavy test-all check mutants bench chaos services clean lock
 
@@ -31,9 +31,9 @@ demo: setup ## Run the demo: events from a database transaction to a destination
 
 test: setup ## Run the tests, two files at a time (ARGS='-k lease' for some of them, PROCESSES=0 for one at a time)
 	@$(PYTEST) -m 'not crash and not slow' $(ARGS)
-	@echo "Left out, and run by make test-all: process kills, clusters, chaos and other slow tests."
+	@echo "Left out, and run by make test-all: process kills, clusters, chaos, programs that start Spark themselves."
 
-test-heavy: setup ## Run what `make test` leaves out: process kills, clusters, chaos
+test-heavy: setup ## Run what `make test` leaves out: process kills, clusters, chaos, programs that start Spark
 	@$(PYTEST) -m 'crash or slow' $(ARGS)
 
 test-all: test test-heavy ## Run all tests

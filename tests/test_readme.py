@@ -28,6 +28,7 @@ def test_the_make_commands_exist() -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_the_blocks_run(tmp_path: Path) -> None:
     output = Path("/tmp/penstock-readme")
     shutil.rmtree(output, ignore_errors=True)

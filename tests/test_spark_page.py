@@ -24,6 +24,7 @@ def test_every_column_and_option_is_named() -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_the_blocks_run(tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     done = subprocess.run(

@@ -54,6 +54,7 @@ def test_worker(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_spark_stream() -> None:
     output = run("spark_stream.py")
     assert output.splitlines()[:3] == ["c0 14850", "c1 14950", "c2 15050"]
@@ -61,6 +62,7 @@ def test_spark_stream() -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_analyse_events(tmp_path: Path) -> None:
     output = run("analyse_events.py", str(tmp_path / "latency.png"))
     for row in ("|invoice.sent|     DEAD|   20|", "|  order.paid|PUBLISHED|  100|", "|order.placed|PUBLISHED|  200|"):
@@ -71,6 +73,7 @@ def test_analyse_events(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.slow
 def test_relay_with_step() -> None:
     assert run("relay_with_step.py").splitlines() == [
         "claimed 300, settled 300",

@@ -208,13 +208,9 @@ def test_what_can_not_be_read_is_named(
         Shop(spark, embedded, source).run()
 
 
-# A variable that leaves the start of Java to Spark's launcher.
-LAUNCHER = {"PYSPARK_SUBMIT_ARGS": "--driver-memory 1g pyspark-shell"}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("variables", [{}, LAUNCHER], ids=["our Java", "Spark's launcher"])
-def test_a_session_of_its_own_has_the_connector(embedded: Ground, topics: Topics, variables: dict[str, str]) -> None:
+def test_new_session_adds_connector_to_submit_arguments_of_the_user(embedded: Ground, topics: Topics) -> None:
+    variables = {"PYSPARK_SUBMIT_ARGS": "--driver-memory 1g pyspark-shell"}
     topic = topics.create(1)
     topics.put_orders(topic, range(10))
     ended = run_session(embedded, topics, topic, variables)
