@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+from zipfile import ZipFile
 
 import pytest
 
@@ -12,6 +14,9 @@ from penstock.pipeline.archive import VARIABLE, archive_options, archive_path
 from penstock.pipeline.installation import home_without_zips, spark_home
 from penstock.pipeline.java import find_java
 from penstock.pipeline.session import LOG_SETTINGS, configure, is_local, session_settings, with_attempts
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 @pytest.mark.parametrize(
@@ -77,6 +82,14 @@ def test_configure_without_a_master_leaves_it_to_the_builder() -> None:
     assert "spark.master" not in builder.told
 
 
+@pytest.mark.spark
+def test_sockets_to_python_workers_are_private(spark: "SparkSession") -> None:
+    assert spark.sparkContext.parallelize(range(4), 2).map(abs).sum() == 6
+    folder = Path(spark.conf.get("spark.python.unix.domain.socket.dir"))
+    assert list(folder.glob("*.sock"))
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
 def test_the_package_imports_without_spark() -> None:
     code = "import sys, penstock.pipeline, penstock.pipeline.session; sys.exit('pyspark' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -88,14 +101,9 @@ def test_the_log_settings_ship_with_the_package() -> None:
 
 def test_settings_that_a_spark_has_never_heard_of_would_be_ignored_silently() -> None:
     """So their names are looked up in the jars."""
-    jars = spark_home({}) / "jars"
-    named = subprocess.run(
-        ["sh", "-c", f"for jar in '{jars}'/spark-core_*.jar '{jars}'/spark-catalyst_*.jar; do unzip -p $jar; done"],
-        capture_output=True,
-        check=False,
-    ).stdout
-    if not named:
-        pytest.skip("unzip is not installed")
+    jars = [jar for part in ("core", "catalyst") for jar in (spark_home({}) / "jars").glob(f"spark-{part}_*.jar")]
+    assert len(jars) == 2
+    named = b"".join(archive.read(name) for archive in map(ZipFile, jars) for name in archive.namelist())
     for name in session_settings("local[2]"):
         assert name.startswith("spark.executorEnv.") or name.encode() in named, name
 

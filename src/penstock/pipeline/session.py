@@ -1,14 +1,17 @@
 """The Spark session of the pipeline: its settings, the options of its JVM, and how to open one."""
 
+import atexit
 import os
 import re
 import shlex
+import shutil
 import signal
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +96,7 @@ def _local_settings() -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         # Between Java and its Python workers: half the latency of TCP.
         "spark.python.unix.domain.socket.enabled": "true",
+        "spark.python.unix.domain.socket.dir": _socket_folder(),
         # The default asks the local disk through processes of their own: 80 ms a batch.
         "spark.sql.streaming.checkpointFileManagerClass": (
             "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
@@ -106,6 +110,19 @@ def _local_settings() -> dict[str, str]:
         "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(32 << 20),
         _OPTIONS_SETTING: " ".join(JAVA_OPTIONS),
     }
+
+
+@cache
+def _socket_folder() -> str:
+    """Create a folder for the sockets between the JVM and its Python workers. Other users cannot connect to them."""
+    folder, owner = tempfile.mkdtemp(prefix="ps-"), os.getpid()  # a short name: paths of sockets are limited
+
+    def remove() -> None:
+        if os.getpid() == owner:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    return folder
 
 
 def configure(builder: "SparkSession.Builder", *, master: str | None = None) -> "SparkSession.Builder":
