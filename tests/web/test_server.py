@@ -67,18 +67,21 @@ def test_port_in_use_is_an_error() -> None:
 def test_forked_child_keeps_no_port_open() -> None:
     """A child that outlives the server would otherwise accept connections that nobody answers."""
     waiting, ending = os.pipe()
+    started, starting = os.pipe()
     with HttpServer(app()) as server:
         port = server.port
         assert httpx.get(server.url).text == "hello"
         child = os.fork()
         if child == 0:
             os.close(ending)
+            os.write(starting, b"1")  # the hooks of a fork have run
             os.read(waiting, 1)
             os._exit(0)
     try:
+        assert os.read(started, 1)
         with socket.socket() as probe:
             assert probe.connect_ex(("127.0.0.1", port)) != 0
     finally:
-        os.close(ending)
-        os.close(waiting)
+        for descriptor in (ending, waiting, started, starting):
+            os.close(descriptor)
         os.waitpid(child, 0)
