@@ -10,8 +10,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULE_LINES = 400
-TEST_MODULE_LINES = 450
+MODULE_LINES = 700  # 400 is the alarm: split where there is a noun for the new half
 FUNCTION_LINES = 40
 NAMELESS = {"util", "utils", "helper", "helpers", "manager", "managers"}
 GENERATED = re.compile(
@@ -83,8 +82,7 @@ def test_every_module_says_what_it_is_for() -> None:
 
 def test_modules_stay_short() -> None:
     lengths = {str(path): len(source(path).splitlines()) for path in modules()}
-    limits = {path: TEST_MODULE_LINES if path.startswith("tests/") else MODULE_LINES for path in lengths}
-    assert {path: length for path, length in lengths.items() if length > limits[path]} == {}
+    assert {path: length for path, length in lengths.items() if length > MODULE_LINES} == {}
 
 
 def test_functions_stay_short() -> None:
