@@ -69,6 +69,21 @@ def test_dead_rows_that_vacuum_may_not_remove_are_not_looked_at(
     assert pages(claiming) < 3_000
 
 
+@pytest.mark.parametrize("keys", [0, 100])
+def test_claim_reads_each_event_once_whatever_the_statistics(
+    store: SqlStore, postgres_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, keys: int
+) -> None:
+    """ANALYZE may find no live row in a table of many pages: a claim is then planned for a single event."""
+    with old_snapshot(postgres_url):
+        swell(store, clock, 1)
+        with psycopg.connect(postgres_url) as connection:
+            connection.execute("ANALYZE")
+        store.append([event(ordering_key=f"k{number % keys}" if keys else None) for number in range(500)])
+        with explaining(monkeypatch) as claiming:
+            assert len(claim(store, 500)) == 500
+    assert sum(plan.rows for plan in claiming) < 5_000
+
+
 def test_claims_beside_a_million_dead_rows(
     store: SqlStore, postgres_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

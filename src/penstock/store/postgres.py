@@ -24,7 +24,7 @@ from penstock.store.emit import EMIT_COLUMNS, ids_for
 from penstock.store.hints import ALWAYS, Floor, Lines
 from penstock.store.moves import Clock, Wanted
 from penstock.store.outcomes import OutcomeRow, RouteRow
-from penstock.store.postgres_connections import bare, forgo_preparing_behind_a_pooler
+from penstock.store.postgres_connections import bare, prepare_for_claims
 from penstock.store.sql import SqlStore
 from penstock.store.transaction import Transaction, percent_style
 
@@ -61,7 +61,7 @@ class PostgresStore(SqlStore):
             max_overflow=10,
             connect_args={"application_name": "penstock", **connect_args},
         )
-        hooks.listen(engine, "connect", forgo_preparing_behind_a_pooler)
+        hooks.listen(engine, "connect", prepare_for_claims)
         return engine
 
     @contextmanager

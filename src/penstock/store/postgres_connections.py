@@ -11,10 +11,18 @@ def is_pooled(connection: Any) -> bool:
     return row is None or row[0] != connection.info.backend_pid
 
 
-def forgo_preparing_behind_a_pooler(connection: Any, _record: Any) -> None:
-    """A statement that was prepared on one server connection is unknown to the next one."""
+def prepare_for_claims(connection: Any, _record: Any) -> None:
+    """Set up a new connection: no prepared statements behind a pooler, no sequential scans elsewhere.
+
+    A pooler may run the next transaction on another server connection, which does not know the statement. On a
+    connection of our own the server keeps the plans of prepared statements. A plan that it makes while the tables are
+    empty would read whole tables later: 100 ms for a claim of 1,000 instead of 5.
+    """
     if is_pooled(connection):
         connection.prepare_threshold = None
+    else:
+        connection.execute("SET enable_seqscan = off")
+        connection.commit()
 
 
 def bare(connection: Any) -> Any:

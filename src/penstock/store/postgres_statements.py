@@ -47,6 +47,12 @@ _OF_TYPES = """
           AND EXISTS (SELECT 1 FROM penstock_events t WHERE t.seq = p.seq
                       AND t.event_type = ANY (CAST(:types AS text[])))"""
 
+# The events are looked up by the list of them: one walk along the index instead of a search for each. Every row has its
+# event; the join is a FULL one because PostgreSQL cannot run that as a nested loop. If ANALYZE has found no live row in
+# pending, it would plan an inner join for one event, and walk for each: 990 ms for a claim of 5,000 instead of 24.
+_TAKEN_EVENTS = """\
+taken s FULL JOIN (SELECT * FROM penstock_events WHERE seq = ANY (ARRAY(SELECT seq FROM taken))) e ON e.seq = s.seq"""
+
 # What is left after a claim that looked at everything: its lowest priority and its oldest time.
 LEFT = """
 WITH RECURSIVE level AS (
@@ -63,8 +69,7 @@ SELECT min(priority), min(available_at) FROM level
 """
 
 # Rows are deleted by their place (ctid), which the lock holds still: a join would read all of pending. The load is a
-# running sum in the order chosen, so nothing is sorted. The events are looked up by the list of them: one walk along
-# the index instead of a search for each.
+# running sum in the order chosen, so nothing is sorted.
 _TAKE_READY = f"""
 WITH {_LEVELS},
 chosen AS MATERIALIZED (
@@ -91,7 +96,7 @@ moved AS (
     SELECT {changing(deliveries="deliveries + 1")}, :lease_id FROM taken
 )
 SELECT {DELIVERY.format(row="s", deliveries="s.deliveries + 1")}
-FROM taken s JOIN penstock_events e ON e.seq = s.seq AND e.seq = ANY (ARRAY(SELECT seq FROM taken))
+FROM {_TAKEN_EVENTS}
 """
 TAKE_READY = _TAKE_READY.replace("{of_types}", "")
 TAKE_READY_TYPED = _TAKE_READY.replace("{of_types}", _OF_TYPES)
@@ -159,7 +164,7 @@ moved AS (
     SELECT {changing(deliveries="deliveries + 1")}, :lease_id FROM taken
 )
 SELECT {DELIVERY.format(row="s", deliveries="s.deliveries + 1")}
-FROM taken s JOIN penstock_events e ON e.seq = s.seq AND e.seq = ANY (ARRAY(SELECT seq FROM taken))
+FROM {_TAKEN_EVENTS}
 """
 TAKE_LINE = _TAKE_LINE.replace("{of_types}", "")
 TAKE_LINE_TYPED = _TAKE_LINE.replace("{of_types}", _OF_TYPES)
@@ -284,11 +289,16 @@ UPDATE penstock_leases SET closed_at = {now}
 WHERE lease_id = :lease_id AND NOT EXISTS (SELECT 1 FROM penstock_claimed WHERE lease_id = :lease_id)
 """
 
-# Keys under these leases that hold nothing claimed any more. FOR UPDATE skips a key that an emitter holds.
-LOCK_IDLE_KEYS = """
+# Keys under these leases that hold nothing claimed any more. NOT IN is hashed; NOT EXISTS may be a nested loop that
+# reads all claimed events for each key.
+_IDLE = """\
+WHERE lease_id = ANY (CAST(:lease_ids AS uuid[])) AND (lease_id, ordering_key) NOT IN (
+    SELECT lease_id, ordering_key FROM penstock_claimed
+    WHERE lease_id = ANY (CAST(:lease_ids AS uuid[])) AND ordering_key IS NOT NULL)"""
+# FOR UPDATE skips a key that an emitter holds.
+LOCK_IDLE_KEYS = f"""
 SELECT queue, ordering_key FROM penstock_keys k
-WHERE lease_id = ANY (CAST(:lease_ids AS uuid[])) AND NOT EXISTS (
-    SELECT 1 FROM penstock_claimed c WHERE c.lease_id = k.lease_id AND c.ordering_key = k.ordering_key)
+{_IDLE}
 ORDER BY queue, ordering_key FOR UPDATE SKIP LOCKED
 """
 
@@ -302,13 +312,12 @@ WHERE k.queue = idle.queue AND k.ordering_key = idle.ordering_key AND NOT EXISTS
 
 # A key that was not served keeps its turn, one that was goes to the back. A key whose only events are not yet
 # committed looks empty: its next claimer looks again in 50 ms.
-FREE_KEYS = """
+FREE_KEYS = f"""
 UPDATE penstock_keys k SET lease_id = NULL, next_at = coalesce(
-    (SELECT greatest(p.available_at, CASE WHEN :served THEN {now} ELSE k.next_at END) FROM penstock_pending p
+    (SELECT greatest(p.available_at, CASE WHEN :served THEN {{now}} ELSE k.next_at END) FROM penstock_pending p
      WHERE p.queue = k.queue AND p.ordering_key = k.ordering_key ORDER BY p.seq LIMIT 1),
-    {now} + interval '50 milliseconds')
-WHERE lease_id = ANY (CAST(:lease_ids AS uuid[])) AND NOT EXISTS (
-    SELECT 1 FROM penstock_claimed c WHERE c.lease_id = k.lease_id AND c.ordering_key = k.ordering_key)
+    {{now}} + interval '50 milliseconds')
+{_IDLE}
 """
 
 HOLD_KEYS = "SELECT penstock_hold_keys(:queue, CAST(:names AS text[]), {now})"

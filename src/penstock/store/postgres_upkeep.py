@@ -76,7 +76,8 @@ written AS (
         (seq, event_id, event_type, payload, headers, partition_key, ordering_key, created_at, origin)
     SELECT c.copy_seq, c.copy_id, e.event_type, e.payload, e.headers, e.partition_key, e.ordering_key, e.created_at,
            coalesce(e.origin, e.event_id)
-    FROM copies c JOIN penstock_events e ON e.seq = c.seq AND e.seq = ANY (ARRAY(SELECT seq FROM copies))
+    FROM copies c
+    FULL JOIN (SELECT * FROM penstock_events WHERE seq = ANY (ARRAY(SELECT seq FROM copies))) e ON e.seq = c.seq
 ),
 waiting AS (
     INSERT INTO penstock_pending ({COLUMNS})
