@@ -262,3 +262,11 @@ def test_time_is_the_servers_where_no_clock_is_given(store: SqlStore, database: 
         )
         assert found.fetchone() == (2,)
     assert abs(store.now() - datetime.now(UTC)) < timedelta(minutes=1)
+
+
+def test_claim_returns_no_event_that_was_deleted_by_hand(store: SqlStore, database: str) -> None:
+    """Its lease expires, and at last it is dead; the others are delivered."""
+    kept, deleted, last = store.append([event() for _ in range(3)])
+    with psycopg.connect(database) as connection:
+        connection.execute("DELETE FROM penstock_events WHERE event_id = %s", [deleted])
+    assert ids(claim(store)) == [kept, last]

@@ -47,11 +47,13 @@ _OF_TYPES = """
           AND EXISTS (SELECT 1 FROM penstock_events t WHERE t.seq = p.seq
                       AND t.event_type = ANY (CAST(:types AS text[])))"""
 
-# The events are looked up by the list of them: one walk along the index instead of a search for each. Every row has its
-# event; the join is a FULL one because PostgreSQL cannot run that as a nested loop. If ANALYZE has found no live row in
-# pending, it would plan an inner join for one event, and walk for each: 990 ms for a claim of 5,000 instead of 24.
+# The events are looked up by the list of them: one walk along the index instead of a search for each. The join is a
+# FULL one because PostgreSQL cannot run that as a nested loop. If ANALYZE has found no live row in pending, it would
+# plan an inner join for one event, and walk for each: 990 ms for a claim of 5,000 instead of 24. The condition makes
+# the result that of an inner join; `e.seq IS NOT NULL` would make the planner use one.
 _TAKEN_EVENTS = """\
-taken s FULL JOIN (SELECT * FROM penstock_events WHERE seq = ANY (ARRAY(SELECT seq FROM taken))) e ON e.seq = s.seq"""
+taken s FULL JOIN (SELECT * FROM penstock_events WHERE seq = ANY (ARRAY(SELECT seq FROM taken))) e ON e.seq = s.seq
+WHERE coalesce(e.seq, 0) <> 0"""
 
 # What is left after a claim that looked at everything: its lowest priority and its oldest time.
 LEFT = """
