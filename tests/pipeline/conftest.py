@@ -1,6 +1,5 @@
 """One Spark session for all tests that need it: starting one takes seconds."""
 
-import gc
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -35,13 +34,10 @@ def spark() -> Iterator["SparkSession"]:
 
 def end_jvm() -> None:
     """Wait for the JVM to end, which would otherwise do so only after this process."""
-    from py4j.clientserver import ClientServerConnection
     from pyspark import SparkContext
 
     gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
     gateway.shutdown()
-    for connection in (one for one in gc.get_objects() if isinstance(one, ClientServerConnection)):
-        connection.close()  # each thread that has called the JVM has one
     gateway.proc.stdin.close()
     gateway.proc.wait(JVM_END_SECONDS)
 
