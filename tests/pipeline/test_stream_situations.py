@@ -106,6 +106,8 @@ def drain(spark: "SparkSession", app: Streams, outbox: Outbox, **options: Any) -
     assert wait_until(done, SECONDS)
 
 
+@pytest.mark.crash
+@pytest.mark.slow
 def test_the_number_of_cores_changes(outbox: Outbox, postgres_url: str, state: str) -> None:
     emit_orders(outbox)
     for cores, left in ((1, EVENTS - 1), (3, 0)):
