@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from penstock.errors import PublishError
 from penstock.lifecycle import PUBLISHED, RELEASED, Dead, OrderPolicy, Published, Released, Retry
 from penstock.publish import Routing, dispatch
+from penstock.publish.dispatch import MOST_EXCEPTIONS
 from penstock.publish.failure import ERROR_LIMIT, nothing_sent
 from penstock.retry import RetryPolicy
 from penstock.testing.events import CREATED_AT, delivery
@@ -42,6 +43,20 @@ class Raising(Scripted):
     def publish(self, messages):
         super().publish(messages)
         raise self.error
+
+
+class Choking(Scripted):
+    """Raises for any call that holds one of some events."""
+
+    def __init__(self, *bad, in_order=False):
+        super().__init__(in_order=in_order)
+        self.bad = {event.seq for event in bad}
+
+    def publish(self, messages):
+        outcomes = super().publish(messages)
+        if self.bad.intersection(outcomes):
+            raise ValueError("can't encode")
+        return outcomes
 
 
 class Answering(Scripted):
@@ -159,6 +174,74 @@ def test_a_death_before_publishing_does_not_hold_up_its_key():
 def test_a_publisher_that_raises_makes_retries(error, text, in_order):
     events = [delivery(), delivery(ordering_key="a")]
     assert run(Raising(error, in_order=in_order), events) == {event.seq: Retry(text, 8.0) for event in events}
+
+
+@pytest.mark.parametrize("place", [0, 1, 499, 500, 998, 999])
+@pytest.mark.parametrize("in_order", [True, False])
+def test_an_event_that_makes_the_publisher_raise_fails_alone(place, in_order):
+    events = [delivery() for _ in range(1_000)]
+    bad = events[place]
+    publisher = Choking(bad, in_order=in_order)
+    outcomes = run(publisher, events)
+    assert outcomes.pop(bad.seq) == Retry("ValueError: can't encode", 8.0)
+    assert outcomes == {event.seq: PUBLISHED for event in events if event is not bad}
+    assert len(publisher.calls) <= 21
+
+
+def test_several_events_that_make_the_publisher_raise_fail_and_no_others():
+    events = [delivery() for _ in range(100)]
+    bad = {events[number].seq for number in (3, 4, 5, 50, 99)}
+    outcomes = run(Choking(*(event for event in events if event.seq in bad)), events)
+    assert {seq for seq, outcome in outcomes.items() if outcome == PUBLISHED} == {e.seq for e in events} - bad
+    assert all(isinstance(outcomes[seq], Retry) for seq in bad)
+
+
+@pytest.mark.parametrize("order_policy", OrderPolicy)
+def test_events_behind_the_one_that_makes_a_publisher_in_order_raise_are_released(order_policy):
+    a, b = line("a", 4), line("b", 4)
+    publisher = Choking(a[1], in_order=True)
+    outcomes = run(publisher, [event for pair in zip(a, b, strict=True) for event in pair], order_policy=order_policy)
+    assert [type(outcomes[event.seq]) for event in a] == [Published, Retry, Released, Released]
+    assert [outcomes[event.seq] for event in b] == [PUBLISHED] * 4
+    behind = {a[2].seq, a[3].seq}
+    after = next(number for number, call in enumerate(publisher.calls) if call == [a[1]])
+    assert not behind.intersection(event.seq for call in publisher.calls[after:] for event in call)
+
+
+def test_a_destination_that_goes_away_between_the_halves_is_left_alone():
+    a, rest = line("a", 2), [delivery() for _ in range(6)]
+
+    class Leaving(Choking):
+        def publish(self, messages):
+            outcomes = super().publish(messages)
+            if len(self.calls) > 5:
+                raise ConnectionResetError("gone")
+            return outcomes
+
+    publisher = Leaving(a[0], in_order=True)
+    outcomes = run(publisher, [*a, *rest])
+    assert len(publisher.calls) == 6
+    assert outcomes[a[0].seq] == Retry("ValueError: can't encode", 8.0)
+    assert outcomes[a[1].seq] == RELEASED
+    assert [outcomes[event.seq] for event in rest[:2]] == [PUBLISHED] * 2
+    assert [outcomes[event.seq] for event in rest[2:]] == [Retry("ConnectionResetError: gone", 8.0)] * 4
+
+
+@pytest.mark.parametrize("error", [ConnectionRefusedError(), TimeoutError(), PublishError("the broker is gone")])
+def test_a_batch_for_a_destination_that_is_gone_is_sent_once(error):
+    publisher = Raising(error, in_order=True)
+    a = line("a", 2)
+    outcomes = run(publisher, [delivery(), *a])
+    assert len(publisher.calls) == 1
+    assert outcomes[a[1].seq] == RELEASED
+
+
+def test_a_publisher_that_raises_for_everything_is_not_asked_for_each_event():
+    events = [delivery() for _ in range(1_000)]
+    publisher = Raising(ValueError("a bug"))
+    outcomes = run(publisher, events)
+    assert len(publisher.calls) == MOST_EXCEPTIONS
+    assert list(outcomes.values()) == [Retry("ValueError: a bug", 8.0)] * 1_000
 
 
 def test_long_errors_are_shortened():

@@ -4,11 +4,12 @@ Ordering keys, retry policies and failing publishers are dealt with here, once, 
 becomes of the outcomes is the store's to say.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
 
+from penstock.errors import PublishError
 from penstock.event import Delivery
 from penstock.lifecycle import (
     PUBLISHED,
@@ -21,10 +22,15 @@ from penstock.lifecycle import (
     Retry,
     overdelivered,
 )
-from penstock.publish.base import Publisher
-from penstock.publish.failure import error_text, storable
+from penstock.publish.base import Outcomes, Publisher
+from penstock.publish.failure import error_text, nothing_sent, storable
 from penstock.publish.routing import Routing
 from penstock.retry import RetryPolicy
+
+# Exceptions that concern the destination, whichever events it was given.
+UNREACHABLE = (PublishError, ConnectionError, TimeoutError)
+# After this many exceptions in a row, single events included, the publisher is taken to raise for any event.
+MOST_EXCEPTIONS = 32
 
 _seq = attrgetter("seq")
 _deliveries = attrgetter("deliveries")
@@ -69,13 +75,37 @@ class _Attempt:
     roll: Callable[[], float]
 
     def publish(self, events: Sequence[Delivery]) -> dict[int, Outcome]:
-        """What the publisher makes of these, handed over in one call."""
+        """Hand events over in one call. After an exception, hand them over again in halves.
+
+        So an event that makes the publisher raise fails alone. Halves may send again what the first call had sent.
+        """
+        outcomes: dict[int, Outcome] = {}
+        waiting = [events] if events else []
+        exceptions = 0
+        while waiting:
+            batch = waiting.pop()
+            if outcomes:
+                batch = _let_go(batch, events, outcomes)
+            try:
+                outcomes |= self._hand_over(batch)
+                exceptions = 0
+            except Exception as error:  # whatever a destination throws, its events are settled and the relay lives on
+                exceptions += 1
+                if isinstance(error, UNREACHABLE) or exceptions == MOST_EXCEPTIONS:
+                    rest = _let_go([event for part in (batch, *reversed(waiting)) for event in part], events, outcomes)
+                    return outcomes | nothing_sent(self.routing.route(rest), error_text(error))
+                if len(batch) == 1:
+                    outcomes[batch[0].seq] = Retry(error_text(error))
+                else:
+                    middle = len(batch) // 2
+                    waiting += [batch[middle:], batch[:middle]]
+        return outcomes
+
+    def _hand_over(self, events: Sequence[Delivery]) -> Outcomes:
         if not events:
             return {}
-        try:
-            return dict(self.publisher.publish(self.routing.route(events)))
-        except Exception as error:  # whatever a destination throws, its events are settled and the relay lives on
-            return dict.fromkeys(map(_seq, events), Retry(error_text(error)))
+        given = self.publisher.publish(self.routing.route(events))
+        return given if isinstance(given, Mapping) else {}
 
     def resolve(self, events: Sequence[Delivery], outcomes: dict[int, Outcome]) -> dict[int, Outcome]:
         """The publisher's outcomes as the store gets them. All published, the usual case, costs no loop."""
@@ -104,6 +134,17 @@ class _Attempt:
             event_max_attempts=event.max_attempts,
             asked_delay=asked_delay,
         )
+
+
+def _let_go(batch: Sequence[Delivery], events: Sequence[Delivery], outcomes: dict[int, Outcome]) -> Sequence[Delivery]:
+    """Release the events of a batch that stand behind a failed event of their ordering key. Return the others."""
+    failed = {seq for seq, outcome in outcomes.items() if not isinstance(outcome, Published | Dead)}
+    lines = {
+        (event.queue, event.ordering_key) for event in events if event.seq in failed and event.ordering_key is not None
+    }
+    behind = [event.seq for event in batch if (event.queue, event.ordering_key) in lines]
+    outcomes |= dict.fromkeys(behind, RELEASED)
+    return [event for event in batch if event.seq not in outcomes] if behind else batch
 
 
 def _all_published(events: Sequence[Delivery], outcomes: dict[int, Outcome]) -> bool:
