@@ -9,7 +9,7 @@ import pytest
 from databases import differences, empty_postgres, told
 
 from penstock.errors import NotInitialised, StoreError, StoreUnavailable, UsageError
-from penstock.event import EventId
+from penstock.event import Event, EventId
 from penstock.store import SqlStore, StoreOptions, hints, open_store
 from penstock.store.moves import Clock
 from penstock.testing.stores import OpenStore, SqlStoreConformance
@@ -198,6 +198,48 @@ def test_batches_whose_keys_come_in_another_order_never_wait_for_each_other(stor
         connection.execute("SELECT pg_stat_force_next_flush()")
         found = connection.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
         assert found.fetchone() == (0,)
+
+
+def test_batches_whose_dedupe_keys_come_in_another_order_never_wait_for_each_other(
+    store: SqlStore, database: str
+) -> None:
+    keys = ["a", "m", "z"]
+    orders = (keys, keys[::-1])
+    emit_while_held_up(store, database, [[event(dedupe_key=key) for key in order] for order in orders])
+    assert store.stats().queues[0].pending == 3
+
+
+def test_a_batch_and_a_single_event_take_dedupe_keys_before_ordering_keys(store: SqlStore, database: str) -> None:
+    batch = [event(dedupe_key="m", ordering_key="k"), event(dedupe_key="d")]
+    emit_while_held_up(store, database, [batch, [event(dedupe_key="d", ordering_key="k")]])
+    assert store.stats().queues[0].pending == 2
+
+
+def emit_while_held_up(store: SqlStore, database: str, batches: list[list[Event]]) -> None:
+    """Emit batches at once, each in a transaction that has to wait for the dedupe key "m" or for another batch."""
+
+    def emit(batch: list[Event]) -> int:
+        with psycopg.connect(database) as connection:
+            return len(store.append(batch, connection=connection))
+
+    with psycopg.connect(database) as first, ThreadPoolExecutor() as pool:
+        store.append([event(dedupe_key="m")], connection=first)
+        emitters = []
+        for number, batch in enumerate(batches, 1):
+            emitters.append(pool.submit(emit, batch))
+            assert wait_until(lambda number=number: waiting(database) == number, 60)
+        first.commit()
+        assert [emitter.result() for emitter in emitters] == [len(batch) for batch in batches]
+
+
+def waiting(database: str) -> int:
+    """Return how many transactions wait for another."""
+    with psycopg.connect(database) as connection:
+        found = connection.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        ).fetchone()
+    assert found is not None
+    return int(found[0])
 
 
 def test_a_key_that_an_emitter_holds_is_not_lost_when_its_line_runs_dry(store: SqlStore, database: str) -> None:

@@ -215,7 +215,18 @@ FORGET_RELAY = "DELETE FROM penstock_relays WHERE relay_id = :relay_id"
 
 CLOCK = "SELECT {now}"
 
-DEDUPED = """
+# Opens windows where none is open, and locks all of them. In sorted order: two batches cannot wait for each other.
+OPEN_WINDOWS = """
+INSERT INTO penstock_dedupe AS d (queue, dedupe_key, event_id, expires_at)
+SELECT queue, name, id, {now} + seconds * interval '1 second'
+FROM unnest(CAST(:queues AS text[]), CAST(:names AS text[]), CAST(:ids AS uuid[]), CAST(:seconds AS float8[]))
+    AS given (queue, name, id, seconds)
+ORDER BY queue, name
+ON CONFLICT (queue, dedupe_key) DO UPDATE
+SET event_id = excluded.event_id, expires_at = excluded.expires_at WHERE d.expires_at <= {now}
+RETURNING queue, dedupe_key
+"""
+WINDOWS = """
 SELECT queue, dedupe_key, event_id FROM penstock_dedupe
 WHERE (queue, dedupe_key) IN (SELECT * FROM unnest(CAST(:queues AS text[]), CAST(:names AS text[])))
 """
