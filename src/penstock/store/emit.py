@@ -1,6 +1,6 @@
 """Emitting: whose connection to use, and how an event becomes a row. The same for every SQL backend."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
@@ -10,23 +10,10 @@ from sqlalchemy import Connection
 from penstock.errors import InvalidEvent, UsageError
 from penstock.event import Event, EventId
 
-# What an INSERT into the outbox view takes, in this order.
-EMIT_COLUMNS = (
-    "event_id",
-    "event_type",
-    "queue",
-    "payload",
-    "headers",
-    "partition_key",
-    "ordering_key",
-    "priority",
-    "max_attempts",
-    "available_at",
-    "delay_seconds",
-    "dedupe_key",
-    "dedupe_seconds",
-    "created_at",
-)
+Window = tuple[str, str]
+"""A queue and a dedupe key in it."""
+Named = tuple[EventId, Event]
+"""An event with the id that it is written under."""
 
 _DRIVERS = {"psycopg": "postgresql", "psycopg2": "postgresql", "sqlite3": "sqlite", "pymysql": "mysql"}
 
@@ -48,6 +35,26 @@ def refuse_twins(events: Sequence[Event]) -> None:
 def ids_for(events: Sequence[Event]) -> Iterator[EventId]:
     """Each event's own id, or a new one, made when it is asked for: while the database is busy with the last one."""
     return (event.event_id or EventId(uuid7.uuid7()) for event in events)
+
+
+def window(event: Event) -> Window | None:
+    return None if event.dedupe_key is None else (event.queue, event.dedupe_key)
+
+
+def first_of_windows(given: Sequence[Named]) -> dict[Window, Named]:
+    """Return the event of a batch that is to open each dedupe window."""
+    first: dict[Window, Named] = {}
+    for event_id, event in given:
+        of_event = window(event)
+        if of_event is not None:
+            first.setdefault(of_event, (event_id, event))
+    return first
+
+
+def without_duplicates(given: Sequence[Named], opened: Mapping[Window, Named]) -> list[Named]:
+    """Return the events of a batch that opened their dedupe window, or have none."""
+    openers = {event_id for event_id, _ in opened.values()}
+    return [(event_id, event) for event_id, event in given if event.dedupe_key is None or event_id in openers]
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from penstock.store import postgres_staging as staging
 from penstock.store import postgres_statements as statements
 from penstock.store import postgres_upkeep as upkeep
 from penstock.store.base import Capabilities, Committed, Lease, LeaseId, Part, StoreOptions, Token
-from penstock.store.emit import EMIT_COLUMNS, ids_for
+from penstock.store.emit import first_of_windows, ids_for, without_duplicates
 from penstock.store.hints import ALWAYS, Floor, Lines
 from penstock.store.moves import Clock, Wanted
 from penstock.store.outcomes import OutcomeRow, RouteRow
@@ -30,9 +30,12 @@ from penstock.store.transaction import Transaction, percent_style
 
 COPY_FROM = 20
 
-# The store opens dedupe windows itself: see `_append_once`.
-COLUMNS = tuple(name for name in EMIT_COLUMNS if name not in ("dedupe_key", "dedupe_seconds"))
-INSERT = f"INSERT INTO penstock_outbox ({', '.join(COLUMNS)}) VALUES ({', '.join(['%s'] * len(COLUMNS))})"
+# Dedupe windows are opened by a statement of their own.
+EMIT_COLUMNS = (
+    *("event_id", "event_type", "queue", "payload", "headers", "partition_key", "ordering_key", "priority"),
+    *("max_attempts", "available_at", "delay_seconds", "created_at"),
+)
+INSERT = f"INSERT INTO penstock_outbox ({', '.join(EMIT_COLUMNS)}) VALUES ({', '.join(['%s'] * len(EMIT_COLUMNS))})"
 
 
 class PostgresStore(SqlStore):
@@ -101,6 +104,8 @@ class PostgresStore(SqlStore):
                 )
             case errors.UniqueViolation() if "event_id" in str(cause):
                 return InvalidEvent("an event with this event_id was emitted before")
+            case errors.CheckViolation() if "penstock_outbox: " in str(cause):
+                return InvalidEvent(_first_line(cause))
             case OperationalError() | InterfaceError():
                 return StoreUnavailable(f"can't reach {self.url}: {_first_line(cause)}")
             case Error():
@@ -125,10 +130,7 @@ class PostgresStore(SqlStore):
         All windows are taken at once and sorted, and before any ordering key: two emits cannot wait for each other.
         """
         given = list(zip(ids_for(events), events, strict=True))
-        first: dict[tuple[str, str | None], tuple[EventId, Event]] = {}
-        for event_id, event in given:
-            if event.dedupe_key is not None:
-                first.setdefault((event.queue, event.dedupe_key), (event_id, event))
+        first = first_of_windows(given)
         windows = {
             "queues": [queue for queue, _ in first],
             "names": [name for _, name in first],
@@ -137,16 +139,10 @@ class PostgresStore(SqlStore):
             "now": None if self.clock is None else self.clock(),
         }
         cursor.execute(self._prepare(upkeep.OPEN_WINDOWS), windows)
-        opened = set(cursor.fetchall())
+        written = without_duplicates(given, {opened: first[opened] for opened in cursor.fetchall()})
         cursor.execute(self._prepare(upkeep.WINDOWS), windows)
         holders = {(queue, name): event_id for queue, name, event_id in cursor.fetchall()}
-        written = [
-            (event_id, event)
-            for event_id, event in given
-            if event.dedupe_key is None
-            or ((window := (event.queue, event.dedupe_key)) in opened and first[window][1] is event)
-        ]
-        self._write(cursor, iter([event_id for event_id, _ in written]), [event for _, event in written])
+        self._write(cursor, (event_id for event_id, _ in written), [event for _, event in written])
         return [holders.get((event.queue, event.dedupe_key), event_id) for event_id, event in given]
 
     def _write(self, cursor: Any, ids: Iterator[EventId], events: Sequence[Event]) -> list[EventId]:

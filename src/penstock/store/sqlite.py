@@ -29,7 +29,7 @@ from penstock.store import sqlite_staging as staging
 from penstock.store import sqlite_statements as statements
 from penstock.store import sqlite_upkeep as upkeep
 from penstock.store.base import Capabilities, Committed, Lease, LeaseId, Part, Token
-from penstock.store.emit import EMIT_COLUMNS, ids_for
+from penstock.store.emit import Named, Window, first_of_windows, ids_for, window, without_duplicates
 from penstock.store.migrate import Upgrade
 from penstock.store.moves import Wanted
 from penstock.store.outcomes import OutcomeRow, RouteRow
@@ -39,8 +39,6 @@ from penstock.store.transaction import Transaction
 
 BUSY_SECONDS = 30.0
 MICROS = 1_000_000
-
-INSERT = f"INSERT INTO penstock_outbox ({', '.join(EMIT_COLUMNS)}) VALUES ({', '.join(['?'] * len(EMIT_COLUMNS))})"
 
 
 class SqliteStore(StepwiseStore):
@@ -97,8 +95,10 @@ class SqliteStore(StepwiseStore):
                 )
             case sqlite3.OperationalError() if "locked" in message or "busy" in message:
                 return StoreConflict(f"another process kept writing to {self.url}; try again")
-            case sqlite3.IntegrityError() if "event_id" in message:
+            case sqlite3.IntegrityError() if "penstock_events.event_id" in message:
                 return InvalidEvent("an event with this event_id was emitted before")
+            case sqlite3.IntegrityError() if message.startswith("penstock_outbox: "):
+                return InvalidEvent(message)
             case sqlite3.OperationalError():
                 return StoreUnavailable(f"can't use {self.url}: {message}")
             case sqlite3.DatabaseError():
@@ -112,32 +112,40 @@ class SqliteStore(StepwiseStore):
     # -- emitting ---------------------------------------------------------------------------------------------
 
     def _append(self, cursor: Any, events: Sequence[Event]) -> list[EventId]:
-        ids = list(ids_for(events))
-        cursor.executemany(INSERT, list(map(self._emit_row, events, ids)))
-        deduped = [[event.queue, event.dedupe_key] for event in events if event.dedupe_key is not None]
-        first: dict[tuple[str, str | None], EventId] = {}
-        if deduped:
-            cursor.execute(upkeep.DEDUPED, {"rows": json.dumps(deduped)})
-            first = {(queue, key): EventId(UUID(hexed)) for queue, key, hexed in cursor.fetchall()}
-        return [first.get((event.queue, event.dedupe_key), own) for event, own in zip(events, ids, strict=True)]
+        """Write events past the view and its trigger, which would cost twice as much: all of them, or none."""
+        now = self._micros()
+        cursor.execute("SAVEPOINT penstock_emit")
+        try:
+            ids = self._write(cursor, list(zip(ids_for(events), events, strict=True)), now)
+        except BaseException:
+            if cursor.connection.in_transaction:  # after some errors SQLite has rolled all of it back
+                cursor.execute("ROLLBACK TO penstock_emit")
+                cursor.execute("RELEASE penstock_emit")
+            raise
+        cursor.execute("RELEASE penstock_emit")
+        return ids
 
-    def _emit_row(self, event: Event, event_id: EventId) -> tuple[Any, ...]:
-        return (
-            event_id.hex,
-            event.event_type,
-            event.queue,
-            event.payload,
-            json.dumps(dict(event.headers)) if event.headers else None,
-            event.partition_key,
-            event.ordering_key,
-            event.priority,
-            event.max_attempts,
-            None if event.available_at is None else to_micros(event.available_at),
-            event.delay_seconds,
-            event.dedupe_key,
-            event.dedupe_seconds,
-            self._micros(),
-        )
+    def _write(self, cursor: Any, given: list[Named], now: int) -> list[EventId]:
+        holders: dict[Window | None, EventId] = {}
+        written = given
+        first = first_of_windows(given)
+        if first:
+            rows = [
+                [*of_event, event_id.hex, now + round(event.dedupe_seconds * MICROS)]
+                for of_event, (event_id, event) in first.items()
+            ]
+            cursor.execute(upkeep.OPEN_WINDOWS, {"rows": json.dumps(rows), "now": now})
+            written = without_duplicates(given, {opened: first[opened] for opened in cursor.fetchall()})
+            cursor.execute(upkeep.WINDOWS, {"rows": json.dumps(rows)})
+            holders = {(queue, key): EventId(UUID(hexed)) for queue, key, hexed in cursor.fetchall()}
+        cursor.executemany(upkeep.EMIT_EVENT, [_event_row(event_id, event, now) for event_id, event in written])
+        # One writer at a time: the numbers of these events follow each other.
+        (last,) = cursor.execute(upkeep.LAST_NUMBER).fetchone()
+        numbered = enumerate((event for _, event in written), last - len(written) + 1)
+        cursor.executemany(upkeep.EMIT_PENDING, [_pending_row(seq, event, now) for seq, event in numbered])
+        keys = {(event.queue, event.ordering_key, now) for _, event in written if event.ordering_key is not None}
+        cursor.executemany(upkeep.ADD_KEY, sorted(keys))
+        return [holders.get(window(event), event_id) for event_id, event in given]
 
     def _stage(self, tx: Transaction, part: Part, events: Sequence[Event], start: int) -> None:
         now = self._micros()
@@ -308,6 +316,21 @@ def _set_up(connection: Any, _record: Any) -> None:
 def _begin(connection: Any) -> None:
     reads_only = connection.get_execution_options().get("reads_only", False)
     connection.exec_driver_sql("BEGIN" if reads_only else "BEGIN IMMEDIATE")
+
+
+def _event_row(event_id: EventId, event: Event, now: int) -> tuple[Any, ...]:
+    headers = json.dumps(dict(event.headers)) if event.headers else None
+    fixed = (event.event_type, event.payload, headers, event.partition_key, event.ordering_key)
+    return (event_id.hex, *fixed, now)
+
+
+def _pending_row(seq: int, event: Event, now: int) -> tuple[Any, ...]:
+    available_at = now
+    if event.available_at is not None:
+        available_at = to_micros(event.available_at)
+    elif event.delay_seconds is not None:
+        available_at += round(event.delay_seconds * MICROS)
+    return (seq, event.queue, event.ordering_key, event.priority, event.max_attempts, available_at)
 
 
 def _unchanged(statement: str) -> str:

@@ -166,7 +166,26 @@ FORGET_RELAY = "DELETE FROM penstock_relays WHERE relay_id = :relay_id"
 
 CLOCK = "SELECT :now"
 
-DEDUPED = """
+EMIT_EVENT = """
+INSERT INTO penstock_events (event_id, event_type, payload, headers, partition_key, ordering_key, created_at)
+VALUES (?, ?, ?, ?, ?, ?, ?)
+"""
+EMIT_PENDING = """
+INSERT INTO penstock_pending (seq, queue, ordering_key, priority, attempts, deliveries, max_attempts, replays, suspect,
+                              available_at)
+VALUES (?, ?, ?, ?, 0, 0, ?, 0, 0, ?)
+"""
+ADD_KEY = "INSERT INTO penstock_keys (queue, ordering_key, next_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+
+# :rows is a list of [queue, dedupe key, event id, end of the window].
+OPEN_WINDOWS = """
+INSERT INTO penstock_dedupe (queue, dedupe_key, event_id, expires_at)
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3 FROM json_each(:rows) WHERE true
+ON CONFLICT (queue, dedupe_key) DO UPDATE SET event_id = excluded.event_id, expires_at = excluded.expires_at
+WHERE penstock_dedupe.expires_at <= :now
+RETURNING queue, dedupe_key
+"""
+WINDOWS = """
 SELECT queue, dedupe_key, event_id FROM penstock_dedupe
 WHERE (queue, dedupe_key) IN (SELECT value ->> 0, value ->> 1 FROM json_each(:rows))
 """
