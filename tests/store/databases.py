@@ -2,6 +2,7 @@
 
 import traceback
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -9,7 +10,7 @@ import pymysql
 from sqlalchemy import Dialect, inspect, make_url
 from sqlalchemy.types import TypeEngine
 
-from penstock.store import SqlStore
+from penstock.store import SqlStore, migrate
 from penstock.store.schema import metadata, outbox, staged
 
 TABLES = """
@@ -23,6 +24,14 @@ SAME_TYPES = {
     **dict.fromkeys(("VARCHAR", "LONGTEXT", "JSON"), "TEXT"),
     **dict.fromkeys(("LONGBLOB", "BINARY"), "BLOB"),
 }
+
+# As the releases before this runner created it.
+OLD_VERSION_TABLE = """
+CREATE TABLE penstock_version (
+\tversion_num VARCHAR(32) NOT NULL,\x20
+\tCONSTRAINT penstock_version_pkc PRIMARY KEY (version_num)
+)
+"""
 
 Columns = list[tuple[str, str]]
 
@@ -89,3 +98,15 @@ def _kind(type_: TypeEngine[Any], dialect: Dialect) -> str:
 def told(error: BaseException) -> str:
     """All that a log would show of an error, with its causes."""
     return "".join(traceback.format_exception(error))
+
+
+def to_version(store: SqlStore, version: str) -> None:
+    """Create the tables as an older release left them."""
+    if store.url.startswith("sqlite"):
+        Path(store.url.removeprefix("sqlite:///")).touch()
+    with store.transaction() as connection:
+        connection.exec_driver_sql(OLD_VERSION_TABLE)
+    for step in migrate.steps(store.engine.dialect.name):
+        if step.version <= version:
+            with store.transaction() as connection:
+                migrate.run(connection, step)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from databases import to_version
 
 from penstock.errors import StoreConflict, StoreError
 from penstock.event import Event
@@ -20,13 +21,6 @@ from tests.support.processes import wait_until
 
 STARTS = 4
 WAIT_SECONDS = 60.0
-# As the releases before this runner created it.
-OLD_VERSION_TABLE = """
-CREATE TABLE penstock_version (
-\tversion_num VARCHAR(32) NOT NULL,\x20
-\tCONSTRAINT penstock_version_pkc PRIMARY KEY (version_num)
-)
-"""
 # Digests of the steps that databases have had, without their comments.
 RELEASED = {
     "mysql/0001_spine": "d12909cef78033a9",
@@ -39,10 +33,12 @@ RELEASED = {
     "postgresql/0003_staging": "47fdfa095d2fc96e",
     "postgresql/0004_steering": "803fe108b5c0c00b",
     "postgresql/0005_vacuum": "6c68f8fa9613f7bc",
+    "postgresql/0006_validation": "8458f31ff6a2ab9c",
     "sqlite/0001_spine": "84857cd95880c126",
     "sqlite/0002_copies": "eb7744c08ee69ec1",
     "sqlite/0003_staging": "84ff6648fd81c77e",
     "sqlite/0004_steering": "514dd96d327a64c5",
+    "sqlite/0005_validation": "8ea8b3043897f35b",
 }
 WAITING = {
     "postgresql": "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'penstock_events'::regclass",
@@ -78,18 +74,6 @@ def add_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AddStep:
             (dialect / "9000_more.sql").write_text(content)
 
     return add
-
-
-def to_version(store: SqlStore, version: str) -> None:
-    """Create the tables as an older release left them."""
-    if store.url.startswith("sqlite"):
-        Path(store.url.removeprefix("sqlite:///")).touch()
-    with store.transaction() as connection:
-        connection.exec_driver_sql(OLD_VERSION_TABLE)
-    for step in migrate.steps(store.engine.dialect.name):
-        if step.version <= version:
-            with store.transaction() as connection:
-                migrate.run(connection, step)
 
 
 def versions(store: SqlStore) -> list[str]:
