@@ -8,6 +8,7 @@ from databases import MysqlConnection, connect_mysql
 from penstock.lifecycle import PUBLISHED
 from penstock.store import SqlStore, open_store
 from penstock.store import mysql_statements as statements
+from penstock.store import mysql_upkeep as upkeep
 from penstock.testing.stores.scenario import all_to, claim, event
 from tests.support.servers import MariadbServer
 
@@ -103,6 +104,28 @@ def test_a_claim_and_its_settle_read_about_what_they_take(store: SqlStore, conne
 
     # Chosen, moved, deleted and read, here and in the events; then the same again for the settle.
     assert rows_read(connection, turn) < 20 * CLAIM
+
+
+@pytest.mark.parametrize("size", [1, 5, 20])
+@pytest.mark.parametrize("statement", [statements.LOCK_HELD, statements.OUTCOMES, upkeep.ROUTED, *statements.PUBLISH])
+def test_a_settle_looks_up_its_own_rows_however_small_the_lease(mariadb_url: str, size: int, statement: str) -> None:
+    """Through the index on leases it would lock rows of the lease that it does not settle."""
+    store = open_store(mariadb_url)
+    store.initialise()
+    store.append([event() for _ in range(100)])
+    held, *_ = [claim(store, size) for _ in range(100 // size)]
+    store.close()
+    values = {
+        "seqs": f"'[{held.events[0].seq}]'",
+        "rows": f'\'[[{held.events[0].seq}, "RETRY", "error", 0]]\'',
+        "lease_id": f"x'{held.lease.lease_id.hex}'",
+        "max_attempts": "10",
+    }
+    for name, value in values.items():
+        statement = statement.replace(f":{name}", value)
+    with connect_mysql(mariadb_url) as connection:
+        plan = connection.execute("EXPLAIN " + statement.replace("{now}", "UTC_TIMESTAMP(6)")).fetchall()
+    assert [(table, key) for _, _, table, _, _, key, *_ in plan if table == "c"] == [("c", "PRIMARY")]
 
 
 def test_a_probe_reads_next_to_nothing(store: SqlStore, connection: MysqlConnection) -> None:

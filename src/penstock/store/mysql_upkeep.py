@@ -5,7 +5,7 @@ As in `mysql_statements`: values are bound, lists of numbers travel as JSON, and
 
 from penstock.store.columns import COLUMNS, UNSETTLED, changing
 from penstock.store.mysql_lines import KEYS
-from penstock.store.mysql_statements import GIVEN
+from penstock.store.mysql_statements import CLAIMED_ROWS, GIVEN
 
 _ARCHIVED = f"{GIVEN} penstock_archive a ON a.seq = given_seq"
 
@@ -47,11 +47,11 @@ WHERE queue = :queue AND ordering_key IN :names AND lease_id IS NULL AND next_at
 
 # Rows of seq, queue and the copy's id; the event itself goes to its first queue, without one. Copies are numbered as
 # they are inserted, in the order of the events: an ordering key's line stays one.
-_ROUTED = """
+_ROUTED = f"""
 JSON_TABLE(:rows, '$[*]' COLUMNS (
     place FOR ORDINALITY, given_seq BIGINT PATH '$[0]',
     to_queue VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[1]', copy_id CHAR(32) PATH '$[2]')) given
-STRAIGHT_JOIN penstock_claimed c ON c.seq = given_seq AND c.lease_id = :lease_id
+STRAIGHT_JOIN {CLAIMED_ROWS} ON c.seq = given_seq AND c.lease_id = :lease_id
 """
 _FRESH = {
     "queue": "to_queue",
