@@ -4,6 +4,8 @@ import threading
 from datetime import UTC, datetime
 from uuid import uuid4
 
+import pytest
+
 from penstock.event import Delivery
 from penstock.lifecycle import PUBLISHED, RELEASED, OrderPolicy, Outcome, Retry
 from penstock.store.base import Lease, LeaseId, Token
@@ -64,6 +66,17 @@ def test_only_the_head_of_a_line_is_handed_out() -> None:
     assert holdings.take() == [], "what stands behind a failure goes back"
     assert written(holdings) == [{1: PUBLISHED, 2: Retry("x", 0), 5: RELEASED}]
     assert holdings.undecided == 2
+
+
+@pytest.mark.parametrize("order_policy", OrderPolicy)
+def test_what_stands_behind_a_released_event_goes_back_with_it(order_policy: OrderPolicy) -> None:
+    holdings, under = Holdings(order_policy), lease()
+    holdings.add(under, events(under, "a", "a", "b"))
+    (first,), (other,) = holdings.take(), holdings.take()
+    holdings.finish(first, RELEASED)
+    assert holdings.take(2) == []
+    holdings.finish(other, PUBLISHED)
+    assert written(holdings) == [{1: RELEASED, 2: RELEASED, 3: PUBLISHED}]
 
 
 def test_a_batch_takes_a_line_along_and_keeps_its_key() -> None:

@@ -2,8 +2,9 @@
 
 from collections.abc import Callable
 
+import psycopg
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 from worker_watch import Watch, running
 
 from penstock import AckPolicy, Outbox, Received, RetryPolicy, Worker
@@ -110,3 +111,90 @@ def test_a_transaction_that_is_done_stays_done(
         watch.until(published=1)
     assert effects() == [1]
     assert watch.states() == {State.PUBLISHED: 1}
+
+
+class Cut:
+    """Ends the connection of a transaction, or keeps its lease locked, at the first call."""
+
+    def __init__(self, url: str, how: str) -> None:
+        self.calls = 0
+        self._url = url
+        self._how = how
+        self._locking: psycopg.Connection | None = None
+
+    def __call__(self, connection: Connection) -> None:
+        self.calls += 1
+        if self.calls == 1 and self._how == "connection":
+            pid = connection.execute(text("SELECT pg_backend_pid()")).scalar()
+            with psycopg.connect(self._url) as other:
+                other.execute("SELECT pg_terminate_backend(%s, 60000)", (pid,))
+        elif self.calls == 1:
+            connection.execute(text("SET LOCAL lock_timeout = 1"))
+            self._locking = psycopg.connect(self._url)
+            self._locking.execute("SELECT 1 FROM penstock_leases FOR UPDATE")
+
+    def end(self) -> None:
+        """Give up the lock, once the transaction has failed by it."""
+        if self._locking is not None:
+            self._locking.close()
+
+
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("how", ["connection", "lock"])
+def test_a_settle_that_fails_by_itself_costs_no_attempt(
+    worker: Worker, outbox: Outbox, watch: Watch, effects: Callable[[], list[int]], url: str, how: str
+) -> None:
+    cut = Cut(url, how)
+    handled: list[str] = []
+
+    @worker.handler(retry=RetryPolicy.none())
+    def handle(event: Received) -> None:
+        handled.append(event.text())
+        try:
+            with event.transaction() as connection:
+                connection.execute(INSERT, {"number": int(event.text())})
+                cut(connection)
+        finally:
+            cut.end()
+
+    outbox.emit_many([outbox.event("x", str(number), ordering_key="k") for number in range(3)])
+    with running(worker):
+        watch.until(published=3)
+    assert effects() == [0, 1, 2]
+    assert handled == ["0", "0", "1", "2"]
+    assert {record.attempts for record in watch.records().values()} == {0}
+
+
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_a_lost_connection_in_the_middle_of_a_transaction_costs_no_attempt(
+    worker: Worker, outbox: Outbox, watch: Watch, effects: Callable[[], list[int]], url: str
+) -> None:
+    cut = Cut(url, "connection")
+
+    @worker.handler(retry=RetryPolicy.none())
+    def handle(event: Received) -> None:
+        with event.transaction() as connection:
+            cut(connection)
+            connection.execute(INSERT, {"number": cut.calls})
+
+    outbox.emit("x")
+    with running(worker):
+        watch.until(published=1)
+    assert effects() == [2]
+
+
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_a_conflict_of_the_handlers_own_statement_is_its_failure(
+    worker: Worker, outbox: Outbox, watch: Watch, effects: Callable[[], list[int]], url: str
+) -> None:
+    @worker.handler(retry=RetryPolicy.none())
+    def handle(event: Received) -> None:
+        with event.transaction() as connection, psycopg.connect(url) as other:
+            other.execute("LOCK TABLE effects")
+            connection.execute(text("SET LOCAL lock_timeout = 1"))
+            connection.execute(INSERT, {"number": 1})
+
+    outbox.emit("x")
+    with running(worker):
+        watch.until(dead=1)
+    assert effects() == []

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock import telemetry
 from penstock.errors import InvalidPayload, LeaseLost, brief, on_record
-from penstock.lifecycle import Dead, Outcome, overdelivered
+from penstock.lifecycle import RELEASED, Dead, Outcome, overdelivered
 from penstock.worker.arguments import reader_of
 from penstock.worker.options import AckPolicy, HandlerOptions
 from penstock.worker.received import Desk, Received
@@ -91,7 +91,7 @@ class Handling:
 
     def outcome(self, event: Received, error: BaseException | None, desk: Desk) -> Outcome | None:
         """What becomes of an event after its call. None if the store knows already, or is to be told later."""
-        if error is not None:
+        if error is not None and event.decision != RELEASED:
             telemetry.warn("a handler failed", event_id=event.event_id, queue=event.queue, error=brief(error))
         if event.settled:
             return None

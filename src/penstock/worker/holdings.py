@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
-from penstock.lifecycle import RELEASED, OrderPolicy, Outcome, Retry
+from penstock.lifecycle import RELEASED, OrderPolicy, Outcome, Released, Retry
 from penstock.store.base import Lease, LeaseId
 from penstock.worker.received import Received
 
@@ -152,10 +152,11 @@ class Holdings:
         self._close_if_empty(holding)
 
     def _move_up(self, key: str, outcome: Outcome | None) -> None:
-        """The next of its key's line may go; after a failure that keeps its place, the line goes back."""
+        """The next of its key's line may go; behind an event that keeps its place, the line goes back."""
         self._open[key] = self._open.get(key, 1) - 1
         line = self._lines.get(key, deque())
-        if isinstance(outcome, Retry) and self._order_policy is OrderPolicy.BLOCK:
+        blocks = isinstance(outcome, Retry) and self._order_policy is OrderPolicy.BLOCK
+        if blocks or isinstance(outcome, Released):
             self._queued -= len(line)
             for behind in line:
                 self._record(behind, RELEASED)

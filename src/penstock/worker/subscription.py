@@ -11,8 +11,8 @@ from time import monotonic
 from sqlalchemy import Connection
 
 from penstock import telemetry
-from penstock.errors import LeaseLost, NotSupported, StoreError
-from penstock.lifecycle import PUBLISHED, Dead, OrderPolicy, Outcome, Published, Retry
+from penstock.errors import LeaseLost, NotSupported, StoreConflict, StoreError, StoreUnavailable
+from penstock.lifecycle import PUBLISHED, RELEASED, Dead, OrderPolicy, Outcome, Published, Retry
 from penstock.store import SqlStore, Store
 from penstock.store.base import Claim, Settlement
 from penstock.worker.handling import Handling
@@ -123,11 +123,23 @@ class Subscription:
         store = self.store
         if not isinstance(store, SqlStore):
             raise NotSupported(f"{store.url} has no transactions of its own; event.transaction() needs a SQL database")
-        with store.transaction() as connection:
-            yield connection
-            told = store.settle_in(connection, event.lease, {event.seq: self.published(None)})
-            if event.seq not in told.published:
-                raise LeaseLost(f"event {event.event_id} is no longer this worker's: its transaction is rolled back")
+        ours = True
+        try:
+            with store.transaction() as connection:
+                ours = False
+                yield connection
+                ours = True
+                told = store.settle_in(connection, event.lease, {event.seq: self.published(None)})
+                if event.seq not in told.published:
+                    raise LeaseLost(
+                        f"event {event.event_id} is no longer this worker's: its transaction is rolled back"
+                    )
+        except (StoreConflict, StoreUnavailable) as error:
+            if ours or isinstance(error, StoreUnavailable):
+                # Not the handler's failure. If the commit was done after all, the store refuses the release.
+                event.decision = RELEASED
+                telemetry.warn("an event's transaction is tried again", event_id=event.event_id, error=error)
+            raise
         event.settled = True
         self.counts["handled"] += 1
 
