@@ -1,12 +1,16 @@
 """The doctor: whether everything that Penstock needs is there and in order, check by check, with what to do if not."""
 
 import platform
+import tomllib
 from collections.abc import Callable, Iterator
+from configparser import ConfigParser
+from configparser import Error as ConfigError
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from pathlib import Path
 
 from penstock.admin.findings import OLD_SNAPSHOT_SECONDS, findings
 from penstock.admin.wording import age, count
@@ -44,7 +48,7 @@ class Check:
 
 def examine(store: Store) -> list[Check]:
     """All checks, in the order in which a person would make them."""
-    return [*_installation(), *_store(store)]
+    return [*_installation(), *_alembic(store, Path.cwd()), *_store(store)]
 
 
 def healthy(checks: list[Check]) -> bool:
@@ -94,6 +98,47 @@ def _java() -> Check:
     except PenstockError as error:
         return Check("Java", Level.FAIL, str(error))
     return Check("Java", Level.OK, f"{java_version(home)} at {home}")
+
+
+def _alembic(store: Store, folder: Path) -> Iterator[Check]:
+    """Whether an application's migrations leave Penstock's tables alone, if it has migrations and they use Alembic."""
+    if not store.capabilities.transactional_emit:  # no application has its own tables beside these
+        return
+    env = _alembic_env(folder)
+    if env is None:
+        return
+    if "penstock" in env.read_text(encoding="utf-8", errors="replace"):
+        yield Check("Alembic", Level.OK, f"{env} mentions Penstock")
+    else:
+        fault = "autogenerate drops the tables of a store in its database"
+        advice = "pass include_name and include_object of penstock.alembic to context.configure"
+        yield Check("Alembic", Level.WARN, f"{fault}; in {env}, {advice}")
+
+
+def _alembic_env(folder: Path) -> Path | None:
+    """Return the env.py of the nearest alembic.ini, from `folder` up to the root of its repository."""
+    above = [folder, *folder.parents]
+    root = next((number for number, one in enumerate(above) if (one / ".git").exists()), 0)
+    near = next((one for one in above[: root + 1] if (one / "alembic.ini").is_file()), None)
+    location = _script_location(near) if near else None
+    if near is None or location is None:
+        return None
+    # `package:folder` is a folder of a package.
+    env = near / location.replace("%(here)s", str(near)).replace(":", "/") / "env.py"
+    return env if env.is_file() else None
+
+
+def _script_location(folder: Path) -> str | None:
+    """Return where Alembic's scripts are, by the alembic.ini of a folder, else by its pyproject.toml."""
+    ini = ConfigParser(interpolation=None)
+    try:
+        ini.read(folder / "alembic.ini", encoding="utf-8")
+        if ini.has_option("alembic", "script_location"):
+            return ini.get("alembic", "script_location")
+        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+        return str(project["tool"]["alembic"]["script_location"])
+    except (ConfigError, OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def _store(store: Store) -> Iterator[Check]:
