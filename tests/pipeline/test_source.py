@@ -13,9 +13,10 @@ from penstock.errors import UsageError
 from penstock.event import EventId
 from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Outcome, Retry, State
 from penstock.outbox import Outbox, connect
+from penstock.pipeline import source
 from penstock.pipeline.settling import by_lease, settle, worst
 from penstock.pipeline.slices import root_cause
-from penstock.pipeline.source import SourceOptions, lease_of, register
+from penstock.pipeline.source import EventReader, SeqBlocks, SourceOptions, lease_of, register
 from penstock.pipeline.stores import close_stores
 from penstock.store.base import Record, Selection, Settlement
 
@@ -72,6 +73,64 @@ def test_the_lease_of_a_partition_is_the_same_whenever_and_wherever_it_runs() ->
     query = str(uuid4())
     assert lease_of(query, 3, 1) == lease_of(query, 3, 1)
     assert len({lease_of(query, batch, index) for batch in range(5) for index in range(5)}) == 25
+
+
+@pytest.fixture
+def outbox(tmp_path: Path) -> Iterator[Outbox]:
+    with connect(f"sqlite:///{tmp_path}/penstock.db") as box:
+        box.store.initialise()
+        yield box
+    close_stores()
+
+
+def emit_to(outbox: Outbox, count: int) -> None:
+    outbox.emit_many([outbox.event("order.placed", {"number": number}) for number in range(count)])
+
+
+@pytest.mark.parametrize("planned", [0, 1, 20])
+def test_partitions_of_an_old_plan_still_split_all_events(
+    outbox: Outbox, monkeypatch: pytest.MonkeyPatch, planned: int
+) -> None:
+    monkeypatch.setattr(source, "READ_PAGE", 4)
+    emit_to(outbox, planned)
+    reader = EventReader(SourceOptions(outbox.store.engine.url.render_as_string(), partitions=3))
+    partitions = reader.partitions()
+    emit_to(outbox, 60)
+    read = [[seq for batch in reader.read(one) for seq in batch.column("seq").to_pylist()] for one in partitions]
+    assert sorted(seq for seqs in read for seq in seqs) == list(range(1, planned + 61))
+    assert all(len(seqs) >= 16 for seqs in read)  # none of them is left with all that is new
+
+
+def test_what_retention_has_removed_is_not_looked_for(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "READ_PAGE", 4)
+    store = outbox.store
+    emit_to(outbox, 20)
+    reader = EventReader(SourceOptions(store.engine.url.render_as_string(), partitions=2))
+    partitions = reader.partitions()
+    claim = store.claim("outbox", limit=100, claimant="test")
+    store.settle(claim.lease, {event.seq: PUBLISHED for event in claim.events})
+    emit_to(outbox, 20)
+    store.purge(Selection(everything=True))
+    read = [[seq for batch in reader.read(one) for seq in batch.column("seq").to_pylist()] for one in partitions]
+    assert sorted(seq for seqs in read for seq in seqs) == list(range(21, 41))
+    assert all(len(seqs) == 10 for seqs in read)
+
+
+def test_a_fresh_plan_has_one_range_for_each_partition(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "READ_PAGE", 4)
+    emit_to(outbox, 30)
+    partitions = EventReader(SourceOptions(outbox.store.engine.url.render_as_string(), partitions=3)).partitions()
+    assert [[seq for seq in range(1, 31) if seq in one] for one in partitions] == [
+        list(range(1, 11)),
+        list(range(11, 21)),
+        list(range(21, 31)),
+    ]
+
+
+@pytest.mark.parametrize("after", range(-20, 40))
+def test_reading_goes_on_at_the_next_lower_block(after: int) -> None:
+    blocks = SeqBlocks(1, 3, 4, 5)
+    assert blocks.top(after) == next(seq for seq in range(after - 1, -100, -1) if seq in blocks) + 1
 
 
 # With Spark
@@ -288,6 +347,36 @@ def test_a_batch_shows_events_in_every_state_and_leaves_them_there(stream: Strea
     assert [(q.queue, q.pending, q.claimed, q.published, q.dead) for q in store.stats().queues] == [
         (q.queue, q.pending, q.claimed, q.published, q.dead) for q in stats
     ]
+
+
+@pytest.mark.spark
+def test_each_action_on_a_dataframe_sees_what_is_committed_when_it_runs(
+    stream: Stream, session: "SparkSession"
+) -> None:
+    frame = session.read.format("penstock").options(store=stream.url).load()
+    pending = frame.where("state = 'PENDING'")
+    for total in (0, 5, 10, 15):
+        assert [len(frame.collect()), frame.count(), len(pending.collect()), pending.count()] == [total] * 4
+        stream.emit(5)
+
+
+@pytest.mark.spark
+def test_each_query_of_a_view_sees_what_is_committed_when_it_runs(stream: Stream, session: "SparkSession") -> None:
+    session.sql(f"CREATE OR REPLACE TEMP VIEW events USING penstock OPTIONS (store '{stream.url}')")
+    for total in (0, 5, 10, 15):
+        assert [session.sql("SELECT count(*) FROM events").head()[0], session.table("events").count()] == [total] * 2
+        stream.emit(5)
+    session.catalog.dropTempView("events")
+
+
+@pytest.mark.spark
+def test_an_event_that_commits_late_with_a_low_seq_is_seen(stream: Stream, session: "SparkSession") -> None:
+    frame = session.read.format("penstock").options(store=stream.url).load()
+    with stream.outbox.store.transaction() as connection:
+        stream.outbox.emit("order.placed", connection=connection)
+        stream.emit(1)
+        assert [row.seq for row in frame.collect()] == [2]
+    assert sorted(row.seq for row in frame.collect()) == [1, 2]
 
 
 @pytest.mark.spark

@@ -224,35 +224,55 @@ class ClaimReader(DataSourceStreamReader):
             os._exit(0)
 
 
-class SeqRange(InputPartition):
-    """Events from `first` to `last`, both included."""
+class SeqBlocks(InputPartition):
+    """Every `count`-th block of `size` numbers, up and down without an end; block `index` from `origin` on is one of
+    them. Spark runs a plan again with the partitions that it had the first time, so they must not have bounds."""
 
-    def __init__(self, first: int, last: int) -> None:
-        super().__init__((first, last))
-        self.first = first
-        self.last = last
+    def __init__(self, index: int, count: int, size: int, origin: int) -> None:
+        super().__init__((index, count, size, origin))
+        self.index = index
+        self.count = count
+        self.size = size
+        self.origin = origin
+
+    def __contains__(self, seq: int) -> bool:
+        return self._ahead(seq) == 0
+
+    def top(self, after: int) -> int:
+        """Return the number after the highest one of these blocks that is below `after`."""
+        ahead = self._ahead(after - 1)
+        if ahead == 0:
+            return after
+        block = (after - 1 - self.origin) // self.size
+        return self.origin + (block - ahead + 1) * self.size
+
+    def _ahead(self, seq: int) -> int:
+        """Return how many blocks there are between `seq` and the next lower one of these; 0 if it is in one."""
+        return ((seq - self.origin) // self.size - self.index) % self.count
 
 
 class EventReader(DataSourceReader):
-    """Reads events in any state, and changes nothing."""
+    """Reads events in any state, and changes nothing. Each task reads what is committed when it runs."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self.selection = options.selection()
 
-    def partitions(self) -> Sequence[SeqRange]:
+    def partitions(self) -> Sequence[SeqBlocks]:
+        """One block for each partition, as things stand; what is emitted later falls into the blocks behind them."""
         first, last = store_of(self._options.store).bounds()
-        size = max(1, -(-(last - first + 1) // self._options.partitions))
-        ranges = [SeqRange(start, min(start + size - 1, last)) for start in range(first, last + 1, size)]
-        return ranges or [SeqRange(1, 0)]  # Spark would make a partition of its own of none at all
+        count = self._options.partitions
+        size = max(READ_PAGE, -(-(last - first + 1) // count))
+        return [SeqBlocks(index, count, size, first) for index in range(count)]
 
     def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
-        assert isinstance(partition, SeqRange)
+        assert isinstance(partition, SeqBlocks)
         store = store_of(self._options.store)
-        after: int | None = partition.last + 1
-        while after is not None and after > partition.first:
+        first, last = store.bounds()
+        after: int | None = last + 1
+        while after is not None and (after := partition.top(after)) > first:
             page = store.find(self.selection, after=after, limit=READ_PAGE)
-            rows = [_fields(record) for record in page.records if record.seq >= partition.first]
+            rows = [_fields(record) for record in page.records if record.seq in partition]
             if rows:
                 yield _record_batch(rows)
             after = page.after
