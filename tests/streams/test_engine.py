@@ -8,6 +8,7 @@ from penstock import Streams
 from penstock.errors import UsageError
 from penstock.streams.context import Context
 from penstock.streams.event import StreamEvent
+from penstock.streams.sources import Kafka, Queue, Source, Valkey
 from penstock.streams.state.base import Position
 from penstock.testing.streams import CRASH, LOST_COMMIT, StreamHarness
 
@@ -131,3 +132,48 @@ def test_mistakes_are_told() -> None:
         app.stream("a", name="two", parts=0)(lambda event, ctx: None)
     with pytest.raises(UsageError, match="no such option"):
         app.stream("a", name="three", partitions=3)(lambda event, ctx: None)
+
+
+def nothing(event: StreamEvent, ctx: Context) -> None:
+    """Handle an event by ignoring it."""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        ("orders", "orders", r"'one' reads queue 'orders' already.* give each stream a queue of its own"),
+        ("orders", Queue("orders"), "'one' reads queue 'orders' already"),
+        (Kafka("broker:9092", "orders"), "streams/one", "'one' reads queue 'streams/one' already"),
+        ("streams/two", Kafka("broker:9092", "orders"), "'one' reads queue 'streams/two' already"),
+        (
+            Valkey("valkey://user:secret@localhost/0", "orders,refunds"),
+            Valkey("valkey://user:secret@localhost/0", "refunds"),
+            r"'one' reads 'refunds' at valkey://\S*@localhost/0 in the group 'penstock' already.* a consumer group",
+        ),
+    ],
+)
+def test_two_streams_on_what_gives_each_event_to_one_reader_are_refused(
+    first: str | Source, second: str | Source, told: str
+) -> None:
+    app = Streams("sqlite:///unused.db")
+    app.stream(first, name="one")(nothing)
+    with pytest.raises(UsageError, match=told) as refused:
+        app.stream(second, name="two")(nothing)
+    assert "secret" not in str(refused.value)
+    assert list(app.streams) == ["one"]
+
+
+def test_two_streams_may_read_what_each_of_them_has_to_itself() -> None:
+    app = Streams("sqlite:///unused.db")
+    for number, source in enumerate(
+        [
+            "orders",
+            "returns",
+            Kafka("broker:9092", "orders"),
+            Kafka("broker:9092", "orders"),
+            Valkey("valkey://localhost/0", "orders", "one"),
+            Valkey("valkey://localhost/0", "orders", "two"),
+        ]
+    ):
+        app.stream(source, name=f"stream-{number}")(nothing)
+    assert len(app.streams) == 6

@@ -274,6 +274,6 @@ def test_windows_have_no_timers_and_timers_no_windows() -> None:
         app.on_timer("total")(lambda timer, ctx: None)
     with pytest.raises(UsageError, match="already"):
         app.on_close("total")(lambda window, ctx: None)
-    app.stream("orders", name="plain")(lambda event, ctx: None)
+    app.stream("returns", name="plain")(lambda event, ctx: None)
     with pytest.raises(UsageError, match="only a stream with windows"):
         app.on_close("plain")(lambda window, ctx: None)

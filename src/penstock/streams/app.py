@@ -13,7 +13,7 @@ from penstock.streams.batches import BatchContext, BatchKind
 from penstock.streams.columns import check_fields
 from penstock.streams.context import Context
 from penstock.streams.event import KEY_HEADER, STREAM_HEADER, StreamEvent
-from penstock.streams.sources import Source, as_source
+from penstock.streams.sources import Queue, Source, Valkey, as_source, consumed
 from penstock.streams.state import DEFAULT_STATE
 from penstock.streams.state.base import Timer
 from penstock.streams.windows import Session, Window, Windows
@@ -121,6 +121,11 @@ class Stream:
         """Where events that failed wait, and dead ones stay, if their source takes no outcomes."""
         return f"streams/{self.name}"
 
+    @property
+    def consumed(self) -> frozenset[str]:
+        """What no other stream may read."""
+        return consumed(self.source) | consumed(Queue(self.own_queue))
+
     def key_of(self, event: StreamEvent) -> str:
         """The key that an event is processed under."""
         return (event.headers.get(KEY_HEADER) if self.moved(event) else None) or str(self.key(event))
@@ -163,6 +168,7 @@ class StreamSet:
                 made = Stream(name=known_as, source=taken, key=key or default_key, handler=function, **options)
             except TypeError as error:
                 raise UsageError(f"a stream has no such option: {error}") from error
+            self._refuse_rivals(made)
             self.streams[known_as] = made
             return function
 
@@ -189,6 +195,15 @@ class StreamSet:
             return function
 
         return register
+
+    def _refuse_rivals(self, stream: Stream) -> None:
+        for other in self.streams.values():
+            if shared := sorted(stream.consumed & other.consumed):
+                own = "consumer group" if isinstance(stream.source, Valkey) else "queue"
+                raise UsageError(
+                    f"the stream {other.name!r} reads {shared[0]} already, and each event goes to one reader only: "
+                    f"give each stream a {own} of its own"
+                )
 
     def _known(self, stream: str) -> Stream:
         if stream not in self.streams:

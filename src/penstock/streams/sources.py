@@ -88,3 +88,15 @@ def as_source(given: str | Source) -> Source:
     if not isinstance(given, str) or not given:
         raise UsageError(f"a stream reads a queue by its name, or a Valkey, Kafka or Frame source, not {given!r}")
     return Queue(given)
+
+
+def consumed(source: Source) -> frozenset[str]:
+    """Return what hands each event to one reader only, of what a source reads: queues, streams of a consumer group."""
+    match source:
+        case Queue(name):
+            return frozenset({f"queue {name!r}"})
+        case Valkey(url, streams, group):
+            names = (name.strip() for name in streams.split(","))
+            return frozenset(f"{name!r} at {mask_url(url)} in the group {group!r}" for name in names)
+        case Kafka() | Frame():
+            return frozenset()
