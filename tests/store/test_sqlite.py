@@ -11,9 +11,10 @@ from uuid import uuid4
 import pytest
 from databases import differences
 
-from penstock.errors import InvalidEvent, NotInitialised, StoreError, StoreUnavailable, UsageError
+import penstock
+from penstock.errors import InvalidEvent, NotInitialised, StoreConflict, StoreError, StoreUnavailable, UsageError
 from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Outcome, Retry
-from penstock.store import SqlStore, StoreOptions, open_store
+from penstock.store import SqlStore, StoreOptions, open_store, sqlite
 from penstock.store.base import Claim, Selection
 from penstock.store.moves import Clock
 from penstock.store.sqlite import BUSY_SECONDS
@@ -127,6 +128,27 @@ def test_looking_waits_for_no_writer(store: SqlStore, writer: sqlite3.Connection
     assert not store.stopping(uuid4())
     assert time.monotonic() - began < BUSY_SECONDS / 2
     writer.execute("ROLLBACK")
+
+
+def test_an_emit_beside_an_open_write_transaction_waits_once_and_names_the_remedy(
+    database: Path, writer: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, waits = sqlite._begin, []
+
+    def counted(connection: object) -> None:
+        waits.append(connection)
+        begin(connection)
+
+    monkeypatch.setattr(sqlite, "BUSY_SECONDS", 0.2)
+    monkeypatch.setattr(sqlite, "_begin", counted)
+    with penstock.connect(f"sqlite:///{database}") as outbox:
+        writer.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreConflict, match=r"pass their connection: emit\(\.\.\., connection=\.\.\.\)"):
+            outbox.emit("order.placed")
+        assert len(waits) == 1
+        outbox.emit("order.placed", connection=writer)
+        writer.execute("COMMIT")
+        assert len(records(outbox.store)) == 1
 
 
 def test_a_claim_waits_for_a_writer(store: SqlStore, writer: sqlite3.Connection) -> None:

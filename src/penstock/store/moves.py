@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from math import inf
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -60,6 +61,9 @@ class Moves(ABC):
     statements: ModuleType
     upkeep: ModuleType
 
+    _conflict_seconds = inf
+    """Seconds after which a conflict is not tried again: by then a database that waits for locks itself has waited."""
+
     def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
         self.url = mask_url(url)
         self.options = options
@@ -76,12 +80,13 @@ class Moves(ABC):
 
     def _transact(self, work: Callable[[Transaction], Result]) -> Result:
         """Run `work` in a transaction of its own; a conflict with concurrent work is tried again."""
+        began = time.monotonic()
         for attempt in range(CONFLICT_TRIES):
             try:
                 with self._translated(), self._begin() as tx:
                     return work(tx)
             except StoreConflict:
-                if attempt == CONFLICT_TRIES - 1:
+                if attempt == CONFLICT_TRIES - 1 or time.monotonic() - began >= self._conflict_seconds:
                     raise
                 time.sleep(random.random() * 0.02 * 2**attempt)
         raise AssertionError("unreachable")

@@ -51,6 +51,7 @@ class SqliteStore(StepwiseStore):
 
     def _create_engine(self, url: str) -> Engine:
         target = make_url(url)
+        self._conflict_seconds = BUSY_SECONDS
         if not target.database or target.database == ":memory:":
             raise UsageError("an SQLite store needs a file that other processes can open: sqlite:///penstock.db")
         self._path = Path(target.database)
@@ -94,7 +95,10 @@ class SqliteStore(StepwiseStore):
                     f"the tables of {self.url} are missing or old; run: penstock init --store {self.url}"
                 )
             case sqlite3.OperationalError() if "locked" in message or "busy" in message:
-                return StoreConflict(f"another process kept writing to {self.url}; try again")
+                return StoreConflict(
+                    f"another connection kept writing to {self.url}; try again. To emit beside writes of your own "
+                    "that are not committed, pass their connection: emit(..., connection=...)"
+                )
             case sqlite3.IntegrityError() if "penstock_events.event_id" in message:
                 return InvalidEvent("an event with this event_id was emitted before")
             case sqlite3.IntegrityError() if message.startswith("penstock_outbox: "):
