@@ -118,6 +118,7 @@ def test_once_ends_with_a_summary(penstock: Run) -> None:
     assert penstock("relay", "--to", "null:", "--once", "--json").json == {
         "claimed": 1_003,
         "published": 1_000,
+        "discarded": 0,
         "retried": 2,
         "dead": 1,
         "released": 0,

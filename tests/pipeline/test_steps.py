@@ -1,6 +1,7 @@
 """Relays with a user's step, in this process, on the shared Spark session."""
 
 import json
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from relay_processes import assert_delivered, emit, lines
 from step_functions import even, unchanged
 from step_ground import Ground
 
+from penstock.cli.relay import summary
 from penstock.errors import UsageError
 from penstock.lifecycle import Dropped, State
 from penstock.pipeline.relay import RelayOptions
@@ -71,9 +73,22 @@ def test_what_a_filter_drops_is_dead_discarded_or_released(ground: Ground, dropp
             assert report.dead == 50
         case Dropped.DISCARD:
             assert {record.state for record in odd} == {State.PUBLISHED}
-            assert report.published == 100
+            assert (report.published, report.discarded, report.dead) == (50, 50, 0)
         case Dropped.RELEASE:
             assert {(one.state, one.attempts, one.deliveries) for one in odd} == {(State.PENDING, 0, 0)}
+
+
+def test_discarded_events_are_counted_in_the_output_and_in_the_log(
+    ground: Ground, caplog: pytest.LogCaptureFixture
+) -> None:
+    emit(ground.outbox, 100)
+    with caplog.at_level(logging.INFO, "penstock"):
+        report = ground.relay(lambda events: events.where("seq < 0"), dropped=Dropped.DISCARD)
+    assert summary(report).startswith("100 discarded in ")
+    assert ground.numbers() == []
+    said = [record.getMessage() for record in caplog.records]
+    assert any("relay stops" in line and "discarded=100" in line and "published=0" in line for line in said), said
+    assert any(line.startswith("slice") and "discarded=" in line and "published=" not in line for line in said), said
 
 
 def test_a_limit_takes_events_in_portions(ground: Ground) -> None:

@@ -20,7 +20,7 @@ from penstock.routes import find_routes, parse_routes
 if TYPE_CHECKING:
     from penstock.pipeline.relay import RelayOptions, RelayReport
 
-COUNTS = ("claimed", "published", "retried", "dead", "released", "lost", "routed")
+COUNTS = ("claimed", "published", "discarded", "retried", "dead", "released", "lost", "routed")
 
 
 ToOption = Annotated[

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -62,6 +62,8 @@ class Tally:
 
     claimed: int = 0
     published: int = 0
+    discarded: int = 0
+    """Settled as published without being sent, because the step dropped them."""
     retried: int = 0
     dead: int = 0
     released: int = 0
@@ -71,8 +73,9 @@ class Tally:
     troubles: list[str] = field(default_factory=list)
     deaths: list[str] = field(default_factory=list)
 
-    def count(self, settlement: Settlement) -> None:
-        self.published += len(settlement.published)
+    def count(self, settlement: Settlement, discarded: Set[int] = frozenset()) -> None:
+        self.published += len(settlement.published - discarded)
+        self.discarded += len(settlement.published & discarded)
         self.retried += len(settlement.retried)
         self.dead += len(settlement.dead)
         self.released += len(settlement.released)

@@ -94,6 +94,7 @@ class RelayReport:
 
     claimed: int = 0
     published: int = 0
+    discarded: int = 0
     retried: int = 0
     dead: int = 0
     released: int = 0
@@ -104,7 +105,7 @@ class RelayReport:
     seconds: float = 0.0
 
     def add(self, tally: Tally) -> None:
-        for name in ("claimed", "published", "retried", "dead", "released", "lost", "routed"):
+        for name in ("claimed", "published", "discarded", "retried", "dead", "released", "lost", "routed"):
             setattr(self, name, getattr(self, name) + getattr(tally, name))
 
 
@@ -165,7 +166,8 @@ def _turn(
         if not ending.is_set():
             run_lines([partial(_run_line, spark, options, line, tasks, ledger) for line in stage], ending)
     report = ledger.report
-    telemetry.info("relay stops", published=report.published, retried=report.retried, dead=report.dead)
+    discarded = {"discarded": report.discarded} if report.discarded else {}
+    telemetry.info("relay stops", published=report.published, **discarded, retried=report.retried, dead=report.dead)
 
 
 def _run_line(
@@ -295,7 +297,7 @@ def _log(tallies: list[Tally]) -> None:
     for cause in dict.fromkeys(line for tally in tallies for line in tally.deaths):
         telemetry.warn("events died", cause=cause)
     if any(tally.claimed for tally in tallies):
-        names = ("published", "retried", "dead", "released", "lost")
+        names = ("published", "discarded", "retried", "dead", "released", "lost")
         sums = {name: sum(getattr(tally, name) for tally in tallies) for name in names}
         telemetry.info("slice", **{name: count for name, count in sums.items() if count})
 

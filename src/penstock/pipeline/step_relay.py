@@ -114,7 +114,8 @@ class _Batches:
             with suppress(PenstockError):  # then unsettled events return when their leases expire
                 for lease in held().values():
                     self._work.store.release(lease)
-        fruitless = tally.claimed > 0 and not (tally.published or tally.retried or tally.dead or tally.lost)
+        settled = tally.published + tally.discarded + tally.retried + tally.dead + tally.lost
+        fruitless = tally.claimed > 0 and not settled
         tally.drained = self._work.errand.until is not None and (fruitless or self.drained())
         if fruitless:
             self._work.stop.wait(FRUITLESS_SECONDS)

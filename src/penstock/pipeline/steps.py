@@ -91,6 +91,7 @@ class StepBatch:
         self._events = events
         self._claimed: list[Claimed] = []
         self._outcomes: dict[int, Outcome] = {}
+        self._discarded: set[int] = set()
         self._guilty = 0
 
     def run(self) -> Tally:
@@ -150,6 +151,8 @@ class StepBatch:
             computed=lambda: setattr(self, "publishing", True),
         )
         self._outcomes.update({one.seq: sent.get(one.seq, work.dropped.outcome) for one in piece})
+        if work.dropped is Dropped.DISCARD:
+            self._discarded.update(one.seq for one in piece if one.seq not in sent)
 
     def _only(self, piece: Sequence[Claimed]) -> "DataFrame":
         from pyspark.sql import functions as on
@@ -206,7 +209,7 @@ class StepBatch:
         for lease, outcomes in grouped_by_lease(self._rows()).items():
             settle = partial(self._work.store.settle, held.get(lease.lease_id, lease), outcomes)
             if settlement := self._insist(settle):
-                self.tally.count(settlement)
+                self.tally.count(settlement, self._discarded)
                 self.tally.explain(settlement, outcomes)
 
     def _insist(self, verb: Callable[[], Result]) -> Result | None:
