@@ -1,12 +1,22 @@
 """What a relay is told and what its tasks decide, without Spark."""
 
+import gc
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from socket import socketpair
+
 import pytest
 
-from penstock.errors import NotInitialised, UnknownScheme, UsageError
-from penstock.lifecycle import RELEASED, Dead, OrderPolicy, Retry
-from penstock.pipeline.carry import MAX_TROUBLES, Tally
+from penstock.errors import NotInitialised, StoreError, UnknownScheme, UsageError
+from penstock.lifecycle import RELEASED, Dead, OrderPolicy, Retry, State
+from penstock.outbox import Outbox, connect
+from penstock.pipeline.carry import MAX_REFUSALS, MAX_TROUBLES, Errand, Tally, carry, open_hands
 from penstock.pipeline.relay import RelayOptions, run_relay
-from penstock.pipeline.sender import FIRST_PIECE, PIECE, SLOW_SECONDS, Pace, blocked_keys
+from penstock.pipeline.sender import FIRST_PIECE, PIECE, SLOW_SECONDS, Dispatch, Pace, blocked_keys
+from penstock.pipeline.slices import Slice
+from penstock.store import SqlStore
+from penstock.store.base import Selection
 from penstock.testing.events import delivery
 
 
@@ -76,3 +86,65 @@ def test_a_tally_tells_each_trouble_once_and_not_all_of_a_thousand() -> None:
     for number in range(1_000):
         tally.trouble(f"trouble {number % 100}")
     assert tally.troubles == [f"trouble {number}" for number in range(MAX_TROUBLES)]
+
+
+@pytest.fixture
+def outbox(tmp_path: Path) -> Iterator[Outbox]:
+    with connect(f"sqlite:///{tmp_path}/penstock.db") as made:
+        made.store.initialise()
+        yield made
+
+
+def drain(outbox: Outbox) -> Tally:
+    """Run a task of a relay that drains, one event at a time."""
+    assert isinstance(outbox.store, SqlStore)
+    until = outbox.store.now() + timedelta(seconds=1)
+    errand = Errand(
+        store=outbox.store.url,
+        queue="outbox",
+        batch=1,
+        lease_seconds=60.0,
+        dispatch=Dispatch(destination="null:"),
+        until=until,
+    )
+    here, there = socketpair()
+    threshold = gc.get_threshold()
+    try:
+        with here, there:
+            return carry(errand, Slice(0, 0, 60.0, here))
+    finally:
+        open_hands(errand).let_go()
+        gc.set_threshold(*threshold)
+
+
+def refuse_to_settle(outbox: Outbox, condition: str) -> None:
+    with outbox.store.transaction() as connection:
+        connection.exec_driver_sql(
+            f"CREATE TRIGGER refusing BEFORE INSERT ON penstock_archive WHEN {condition} "
+            "BEGIN SELECT RAISE(ABORT, 'not this one'); END"
+        )
+
+
+def test_an_event_that_the_store_refuses_to_settle_does_not_stop_the_others(outbox: Outbox) -> None:
+    outbox.emit_many([outbox.event("x", str(number)) for number in range(5)])
+    refuse_to_settle(outbox, "NEW.seq IN (1, 4)")
+    tally = drain(outbox)
+    assert (tally.claimed, tally.published, tally.drained) == (5, 3, True)
+    (trouble,) = tally.troubles
+    assert trouble.endswith("refused: not this one")
+
+
+def test_a_relay_that_drains_ends_when_the_store_refuses_everything(outbox: Outbox) -> None:
+    outbox.emit_many([outbox.event("x", str(number)) for number in range(2 * MAX_REFUSALS)])
+    refuse_to_settle(outbox, "true")
+    with pytest.raises(StoreError, match="refused: not this one"):
+        drain(outbox)
+    assert len(outbox.store.find(Selection(states=frozenset({State.CLAIMED}))).records) == MAX_REFUSALS
+
+
+def test_a_relay_whose_tables_are_gone_ends(outbox: Outbox) -> None:
+    outbox.emit("x")
+    with outbox.store.transaction() as connection:
+        connection.exec_driver_sql("DROP TABLE penstock_leases")
+    with pytest.raises(NotInitialised, match="penstock init"):
+        drain(outbox)

@@ -70,6 +70,21 @@ def test_a_step_that_spark_can_not_plan_is_told_in_one_line_and_dies_visible(gro
     assert "\n" not in error
 
 
+def test_an_event_that_the_store_refuses_to_settle_does_not_end_the_relay(embedded: Ground) -> None:
+    emit(embedded.outbox, 6)
+    with embedded.outbox.store.transaction() as connection:
+        connection.exec_driver_sql(
+            "CREATE TRIGGER refusing BEFORE INSERT ON penstock_archive WHEN NEW.seq = 1 AND NEW.state = 'PUBLISHED' "
+            "BEGIN SELECT RAISE(ABORT, 'not this one'); END"
+        )
+    policy = RetryPolicy.constant(0, max_attempts=2)
+    with running(embedded.options(unchanged, once=False, batch=3, lease_seconds=3.0, retry=policy)):
+        wanted = {State.PUBLISHED: 5, State.DEAD: 1}
+        assert wait_until(lambda: embedded.states() == wanted, WAIT_SECONDS), embedded.states()
+    (dead,) = embedded.in_state(State.DEAD)
+    assert (dead.seq, dead.last_error) == (1, "lease expired")
+
+
 def test_an_event_that_the_step_can_not_take_fails_alone(ground: Ground) -> None:
     """And nothing of the batch is published twice: the step fails before anything goes out."""
     emit(ground.outbox, 300)

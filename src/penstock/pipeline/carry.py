@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
 
-from penstock.errors import PenstockError, StoreConflict, StoreUnavailable
+from penstock.errors import NotInitialised, PenstockError, StoreConflict, StoreError, StoreUnavailable
 from penstock.lifecycle import Outcome, State
 from penstock.pipeline.sender import Dispatch, Sender
 from penstock.pipeline.slices import Slice
@@ -31,6 +31,8 @@ IDLE_GROWTH = 1.5
 MAX_BACKOFF_SECONDS = 2.0
 # How long a relay that is to stop goes on trying to settle what it published.
 LAST_SETTLE_SECONDS = 3.0
+# A relay that drains gives up after this many errors of the store in a row, other than outages and conflicts.
+MAX_REFUSALS = 5
 MAX_ERRANDS = 16
 MAX_TROUBLES = 5
 # Python's collector looks after every 700 new objects whether some refer to each other in circles. A claim makes
@@ -173,6 +175,7 @@ def take_turn(errand: Errand, turn: Slice, handle: Handle) -> Tally:
     hands = open_hands(errand)
     tally = Tally()
     idle, backoff, probe = MIN_IDLE_SECONDS, MIN_IDLE_SECONDS, False
+    refusals = 0
     while not turn.over and not tally.drained:
         try:
             claim = _next_claim(hands, errand, probe)
@@ -184,8 +187,11 @@ def take_turn(errand: Errand, turn: Slice, handle: Handle) -> Tally:
                 idle = min(idle * IDLE_GROWTH, MAX_IDLE_SECONDS)
             tally.drained = errand.until is not None and not _any_left(hands.store, errand, errand.until, claim)
             probe = claim is None or len(claim) < errand.batch
-            backoff = MIN_IDLE_SECONDS
-        except (StoreUnavailable, StoreConflict) as error:
+            backoff, refusals = MIN_IDLE_SECONDS, 0
+        except StoreError as error:
+            refusals = 0 if isinstance(error, StoreUnavailable | StoreConflict) else refusals + 1
+            if isinstance(error, NotInitialised) or (errand.until is not None and refusals == MAX_REFUSALS):
+                raise
             tally.trouble(error)
             turn.pause(backoff * (1 + random.random()))
             backoff = min(backoff * 2, MAX_BACKOFF_SECONDS)

@@ -112,7 +112,7 @@ class _Batches:
         finally:
             self._current = None
             with suppress(PenstockError):  # then unsettled events return when their leases expire
-                for lease in held().values():
+                for lease in () if batch.refused else held().values():
                     self._work.store.release(lease)
         settled = tally.published + tally.discarded + tally.retried + tally.dead + tally.lost
         fruitless = tally.claimed > 0 and not settled

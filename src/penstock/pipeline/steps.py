@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from penstock.errors import UsageError
+from penstock.errors import NotInitialised, StoreError, UsageError
 from penstock.lifecycle import RELEASED, Dropped, OrderPolicy, Outcome, Released, Retry
 from penstock.loading import Wanted
 from penstock.pipeline.carry import STEP_FAILED, Errand, Heart, Tally, insist
@@ -93,6 +93,8 @@ class StepBatch:
         self._outcomes: dict[int, Outcome] = {}
         self._discarded: set[int] = set()
         self._guilty = 0
+        self.refused = False
+        """Whether the store refused to settle. Then the leases are to expire, so that suspects are claimed alone."""
 
     def run(self) -> Tally:
         """Claim, publish, settle."""
@@ -213,7 +215,15 @@ class StepBatch:
                 self.tally.explain(settlement, outcomes)
 
     def _insist(self, verb: Callable[[], Result]) -> Result | None:
-        return insist(verb, self._work.errand, self._work.stop.is_set, self.tally)
+        """Call a verb of the store through an outage. If the store refuses, other batches go on."""
+        try:
+            return insist(verb, self._work.errand, self._work.stop.is_set, self.tally)
+        except NotInitialised:
+            raise
+        except StoreError as error:
+            self.refused = True
+            self.tally.trouble(error)
+            return None
 
 
 def _is_about_columns(error: Exception) -> bool:
