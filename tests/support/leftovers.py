@@ -2,7 +2,7 @@
 
 All processes of a run, those of its servers and JVMs included, inherit `PENSTOCK_TEST_RUN` and `TMPDIR`. After the last
 test the process that started the run waits for the others to end, and names those that don't. It also names what is
-left in the folder, unless the run killed processes, and removes the folder.
+left in the folder, unless the run killed processes, and removes the folder. Leftovers fail the run.
 """
 
 import os
@@ -67,7 +67,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if leftovers is None:
         return
     killed = "not crash" not in session.config.option.markexpr
-    session.config.stash[FOUND] = leftovers.processes() + ([] if killed else leftovers.files())
+    session.config.stash[FOUND] = found = leftovers.processes() + ([] if killed else leftovers.files())
+    if found and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
