@@ -7,7 +7,9 @@ import threading
 import pytest
 from http_receiver import make_certificate
 
+from penstock.errors import SourceUnavailable
 from penstock.lifecycle import PUBLISHED, Retry
+from penstock.pipeline.valkey_group import Group
 from penstock.publish import open_publisher
 from penstock.testing.events import delivery
 from penstock.testing.publishers import attempt, messages
@@ -20,6 +22,8 @@ class TlsFront:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(certificate.certificate, certificate.key)
         self._target = port
+        self.admitted = 0
+        """Number of clients that have accepted the certificate."""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._serve)
@@ -42,6 +46,7 @@ class TlsFront:
                 return
             try:
                 with self._context.wrap_socket(raw, server_side=True) as client:
+                    self.admitted += 1
                     self._talk(client)
             except OSError:
                 raw.close()  # who doesn't trust the certificate hangs up
@@ -89,3 +94,24 @@ def test_a_certificate_that_nobody_vouches_for_is_a_retry_that_says_so(front, cl
     assert isinstance(outcome, Retry)
     assert "CERTIFICATE_VERIFY_FAILED" in outcome.error
     assert client.xlen("orders.created") == 0
+
+
+@pytest.fixture(params=["valkeys", "rediss"])
+def misnamed(request, front, certificate):
+    """The URL of a server whose trusted certificate has another name."""
+    return f"{request.param}://me:secret@localhost:{front.port}/0?ssl_ca_certs={certificate.certificate}"
+
+
+def test_publisher_sends_nothing_to_server_with_certificate_of_another_name(misnamed, front):
+    publisher, event = open_publisher(misnamed), delivery()
+    outcome = attempt(publisher, [event])[event.seq]
+    publisher.close()
+    assert isinstance(outcome, Retry)
+    assert "certificate is not valid for 'localhost'" in outcome.error
+    assert front.admitted == 0
+
+
+def test_stream_source_sends_nothing_to_server_with_certificate_of_another_name(misnamed, front):
+    with pytest.raises(SourceUnavailable, match="certificate is not valid for 'localhost'"):
+        Group(misnamed, "orders", "totals").ensure("0")
+    assert front.admitted == 0

@@ -29,6 +29,7 @@ PIPELINE_LENGTH = 1_000
 # The server's own limit, unless it is set to another. It hangs up on more, and would take the whole batch along.
 DEFAULT_MAX_BYTES = 512 * 1024 * 1024
 
+_TLS_SCHEMES = ("rediss", "valkeys")
 _TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"})
 CLIENT_OPTIONS = _TLS_OPTIONS | {"timeout_seconds"}
 
@@ -126,9 +127,12 @@ def open_client(url: str, options: Mapping[str, str]) -> Valkey:
         raise UsageError(f"{mask_url(url)} can't be understood: after the host comes a database's number, such as /0")
     # The client takes every option it finds in a URL for one of its own.
     bare = urlunsplit(parts._replace(query=urlencode(tls)))
+    # The client's default accepts a trusted certificate of any name. Its connections without TLS refuse the option.
+    checks: dict[str, Any] = {"ssl_check_hostname": True} if parts.scheme in _TLS_SCHEMES else {}
     try:
         return Valkey.from_url(
             bare,
+            **checks,
             socket_timeout=timeout_seconds,
             socket_connect_timeout=timeout_seconds,
             retry=ClientRetry(NoBackoff(), 0),
