@@ -10,16 +10,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from object_queues import LARGE, SECONDS, Brake, committer, document, opened
 
-from penstock.errors import StoreUnavailable, UsageError
+from penstock.errors import StoreError, StoreUnavailable, UsageError
 from penstock.lifecycle import State
 from penstock.store.objects import ObjectStore
 from penstock.store.objects.client import PATH
-from penstock.store.objects.document import Document
-from penstock.testing.stores.scenario import claim, emit, ids, records, states
+from penstock.store.objects.document import OBJECT, TEXT, Document, Entry
+from penstock.store.objects.operations.emits import NewEvent
+from penstock.store.objects.operations.settlements import OutcomeRow
+from penstock.testing.stores.scenario import claim, emit, ids, records, seqs, states
 from tests.support.processes import wait_until
 
 
@@ -170,6 +173,63 @@ class TestBrokers:
         (taken,) = emit(store)
         with closing(opened(url)) as other, pytest.raises(UsageError, match="event_id"):
             emit(other, event_id=taken)
+
+
+FOREIGN = (
+    "/etc/hostname",
+    "../../etc/hostname",
+    "payloads/../../etc/hostname",
+    f"payloads/../{'0' * 32}.{'0' * 32}",
+    f"payloads/{'0' * 32}.{'0' * 32}\n",
+    f"drafts/{'0' * 32}",
+    "queue.000000000001.json",
+)
+
+
+class TestObjectNames:
+    """Only names of objects that a store writes are accepted: in a folder a name is a path."""
+
+    @pytest.mark.parametrize("field", ["payload", "progress", "result"])
+    def test_broker_refuses_event_with_foreign_object(self, store: ObjectStore, field: str) -> None:
+        emit(store)
+        for name in FOREIGN:
+            forged = entry()._replace(
+                **({"form": OBJECT, "payload": name} if field == "payload" else {field: (OBJECT, name)})
+            )
+            assert refused(store, asked("append", events=[NewEvent(forged, False, 0, None, 0)]))
+        assert len(records(store)) == 1
+
+    def test_broker_refuses_result_and_progress_in_foreign_object(self, store: ObjectStore) -> None:
+        emit(store)
+        held = claim(store)
+        lease = {"lease_id": held.lease.lease_id.hex, "token": held.lease.token.hex}
+        (seq,) = seqs(held)
+        for name in FOREIGN:
+            outcome = OutcomeRow(seq, "published", result=(OBJECT, name))
+            assert refused(store, asked("settle", **lease, outcomes=[outcome]))
+            assert refused(store, asked("note", **lease, progress=[(seq, (OBJECT, name))]))
+        assert states(store) == {State.CLAIMED: 1}
+
+    @pytest.mark.parametrize("name", FOREIGN)
+    def test_worker_does_not_read_foreign_object_of_document(self, url: str, name: str) -> None:
+        forged = Document()
+        forged.put(entry()._replace(seq=1, form=OBJECT, payload=name))
+        with closing(opened(url)) as store:
+            store.bucket.swap(forged.to_json(), store.bucket.load())
+            with pytest.raises(StoreError, match="invalid object name"):
+                claim(store)
+
+
+def entry() -> Entry:
+    return Entry(0, uuid4().hex, "forged", "outbox", TEXT, "{}", 0, 0, 0)
+
+
+def refused(store: ObjectStore, request: dict[str, Any]) -> bool:
+    """Send a request with the broker's secret. Return whether the broker refuses the name of its object."""
+    broker = document(store).broker
+    assert broker is not None
+    status, answer = ask(broker.address, broker.secret, request)
+    return status == 422 and answer[0] == "StoreError" and answer[1].startswith("invalid object name")
 
 
 def asked(operation: str, **args: Any) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Payloads, results and progress: short ones in the document, long ones in objects of their own."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
@@ -8,13 +8,12 @@ from uuid import uuid4
 
 from penstock.errors import StoreError
 from penstock.store.objects.bucket import DRAFTS, Bucket
-from penstock.store.objects.document import OBJECT, Blob, Document, Entry, from_blob, to_blob
+from penstock.store.objects.document import OBJECT, PAYLOADS, Blob, Document, from_blob, require_own_objects, to_blob
 
 T = TypeVar("T")
 
 INLINE_BYTES = 4_096
 """Longer bytes become an object."""
-PAYLOADS = "payloads"
 THREADS = 16
 # Longer than the time between the write of an object and that of the document that names it.
 ORPHAN_AGE = timedelta(days=1)
@@ -39,6 +38,7 @@ class Blobs:
     def get(self, form: int, text: str) -> bytes:
         if form != OBJECT:
             return from_blob(form, text)
+        require_own_objects([(form, text)])
         data = self.bucket.read(text)
         if data is None:
             raise StoreError(f"the object {text} of {self._shown} is gone; restore it from a backup of the bucket")
@@ -59,10 +59,6 @@ def sweep(bucket: Bucket) -> None:
     old = [name for prefix in (PAYLOADS, DRAFTS) for name, written_at in bucket.names(prefix) if written_at < before]
     version = bucket.load() if old else None
     if version is not None:
-        named = {name for entry in Document.from_json(version.data).events.values() for name in _objects(entry)}
+        entries = Document.from_json(version.data).events.values()
+        named = {text for entry in entries for form, text in entry.blobs if form == OBJECT}
         bucket.delete([name for name in old if name not in named])
-
-
-def _objects(entry: Entry) -> Iterator[str]:
-    blobs = ((entry.form, entry.payload), entry.progress, entry.result)
-    return (blob[1] for blob in blobs if blob is not None and blob[0] == OBJECT)

@@ -7,8 +7,9 @@ are microseconds since 1970, ids are hexadecimal.
 
 import base64
 import json
+import re
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
@@ -22,6 +23,8 @@ MICROS = 1_000_000
 TEXT, BASE64, OBJECT = 0, 1, 2
 Blob = Sequence[Any]
 """Form and text."""
+PAYLOADS = "payloads"
+_OBJECT_NAME = re.compile(rf"{PAYLOADS}/[0-9a-f]+\.[0-9a-f]{{32}}")
 
 _dumps = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False).encode
 
@@ -37,6 +40,13 @@ def to_blob(data: bytes) -> Blob:
 def from_blob(form: int, text: str) -> bytes:
     """Decode bytes that are stored inside the document."""
     return text.encode() if form == TEXT else base64.b64decode(text)
+
+
+def require_own_objects(blobs: Iterable[Blob]) -> None:
+    """Raise `StoreError` if a blob names an object that no store writes. In a folder such a name may be any path."""
+    for blob in blobs:
+        if blob[0] == OBJECT and not _OBJECT_NAME.fullmatch(blob[1]):
+            raise StoreError(f"invalid object name {blob[1]!r}; object names are made by the store")
 
 
 _LIFE = tuple(field.name for field in fields(Life))
@@ -85,10 +95,14 @@ class Entry(NamedTuple):
         return self.state in (State.PUBLISHED, State.DEAD)
 
     @property
+    def blobs(self) -> list[Blob]:
+        """Payload, progress and result, as far as the event has them."""
+        return [(self.form, self.payload), *(blob for blob in (self.progress, self.result) if blob is not None)]
+
+    @property
     def weight(self) -> int:
         """About how many characters the event has in the document."""
-        blobs = (self.payload, *(blob[1] for blob in (self.progress, self.result) if blob is not None))
-        return 200 + sum(map(len, blobs)) + 20 * len(self.headers or ()) + 120 * len(self.history)
+        return 200 + sum(len(blob[1]) for blob in self.blobs) + 20 * len(self.headers or ()) + 120 * len(self.history)
 
     def life(self) -> Life:
         return Life(State(self.state), *(getattr(self, name) for name in _LIFE[1:]))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from penstock.errors import InvalidEvent, StoreError
-from penstock.store.objects.document import Document, Entry
+from penstock.store.objects.document import Document, Entry, require_own_objects
 
 DOCUMENT_LIMIT = 64 * 1024 * 1024
 
@@ -29,6 +29,7 @@ def append(document: Document, args: Mapping[str, Any]) -> list[tuple[int, str]]
             "no event is accepted until events are settled or dead ones purged"
         )
     events = [(NewEvent(*row), Entry(*row[0])) for row in args["events"]]
+    require_own_objects(blob for _, entry in events for blob in entry.blobs)
     duplicates, windows = _duplicates(document, events)
     skipped = dict(duplicates)
     fresh = [row for place, row in enumerate(events) if place not in skipped]

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, assert_never
 
 from penstock import lifecycle
 from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Outcome, Retry, State
-from penstock.store.objects.document import Blob, Document, Entry, HistoryLine, LeaseRow
+from penstock.store.objects.document import Blob, Document, Entry, HistoryLine, LeaseRow, require_own_objects
 from penstock.store.objects.operations.claims import close_if_done, holder
 
 
@@ -36,9 +36,11 @@ class OutcomeRow(NamedTuple):
 
 def settle(document: Document, args: Mapping[str, Any]) -> dict[str, list[int]]:
     """Apply outcomes. Return the seqs by the fields of a `Settlement`."""
+    rows = [OutcomeRow(*row) for row in args["outcomes"]]
+    require_own_objects(row.result for row in rows if row.result is not None)
     lease, lease_id = holder(document, args), args["lease_id"]
     settled: dict[str, list[int]] = {}
-    for row in (OutcomeRow(*row) for row in args["outcomes"]):
+    for row in rows:
         if lease is not None and document.claimed.get(row.seq) == lease_id:
             word = _apply(document, lease, row)
         else:
@@ -96,6 +98,7 @@ def release(document: Document, args: Mapping[str, Any]) -> int:
 
 def note(document: Document, args: Mapping[str, Any]) -> list[int]:
     """Store the progress of events. Return the seqs that are still held."""
+    require_own_objects(blob for _, blob in args["progress"])
     lease = holder(document, args)
     if lease is None:
         return []
