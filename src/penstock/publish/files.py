@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from penstock.errors import UsageError
 from penstock.lifecycle import PUBLISHED, Outcome
+from penstock.permissions import create_file, make_folder
 from penstock.publish.base import Message
 from penstock.publish.failure import error_text, nothing_sent
 from penstock.publish.options import flag, known_options, whole_number
@@ -82,9 +83,9 @@ class _Segment:
     @classmethod
     def create(cls, folder: Path, *, fsync: bool) -> "_Segment":
         """A file of this writer alone: its name sorts by time, tells the process, and is unique by chance."""
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         path = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}-{os.getpid()}-{uuid4().hex[:12]}.jsonl"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        descriptor = create_file(path, os.O_APPEND)
         segment = cls(path, descriptor, fsync=fsync)
         try:
             segment._keep_name()

@@ -2,9 +2,10 @@
 steps, and the pure core decides how many suspects fit."""
 
 import json
+import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from penstock.errors import (
 )
 from penstock.event import Delivery, Event, EventId
 from penstock.lifecycle import State
+from penstock.permissions import create_file
 from penstock.store import sqlite_staging as staging
 from penstock.store import sqlite_statements as statements
 from penstock.store import sqlite_upkeep as upkeep
@@ -74,6 +76,9 @@ class SqliteStore(StepwiseStore):
             yield self._transaction(connection, raw.cursor())
 
     def initialise(self) -> Upgrade:
+        if not self._may_create:
+            with suppress(OSError):  # the file exists, or opening it says why it can't be created
+                os.close(create_file(self._path))
         self._may_create = True
         return super().initialise()
 

@@ -17,6 +17,7 @@ from uuid import uuid4
 
 from penstock.config import needs_extra
 from penstock.errors import StoreUnavailable
+from penstock.permissions import create_file, make_folder
 
 DOCUMENT = "queue.json"
 DRAFTS = "drafts"
@@ -102,7 +103,8 @@ def _tag(meta: Any) -> dict[str, str]:
 class FolderBucket:
     """A folder that several processes share, on one machine or on a file system with hard links.
 
-    Files and folders are synced before a write returns, so that it survives a power cut.
+    Files and folders are synced before a write returns, so that it survives a power cut. New ones are for their owner
+    alone: the document has the broker's secret.
     """
 
     def __init__(self, folder: Path, shown: str) -> None:
@@ -151,12 +153,12 @@ class FolderBucket:
 
     def _create(self, path: Path, data: bytes) -> None:
         """Create a file with all its content, or raise `FileExistsError`."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         drafts = self._folder / DRAFTS
-        drafts.mkdir(exist_ok=True)
+        for folder in (path.parent, drafts):
+            make_folder(folder)
         draft = drafts / uuid4().hex
         try:
-            with draft.open("wb") as file:
+            with open(create_file(draft), "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())

@@ -5,11 +5,12 @@
 With RocksDB that is in part-00003.rocks, and part-00003.lock is held by the process that has it open.
 """
 
+import os
 import sqlite3
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from heapq import merge
 from pathlib import Path
 from urllib.parse import quote
@@ -17,6 +18,7 @@ from uuid import uuid4
 
 from penstock.config import mask_url
 from penstock.errors import StoreConflict, StoreError, StoreUnavailable, UsageError
+from penstock.permissions import create_file, make_folder
 from penstock.streams.state.base import Fenced, Saved, Started, Superseded, checked_part
 
 BUSY_SECONDS = 30.0
@@ -77,7 +79,7 @@ class StateFolder:
             raise UsageError(f"a stream has one part or more, not {parts}")
         folder = self._of(stream)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
         except OSError as error:
             raise StoreUnavailable(f"can't make the folder {folder}: {error}") from error
         with closing(open_database(folder / "stream.db", create=True)) as database, writing(database):
@@ -232,6 +234,9 @@ def open_database(path: Path, *, create: bool = False) -> sqlite3.Connection:
         if not create and not path.exists():
             raise StoreError(f"{path} is missing: what it held is lost, unless you bring it back from a copy")
         try:
+            if create:
+                with suppress(FileExistsError):
+                    os.close(create_file(path))
             return _connect(path)
         except sqlite3.DatabaseError as error:
             # Two that open a new file at once both want to switch it to its log, which waits for nobody.
