@@ -86,7 +86,7 @@ def test_a_slice_ends_when_the_driver_hangs_up() -> None:
         assert not answered.pause(60)
         assert waiting.over
         line.answer()
-    assert Slice(1, 0, 60, line_to((line.address[0], line.address[1]))).over
+    assert Slice(1, 0, 60, line_to(line.address)).over
 
 
 @pytest.mark.parametrize("function", [lambda _, __: None, threading.Lock().acquire])

@@ -39,6 +39,7 @@ from penstock.pipeline.carry import Errand, Tally
 from penstock.pipeline.lake_folder import LakeFolder
 from penstock.pipeline.sender import Dispatch
 from penstock.pipeline.slices import Slice
+from penstock.pipeline.stop_channel import StopAddress
 from penstock.publish.base import Message, Outcomes, Publisher
 from penstock.store.sql import SqlStore
 from penstock.store.transaction import Transaction
@@ -197,7 +198,7 @@ def carry(errand: Errand, turn: Slice) -> Tally:
 
 
 def send_partition(
-    spec: Dispatch, stop_address: tuple[str, int] | None, batches: Iterator["RecordBatch"]
+    spec: Dispatch, stop_address: StopAddress | None, batches: Iterator["RecordBatch"]
 ) -> Iterator["RecordBatch"]:
     """Do the same for the workers of an armed relay with a step."""
     arm()

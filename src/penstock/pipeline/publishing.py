@@ -19,7 +19,7 @@ from penstock.event import Delivery, EventId
 from penstock.lifecycle import PUBLISHED, RELEASED, OrderPolicy, Outcome
 from penstock.pipeline.sender import Dispatch, Sender, blocked_keys, reachable_from_workers
 from penstock.pipeline.settling import fields_of, outcome_of, worst
-from penstock.pipeline.stop_channel import hung_up, line_to
+from penstock.pipeline.stop_channel import StopAddress, hung_up, line_to
 from penstock.publish import open_publisher
 from penstock.publish.routing import DEFAULT_TEMPLATE, Routing
 from penstock.retry import RetryPolicy
@@ -38,7 +38,6 @@ OUTCOMES = "seq BIGINT, outcome STRING, error STRING, delay_seconds DOUBLE"
 MAX_SENDERS = 16
 
 Row = Mapping[str, Any]
-Address = tuple[str, int]
 
 
 def publish(
@@ -95,7 +94,7 @@ def send_frames(
     spec: Dispatch,
     claimed: "DataFrame | None" = None,
     *,
-    stop_address: Address | None = None,
+    stop_address: StopAddress | None = None,
     computed: Callable[[], object] = bool,
 ) -> dict[int, Outcome]:
     """Compute all rows, call `computed`, then send them; return the worst outcome of each event by seq.
@@ -153,7 +152,7 @@ _senders: OrderedDict[str, Sender] = OrderedDict()
 
 
 def send_partition(
-    spec: Dispatch, stop_address: Address | None, batches: "Iterator[RecordBatch]"
+    spec: Dispatch, stop_address: StopAddress | None, batches: "Iterator[RecordBatch]"
 ) -> "Iterator[RecordBatch]":
     """Publish the rows of a partition; yield a row of `OUTCOMES` for each."""
     rows = [row for batch in batches for row in batch.to_pylist()]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.errors import PipelineError, UsageError
-from penstock.pipeline.stop_channel import StopLine, hung_up, line_to
+from penstock.pipeline.stop_channel import StopAddress, StopLine, hung_up, line_to
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -356,7 +356,7 @@ def _run_task(
     function: Callable[[Argument, Slice], Result],
     argument: Argument,
     seconds: float,
-    address: tuple[str, int],
+    address: StopAddress,
     partition: int,
     _: Iterable[int],
 ) -> Iterator[Result]:

@@ -18,9 +18,10 @@ from penstock.errors import NotInitialised, StoreError, UsageError
 from penstock.lifecycle import RELEASED, Dropped, OrderPolicy, Outcome, Released, Retry
 from penstock.loading import Wanted
 from penstock.pipeline.carry import STEP_FAILED, Errand, Heart, Tally, insist
-from penstock.pipeline.publishing import Address, frames_of, send_frames
+from penstock.pipeline.publishing import frames_of, send_frames
 from penstock.pipeline.settling import grouped_by_lease
 from penstock.pipeline.slices import gone, is_sparks, root_cause
+from penstock.pipeline.stop_channel import StopAddress
 from penstock.publish.failure import error_text, storable
 from penstock.store import Store
 from penstock.store.base import Lease, LeaseId
@@ -74,7 +75,7 @@ class StepWork:
     store: Store
     heart: Heart
     stop: "threading.Event"
-    stop_address: Address
+    stop_address: StopAddress
 
 
 class StepBatch:

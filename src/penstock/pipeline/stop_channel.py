@@ -1,68 +1,156 @@
 """The stop channel: running tasks learn that they are to stop, by a connection that the driver closes.
 
-The connection also breaks when the driver is killed. Nothing is ever sent.
+The connection also breaks when the driver is killed. A task sends the token of the channel first, since other users of
+the driver's machine can connect as well; after it nothing is sent.
 """
 
+import hmac
+import secrets
 import select
+import selectors
 import socket
 import threading
+from dataclasses import dataclass, field
+from typing import cast
 
+MOST_UNKNOWN = 128
+"""Connections without a token that the driver keeps; above it the oldest is closed."""
 _BACKLOG = 1024
 
 
+@dataclass(frozen=True, slots=True)
+class StopAddress:
+    """Where tasks connect, and the token that they send."""
+
+    host: str
+    port: int
+    token: str = field(repr=False)
+
+
 class StopLine:
-    """The driver's end: a listening socket, and the connections of the running tasks."""
+    """The driver's end: a listening socket, and the connections of the running tasks.
+
+    A thread accepts at once, so that connections of others cannot fill the queue of the listening socket.
+    """
 
     def __init__(self, host: str, bind_address: str) -> None:
         self._server = socket.create_server((bind_address, 0), backlog=_BACKLOG)
         self._server.setblocking(False)
-        self._held: list[socket.socket] = []
+        self.address = StopAddress(host, self._server.getsockname()[1], secrets.token_hex(32))
+        self._token = self.address.token.encode()
+        # epoll or kqueue: select() fails from the 1,024th descriptor of a process on.
+        self._selector = selectors.DefaultSelector()
+        self._wake, self._woken = socket.socketpair()
+        for one in (self._server, self._woken):
+            self._selector.register(one, selectors.EVENT_READ)
+        self._unknown: dict[socket.socket, bytes] = {}
+        """What each connection without a whole token has sent, the oldest connection first."""
+        self._new = 0
         self._open = True
         self._lock = threading.Lock()
-        self.address: tuple[str, int] = (host, self._server.getsockname()[1])
+        self._thread = threading.Thread(target=self._serve, name="penstock-stop-channel", daemon=True)
 
     def __enter__(self) -> "StopLine":
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.hang_up()
 
     def answer(self) -> int:
-        """Accept new connections, close those of ended workers; return the number of new ones."""
+        """Return the number of tasks that have connected since the last call."""
         with self._lock:
-            if not self._open:
-                return 0
-            gone = set(select.select(self._held, [], [], 0)[0])
-            for connection in gone:
-                connection.close()
-            self._held = [connection for connection in self._held if connection not in gone]
-            kept = len(self._held)
-            while select.select([self._server], [], [], 0)[0]:
-                self._held.append(self._server.accept()[0])
-            return len(self._held) - kept
+            for _ in range(_BACKLOG):
+                if not self._open or not self._handle():
+                    break
+            new, self._new = self._new, 0
+            return new
 
     def hang_up(self) -> None:
         with self._lock:
+            if not self._open:
+                return
             self._open = False
-            for connection in (self._server, *self._held):
-                connection.close()
+            self._wake.close()
+            for key in list(self._selector.get_map().values()):
+                if key.fileobj is not self._woken:
+                    self._close(cast(socket.socket, key.fileobj))
+        self._thread.join()
+        self._woken.close()
+        self._selector.close()
+
+    def _serve(self) -> None:
+        while True:
+            self._selector.select()
+            with self._lock:
+                if not self._open:
+                    return
+                self._handle()
+
+    def _handle(self) -> bool:
+        """Handle what has arrived, and at most one new connection. Return whether there was anything."""
+        ready = [cast(socket.socket, key.fileobj) for key, _ in self._selector.select(0)]
+        for connection in ready:
+            if connection is not self._server:
+                self._read(connection)
+        if self._server in ready:
+            self._accept()
+        return bool(ready)
+
+    def _accept(self) -> None:
+        try:
+            connection = self._server.accept()[0]
+        except OSError:  # the client has gone
+            return
+        connection.setblocking(False)
+        self._selector.register(connection, selectors.EVENT_READ)
+        self._unknown[connection] = b""
+        self._read(connection)
+        if len(self._unknown) > MOST_UNKNOWN:
+            self._close(next(iter(self._unknown)))
+
+    def _read(self, connection: socket.socket) -> None:
+        """Read the token of a new connection. Close a task's connection: it has ended, since it sends nothing more."""
+        sent = self._unknown.get(connection)
+        try:
+            data = connection.recv(1 if sent is None else len(self._token) - len(sent))
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if sent is None or not data:
+            self._close(connection)
+        elif len(sent := sent + data) < len(self._token):
+            self._unknown[connection] = sent
+        elif hmac.compare_digest(sent, self._token):
+            del self._unknown[connection]
+            self._new += 1
+        else:
+            self._close(connection)
+
+    def _close(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        self._unknown.pop(connection, None)
+        connection.close()
 
 
 # On the worker
 
-_lines: dict[tuple[str, int], socket.socket] = {}
+_lines: dict[StopAddress, socket.socket] = {}
 
 
-def line_to(address: tuple[str, int]) -> socket.socket | None:
+def line_to(address: StopAddress) -> socket.socket | None:
     """Return this worker's connection to the driver, kept from slice to slice; None if the driver has closed it."""
-    if address not in _lines:
+    if address not in _lines or hung_up(_lines[address]):
         for stale in _lines.values():
             stale.close()
         _lines.clear()
         try:
-            _lines[address] = socket.create_connection(address, timeout=10)
+            line = socket.create_connection((address.host, address.port), timeout=10)
+            line.sendall(address.token.encode())
         except OSError:
             return None
+        _lines[address] = line
     return _lines[address]
 
 
