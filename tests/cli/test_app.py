@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError
 
 from penstock.cli import operate
 from penstock.event import Event
@@ -159,6 +160,19 @@ def test_the_unexpected_is_one_line_too(penstock: Run, monkeypatch: pytest.Monke
     assert "unexpected LookupError: the moon is gone" in line
     assert "PENSTOCK_DEBUG=1 shows the stack trace" in line
     assert "geheim" not in line
+
+
+def refused_by_spark(*_: object, **__: object) -> None:
+    raise Py4JError(
+        "An error occurred while calling o1.load.\n: a.b.C: the context was stopped\n\tat a.b.C.load(C.scala:1)"
+    )
+
+
+@pytest.mark.usefixtures("store")
+def test_an_error_of_spark_has_no_java_trace(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SqlStore, "reap", refused_by_spark)
+    line = failed(penstock("reap"), 1)
+    assert line == "error: Spark failed: a.b.C: the context was stopped (PENSTOCK_DEBUG=1 shows the stack trace)\n"
 
 
 @pytest.mark.usefixtures("store", "debugging")

@@ -1,6 +1,7 @@
 """The settings of a session, and the options that its JVM starts with."""
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,11 +10,19 @@ from zipfile import ZipFile
 
 import pytest
 
+from penstock.errors import UsageError
 from penstock.pipeline import session
 from penstock.pipeline.archive import VARIABLE, archive_options, archive_path
 from penstock.pipeline.installation import home_without_zips, spark_home
 from penstock.pipeline.java import find_java
-from penstock.pipeline.session import LOG_SETTINGS, configure, is_local, session_settings, with_attempts
+from penstock.pipeline.session import (
+    LOG_SETTINGS,
+    configure,
+    is_local,
+    open_session,
+    session_settings,
+    with_attempts,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -199,3 +208,62 @@ def test_jvm_that_fails_to_start_is_one_line_and_keeps_the_users_settings(tmp_pa
         error
         == "penstock.errors.PipelineError: the JVM ended before Spark was up; its own error message, if any, is above"
     )
+
+
+@pytest.mark.parametrize("master", ["sparc://host:7077", "host:7077", "yarn-cluster"])
+def test_unknown_master_is_refused_before_the_jvm_starts(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    with pytest.raises(UsageError, match=f"unknown Spark master '{master}'; expected local"):
+        open_session(master)
+
+
+STREAM = """
+from penstock import Streams
+app = Streams()
+app.stream("orders", parts=1)(lambda event, ctx: None)
+"""
+REFUSED_THEN_LOCAL = """
+import sys
+from penstock.errors import PipelineError
+from penstock.pipeline import open_session
+try:
+    open_session(sys.argv[1])
+except PipelineError as error:
+    print(error)
+print(open_session("local[1]").range(3).count())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.parametrize("command", ["relay --to null: --once", "streams run shop:app --once"])
+def test_command_ends_with_one_line_if_spark_cannot_start(command: str, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(STREAM)
+    assert python("-m", "penstock", "init", folder=tmp_path).returncode == 0
+    master = "local-cluster[1,1,100]"
+    done = python("-m", "penstock", *command.split(), "--master", master, folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        f"error: Spark can't be started with master {master}: org.apache.spark.SparkException: Asked to launch cluster "
+        "with 100 MiB/worker but requested 1024 MiB/executor"
+    )
+    assert "\tat " not in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_session_can_be_opened_after_a_master_refused_the_application(tmp_path: Path) -> None:
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        master = f"spark://127.0.0.1:{reserved.getsockname()[1]}"
+        done = python("-c", REFUSED_THEN_LOCAL, master, folder=tmp_path)
+    assert done.stdout.splitlines() == [
+        f"Spark can't be started with master {master}: the master can't be reached, or has refused the application; "
+        "Spark's log says why",
+        "3",
+    ]
+
+
+def python(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, check=False)

@@ -37,7 +37,15 @@ def _judge(error: Exception) -> tuple[int, str]:
         case UnicodeEncodeError():
             return USAGE, "what was typed is not valid UTF-8; a payload of any bytes can come from standard input: -"
         case _:
-            return FAILURE, f"unexpected {type(error).__name__}: {error} ({DEBUG_VARIABLE}=1 shows the stack trace)"
+            return FAILURE, f"{_unforeseen(error)} ({DEBUG_VARIABLE}=1 shows the stack trace)"
+
+
+def _unforeseen(error: Exception) -> str:
+    from penstock.pipeline.slices import is_sparks, root_cause
+
+    if is_sparks(error):  # the message has the stack trace of the JVM
+        return f"Spark failed: {root_cause(str(error))}"
+    return f"unexpected {type(error).__name__}: {error}"
 
 
 def _with_help(error: typer.TyperException) -> str:

@@ -10,17 +10,18 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import needs_extra
-from penstock.errors import PipelineError
+from penstock.errors import PipelineError, UsageError
 from penstock.pipeline.archive import archive_options
 from penstock.pipeline.installation import home_without_zips, spark_home
 from penstock.pipeline.java import find_java, java_version, quiet_home
 from penstock.pipeline.shipping import parcel
+from penstock.pipeline.slices import gone, is_sparks, java_is_gone, root_cause
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -162,6 +163,10 @@ def open_session(
     The handler of Ctrl-C stays: PySpark would install one that cancels all jobs, and running work is to finish.
     """
     chosen = with_attempts(master or DEFAULT_MASTER)
+    if chosen != "yarn" and not chosen.startswith(("local", "spark://", "k8s://")):
+        raise UsageError(
+            f"unknown Spark master {chosen!r}; expected local[…], local-cluster[…], spark://, k8s:// or yarn"
+        )
     with needs_extra("the pipeline", "spark"):
         from pyspark.sql import SparkSession
     _keep_pandas_out()
@@ -173,10 +178,36 @@ def open_session(
         builder = configure(SparkSession.builder.appName(app_name), master=chosen)
         for name, value in given.items():
             builder = builder.config(name, value)
-        spark = builder.getOrCreate()
-    if not is_local(chosen):
-        spark.sparkContext.addPyFile(str(parcel()))
+        try:
+            spark = builder.getOrCreate()
+            if not is_local(chosen):
+                spark.sparkContext.addPyFile(str(parcel()))
+        except Exception as error:
+            _drop_stopped_context()
+            raise _not_started(error, chosen) from None
     return spark
+
+
+def _not_started(error: Exception, master: str) -> Exception:
+    """Return the error of a session that can't start, in one line if it is Spark's."""
+    if java_is_gone(error):
+        return gone(error)
+    if not is_sparks(error):
+        return error
+    cause = root_cause(str(error))
+    if "stopped SparkContext" in cause:  # another thread of the JVM has stopped it, and logged the reason
+        cause = "the master can't be reached, or has refused the application; Spark's log says why"
+    return PipelineError(f"Spark can't be started with master {master}: {cause}")
+
+
+def _drop_stopped_context() -> None:
+    """Forget a context that the JVM has stopped: PySpark would return it for ever."""
+    from pyspark import SparkContext
+
+    context = SparkContext._active_spark_context
+    with suppress(Exception):  # the JVM is gone
+        if context is not None and context._jsc.sc().isStopped():
+            context.stop()
 
 
 def _start_jvm(master: str, settings: Mapping[str, str], *, lasting: bool) -> None:
