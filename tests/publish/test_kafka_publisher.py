@@ -1,11 +1,13 @@
 """`kafka://` against a real broker: what arrives, and what each way to fail becomes."""
 
+from collections import Counter
+
 import pytest
 from confluent_kafka import KafkaError
 from confluent_kafka.admin import AclOperation
 from kafka_cluster import Cluster, headers
 
-from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Published, Retry
+from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Published, Released, Retry
 from penstock.publish import open_publisher
 from penstock.testing.brokers import BrokerConformance, Refusal
 from penstock.testing.events import delivery
@@ -179,6 +181,54 @@ def test_events_that_only_together_are_too_large_for_a_topic_are_published(publi
     events = [delivery(event_type="small", payload=bytes(2_000)) for _ in range(100)]
     assert publisher.publish(messages(events)) == published(events)
     assert sorted(cluster.read_back("small")) == sorted(received(events))
+
+
+@pytest.mark.parametrize("place", [0, 320, 999])
+def test_record_without_key_dies_alone_in_its_request(publisher, cluster, place):
+    """The request is refused whole, and the client reports INVALID_RECORD for each event of it."""
+    cluster.create("compacted", cleanup_policy="compact")
+    events = [delivery(event_type="compacted", partition_key=f"key-{number}") for number in range(1_000)]
+    events[place] = delivery(event_type="compacted")
+    outcomes = publisher.publish(messages(events))
+    # Counts, not the thousand outcomes: a difference of those takes pytest minutes to show.
+    assert Counter(map(type, outcomes.values())) == {Published: 999, Dead: 1}
+    invalid = outcomes[events[place].seq]
+    assert isinstance(invalid, Dead)
+    assert "compacted: Broker: Broker failed to validate record" in invalid.error
+    arrived = [record.event_id for record in cluster.read_back("compacted")]
+    assert len(arrived) == 999
+    assert {*arrived} == {str(event.event_id) for event in events} - {str(events[place].event_id)}
+
+
+def test_ordering_keys_keep_their_order_around_a_refused_record(publisher, cluster):
+    cluster.create("small", max_message_bytes=10_000)
+    events = [delivery(event_type="small", ordering_key=key) for _ in range(5) for key in "abcdefgh"]
+    events[17] = delivery(event_type="small", ordering_key="b", payload=bytes(20_000))
+    outcomes = attempt(publisher, events)
+    assert isinstance(outcomes.pop(events[17].seq), Dead)
+    del events[17]
+    assert outcomes == published(events)
+    arrived = cluster.read_back("small")
+    for key in "abcdefgh":
+        mine = [event for event in events if event.ordering_key == key]
+        assert [one for one in arrived if one.ordering_key == key] == received(mine)
+
+
+def test_events_behind_a_refused_one_wait_until_it_was_sent_alone(opened, cluster, monkeypatch):
+    cluster.create("small", max_message_bytes=10_000)
+    publisher = opened(cluster.server.url())
+    publisher.publish(messages([delivery()]))
+    # The clock of a call: it begins, waits for its reports, and then finds its time over.
+    moments = iter([0.0, 0.0])
+    monkeypatch.setattr("penstock.publish.kafka.monotonic", lambda: next(moments, 6.0))
+    heads = [delivery(event_type="small", ordering_key=f"key-{n}", payload=bytes(2_000)) for n in range(100)]
+    behind = [delivery(event_type="small", ordering_key=f"key-{n}") for n in range(100)]
+    outcomes = attempt(publisher, heads + behind)
+    refused = {head.ordering_key for head in heads if isinstance(outcomes[head.seq], Retry)}
+    assert refused
+    assert {type(outcomes[event.seq]) for event in behind if event.ordering_key in refused} == {Released}
+    arrived = cluster.read_back("small")
+    assert [one for one in arrived if one.ordering_key in refused] == []
 
 
 def test_a_request_too_large_whose_events_had_no_time_to_go_alone_is_a_retry(opened, cluster, monkeypatch):

@@ -35,19 +35,11 @@ _UNANSWERED = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._PURGE_QUEUE, Kaf
 _USED_UP = _UNANSWERED | {KafkaError._FATAL}
 _NO_SUCH_TOPIC = frozenset({KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART})
 _OF_THE_TOPIC = _NO_SUCH_TOPIC | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
-# Of the whole request: its other events may be fine.
-_OF_THE_REQUEST = frozenset(
-    {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError._INVALID_DIFFERENT_RECORD}
-)
-_FINAL = frozenset(
-    {
-        KafkaError.MSG_SIZE_TOO_LARGE,
-        KafkaError.RECORD_LIST_TOO_LARGE,
-        KafkaError.INVALID_RECORD,
-        KafkaError.TOPIC_EXCEPTION,
-        KafkaError._INVALID_ARG,
-    }
-)
+# Final for an event that was alone in its request. In a request of several, the client reports the error for each of
+# them, whichever the broker refused.
+_FINAL_ALONE = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_RECORD})
+_OF_THE_REQUEST = _FINAL_ALONE | {KafkaError._INVALID_DIFFERENT_RECORD}
+_FINAL = _FINAL_ALONE | {KafkaError.TOPIC_EXCEPTION, KafkaError._INVALID_ARG}
 
 
 class KafkaPublisher(Unpicklable):
@@ -71,9 +63,7 @@ class KafkaPublisher(Unpicklable):
         self._cause = ""
         deadline = monotonic() + self._settings.timeout_seconds
         try:
-            errors = self._attempt(messages, deadline)
-            if errors:
-                self._tell_apart(messages, errors, deadline)
+            errors = self._send_all(messages, deadline)
         except BaseException:
             # What is still queued must not go out unnoticed.
             self.close()
@@ -92,6 +82,26 @@ class KafkaPublisher(Unpicklable):
         if producer is not None and len(producer):
             with suppress(KafkaException, SystemError):
                 _forget(producer)
+
+    def _send_all(self, messages: Sequence[Message], deadline: float) -> _Errors:
+        """Send a batch, and the events of a refused request again by halves: only what is refused alone is at fault.
+
+        A refused request left nothing in the topic, so halving makes no duplicates.
+        """
+        errors = self._attempt(messages, deadline)
+        if not errors or len(messages) == 1:
+            return errors
+        refused = [message for message in messages if _of_the_request(errors.get(message.event.seq))]
+        middle = (len(refused) + 1) // 2
+        for half in filter(None, (refused[:middle], refused[middle:])):
+            seqs = [message.event.seq for message in half]
+            if self._spent or monotonic() > deadline:
+                errors |= dict.fromkeys(seqs, KafkaError(KafkaError._INVALID_DIFFERENT_RECORD))
+                continue
+            for seq in seqs:
+                del errors[seq]
+            errors |= self._send_all(half, deadline)
+        return errors
 
     def _attempt(self, messages: Sequence[Message], deadline: float) -> _Errors:
         """Send them all, then wait for their reports: the errors of those that were not published."""
@@ -118,18 +128,6 @@ class KafkaPublisher(Unpicklable):
         # After silence a new producer: it meets a broker that is back without waiting, and owes nothing to the past.
         self._spent |= any(error.fatal() or error.code() in _USED_UP for error in errors.values())
         return errors
-
-    def _tell_apart(self, messages: Sequence[Message], errors: _Errors, deadline: float) -> None:
-        """The broker refuses requests, not events: those of a refused request are sent again, each on its own."""
-        for message in messages:
-            seq = message.event.seq
-            if seq not in errors or errors[seq].code() not in _OF_THE_REQUEST:
-                continue
-            if self._spent or monotonic() > deadline:
-                errors[seq] = KafkaError(KafkaError._INVALID_DIFFERENT_RECORD)
-                continue
-            del errors[seq]
-            errors |= self._attempt([message], deadline)
 
     def _look_again(self, producer: Producer, deadline: float) -> None:
         """That a topic was missing or forbidden the client remembers for minutes; an operator may have acted by now."""
@@ -209,6 +207,10 @@ def _hear_out(producer: Producer, deadline: float) -> KafkaError | None:
 
 def _unanswered(error: KafkaError | None) -> bool:
     return error is None or error.code() in _UNANSWERED
+
+
+def _of_the_request(error: KafkaError | None) -> bool:
+    return error is not None and error.code() in _OF_THE_REQUEST
 
 
 def _forget(producer: Producer) -> bool:
