@@ -35,7 +35,7 @@ TRANSITIONS: frozenset[tuple[State, State]] = frozenset(
 )
 
 MAX_SUSPECT = 9
-DEFAULT_MAX_ATTEMPTS = 10
+DEFAULT_MAX_ATTEMPTS = 25
 
 
 class IllegalTransition(AssertionError):

@@ -1,5 +1,9 @@
 """Retry policies: the wait grows as its shape says, stays inside its bounds, and ends when a limit is reached."""
 
+from collections.abc import Callable
+from itertools import count
+from random import Random
+from statistics import fmean
 from typing import Any, get_args
 
 import pytest
@@ -20,8 +24,37 @@ def decide(policy: RetryPolicy, attempts: int = 0, age: float = 0.0, **given: An
 def test_the_defaults() -> None:
     policy = RetryPolicy()
     assert (policy.shape, policy.initial_seconds, policy.factor) == ("exponential", 1.0, 2.0)
-    assert (policy.cap_seconds, policy.max_attempts) == (3_600.0, 10)
-    assert policy.jitter > 0
+    assert (policy.cap_seconds, policy.max_attempts, policy.jitter) == (3_600.0, 25, 1.0)
+
+
+def outlasted(roll: Callable[[], float]) -> float:
+    """Seconds from the first failure of an event to its death, by the default policy."""
+    policy, waited = RetryPolicy(), 0.0
+    for attempts in count():
+        decided = policy.decide("down", attempts=attempts, age_seconds=waited, roll=roll())
+        if isinstance(decided, Dead):
+            return waited
+        assert decided.delay_seconds is not None
+        waited += decided.delay_seconds
+    raise AssertionError("unreachable")
+
+
+def test_default_policy_outlasts_13_hours_at_most_and_half_of_it_on_average() -> None:
+    longest = outlasted(lambda: 0.0)
+    assert longest == sum(2**doubled for doubled in range(12)) + 12 * 3_600
+    assert longest / 3_600 == pytest.approx(13.1, abs=0.05)
+    draw = Random(0).random
+    average = fmean(outlasted(draw) for _ in range(2_000))
+    assert average / 3_600 == pytest.approx(6.6, abs=0.1)
+
+
+@given(st.integers(0, 23), rolls)
+def test_full_jitter_waits_between_nothing_and_the_exponential_value(attempts: int, roll: float) -> None:
+    decided = RetryPolicy().decide("down", attempts=attempts, age_seconds=0, roll=roll)
+    assert isinstance(decided, Retry)
+    assert decided.delay_seconds is not None
+    assert 0 < decided.delay_seconds <= min(2**attempts, 3_600)
+    assert RetryPolicy().delay(attempts + 1, 1.0) == 0
 
 
 @pytest.mark.parametrize(

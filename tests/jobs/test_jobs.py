@@ -285,6 +285,31 @@ class TestSettling:
         dead = jobs.get(job_id)
         assert (dead.state, dead.attempts, dead.error) == (State.DEAD, 2, "still down")
 
+    def test_job_without_limit_of_its_own_is_tried_three_times(
+        self, jobs: Jobs, still: SqlStore, clock: ManualClock
+    ) -> None:
+        """Jobs that fail and jobs whose worker dies, submitted with no limit and emitted past `submit`."""
+        jobs.submit("failing")
+        still.append([Event(event_type="failing", payload=b"{}", queue=jobs.queue("failing"))])
+        still.append([Event(event_type="losing", payload=b"{}", queue=jobs.queue("losing"))])
+        for _ in range(3):
+            for _ in range(2):
+                jobs.fail(claimed(jobs, "worker", "failing"), "broken")
+            claimed(jobs, "worker", "losing")
+            clock.advance(TIMEOUT + 1)
+            assert jobs.expire() == 1
+        assert [(job.state, job.attempts) for job in jobs.list().jobs] == [(State.DEAD, 3)] * 3
+
+    def test_failing_waits_less_than_a_second_at_random(self, jobs: Jobs, clock: ManualClock) -> None:
+        for _ in range(20):
+            jobs.submit("a")
+        for _ in range(20):
+            jobs.fail(claimed(jobs), "broken")
+        clock.advance(0.49)
+        assert jobs.claim("worker") is None
+        clock.advance(0.51)
+        assert [claimed(jobs).attempts for _ in range(20)] == [2] * 20
+
     def test_failing_with_a_delay_of_its_own(self, jobs: Jobs, clock: ManualClock) -> None:
         jobs.submit("a")
         jobs.fail(claimed(jobs), "later", delay=100)

@@ -42,7 +42,9 @@ BatchOption = Annotated[int, typer.Option(min=1, help="Events in a claim, at mos
 LeaseOption = Annotated[float, typer.Option(help="How long a claim holds without a heartbeat.")]
 SliceOption = Annotated[float, typer.Option(help="The length of a Spark micro-batch.")]
 AttemptsOption = Annotated[int, typer.Option(min=1, help="Failures after which an event is dead.")]
-DelayOption = Annotated[float, typer.Option(help="Seconds before the first retry; doubles each time.")]
+DelayOption = Annotated[
+    float, typer.Option(help="Longest wait in seconds before the first retry; doubles each time, up to 1 h.")
+]
 DeliveriesOption = Annotated[int | None, typer.Option(min=1, help="Hand-outs after which an event is dead.")]
 OrderOption = Annotated[
     OrderPolicy, typer.Option(help="After a failure, whether later events of its ordering key wait.")

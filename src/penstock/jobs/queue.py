@@ -41,6 +41,8 @@ Held = ClaimedJob | tuple[UUID | str, str]
 
 DEFAULT_NAME = "jobs"
 MAX_ATTEMPTS = 3
+# With full jitter a job's few attempts could all fail within a moment.
+RETRY = RetryPolicy(max_attempts=MAX_ATTEMPTS, jitter=0.5)
 HEARTBEAT_SECONDS = 5.0
 TIMEOUT_SECONDS = 30.0
 EXPIRE_EVERY_SECONDS = 1.0
@@ -72,7 +74,7 @@ class Jobs(Looking):
         self.heartbeat_seconds = heartbeat_seconds
         self.timeout_seconds = timeout_seconds
         self.models = dict(models or {})
-        self.retry = retry or RetryPolicy()
+        self.retry = retry or RETRY
         self.bell = Bell()
         self._expired_at = -EXPIRE_EVERY_SECONDS
 
@@ -180,7 +182,10 @@ class Jobs(Looking):
         return [head.queue for head in heads if head.queue.startswith(self.prefix)]
 
     def _take(self, queue: str, worker_id: str) -> Claim:
-        return self.store.claim(queue, limit=1, claimant=worker_id, lease_seconds=self.timeout_seconds)
+        attempts = self.retry.max_attempts
+        return self.store.claim(
+            queue, limit=1, claimant=worker_id, lease_seconds=self.timeout_seconds, max_attempts=attempts
+        )
 
     def _accepted(self, claim: Claim) -> ClaimedJob | None:
         """The job, if its payload can be handled; if not it is dead, and nobody gets it."""

@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
 from penstock.config import store_url
 from penstock.errors import StoreConflict, StoreUnavailable, UsageError
 from penstock.event import DEFAULT_QUEUE
-from penstock.lifecycle import State
+from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, State
 from penstock.pipeline import pushdown, sink
 from penstock.pipeline.session import FILTER_PUSHDOWN
 from penstock.pipeline.stores import close_stores, store_of
@@ -96,7 +96,7 @@ class SourceOptions:
     limit: int = 1_000
     partitions: int = 2
     lease_seconds: float = DEFAULT_LEASE_SECONDS
-    max_attempts: int = 10
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS
     patient: bool = False
     push_filters: bool = False
     state: str | None = None
