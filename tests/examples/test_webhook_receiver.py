@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.lifecycle import Dead
+from penstock.lifecycle import Retry
 from penstock.publish import open_publisher
 from penstock.testing.events import delivery
 from penstock.testing.publishers import messages, published
@@ -60,5 +60,5 @@ def test_what_is_not_signed_with_the_secret_is_refused(address: str, monkeypatch
         publisher, event = open_publisher(address + options), delivery()
         outcome = publisher.publish(messages([event]))[event.seq]
         publisher.close()
-        assert isinstance(outcome, Dead)
+        assert isinstance(outcome, Retry)
         assert "401 Unauthorized" in outcome.error

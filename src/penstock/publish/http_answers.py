@@ -11,17 +11,19 @@ BODY_CHARACTERS = 200
 # However much longer a receiver asks for: an event that waits for years looks lost.
 LONGEST_DELAY_SECONDS = 86_400.0
 
-_PASSING = frozenset({408, 425, 429})
+# Of the address, the credentials or the moment, not of the event: a route, a token or a limit may be mended.
+_PASSING = frozenset({401, 403, 404, 407, 408, 425, 429})
 
 
 def outcome(status: int, reason: str, headers: Mapping[str, str], body: str, now: datetime) -> Outcome:
-    """2xx is published; what passes by itself is retried when the receiver asks for it; anything else is final."""
+    """Published for 2xx; final for a 4xx that refuses the event itself; for anything else a retry, at the earliest
+    when the receiver asks for it."""
     if 200 <= status < 300:
         return PUBLISHED
     error = _error(status, reason, headers, body)
-    if status in _PASSING or status >= 500:
-        return Retry(error, retry_after(headers.get("retry-after", ""), now))
-    return Dead(error)
+    if 400 <= status < 500 and status not in _PASSING:
+        return Dead(error)
+    return Retry(error, retry_after(headers.get("retry-after", ""), now))
 
 
 def retry_after(value: str, now: datetime) -> float | None:
