@@ -168,6 +168,24 @@ def test_a_topic_that_is_not_there_may_be_made_if_it_can_have_that_name(opened, 
     assert isinstance(publisher._outcome(topic, KafkaError(KafkaError._UNKNOWN_TOPIC)), ends)
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        KafkaError._QUEUE_FULL,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.NOT_ENOUGH_REPLICAS,
+        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        KafkaError.THROTTLING_QUOTA_EXCEEDED,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.UNKNOWN,
+    ],
+)
+def test_refusal_that_may_pass_is_a_retry(opened, code):
+    assert isinstance(opened("kafka://127.0.0.1:1")._outcome("orders.created", KafkaError(code)), Retry)
+
+
 def test_a_topic_that_an_operator_made_is_found_at_the_next_attempt(publisher, cluster):
     event = delivery(event_type="made.by.an.operator")
     for _ in range(2):

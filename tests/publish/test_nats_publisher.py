@@ -9,6 +9,7 @@ from concurrent.futures import Future
 
 import pytest
 from half_deaf_nats import HalfDeafServer
+from nats.js.api import DiscardPolicy
 from nats_streams import Streams
 
 from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Retry
@@ -235,6 +236,30 @@ def test_who_answers_without_being_a_stream_acknowledges_nothing(answer):
     outcome = nats_wire.outcome("orders.created", answer, None)
     assert isinstance(outcome, Retry)
     assert "no stream" in outcome.error
+
+
+def test_a_server_without_room_is_a_retry(open_at):
+    with NatsServer(fsync=False) as server:
+        server.stop()
+        server.settings["jetstream"] = {"store_dir": str(server.folder / "jetstream"), "max_file_store": 100_000}
+        server.start()
+        Streams(server.url()).create(STREAM, "orders.>")
+        publisher, events = open_at(server.url()), [delivery(payload=bytes(10_000)) for _ in range(20)]
+        outcomes = publisher.publish(messages(events))
+        refused = [outcome for outcome in outcomes.values() if outcome != PUBLISHED]
+        assert 0 < len(refused) < 20
+        for outcome in refused:
+            assert isinstance(outcome, Retry)
+            assert "insufficient" in outcome.error
+
+
+@pytest.mark.parametrize("settings", [{"max_bytes": 500}, {"max_msgs_per_subject": 1, "discard_new_per_subject": True}])
+def test_a_full_stream_is_a_retry(publisher, streams, settings):
+    streams.create("FULL", "full", max_msgs=1_000, discard=DiscardPolicy.NEW, **settings)
+    events = [delivery(event_type="full") for _ in range(5)]
+    outcomes = publisher.publish(messages(events))
+    assert outcomes[events[0].seq] == PUBLISHED
+    assert {type(outcomes[event.seq]) for event in events[2:]} == {Retry}
 
 
 def test_no_server_is_a_retry_for_each_event(open_at):

@@ -6,15 +6,18 @@ import subprocess
 import threading
 from concurrent.futures import Future
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from random import Random
 
 import pytest
 from rabbit_queues import as_received, held, make_fresh, with_channel
 
 from penstock.errors import UsageError
 from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Retry
-from penstock.publish import open_publisher
+from penstock.publish import Routing, dispatch, open_publisher
 from penstock.publish.base import Message
 from penstock.publish.rabbitmq import MESSAGE_BYTES, MESSAGE_BYTES_FROM_4, _usual_limit
+from penstock.retry import RetryPolicy
 from penstock.testing.brokers import BrokerConformance, Refusal
 from penstock.testing.events import delivery
 from penstock.testing.publishers import attempt, messages, published
@@ -103,6 +106,27 @@ class TestRabbit(BrokerConformance):
             "a header's long name": refused(Dead, "128 bytes", headers={"n" * 129: "a"}),
             "headers over a frame": refused(Dead, "headers take 131,", headers={"a": "x" * 131_000}),
         }
+
+
+@pytest.mark.parametrize(("topic", "count"), [("orders.full", 50), ("orders.unbound", 20)])
+def test_events_outlast_an_hour_of_backpressure(publisher, broker, topic, count):
+    """A full queue, or none: by the relay's retry policy no event dies, and all go out once there is room."""
+    publisher.publish(messages([delivery(event_type="orders.full")]))
+    began, draw = datetime.now(UTC), Random(0).random
+    due = {event.seq: (0.0, event) for event in (delivery(event_type=topic, created_at=began) for _ in range(count))}
+    now = 0.0
+    while now < 3_600:
+        now = max(now + 1, min(moment for moment, _ in due.values()))
+        ready = [event for moment, event in due.values() if moment <= now]
+        moment = began + timedelta(seconds=now)
+        outcomes = dispatch(publisher, Routing(), RetryPolicy(), ready, now=moment, roll=draw)
+        assert {type(outcome) for outcome in outcomes.values()} == {Retry}, f"after {now:.0f} s"
+        for event in ready:
+            due[event.seq] = (now + outcomes[event.seq].delay_seconds, event._replace(attempts=event.attempts + 1))
+    make_fresh(broker.url(), {topic: {}})
+    events = [event for _, event in due.values()]
+    assert publisher.publish(messages(events)) == published(events)
+    with_channel(broker.url(), lambda channel: channel.queue_delete(topic))
 
 
 def test_a_message_says_all_that_the_event_is(publisher, broker):

@@ -5,13 +5,16 @@ import socket
 import threading
 
 import pytest
+from valkey import Valkey
 from valkey.client import Pipeline
+from valkey.exceptions import ResponseError
 
 from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Retry
 from penstock.publish import open_publisher
 from penstock.testing.brokers import BrokerConformance, Refusal
 from penstock.testing.events import delivery
 from penstock.testing.publishers import Received, attempt, messages, published
+from tests.support.processes import wait_until
 
 
 @pytest.fixture
@@ -119,6 +122,78 @@ def test_a_full_server_is_a_retry(open_at, client):
     assert publisher.publish(messages([event])) == {event.seq: PUBLISHED}
 
 
+def test_server_without_replicas_is_a_retry(open_at, client):
+    publisher, event = open_at(), delivery()
+    client.config_set("min-replicas-to-write", "1")
+    try:
+        outcome = publisher.publish(messages([event]))[event.seq]
+    finally:
+        client.config_set("min-replicas-to-write", "0")
+    assert isinstance(outcome, Retry)
+    assert "NOREPLICAS" in outcome.error
+    assert publisher.publish(messages([event])) == {event.seq: PUBLISHED}
+
+
+def test_server_that_can_not_write_snapshots_is_a_retry(open_at, client, broker):
+    """MISCONF: the disk is full, or a folder has the snapshot's name."""
+    publisher, event, obstacle = open_at(), delivery(), broker.folder / "dump.rdb"
+    obstacle.mkdir()
+    client.config_set("save", "3600 1")
+    try:
+        client.bgsave()
+        assert wait_until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err", 30)
+        outcome = publisher.publish(messages([event]))[event.seq]
+    finally:
+        client.config_set("save", "")
+        obstacle.rmdir()
+    assert isinstance(outcome, Retry)
+    assert "MISCONF" in outcome.error
+    client.bgsave()
+    assert wait_until(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "ok", 30)
+    assert publisher.publish(messages([event])) == {event.seq: PUBLISHED}
+
+
+def test_server_busy_with_a_script_is_a_retry(open_at, client, broker):
+    publisher, event = open_at(), delivery()
+    client.config_set("busy-reply-threshold", "1")
+
+    def loop():
+        with Valkey(port=broker.port) as other, pytest.raises(ResponseError, match="killed"):
+            other.eval("while true do end", 0)
+
+    looping = threading.Thread(target=loop)
+    looping.start()
+    try:
+        assert wait_until(lambda: _is_busy(client), 30)
+        outcome = publisher.publish(messages([event]))[event.seq]
+    finally:
+        client.script_kill()
+        looping.join()
+        client.config_set("busy-reply-threshold", "5000")
+    assert isinstance(outcome, Retry)
+    assert "BUSY" in outcome.error
+    assert publisher.publish(messages([event])) == {event.seq: PUBLISHED}
+
+
+def _is_busy(client):
+    try:
+        client.ping()
+    except ResponseError as error:
+        return str(error).startswith("BUSY")
+    return False
+
+
+@pytest.mark.parametrize("answer", ["LOADING the dataset in memory", "CLUSTERDOWN The cluster is down", "TRYAGAIN"])
+def test_answer_of_a_server_that_is_not_ready_is_a_retry_for_each_event(answer):
+    """As it comes over the wire: these states last for milliseconds, or need a cluster."""
+    events = [delivery() for _ in range(3)]
+    with HalfDeafServer(3, answer=f"-{answer}\r\n".encode()) as server:
+        publisher = open_publisher(server.url)
+        outcomes = publisher.publish(messages(events))
+        publisher.close()
+    assert {type(outcomes[event.seq]) for event in events} == {Retry}
+
+
 @pytest.mark.parametrize("credentials", ["", ":wrong-secret@", "nobody:wrong-secret@"])
 def test_a_wrong_password_is_a_retry_that_does_not_tell_it(open_at, client, credentials):
     publisher, events = open_at(credentials=credentials), [delivery(), delivery()]
@@ -214,9 +289,9 @@ def _first_byte(listener):
 class HalfDeafServer:
     """Speaks just enough of the protocol to answer some commands, then hangs up or falls silent."""
 
-    def __init__(self, answers, *, hang_up=False):
+    def __init__(self, answers, *, hang_up=False, answer=b"$3\r\n1-1\r\n"):
         self.attempts = self.connections = 0
-        self._answers, self._hang_up = answers, hang_up
+        self._answers, self._hang_up, self._answer = answers, hang_up, answer
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"valkey://127.0.0.1:{self._listener.getsockname()[1]}?timeout_seconds=0.3"
         self._thread = threading.Thread(target=self._serve)
@@ -251,7 +326,7 @@ class HalfDeafServer:
                         return
                     continue
                 left -= not introduction
-                stream.write(b"+OK\r\n" if introduction else b"$3\r\n1-1\r\n")
+                stream.write(b"+OK\r\n" if introduction else self._answer)
                 stream.flush()
 
     def _command(self, stream):
