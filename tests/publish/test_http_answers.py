@@ -1,6 +1,8 @@
 """What a receiver's answer means."""
 
+import re
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +50,18 @@ def test_every_status_means_something(status: int) -> None:
     else:
         assert isinstance(meaning, Retry)
         assert meaning.delay_seconds == 3.0
+
+
+def test_destinations_page_lists_each_status_with_its_outcome() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "destinations.md").read_text()
+    listed: dict[str, set[int]] = {"retry": set(), "dead": set()}
+    for answer, ends in re.findall(r"^\| \| (4\d\d, [^|]*) \| (retry|dead)", page, re.MULTILINE):
+        listed[ends] |= {int(status) for status in re.findall(r"\d{3}", answer)}
+    assert listed["retry"] == {
+        status for status in range(400, 500) if isinstance(outcome(status, "", {}, "", NOW), Retry)
+    }
+    assert listed["dead"] == {400, 405, 409, 410, 413, 415, 422}
+    assert not listed["dead"] & listed["retry"]
 
 
 def test_an_answer_without_words_is_its_number() -> None:
