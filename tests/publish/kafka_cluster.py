@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Message as Record
 from confluent_kafka.admin import (
     AclBinding,
@@ -73,7 +73,19 @@ class Cluster:
         return [topic for topic in self._admin.list_topics(timeout=30).topics if not topic.startswith("__")]
 
     def _end(self, topic: str) -> int:
-        return int(self._consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30)[1])
+        """The offset behind the last record. A broker that has just started may not lead its partitions yet."""
+        ends: list[int] = []
+
+        def answered() -> bool:
+            try:
+                ends.append(int(self._consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30)[1]))
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION:
+                    raise
+            return bool(ends)
+
+        assert wait_until(answered, 30), f"the broker does not lead {topic}"
+        return ends[0]
 
 
 def headers(record: Record) -> list[tuple[str, str]]:
