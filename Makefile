@@ -12,8 +12,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 ARGS ?=
-# Each has servers and a Spark of its own.
-PROCESSES ?= 2
+# Each test process has servers and a Spark of its own. One more than the cores of a small machine, since tests also wait.
+test: PROCESSES ?= 3
+test-heavy: PROCESSES ?= 2
 # At the end: the slowest tests, the reason of each skip, and last the tests that failed.
 PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations=10 -rsEf
 
@@ -29,7 +30,7 @@ setup: $(STAMP) ## Make .venv with everything that is needed; does nothing when 
 demo: setup ## Run the demo: events from a database transaction to a destination
 	@$(BIN)/penstock demo $(ARGS)
 
-test: setup ## Run the tests, two files at a time (ARGS='-k lease' for some of them, PROCESSES=0 for one at a time)
+test: setup ## Run the tests, three files at a time (ARGS='-k lease' for some of them, PROCESSES=0 for one at a time)
 	@$(PYTEST) -m 'not crash and not slow' $(ARGS)
 	@echo "Left out, and run by make test-all: process kills, clusters, chaos, programs that start Spark themselves."
 
