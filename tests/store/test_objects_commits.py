@@ -244,6 +244,20 @@ class TestCrashes:
             assert [one.payload for one in records(store)] == [b"x" * 100_000]
             publish(store, claim(store))
 
+    def test_upkeep_on_s3_deletes_objects_that_no_event_names(
+        self, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("penstock.store.objects.blobs.ORPHAN_AGE", timedelta(seconds=-60))
+        bucket = s3_server.create_bucket(f"b-{uuid4().hex}")
+        with closing(opened(s3_server.url(bucket, "queue", broker_seconds=30))) as store:
+            store.initialise()
+            emit(store, payload=LARGE)
+            store.bucket.write("payloads/left-over", LARGE)
+            store.tend()
+            (name,) = [name for name, _ in store.bucket.names("payloads")]
+            assert name != "payloads/left-over"
+            assert [one.payload for one in records(store)] == [LARGE]
+
     def test_upkeep_deletes_objects_of_deleted_events_only(self, url: str, tmp_path: Path) -> None:
         with closing(opened(url)) as store:
             emit(store, 3, payload=LARGE)
