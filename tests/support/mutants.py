@@ -8,6 +8,7 @@ import argparse
 import ast
 import os
 import random
+import re
 import subprocess
 import sys
 import time
@@ -44,6 +45,7 @@ TESTS: dict[str, Sequence[str]] = {
     "penstock.store.outcomes": STORE,
     "penstock.store.settling": STORE,
     "penstock.store.sqlite": STORE,
+    "penstock.store.sqlite_statements": STORE,
     "penstock.streams.clocks": STREAMS,
     "penstock.streams.engine": STREAMS,
     "penstock.streams.timed": STREAMS,
@@ -70,15 +72,37 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitOr: ast.BitAnd,
     ast.BitAnd: ast.BitOr,
 }
+# In statements of SQL, which hold the conditions of a claim, a settle and a reap.
+SQL = {
+    " <= ": " < ",
+    " < ": " <= ",
+    " >= ": " > ",
+    " > ": " >= ",
+    " <> ": " = ",
+    " AND ": " OR ",
+    " OR ": " AND ",
+    "NOT EXISTS": "EXISTS",
+    "EXISTS": "NOT EXISTS",
+    "IS NULL": "IS NOT NULL",
+    "IS NOT NULL": "IS NULL",
+    " + 1": " + 2",
+    " - 1": " - 2",
+    "max(": "min(",
+    "min(": "max(",
+    " DESC": "",
+    "WHERE NOT ": "WHERE ",
+}
+SQL_OPERATOR = re.compile("|".join(map(re.escape, sorted(SQL, key=len, reverse=True))))
 
 
 class Mutator(ast.NodeTransformer):
     """Applies the change with a number; without one it only counts the possible changes."""
 
-    def __init__(self, chosen: int | None = None) -> None:
+    def __init__(self, chosen: int | None = None, *, sql: bool = False) -> None:
         self.count = 0
         self.change = ""
         self._chosen = chosen
+        self._sql = sql
 
     def _mutate(self, node: ast.expr, mutant: ast.expr) -> ast.expr:
         """Return the mutant of a node if it is the chosen one."""
@@ -115,6 +139,28 @@ class Mutator(ast.NodeTransformer):
                 return self._mutate(node, ast.Constant(not node.value))
             case int() | float():
                 return self._mutate(node, ast.Constant(node.value + 1))
+            case str() if self._sql:
+                return self._mutate_sql(node, node.value)
+        return node
+
+    def _mutate_sql(self, node: ast.Constant, text: str) -> ast.expr:
+        """Return a statement with the chosen operator of it changed."""
+        mutant: ast.expr = node
+        for found in SQL_OPERATOR.finditer(text):
+            changed = text[: found.start()] + SQL[found[0]] + text[found.end() :]
+            self.count += 1
+            if self.count - 1 == self._chosen:
+                near = " ".join(text[max(0, found.start() - 40) : found.end() + 40].split())
+                self.change = f"line {node.lineno}: {found[0].strip()}  →  {SQL[found[0]].strip()} in: {near}"
+                mutant = ast.copy_location(ast.Constant(changed), node)
+        return mutant
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr:
+        """Leave docstrings alone."""
+        return node if isinstance(node.value, ast.Constant) else self._visit_fields(node)
+
+    def _visit_fields(self, node: ast.Expr) -> ast.Expr:
+        self.generic_visit(node)
         return node
 
     def visit_If(self, node: ast.If) -> ast.stmt:
@@ -158,12 +204,16 @@ class Mutant:
     @property
     def tree(self) -> tuple[ast.Module, str]:
         """The changed module, and what was changed."""
-        mutator = Mutator(self.number)
+        mutator = mutator_of(self.module, self.number)
         tree = ast.fix_missing_locations(mutator.visit(ast.parse(source_of(self.module).read_text())))
         return tree, mutator.change
 
     def __str__(self) -> str:
         return f"{self.module}:{self.number}"
+
+
+def mutator_of(module: str, chosen: int | None = None) -> Mutator:
+    return Mutator(chosen, sql=module.endswith("_statements"))
 
 
 def source_of(module: str) -> Path:
@@ -213,7 +263,7 @@ if chosen := os.environ.get(VARIABLE):
 
 def mutants() -> Iterator[Mutant]:
     for module in TESTS:
-        mutator = Mutator()
+        mutator = mutator_of(module)
         mutator.visit(ast.parse(source_of(module).read_text()))
         yield from (Mutant(module, number) for number in range(mutator.count))
 
