@@ -12,6 +12,7 @@ from valkey_ground import ValkeyGround
 
 from penstock.errors import UsageError
 from penstock.outbox import connect
+from penstock.pipeline import stop_channel
 from penstock.pipeline.kafka_jars import connector_jars
 from tests.support.servers import ValkeyServer
 
@@ -48,6 +49,15 @@ def _connector() -> Sequence[Path]:
         return connector_jars()
     except UsageError:
         return ()
+
+
+@pytest.fixture(autouse=True)
+def _no_connections_to_drivers() -> Iterator[None]:
+    """Close the connections that a worker process would keep to its driver until it ends."""
+    yield
+    for line in stop_channel._lines.values():
+        line.close()
+    stop_channel._lines.clear()
 
 
 @pytest.fixture
