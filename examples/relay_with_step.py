@@ -45,7 +45,7 @@ def relay(store: str, folder: str) -> None:
 
     options = RelayOptions(store=store, destination="null:", once=True, step=routed, dropped=Dropped.DISCARD)
     report = run_relay(options)
-    sys.stdout.write(f"claimed {report.claimed}, settled {report.published}\n")
+    sys.stdout.write(f"claimed {report.claimed}, published {report.published}, discarded {report.discarded}\n")
 
 
 def show(outbox: penstock.Outbox, folder: Path) -> None:

@@ -76,7 +76,7 @@ def test_analyse_events(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_relay_with_step() -> None:
     assert run("relay_with_step.py").splitlines() == [
-        "claimed 300, settled 300",
+        "claimed 300, published 150, discarded 150",
         "all: 150 orders, 0 cards",
         "large: 50 orders, 0 cards",
         "{'PUBLISHED': 300}",
