@@ -161,3 +161,12 @@ def test_the_waits_are_added_up_whatever_their_shape(
 def test_nonsense_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError):
         RetryPolicy(**wrong)  # type: ignore[arg-type]
+
+
+def test_waits_that_have_stopped_to_grow_count_towards_the_total() -> None:
+    """1, 2, 4, 4, 4, 4 and 4 seconds: 19 after six failures, 23 after seven."""
+    policy = RetryPolicy(initial_seconds=1, cap_seconds=4, jitter=0, max_total_delay_seconds=20)
+    sixth = policy.decide("busy", attempts=5, age_seconds=0, roll=0.0)
+    seventh = policy.decide("busy", attempts=6, age_seconds=0, roll=0.0)
+    assert sixth == Retry("busy", 4.0)
+    assert isinstance(seventh, Dead)

@@ -59,6 +59,14 @@ def store(database: Path) -> Iterator[SqlStore]:
     store.close()
 
 
+def test_a_transaction_has_the_database_for_itself_from_its_beginning(store: SqlStore, database: Path) -> None:
+    assert not store.capabilities.concurrent_writers
+    other = sqlite3.connect(database, timeout=0)
+    with store.transaction(), pytest.raises(sqlite3.OperationalError, match="locked"):
+        other.execute("BEGIN IMMEDIATE")
+    other.close()
+
+
 @pytest.fixture
 def writer(database: Path) -> Iterator[sqlite3.Connection]:
     """Another process's connection, that may hold the one lock on writing."""

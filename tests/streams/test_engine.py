@@ -1,16 +1,23 @@
 """The protocol of one part, over each state store: effects once, whatever is repeated, fails or crashes."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
 from penstock import Streams
 from penstock.errors import UsageError
+from penstock.lifecycle import Retry
 from penstock.streams.context import Context
-from penstock.streams.event import StreamEvent
+from penstock.streams.engine import run_part
+from penstock.streams.event import ORIGIN_HEADER, StreamEvent
 from penstock.streams.sources import Kafka, Queue, Source, Valkey
-from penstock.streams.state.base import Position
+from penstock.streams.state import open_state
+from penstock.streams.state.base import EPOCH, Position
 from penstock.testing.streams import CRASH, LOST_COMMIT, StreamHarness
+
+NOW = 1_000_000.0
 
 
 @pytest.fixture
@@ -73,6 +80,26 @@ def test_one_that_fails_too_often_is_dead_and_blocks_nobody(harness: StreamHarne
     assert "in total" in error
 
 
+def test_an_event_of_a_source_without_retries_is_tried_as_often(state: str) -> None:
+    app, tries = Streams("sqlite:///unused.db"), list[int]()
+
+    @app.stream("orders", key=lambda event: "a")
+    def failing(event: StreamEvent, ctx: Context) -> None:
+        tries.append(event.attempts)
+        raise ConnectionError("not yet")
+
+    harness = StreamHarness(app, "failing", state)
+    for settles in (True, False):
+        tries.clear()
+        report = harness.run([StreamEvent(f"event-{settles}", "a", settles=settles)])
+        assert len(tries) == 1 + app.streams["failing"].max_retries
+    assert [event.headers.get(ORIGIN_HEADER, event.event_id) for event, _ in report.dead] == [
+        "event-True",
+        "event-False",
+    ]
+    harness.close()
+
+
 def test_an_event_that_comes_twice_counts_once_and_its_replay_again(harness: StreamHarness) -> None:
     event = StreamEvent("9-0", "a", payload=b'{"key": "a", "amount": 1}')
     later = StreamEvent("10-0", "a", payload=b'{"key": "a", "amount": 10}')
@@ -118,6 +145,14 @@ def test_state_is_forgotten_in_time(state: str) -> None:
     harness = StreamHarness(app, "keep", state)
     harness.run(["x", "y"])
     assert harness.state("a") == {"count": 2}
+    harness.advance(4)
+    harness.run(["x"])
+    harness.advance(4)
+    harness.run(["x"])
+    assert harness.state("a") == {"count": 4}, "each event renews it"
+    harness.advance(5)
+    harness.run(["x"])
+    assert harness.state("a") == {"count": 1}
     harness.run(["empty"])
     assert harness.state("a") == {}
     harness.close()
@@ -177,3 +212,29 @@ def test_two_streams_may_read_what_each_of_them_has_to_itself() -> None:
     ):
         app.stream(source, name=f"stream-{number}")(nothing)
     assert len(app.streams) == 6
+
+
+def test_waits_double_and_an_event_that_is_given_up_does_not_wait(state: str) -> None:
+    app = Streams("sqlite:///unused.db")
+
+    @app.stream("orders", key=lambda event: "a", parts=1, retry_seconds=7)
+    def failing(event: StreamEvent, ctx: Context) -> None:
+        raise ConnectionError("not yet")
+
+    stream, opened = app.streams["failing"], open_state(state)
+    part = opened.open_part(opened.start("failing", 1), 0)
+    waits: list[float | None] = []
+    for attempts in range(stream.max_retries):
+        ((_, outcome),) = run_part(part, stream, [StreamEvent("retried", "a", attempts=attempts)], NOW)
+        assert isinstance(outcome, Retry)
+        waits.append(outcome.delay_seconds)
+    assert waits == [7, 14, 28]
+
+    for retries, wait in ((3, 7), (0, 0)):
+        stream = replace(stream, max_retries=retries)
+        run_part(part, stream, [StreamEvent(f"moved {retries}", "a", settles=False)], NOW)
+        ((moved,),) = [outgoing.events for outgoing in part.outgoing()]
+        assert moved.available_at == EPOCH + timedelta(seconds=NOW + wait)
+        part.sent(next(iter(part.outgoing())).batch)
+    part.close()
+    opened.close()
