@@ -140,6 +140,22 @@ def left_over(lake: Path) -> list[Path]:
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_events_that_the_store_refuses_to_settle_do_not_end_the_relay(
+    outbox: Outbox, options: Options, lake: Path
+) -> None:
+    outbox.emit_many([outbox.event("x", str(number)) for number in range(40)])
+    with outbox.store.transaction() as connection:
+        connection.exec_driver_sql(
+            "CREATE TRIGGER refusing BEFORE INSERT ON penstock_archive WHEN NEW.seq = 1 "
+            "BEGIN SELECT RAISE(ABORT, 'not this one'); END"
+        )
+    report = run_relay(options(destination=f"lake:{lake}?every_seconds=0.2&batch_events=10"))
+    assert (report.claimed, report.published) == (40, 30)
+    assert {record.seq for record in records(outbox, State.CLAIMED)} == set(range(1, 11))
+
+
+@pytest.mark.spark
 def test_everything_is_in_the_lake_as_it_was_emitted(
     outbox: Outbox, options: Options, lake: Path, session: "SparkSession"
 ) -> None:

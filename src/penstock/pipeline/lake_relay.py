@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 from penstock import telemetry
-from penstock.errors import PipelineError, StoreConflict, StoreUnavailable
+from penstock.errors import NotInitialised, PipelineError, StoreConflict, StoreError, StoreUnavailable
 from penstock.lifecycle import PUBLISHED, Dead, Outcome, overdelivered, weight
 from penstock.pipeline.carry import Heart, Tally, any_starving
 from penstock.pipeline.lake import Lake
@@ -289,7 +289,10 @@ class LakeRelay:
         return self._settle(claim, claim.outcomes(outcome), tally)
 
     def _settle(self, claim: Claimed, outcomes: Mapping[int, Outcome], tally: Tally) -> Settlement | None:
-        """Settle, through an outage if need be. If it lasts too long the note stays, and the next sweep asks again."""
+        """Settle, through an outage if need be.
+
+        If the outage lasts too long, or the store refuses, the note stays and the next sweep asks again.
+        """
         began, pause = time.monotonic(), 0.05
         while True:
             try:
@@ -300,6 +303,11 @@ class LakeRelay:
                     return None
                 pause = min(pause * 2, 1.0)
                 continue
+            except NotInitialised:
+                raise
+            except StoreError as error:  # other batches go on
+                tally.trouble(error)
+                return None
             tally.count(settlement)
             tally.explain(settlement, outcomes)
             if settlement.lost:
