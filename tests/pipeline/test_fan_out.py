@@ -149,7 +149,7 @@ def test_a_destination_has_its_own_patience(outbox: Outbox, options: Options, tm
         routes=[Route(types=["*"], to=["strict", "patient"])],
     )
     ids = emit(outbox, 3)
-    run_relay(options(routes=routes))
+    run_relay(options(routes=routes, retry=RetryPolicy(jitter=0)))
     assert events_in(outbox, State.DEAD, "outbox@strict") == set(ids)
     waiting = outbox.store.find(Selection(states=frozenset({State.PENDING}), queue="outbox@patient")).records
     assert {record.event_id for record in waiting} == set(ids)
