@@ -78,9 +78,19 @@ def test_an_event_that_the_store_refuses_to_settle_does_not_end_the_relay(embedd
             "BEGIN SELECT RAISE(ABORT, 'not this one'); END"
         )
     policy = RetryPolicy.constant(0, max_attempts=2)
-    with running(embedded.options(unchanged, once=False, batch=3, lease_seconds=3.0, retry=policy)):
-        wanted = {State.PUBLISHED: 5, State.DEAD: 1}
-        assert wait_until(lambda: embedded.states() == wanted, WAIT_SECONDS), embedded.states()
+    wanted = {State.PUBLISHED: 5, State.DEAD: 1}
+    longest = 0.0
+
+    def done() -> bool:
+        nonlocal longest
+        now, records = embedded.outbox.store.now(), embedded.records()
+        ends = [one.lease_expires_at for one in records if one.lease_expires_at is not None]
+        longest = max([longest, *((end - now).total_seconds() for end in ends)])
+        return embedded.states() == wanted
+
+    with running(embedded.options(unchanged, once=False, batch=3, lease_seconds=LEASE_SECONDS, retry=policy)):
+        assert wait_until(done, WAIT_SECONDS), embedded.states()
+    assert 0 < longest <= LEASE_SECONDS, "a heartbeat extends a lease by its own length"
     (dead,) = embedded.in_state(State.DEAD)
     assert (dead.seq, dead.last_error) == (1, "lease expired")
 

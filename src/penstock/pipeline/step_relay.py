@@ -6,6 +6,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -123,8 +124,9 @@ class _Batches:
 
     def _held(self, run: str, lease_ids: Sequence[LeaseId]) -> dict[LeaseId, Lease]:
         """Return the leases that this run of the query holds. A newer driver's claims have another claimant."""
-        held = self._work.store.held(lease_ids)
-        return {one.lease.lease_id: one.lease for one in held if one.claimant.startswith(f"spark:{run}:")}
+        seconds = self._work.errand.lease_seconds  # the store knows when a lease expires, not for how long it was
+        leases = [one.lease for one in self._work.store.held(lease_ids) if one.claimant.startswith(f"spark:{run}:")]
+        return {lease.lease_id: replace(lease, lease_seconds=seconds) for lease in leases}
 
     def drained(self) -> bool:
         """True if a draining relay has no ready event from before its end. Only valid while no batch runs."""
