@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Connection, text
 from worker_watch import Watch, running
 
-from penstock import AckPolicy, Outbox, Received, RetryPolicy, Worker
+from penstock import AckPolicy, Outbox, Received, RetryPolicy, Worker, connect
 from penstock.lifecycle import PUBLISHED, State
 from penstock.store import SqlStore
 
@@ -193,6 +193,23 @@ def test_a_conflict_of_the_handlers_own_statement_is_its_failure(
             other.execute("LOCK TABLE effects")
             connection.execute(text("SET LOCAL lock_timeout = 1"))
             connection.execute(INSERT, {"number": 1})
+
+    outbox.emit("x")
+    with running(worker):
+        watch.until(dead=1)
+    assert effects() == []
+
+
+def test_another_store_that_cannot_be_reached_is_the_handlers_failure(
+    worker: Worker, outbox: Outbox, watch: Watch, effects: Callable[[], list[int]]
+) -> None:
+    elsewhere = connect("postgresql://nobody@127.0.0.1:1/none")
+
+    @worker.handler(retry=RetryPolicy.none())
+    def handle(event: Received) -> None:
+        with event.transaction() as connection:
+            connection.execute(INSERT, {"number": 1})
+            elsewhere.emit("x")
 
     outbox.emit("x")
     with running(worker):

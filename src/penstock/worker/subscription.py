@@ -126,8 +126,10 @@ class Subscription:
         ours = True
         try:
             with store.transaction() as connection:
-                ours = False
-                yield connection
+                try:
+                    yield connection
+                finally:
+                    ours = connection.invalidated
                 ours = True
                 told = store.settle_in(connection, event.lease, {event.seq: self.published(None)})
                 if event.seq not in told.published:
@@ -135,7 +137,7 @@ class Subscription:
                         f"event {event.event_id} is no longer this worker's: its transaction is rolled back"
                     )
         except (StoreConflict, StoreUnavailable) as error:
-            if ours or isinstance(error, StoreUnavailable):
+            if ours:
                 # Not the handler's failure. If the commit was done after all, the store refuses the release.
                 event.decision = RELEASED
                 telemetry.warn("an event's transaction is tried again", event_id=event.event_id, error=error)
