@@ -21,15 +21,16 @@ SHOWN = (
 )
 
 # As if emitted one after the other, a moment ago, and each in a microsecond of its own.
-_EMITTED = """
-INSERT INTO penstock_events (event_id, event_type, payload, created_at)
-SELECT gen_random_uuid(), %(event_type)s, %(payload)s,
-       now() - (%(count)s - number) * interval '1 microsecond' - interval '1 minute'
-FROM generate_series(1, %(count)s) AS number
-"""
 _PENDING = """
+WITH emitted AS (
+    INSERT INTO penstock_events (event_id, event_type, payload, created_at)
+    SELECT gen_random_uuid(), %(event_type)s, %(payload)s,
+           now() - (%(count)s - number) * interval '1 microsecond' - interval '1 minute'
+    FROM generate_series(1, %(count)s) AS number
+    RETURNING seq, created_at
+)
 INSERT INTO penstock_pending (seq, queue, priority, attempts, deliveries, replays, suspect, available_at)
-SELECT seq, 'outbox', 0, 0, 0, 0, 0, created_at FROM penstock_events ORDER BY seq
+SELECT seq, 'outbox', 0, 0, 0, 0, 0, created_at FROM emitted ORDER BY seq
 """
 
 
@@ -75,8 +76,7 @@ class Ground:
 def fill(url: str, count: int) -> None:
     """Pending events, put there by the server itself."""
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(_EMITTED, {"event_type": EVENT_TYPE, "payload": PAYLOAD, "count": count})
-        connection.execute(_PENDING)
+        connection.execute(_PENDING, {"event_type": EVENT_TYPE, "payload": PAYLOAD, "count": count})
     calm(url)
 
 
