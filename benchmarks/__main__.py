@@ -7,7 +7,7 @@ import typer
 
 from benchmarks.plan import EVENTS, Part
 from penstock.cli.options import JsonOption
-from penstock.errors import PenstockError
+from penstock.model.errors import PenstockError
 
 bench = typer.Typer(
     name="bench", help="Measure Penstock on this machine.", invoke_without_command=True, pretty_exceptions_enable=False

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from benchmarks import producers
 from benchmarks.ground import Ground, rate
 from benchmarks.plan import Figure, Measured, Plan, Target, at_least
-from penstock.errors import MissingDriver
+from penstock.model.errors import MissingDriver
 from penstock.pipeline import open_session
 from penstock.pipeline.relay import RelayOptions, run_relay
 from tests.support.servers import KafkaServer, NatsServer, RabbitServer, ValkeyServer

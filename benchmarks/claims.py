@@ -5,8 +5,8 @@ from statistics import median
 
 from benchmarks.ground import Ground
 from benchmarks.plan import Figure, Measured, Plan, at_most
-from penstock.event import DEFAULT_QUEUE
-from penstock.lifecycle import PUBLISHED
+from penstock.model.event import DEFAULT_QUEUE
+from penstock.model.outcome import PUBLISHED
 from penstock.store import Store, open_store
 
 SIZES = (100, 1_000)

@@ -19,7 +19,7 @@ import psycopg
 from benchmarks.ground import Ground
 from benchmarks.plan import EVENT_TYPE, PAYLOAD, Figure, Measured, Plan, at_most
 from penstock import connect
-from penstock.errors import PenstockError
+from penstock.model.errors import PenstockError
 
 # What the installed command consists of.
 _PENSTOCK = "import sys; from penstock.cli import main; sys.exit(main())"

@@ -17,7 +17,7 @@ from statistics import median
 from benchmarks.cpu import cpu_seconds
 from benchmarks.ground import SETTINGS, Ground, fill
 from benchmarks.workloads import WORKLOADS
-from penstock.errors import PenstockError
+from penstock.model.errors import PenstockError
 from tests.support.servers import PostgresServer
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -7,7 +7,7 @@ from benchmarks import pgqueuer
 from benchmarks.ground import Ground
 from benchmarks.plan import EVENT_TYPE, PAYLOAD, Figure, Measured, Plan, at_least
 from penstock import connect
-from penstock.event import Event
+from penstock.model.event import Event
 
 
 def measure(ground: Ground, plan: Plan) -> Measured:

@@ -9,7 +9,7 @@ from typing import LiteralString
 import psycopg
 
 from benchmarks.plan import EVENT_TYPE, PAYLOAD
-from penstock.errors import PenstockError
+from penstock.model.errors import PenstockError
 from penstock.store import open_store
 from tests.support.servers import PostgresServer
 

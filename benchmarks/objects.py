@@ -20,8 +20,8 @@ from uuid import uuid4
 
 from benchmarks.plan import Figure, Measured, Target
 from benchmarks.report import describe, documents, table
-from penstock.event import Event
-from penstock.lifecycle import PUBLISHED
+from penstock.model.event import Event
+from penstock.model.outcome import PUBLISHED
 from penstock.store import open_store
 from penstock.store.objects import ObjectStore, group_commit
 from tests.support.gates import Gate

@@ -11,9 +11,9 @@ from uuid import uuid4
 import psycopg
 
 from benchmarks.workers import run_together, wait_for_start
-from penstock.event import DEFAULT_QUEUE
+from penstock.model.event import DEFAULT_QUEUE
+from penstock.model.lease import Lease, LeaseId, Token
 from penstock.store import postgres_statements as statements
-from penstock.store.base import Lease, LeaseId, Token
 from penstock.store.hints import ALWAYS
 from penstock.store.moves import Wanted
 from penstock.store.transaction import percent_style

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from benchmarks.stream_contenders import STREAM, application, embedded_store, totals_in
 from benchmarks.stream_input import Input
-from penstock.errors import PenstockError
+from penstock.model.errors import PenstockError
 from tests.support.processes import wait_until
 
 SECONDS = 600.0

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks.cpu import cpu_seconds
-from penstock.errors import PenstockError
+from penstock.model.errors import PenstockError
 
 
 def run_together(module: str, arguments: Sequence[object], count: int) -> float:

@@ -14,7 +14,7 @@ from chaos.program import Settings
 from chaos.schedule import Schedule
 from chaos.sources import SOURCES, SourceServers
 from chaos.trial import NotRun, Say, Trial, TrialFailed, Verdict
-from penstock.errors import PenstockError
+from penstock.model.errors import PenstockError
 from penstock.outbox import connect
 from tests.support.servers import PostgresServer
 

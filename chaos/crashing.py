@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any
 
-from penstock.event import Event
+from penstock.model.event import Event
 from penstock.pipeline import stream_batches, stream_keys, stream_tasks
 from penstock.pipeline.stream_batches import StreamRun
 from penstock.pipeline.stream_errands import Errand

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from chaos.orders import NEVER
 from penstock import Streams, telemetry
-from penstock.errors import PenstockError, UsageError
+from penstock.model.errors import PenstockError, UsageError
 from penstock.streams.batches import BatchContext
 from penstock.streams.context import Context, Emitting, KeyState
 from penstock.streams.event import StreamEvent

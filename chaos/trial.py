@@ -14,7 +14,7 @@ from chaos.orders import Orders
 from chaos.program import SUPERSEDED, USAGE, Settings
 from chaos.schedule import Fault, Kill, KillAtRandom, Outage, Schedule, SecondDriver
 from chaos.sources import OrderSource
-from penstock.errors import PenstockError
+from penstock.model.errors import PenstockError
 from tests.support.files import write_whole
 from tests.support.processes import wait_until
 from tests.support.servers import PostgresServer

@@ -9,9 +9,9 @@ from typing import Any
 from pydantic import BaseModel
 
 import penstock
-from penstock.errors import JobFailed
 from penstock.jobs import Context
 from penstock.jobs.api import create_app
+from penstock.model.errors import JobFailed
 from penstock.web.server import HttpServer
 
 TOKEN = "correct-horse"

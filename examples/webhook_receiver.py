@@ -14,7 +14,7 @@ from typing import Annotated
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 
-from penstock.errors import InvalidSignature
+from penstock.model.errors import InvalidSignature
 from penstock.publish.signature import verify
 
 app = FastAPI()

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import pytest
 
-from penstock.errors import MissingDriver
+from penstock.model.errors import MissingDriver
 from tests.support.servers import (
     KafkaServer,
     MariadbServer,

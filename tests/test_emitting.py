@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import penstock
 from penstock import EventId, Outbox, Outcome, Retry, Selection
-from penstock.errors import NotSupported, StoreError, UsageError
+from penstock.model.errors import NotSupported, StoreError, UsageError
 
 Emit = Callable[[Any], object]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.event import Event
+from penstock.model.event import Event
+from penstock.model.selection import Selection
 from penstock.outbox import connect
 from penstock.pipeline.sink import COLUMNS as WRITTEN
 from penstock.pipeline.source import COLUMNS as READ
 from penstock.pipeline.source import SourceOptions
-from penstock.store.base import Selection
 
 PAGE = (Path(__file__).parents[1] / "docs" / "spark.md").read_text()
 

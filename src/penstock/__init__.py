@@ -13,17 +13,18 @@ From there `penstock relay --to URL` carries the event on, under a lease, and it
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import PenstockError
-from penstock.event import Delivery, Event, EventId
-from penstock.lifecycle import Dead, Outcome, Published, Released, Retry, State
-from penstock.retry import RetryPolicy
+from penstock.model.errors import PenstockError
+from penstock.model.event import Delivery, Event, EventId
+from penstock.model.lifecycle import State
+from penstock.model.outcome import Dead, Outcome, Published, Released, Retry
+from penstock.model.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from penstock.jobs import Jobs, JobsClient
+    from penstock.model.selection import Selection
     from penstock.outbox import Outbox, connect
     from penstock.pipeline.stream_app import Streams
     from penstock.routes import Routes, load_routes
-    from penstock.store.base import Selection
     from penstock.worker import AckPolicy, Received, Worker
 
 __version__ = "0.1.0"

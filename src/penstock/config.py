@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from urllib.parse import parse_qsl, urlsplit
 
-from penstock.errors import MissingDriver, UsageError
+from penstock.model.errors import MissingDriver, UsageError
 
 DEFAULT_STORE = "sqlite:///penstock.db"
 STORE_VARIABLE = "PENSTOCK_STORE"

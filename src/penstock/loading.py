@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import PenstockError, UsageError
+from penstock.model.errors import PenstockError, UsageError
 
 # Where a mistake of the user's is not to be looked for: the line to show is the last one outside of these.
 _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from penstock.config import mask_url, url_scheme
-from penstock.errors import InvalidEvent, UsageError
+from penstock.model.errors import InvalidEvent, UsageError
 
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 DEFAULT_CONFIG = Path("penstock.toml")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.admin.service import Admin
-from penstock.event import Event, EventId
-from penstock.lifecycle import PUBLISHED, Outcome
+from penstock.model.event import Event, EventId
+from penstock.model.outcome import PUBLISHED, Outcome
 from penstock.store import SqlStore, open_store
 
 

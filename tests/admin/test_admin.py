@@ -8,11 +8,13 @@ from uuid import uuid4
 import pytest
 
 from penstock.admin.service import PAGE, Admin
-from penstock.errors import EventNotFound, UsageError
-from penstock.event import Event, EventId
-from penstock.lifecycle import Dead, Released, Retry, State
+from penstock.model.errors import EventNotFound, UsageError
+from penstock.model.event import Event, EventId
+from penstock.model.lifecycle import State
+from penstock.model.outcome import Dead, Released, Retry
+from penstock.model.selection import Selection
+from penstock.model.stats import Relay
 from penstock.store import SqlStore
-from penstock.store.base import Relay, Selection
 
 Settled = Callable[..., EventId]
 DEAD = Selection(states=frozenset({State.DEAD}))

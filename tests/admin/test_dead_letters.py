@@ -15,11 +15,12 @@ import pytest
 
 from penstock.admin.dead_letters import DeadLetterOffice, Handled
 from penstock.admin.service import Admin
-from penstock.errors import EventNotFound, UsageError
-from penstock.event import Event, EventId
-from penstock.lifecycle import Dead, Retry, State
+from penstock.model.errors import EventNotFound, UsageError
+from penstock.model.event import Event, EventId
+from penstock.model.lifecycle import State
+from penstock.model.outcome import Dead, Retry
+from penstock.model.selection import Selection
 from penstock.store import SqlStore, open_store
-from penstock.store.base import Selection
 from tests.support.processes import wait_until
 
 Settled = Callable[..., EventId]

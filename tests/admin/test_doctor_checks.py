@@ -8,8 +8,8 @@ import pytest
 
 from penstock.admin import doctor
 from penstock.admin.doctor import Check, Level, examine, healthy
-from penstock.errors import PipelineError
-from penstock.event import Event
+from penstock.model.errors import PipelineError
+from penstock.model.event import Event
 from penstock.pipeline import java
 from penstock.store import SqlStore, open_store
 

@@ -6,8 +6,7 @@ from typing import Any
 from uuid import uuid4
 
 from penstock.admin.findings import findings
-from penstock.store.base import QueueStats, RelayStats, Stats
-from penstock.store.control import QueueControl
+from penstock.model.stats import QueueControl, QueueStats, RelayStats, Stats
 
 
 def stats(*queues: QueueStats, **overrides: Any) -> Stats:

@@ -10,11 +10,12 @@ import pytest
 from penstock import Worker
 from penstock.admin.doctor import Check, Level, examine
 from penstock.admin.service import Admin
-from penstock.errors import EventNotFound, UsageError
-from penstock.event import Event, EventId
-from penstock.lifecycle import Published, State
+from penstock.model.errors import EventNotFound, UsageError
+from penstock.model.event import Event, EventId
+from penstock.model.lifecycle import State
+from penstock.model.outcome import Published
+from penstock.model.selection import Selection
 from penstock.store import SqlStore, steering
-from penstock.store.base import Selection
 from tests.support.processes import wait_until
 
 Settled = Callable[..., EventId]

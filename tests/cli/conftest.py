@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from penstock.cli import main
-from penstock.event import Event, EventId
-from penstock.lifecycle import PUBLISHED, Outcome
+from penstock.model.event import Event, EventId
+from penstock.model.outcome import PUBLISHED, Outcome
 from penstock.store import SqlStore, open_store
 
 PROGRAM = [sys.executable, "-c", "import sys; from penstock.cli import main; sys.exit(main())"]

@@ -11,7 +11,7 @@ import pytest
 from py4j.protocol import Py4JError
 
 from penstock.cli import operate
-from penstock.event import Event
+from penstock.model.event import Event
 from penstock.store import SqlStore
 
 COMMANDS = ("init", "emit", "relay", "status", "events", "show", "replay", "reap", "purge", "doctor", "demo")

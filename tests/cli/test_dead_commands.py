@@ -12,8 +12,8 @@ import psycopg
 import pytest
 from terminal import Start, Terminal
 
-from penstock.event import Event
-from penstock.lifecycle import Dead
+from penstock.model.event import Event
+from penstock.model.outcome import Dead
 from penstock.store import SqlStore, Store, open_store
 
 Run = Callable[..., Any]

@@ -11,8 +11,9 @@ from uuid import UUID
 
 import pytest
 
+from penstock.model.records import Record
+from penstock.model.selection import Selection
 from penstock.store import SqlStore
-from penstock.store.base import Record, Selection
 
 Run = Callable[..., Any]
 Start = Callable[..., "subprocess.Popen[bytes]"]

@@ -8,10 +8,10 @@ from uuid import uuid4
 import pytest
 
 from penstock.admin import doctor
-from penstock.event import Event, EventId
-from penstock.lifecycle import Dead
+from penstock.model.event import Event, EventId
+from penstock.model.outcome import Dead
+from penstock.model.stats import Relay
 from penstock.store import SqlStore
-from penstock.store.base import Relay
 
 Run = Callable[..., Any]
 Settled = Callable[..., str]

@@ -10,8 +10,8 @@ from typing import IO, Any
 
 import pytest
 
-from penstock.event import Event
-from penstock.lifecycle import Dead
+from penstock.model.event import Event
+from penstock.model.outcome import Dead
 from penstock.store import open_store
 
 Run = Callable[..., Any]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from terminal import Start, Terminal
 
-from penstock.event import Event
-from penstock.lifecycle import Dead
+from penstock.model.event import Event
+from penstock.model.outcome import Dead
 from penstock.store import SqlStore
 from penstock.store.migrate import head
 

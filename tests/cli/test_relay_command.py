@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from penstock.cli import relay as command
+from penstock.model.retry import RetryPolicy
 from penstock.pipeline import relay as pipeline
 from penstock.pipeline.relay import RelayOptions, RelayReport
-from penstock.retry import RetryPolicy
 from penstock.store import SqlStore
 
 Run = Callable[..., Any]

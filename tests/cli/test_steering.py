@@ -9,10 +9,10 @@ import pytest
 from terminal import Start, Terminal
 
 from penstock.admin import doctor
-from penstock.event import Event, EventId
-from penstock.lifecycle import Dead, Published
+from penstock.model.event import Event, EventId
+from penstock.model.outcome import Dead, Published
+from penstock.model.stats import Relay
 from penstock.store import SqlStore
-from penstock.store.base import Relay
 
 Run = Callable[..., Any]
 Settled = Callable[..., str]

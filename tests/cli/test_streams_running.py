@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from penstock.cli.streams import SUPERSEDED
-from penstock.event import Event
+from penstock.model.event import Event
 from penstock.store import SqlStore
 from penstock.streams.state import open_state
 from tests.support.processes import command_of, living, wait_until

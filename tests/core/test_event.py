@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import InvalidEvent
-from penstock.event import MILLENNIUM, Event, encode_payload
+from penstock.model.errors import InvalidEvent
+from penstock.model.event import MILLENNIUM, Event, encode_payload
 from penstock.testing.events import delivery
 
 json_values = st.recursive(

@@ -7,18 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import lifecycle
-from penstock.lifecycle import (
-    PUBLISHED,
-    RELEASED,
-    TRANSITIONS,
-    Dead,
-    IllegalTransition,
-    Life,
-    Outcome,
-    Retry,
-    State,
-)
+from penstock.model import lifecycle
+from penstock.model.lifecycle import TRANSITIONS, IllegalTransition, Life, State
+from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Retry
 
 SEED_TRANSITIONS = {
     ("PENDING", "CLAIMED"),

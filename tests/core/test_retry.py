@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import UsageError
-from penstock.lifecycle import Dead, Retry
-from penstock.retry import RetryPolicy, Shape
+from penstock.model.errors import UsageError
+from penstock.model.outcome import Dead, Retry
+from penstock.model.retry import RetryPolicy, Shape
 
 rolls = st.floats(0, 1, exclude_max=True)
 

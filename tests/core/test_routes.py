@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import InvalidEvent, UsageError
+from penstock.model.errors import InvalidEvent, UsageError
 from penstock.routes import Routes, Unrouted, find_routes, load_routes, parse_routes, queue_of
 
 GOOD = """

@@ -14,7 +14,8 @@ import pytest
 from http_server import TOKEN, client_of, served
 from pydantic import BaseModel
 
-from penstock.errors import (
+from penstock.jobs import ClaimedJob, Context, Jobs, JobsClient
+from penstock.model.errors import (
     JobError,
     JobFailed,
     JobLost,
@@ -24,8 +25,7 @@ from penstock.errors import (
     StoreUnavailable,
     UsageError,
 )
-from penstock.jobs import ClaimedJob, Context, Jobs, JobsClient
-from penstock.lifecycle import State
+from penstock.model.lifecycle import State
 from penstock.web.server import HttpServer
 from tests.support.processes import free_port
 

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from penstock.errors import JobLost
 from penstock.jobs import Jobs
-from penstock.lifecycle import State
+from penstock.model.errors import JobLost
+from penstock.model.lifecycle import State
 
 SOON = 60.0
 WORKER = """

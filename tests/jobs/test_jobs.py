@@ -4,13 +4,13 @@ from uuid import uuid4
 
 import pytest
 
-from penstock.errors import InvalidEvent, JobError, JobLost, JobNotFound, JobSettled, UsageError
-from penstock.event import Event
 from penstock.jobs import ClaimedJob, Jobs
-from penstock.lifecycle import State
-from penstock.retry import RetryPolicy
+from penstock.model.errors import InvalidEvent, JobError, JobLost, JobNotFound, JobSettled, UsageError
+from penstock.model.event import Event
+from penstock.model.lifecycle import State
+from penstock.model.retry import RetryPolicy
+from penstock.model.selection import Selection
 from penstock.store import SqlStore
-from penstock.store.base import Selection
 from penstock.testing.stores import ManualClock
 
 TIMEOUT = 30.0

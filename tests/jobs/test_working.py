@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from penstock.errors import InvalidEvent, JobFailed, JobUnfinished, UsageError
-from penstock.event import Event
 from penstock.jobs import Context, Jobs
-from penstock.lifecycle import State
-from penstock.retry import RetryPolicy
+from penstock.model.errors import InvalidEvent, JobFailed, JobUnfinished, UsageError
+from penstock.model.event import Event
+from penstock.model.lifecycle import State
+from penstock.model.retry import RetryPolicy
 from penstock.store import SqlStore
 
 SOON = 30.0

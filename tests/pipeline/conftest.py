@@ -10,7 +10,7 @@ from step_ground import Ground
 from valkey import Valkey
 from valkey_ground import ValkeyGround
 
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 from penstock.outbox import connect
 from penstock.pipeline import stop_channel
 from penstock.pipeline.kafka_jars import connector_jars

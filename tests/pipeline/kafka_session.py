@@ -8,7 +8,7 @@ import sys
 from stream_ground import remember
 
 from penstock import Streams
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 from penstock.pipeline.session import open_session
 from penstock.streams.sources import Kafka
 

@@ -16,8 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import StoreUnavailable
-from penstock.event import EventId
+from penstock.model.errors import StoreUnavailable
+from penstock.model.event import EventId
 from penstock.outbox import Outbox, connect
 from penstock.store import SqlStore
 from tests.support import crashes
@@ -36,7 +36,7 @@ SCRIPT = """
 import json, sys
 from dataclasses import asdict
 from penstock import telemetry
-from penstock.errors import PenstockError
+from penstock.model.errors import PenstockError
 from penstock.pipeline.relay import RelayOptions, run_relay
 from penstock.routes import parse_routes
 from tests.support import crashes

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from sqlalchemy import func, select
 
+from penstock.model.selection import Selection
 from penstock.outbox import Outbox
-from penstock.store.base import Selection
 from penstock.store.schema import staged
 from tests.support import crashes
 from tests.support.processes import living, wait_until

@@ -8,10 +8,11 @@ from typing import Any
 
 from relay_processes import delivered, lines
 
-from penstock.lifecycle import State
+from penstock.model.lifecycle import State
+from penstock.model.records import Record
+from penstock.model.selection import Selection
 from penstock.outbox import Outbox
 from penstock.pipeline.relay import RelayOptions, RelayReport, run_relay
-from penstock.store.base import Record, Selection
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 from step_ground import Ground
 
 from penstock import Streams
-from penstock.lifecycle import State
+from penstock.model.lifecycle import State
+from penstock.model.records import Record
+from penstock.model.selection import Selection
 from penstock.outbox import Outbox
 from penstock.pipeline.stores import close_stores
 from penstock.pipeline.streaming import run_streams
-from penstock.store.base import Record, Selection
 from penstock.streams.context import Context, KeyState
 from penstock.streams.engine import is_users
 from penstock.streams.event import StreamEvent

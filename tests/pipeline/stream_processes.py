@@ -9,8 +9,8 @@ from collections import Counter
 from pathlib import Path
 
 from penstock import Outbox, Streams
-from penstock.lifecycle import State
-from penstock.store.base import Selection
+from penstock.model.lifecycle import State
+from penstock.model.selection import Selection
 from penstock.streams.context import Context, KeyState
 from penstock.streams.engine import is_users
 from penstock.streams.event import StreamEvent

@@ -8,15 +8,16 @@ from socket import socketpair
 
 import pytest
 
-from penstock.errors import NotInitialised, StoreError, UnknownScheme, UsageError
-from penstock.lifecycle import RELEASED, Dead, OrderPolicy, Retry, State
+from penstock.model.errors import NotInitialised, StoreError, UnknownScheme, UsageError
+from penstock.model.lifecycle import OrderPolicy, State
+from penstock.model.outcome import RELEASED, Dead, Retry
+from penstock.model.selection import Selection
 from penstock.outbox import Outbox, connect
 from penstock.pipeline.carry import MAX_REFUSALS, MAX_TROUBLES, Errand, Tally, carry, open_hands
 from penstock.pipeline.relay import RelayOptions, run_relay
 from penstock.pipeline.sender import FIRST_PIECE, PIECE, SLOW_SECONDS, Dispatch, Pace, blocked_keys
 from penstock.pipeline.slices import Slice
 from penstock.store import SqlStore
-from penstock.store.base import Selection
 from penstock.testing.events import delivery
 
 

@@ -23,8 +23,8 @@ from relay_processes import (
     emitting,
 )
 
+from penstock.model.selection import Selection
 from penstock.outbox import Outbox, connect
-from penstock.store.base import Selection
 from penstock.streams.state import open_state
 from tests.support.processes import wait_until
 from tests.support.servers import SparkMaster, SparkWorker

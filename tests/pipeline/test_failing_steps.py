@@ -15,11 +15,12 @@ from relay_threads import running
 from step_functions import unchanged
 from step_ground import Ground
 
-from penstock.errors import StoreUnavailable
-from penstock.lifecycle import Dropped, State
+from penstock.model.errors import StoreUnavailable
+from penstock.model.lease import LeaseId
+from penstock.model.lifecycle import State
+from penstock.model.outcome import Dropped
+from penstock.model.retry import RetryPolicy
 from penstock.outbox import connect
-from penstock.retry import RetryPolicy
-from penstock.store.base import LeaseId
 from tests.support.processes import wait_until
 from tests.support.servers import PostgresServer
 

@@ -9,15 +9,15 @@ import pytest
 from relay_processes import IN_HAND, RelayProcess, assert_delivered, delivered, emit, lines
 from valkey import Valkey
 
-from penstock.errors import UsageError
-from penstock.event import EventId
-from penstock.lifecycle import State
+from penstock.model.errors import UsageError
+from penstock.model.event import EventId
+from penstock.model.lifecycle import State
+from penstock.model.retry import RetryPolicy
+from penstock.model.selection import Selection
 from penstock.outbox import Outbox, connect
 from penstock.pipeline import lake
 from penstock.pipeline.relay import RelayOptions, run_relay
-from penstock.retry import RetryPolicy
 from penstock.routes import Destination, Route, Routes, parse_routes
-from penstock.store.base import Selection
 from tests.support.processes import wait_until
 from tests.support.servers import ValkeyServer
 

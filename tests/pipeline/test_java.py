@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import PipelineError
+from penstock.model.errors import PipelineError
 from penstock.pipeline.java import cache_folder, find_java, java_version, parse_version, quiet_home
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 from penstock.pipeline.installation import core_jar
 from penstock.pipeline.kafka_feed import reader_options
 from penstock.pipeline.kafka_jars import PARTS, VARIABLE, connector_jars, coordinates

@@ -13,16 +13,17 @@ import pyarrow.dataset as arrow
 import pytest
 from relay_threads import running
 
-from penstock.errors import UsageError
-from penstock.event import Event
-from penstock.lifecycle import State
+from penstock.model.errors import UsageError
+from penstock.model.event import Event
+from penstock.model.lifecycle import State
+from penstock.model.records import Record
+from penstock.model.retry import RetryPolicy
+from penstock.model.selection import Selection
 from penstock.outbox import Outbox, connect
 from penstock.pipeline.lake import Lake, folder_name, read
 from penstock.pipeline.relay import RelayOptions, run_relay
 from penstock.pipeline.stores import close_stores
-from penstock.retry import RetryPolicy
 from penstock.store import open_store
-from penstock.store.base import Record, Selection
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:

@@ -12,15 +12,15 @@ import pyarrow.dataset as arrow
 import pytest
 from relay_processes import RelayProcess, emit
 
-from penstock.event import Event
-from penstock.lifecycle import PUBLISHED
+from penstock.model.event import Event
+from penstock.model.lease import Claim, Lease, LeaseId, Token
+from penstock.model.outcome import PUBLISHED
 from penstock.outbox import Outbox, connect
 from penstock.pipeline.lake import read
 from penstock.pipeline.lake_folder import LakeFolder, Note
 from penstock.pipeline.lake_sweep import Sweep
 from penstock.pipeline.relay import RelayOptions, RelayReport, run_relay
 from penstock.pipeline.stores import close_stores
-from penstock.store.base import Claim, Lease, LeaseId, Token
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:

@@ -10,16 +10,17 @@ from uuid import uuid4
 import pytest
 
 from penstock.cli import main
-from penstock.errors import EventNotFound, UsageError
-from penstock.event import Event, EventId
-from penstock.lifecycle import State
+from penstock.model.errors import EventNotFound, UsageError
+from penstock.model.event import Event, EventId
+from penstock.model.lifecycle import State
+from penstock.model.records import Record
+from penstock.model.selection import Selection
 from penstock.outbox import Outbox, connect
 from penstock.pipeline import lake_replay
 from penstock.pipeline.lake import read
 from penstock.pipeline.lake_replay import BroughtBack, LakeReplay
 from penstock.pipeline.relay import RelayOptions, run_relay
 from penstock.pipeline.stores import close_stores
-from penstock.store.base import Record, Selection
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from relay_processes import RelayProcess
 
-from penstock.event import Event
+from penstock.model.event import Event
 from penstock.outbox import Outbox, connect
 from tests.support.processes import wait_until
 from tests.support.servers import KafkaServer, NatsServer

@@ -7,14 +7,15 @@ from uuid import uuid4
 
 import pytest
 
-from penstock.event import Delivery
-from penstock.lifecycle import PUBLISHED, RELEASED, OrderPolicy, Outcome, Retry
+from penstock.model.event import Delivery
+from penstock.model.lifecycle import OrderPolicy
+from penstock.model.outcome import PUBLISHED, RELEASED, Outcome, Retry
+from penstock.model.retry import RetryPolicy
 from penstock.pipeline import sender as sending
 from penstock.pipeline.publishing import delivery_of, send_rows
 from penstock.pipeline.sender import Dispatch, Sender
 from penstock.pipeline.stop_channel import StopLine, hung_up, line_to
 from penstock.publish.base import Message
-from penstock.retry import RetryPolicy
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -19,13 +19,14 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from penstock.event import Event
-from penstock.lifecycle import PUBLISHED, Dead, State
+from penstock.model.event import Event
+from penstock.model.lifecycle import State
+from penstock.model.outcome import PUBLISHED, Dead
+from penstock.model.selection import Selection
 from penstock.pipeline.pushdown import narrow
 from penstock.pipeline.source import FilteringReader, SourceOptions, register
 from penstock.pipeline.stores import close_stores
 from penstock.store import SqlStore, open_store
-from penstock.store.base import Selection
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

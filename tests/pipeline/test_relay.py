@@ -17,14 +17,15 @@ from relay_processes import assert_delivered, delivered, emit, lines
 from relay_threads import running
 from valkey import Valkey
 
-from penstock.errors import PipelineError
-from penstock.event import EventId
-from penstock.lifecycle import State
+from penstock.model.errors import PipelineError
+from penstock.model.event import EventId
+from penstock.model.lifecycle import State
+from penstock.model.records import Record
+from penstock.model.retry import RetryPolicy
+from penstock.model.selection import Selection
 from penstock.outbox import Outbox, connect
 from penstock.pipeline import relay as relaying
 from penstock.pipeline.relay import RelayOptions, run_relay
-from penstock.retry import RetryPolicy
-from penstock.store.base import Record, Selection
 from tests.support.processes import wait_until
 from tests.support.servers import ValkeyServer
 

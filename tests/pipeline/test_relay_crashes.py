@@ -31,12 +31,12 @@ from relay_processes import (
 )
 from valkey import Valkey
 
-from penstock.event import EventId
-from penstock.lifecycle import State
+from penstock.model.event import EventId
+from penstock.model.lifecycle import State
+from penstock.model.selection import Selection
 from penstock.outbox import Outbox, connect
 from penstock.pipeline.installation import spark_home
 from penstock.pipeline.relay import RelayOptions, run_relay
-from penstock.store.base import Selection
 from tests.support.files import write_whole
 from tests.support.processes import command_of, wait_until
 from tests.support.servers import PostgresServer, ValkeyServer

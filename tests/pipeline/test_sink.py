@@ -10,13 +10,14 @@ from uuid import UUID, uuid4
 import pytest
 from sqlalchemy import func, select
 
-from penstock.errors import InvalidEvent, NotSupported, UsageError
+from penstock.model.errors import InvalidEvent, NotSupported, UsageError
+from penstock.model.records import Record
+from penstock.model.selection import Selection
 from penstock.outbox import Outbox, connect
 from penstock.pipeline.sink import COLUMNS, Staged, StreamWriter, Target, _events, check
 from penstock.pipeline.slices import root_cause
 from penstock.pipeline.source import PenstockDataSource, SourceOptions, register
 from penstock.pipeline.stores import close_stores
-from penstock.store.base import Record, Selection
 from penstock.store.schema import staged
 
 if TYPE_CHECKING:
@@ -339,7 +340,7 @@ def test_a_write_that_can_not_be_is_refused_before_any_job(
     before = len(tracker.getJobIdsForGroup(None))
     with pytest.raises(Exception, match="UsageError") as raised:
         frame.write.format("penstock").options(store=ground.url, **options).mode(mode).save()
-    assert root_cause(str(raised.value)).startswith(f"penstock.errors.UsageError: {told}")
+    assert root_cause(str(raised.value)).startswith(f"penstock.model.errors.UsageError: {told}")
     assert len(tracker.getJobIdsForGroup(None)) == before
 
 

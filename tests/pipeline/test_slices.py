@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import slice_functions
 
-from penstock.errors import PipelineError, UsageError
+from penstock.model.errors import PipelineError, UsageError
 from penstock.pipeline.slices import Patience, Slice, root_cause, run_slices
 from penstock.pipeline.stop_channel import StopLine, line_to
 

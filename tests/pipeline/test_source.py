@@ -9,16 +9,19 @@ from uuid import uuid4
 
 import pytest
 
-from penstock.errors import UsageError
-from penstock.event import EventId
-from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Outcome, Retry, State
+from penstock.model.errors import UsageError
+from penstock.model.event import EventId
+from penstock.model.lease import Settlement
+from penstock.model.lifecycle import State
+from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Retry
+from penstock.model.records import Record
+from penstock.model.selection import Selection
 from penstock.outbox import Outbox, connect
 from penstock.pipeline import source
 from penstock.pipeline.settling import by_lease, settle, worst
 from penstock.pipeline.slices import root_cause
 from penstock.pipeline.source import EventReader, SeqBlocks, SourceOptions, lease_of, register
 from penstock.pipeline.stores import close_stores
-from penstock.store.base import Record, Selection, Settlement
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -401,4 +404,4 @@ def test_an_option_that_can_not_be_is_told_in_one_line_at_once(
 ) -> None:
     with pytest.raises(Exception, match="UsageError") as raised:
         getattr(session, reading).format("penstock").options(**options).load()
-    assert root_cause(str(raised.value)).startswith(f"penstock.errors.UsageError: {told}")
+    assert root_cause(str(raised.value)).startswith(f"penstock.model.errors.UsageError: {told}")

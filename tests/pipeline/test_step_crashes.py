@@ -10,7 +10,7 @@ import pytest
 from relay_processes import IN_HAND, RelayProcess, assert_delivered, emit
 from step_ground import Ground
 
-from penstock.lifecycle import State
+from penstock.model.lifecycle import State
 from tests.support.processes import wait_until
 
 pytestmark = [pytest.mark.crash, pytest.mark.spark, pytest.mark.slow]

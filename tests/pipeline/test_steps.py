@@ -13,11 +13,12 @@ from step_functions import even, unchanged
 from step_ground import Ground
 
 from penstock.cli.relay import summary
-from penstock.errors import UsageError
-from penstock.lifecycle import Dropped, State
+from penstock.model.errors import UsageError
+from penstock.model.lifecycle import State
+from penstock.model.outcome import Dropped
+from penstock.model.retry import RetryPolicy
 from penstock.pipeline.relay import RelayOptions
 from penstock.pipeline.slices import _LOOK_SECONDS
-from penstock.retry import RetryPolicy
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock import Streams
-from penstock.errors import NotSupported, UsageError
+from penstock.model.errors import NotSupported, UsageError
 from penstock.pipeline.shipping import parcel_of
 from penstock.pipeline.streaming import require_reachable, run_streams
 from penstock.streams.app import default_key

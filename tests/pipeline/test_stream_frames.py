@@ -9,8 +9,8 @@ import pytest
 from step_ground import Ground
 from stream_ground import DEAD, LIVE, Shop, remember
 
-from penstock.errors import PenstockError, PipelineError, UsageError
-from penstock.store.base import Selection
+from penstock.model.errors import PenstockError, PipelineError, UsageError
+from penstock.model.selection import Selection
 from penstock.streams.context import Context
 from penstock.streams.event import StreamEvent
 from penstock.streams.sources import Frame

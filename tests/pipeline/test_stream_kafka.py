@@ -12,10 +12,10 @@ from kafka_ground import Topics
 from step_ground import Ground
 from stream_ground import DEAD, LIVE, Shop, records, remember, states
 
-from penstock.errors import PipelineError, UsageError
+from penstock.model.errors import PipelineError, UsageError
+from penstock.model.selection import Selection
 from penstock.pipeline.kafka_feed import KafkaFeed
 from penstock.pipeline.kafka_jars import coordinates
-from penstock.store.base import Selection
 from penstock.streams.context import Context
 from penstock.streams.event import StreamEvent
 from penstock.streams.sources import Kafka

@@ -14,14 +14,17 @@ import pytest
 from stream_processes import EVENTS, check, emit_orders, start, unsettled
 
 from penstock import Outbox, Streams, connect
-from penstock.errors import PipelineError
-from penstock.lifecycle import PUBLISHED, State
+from penstock.model.errors import PipelineError
+from penstock.model.lease import Claim
+from penstock.model.lifecycle import State
+from penstock.model.outcome import PUBLISHED
+from penstock.model.records import Record
+from penstock.model.selection import Selection
 from penstock.pipeline.stores import close_stores
 from penstock.pipeline.stream_errands import Errand
 from penstock.pipeline.stream_sources import COLUMNS
 from penstock.pipeline.stream_tasks import assign, process
 from penstock.pipeline.streaming import run_streams
-from penstock.store.base import Claim, Record, Selection
 from penstock.streams.context import Context, KeyState
 from penstock.streams.event import StreamEvent
 from penstock.streams.sources import Frame, Source

@@ -13,7 +13,7 @@ import pytest
 from step_ground import Ground
 
 from penstock import Streams
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 from penstock.pipeline.source import register
 from penstock.pipeline.stores import close_stores
 from penstock.pipeline.stream_state import StateDataSource, StateOptions, StateReader, read

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock import Outbox, Streams, connect
-from penstock.lifecycle import State
+from penstock.model.lifecycle import State
+from penstock.model.selection import Selection
 from penstock.pipeline.stores import close_stores
 from penstock.pipeline.stream_batches import StreamRun
 from penstock.pipeline.streaming import run_streams
-from penstock.store.base import Selection
 from penstock.streams import Timer, Tumbling, Window
 from penstock.streams.context import Context
 from penstock.streams.event import StreamEvent

@@ -10,10 +10,11 @@ import pytest
 from valkey_ground import ValkeyGround
 
 from penstock import Outbox, Streams, connect
-from penstock.errors import PipelineError
-from penstock.lifecycle import State
+from penstock.model.errors import PipelineError
+from penstock.model.lifecycle import State
+from penstock.model.records import Record
+from penstock.model.selection import Selection
 from penstock.pipeline.stores import close_stores
-from penstock.store.base import Record, Selection
 from penstock.streams import Context, StreamEvent, Valkey
 from penstock.streams.context import KeyState
 from penstock.streams.engine import is_users

@@ -11,7 +11,7 @@ from benchmarks.ground import Ground
 from benchmarks.stream_contenders import PENSTOCK, Contender, Trial, penstock_queue, transform_with_state
 from benchmarks.stream_input import Input, add_up, prepare, read
 from benchmarks.streams import OURS, StreamsPlan, _run
-from penstock.errors import PenstockError, UsageError
+from penstock.model.errors import PenstockError, UsageError
 from tests.support.servers import PostgresServer
 
 if TYPE_CHECKING:

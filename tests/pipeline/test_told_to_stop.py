@@ -8,7 +8,7 @@ import pytest
 from step_ground import Ground
 
 from penstock import Streams
-from penstock.errors import PipelineError
+from penstock.model.errors import PipelineError
 from penstock.pipeline.stopping import open_unless
 from penstock.pipeline.stores import close_stores
 from penstock.pipeline.streaming import run_streams

@@ -7,7 +7,7 @@ import pytest
 from valkey.exceptions import ConnectionError as LostConnection
 from valkey.exceptions import NoPermissionError, ReadOnlyError, ResponseError
 
-from penstock.errors import PipelineError, SourceUnavailable, UsageError
+from penstock.model.errors import PipelineError, SourceUnavailable, UsageError
 from penstock.pipeline.valkey_entries import Entry, EntryId, Rows, entry_of, in_order, pages
 from penstock.pipeline.valkey_group import plain_error
 from penstock.pipeline.valkey_source import StreamOptions

@@ -155,11 +155,13 @@ def test_two_queries_of_a_group_share_its_entries(queries: Queries) -> None:
 def test_a_wrong_option_is_told_when_the_stream_is_loaded(queries: Queries) -> None:
     with pytest.raises(Exception, match="format penstock-valkey has no option 'topic'") as refused:
         queries.load(topic="orders")
-    assert root_cause(str(refused.value)).startswith("penstock.errors.UsageError: format penstock-valkey has no option")
+    assert root_cause(str(refused.value)).startswith(
+        "penstock.model.errors.UsageError: format penstock-valkey has no option"
+    )
 
 
 def test_what_is_wrong_with_a_stream_is_one_line_in_the_end(queries: Queries) -> None:
     queries.valkey.client.set("orders", "text")
     with pytest.raises(Exception, match="holds no stream") as refused:
         queries.run(queries.work)
-    assert root_cause(str(refused.value)).startswith("penstock.errors.UsageError: the key 'orders' at valkey://")
+    assert root_cause(str(refused.value)).startswith("penstock.model.errors.UsageError: the key 'orders' at valkey://")

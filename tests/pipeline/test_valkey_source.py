@@ -6,7 +6,7 @@ import threading
 import pytest
 from valkey_ground import GROUP, SECONDS
 
-from penstock.errors import PipelineError, SourceUnavailable, UsageError
+from penstock.model.errors import PipelineError, SourceUnavailable, UsageError
 from penstock.pipeline import valkey_group
 from penstock.publish import open_publisher
 from penstock.testing.events import delivery

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Self
 
 import pytest
 
-from penstock.event import Delivery
-from penstock.lifecycle import Outcome
+from penstock.model.event import Delivery
+from penstock.model.outcome import Outcome
 from penstock.publish import Publisher, Routing
 from tests.support.servers import Server
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from penstock.errors import PublishError
+from penstock.model.errors import PublishError
 from penstock.publish import open_publisher
 from penstock.testing.events import delivery
 from penstock.testing.publishers import PublisherConformance, PublisherOutcomes, messages

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import PublishError
-from penstock.lifecycle import PUBLISHED, RELEASED, Dead, OrderPolicy, Published, Released, Retry
+from penstock.model.errors import PublishError
+from penstock.model.lifecycle import OrderPolicy
+from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Published, Released, Retry
+from penstock.model.retry import RetryPolicy
 from penstock.publish import Routing, dispatch
 from penstock.publish.dispatch import MOST_EXCEPTIONS
 from penstock.publish.failure import ERROR_LIMIT, nothing_sent
-from penstock.retry import RetryPolicy
 from penstock.testing.events import CREATED_AT, delivery
 
 POLICY = RetryPolicy(initial_seconds=8, factor=2, jitter=0.5, max_attempts=10)

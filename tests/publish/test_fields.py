@@ -6,7 +6,7 @@ from uuid import UUID
 from hypothesis import given
 from hypothesis import strategies as some
 
-from penstock.event import encode_moment
+from penstock.model.event import encode_moment
 from penstock.publish.fields import created_at_text, event_id_text
 from penstock.testing.events import delivery
 

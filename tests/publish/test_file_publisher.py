@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.lifecycle import PUBLISHED, RELEASED, Retry
+from penstock.model.outcome import PUBLISHED, RELEASED, Retry
 from penstock.publish import open_publisher
 from penstock.testing.events import delivery
 from penstock.testing.publishers import PublisherConformance, attempt, messages, published

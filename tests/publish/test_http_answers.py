@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.lifecycle import PUBLISHED, Dead, Retry
+from penstock.model.outcome import PUBLISHED, Dead, Retry
 from penstock.publish.http_answers import outcome, retry_after
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)

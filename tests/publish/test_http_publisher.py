@@ -10,7 +10,7 @@ from urllib.parse import unquote
 import pytest
 from http_receiver import HANG_UP, TAKEN, TOO_LARGE, UNKNOWN_TOPIC, Answer, ReceiverProcess, only_outcome
 
-from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Retry
+from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Retry
 from penstock.testing.brokers import BrokerConformance, Refusal
 from penstock.testing.events import delivery
 from penstock.testing.publishers import Received, attempt, messages, published

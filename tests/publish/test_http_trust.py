@@ -8,8 +8,8 @@ import subprocess
 import pytest
 from http_receiver import TAKEN, Answer, Receiver, make_certificate, only_outcome
 
-from penstock.errors import InvalidSignature, UsageError
-from penstock.lifecycle import PUBLISHED, Dead, Retry
+from penstock.model.errors import InvalidSignature, UsageError
+from penstock.model.outcome import PUBLISHED, Dead, Retry
 from penstock.publish import open_publisher
 from penstock.publish.signature import verify
 from penstock.testing.events import delivery

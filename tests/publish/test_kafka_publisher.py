@@ -7,7 +7,7 @@ from confluent_kafka import KafkaError
 from confluent_kafka.admin import AclOperation
 from kafka_cluster import Cluster, headers
 
-from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Published, Released, Retry
+from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Published, Released, Retry
 from penstock.publish import open_publisher
 from penstock.testing.brokers import BrokerConformance, Refusal
 from penstock.testing.events import delivery

@@ -5,7 +5,7 @@ import re
 import pytest
 from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
-from penstock.lifecycle import Retry
+from penstock.model.outcome import Retry
 from penstock.publish import open_publisher
 from penstock.publish.kafka_settings import PASSWORD_VARIABLE, USERNAME_VARIABLE
 from penstock.testing.events import delivery

@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 from penstock.publish import open_publisher
 from penstock.publish.kafka_settings import settings_of
 

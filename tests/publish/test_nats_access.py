@@ -11,8 +11,8 @@ import pytest
 from nats_streams import Streams
 
 from penstock.config import mask_url
-from penstock.errors import MissingDriver, UsageError
-from penstock.lifecycle import Retry
+from penstock.model.errors import MissingDriver, UsageError
+from penstock.model.outcome import Retry
 from penstock.publish import nats, open_publisher
 from penstock.testing.events import delivery
 from penstock.testing.publishers import attempt, published

@@ -12,7 +12,7 @@ from half_deaf_nats import HalfDeafServer
 from nats.js.api import DiscardPolicy
 from nats_streams import Streams
 
-from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Retry
+from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Retry
 from penstock.publish import Message, nats_wire, open_publisher
 from penstock.publish.nats import FLIGHT_MESSAGES, _flights
 from penstock.testing.brokers import BrokerConformance, Refusal

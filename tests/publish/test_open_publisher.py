@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from penstock.errors import MissingDriver, UnknownScheme, UsageError
+from penstock.model.errors import MissingDriver, UnknownScheme, UsageError
 from penstock.publish import open_publisher
 from penstock.publish.console import ConsolePublisher
 from penstock.publish.files import FilePublisher

@@ -12,12 +12,12 @@ from random import Random
 import pytest
 from rabbit_queues import as_received, held, make_fresh, with_channel
 
-from penstock.errors import UsageError
-from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Retry
+from penstock.model.errors import UsageError
+from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Retry
+from penstock.model.retry import RetryPolicy
 from penstock.publish import Routing, dispatch, open_publisher
 from penstock.publish.base import Message
 from penstock.publish.rabbitmq import MESSAGE_BYTES, MESSAGE_BYTES_FROM_4, _usual_limit
-from penstock.retry import RetryPolicy
 from penstock.testing.brokers import BrokerConformance, Refusal
 from penstock.testing.events import delivery
 from penstock.testing.publishers import attempt, messages, published

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 from penstock.publish.routing import FIELDS, Routing
 from penstock.testing.events import delivery
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import InvalidSignature, UsageError
+from penstock.model.errors import InvalidSignature, UsageError
 from penstock.publish.signature import parse_secrets, sign, verify
 
 NOW = 1_700_000_000

@@ -10,7 +10,7 @@ from valkey import Valkey
 from valkey.client import Pipeline
 from valkey.exceptions import ResponseError
 
-from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Retry
+from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Retry
 from penstock.publish import open_publisher
 from penstock.testing.brokers import BrokerConformance, Refusal
 from penstock.testing.events import delivery

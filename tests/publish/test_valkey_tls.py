@@ -7,8 +7,8 @@ import threading
 import pytest
 from http_receiver import make_certificate
 
-from penstock.errors import SourceUnavailable
-from penstock.lifecycle import PUBLISHED, Retry
+from penstock.model.errors import SourceUnavailable
+from penstock.model.outcome import PUBLISHED, Retry
 from penstock.pipeline.valkey_group import Group
 from penstock.publish import open_publisher
 from penstock.testing.events import delivery

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.event import Delivery
+from penstock.model.event import Delivery
 from penstock.publish.base import Message
 from penstock.publish.wire import as_json_fields, as_json_line, payload_bytes
 from penstock.testing.events import delivery

@@ -5,8 +5,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from penstock import lifecycle
-from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Life, Retry, State
+from penstock.model import lifecycle
+from penstock.model.lifecycle import Life, State
+from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Retry
 
 POSTGRES = """
 CREATE TABLE seen (

@@ -16,11 +16,11 @@ import psycopg
 import pymysql
 from databases import MysqlConnection, connect_mysql
 
-from penstock.errors import StoreConflict
-from penstock.event import Event
-from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Outcome, Retry
+from penstock.model.errors import StoreConflict
+from penstock.model.event import Event
+from penstock.model.lease import Claim, Lease, LeaseId, Settlement
+from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Retry
 from penstock.store import SqlStore, open_store
-from penstock.store.base import Claim, Lease, LeaseId, Settlement
 
 MAX_ATTEMPTS = 8
 LEASE_SECONDS = 0.5

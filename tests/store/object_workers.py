@@ -10,8 +10,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from penstock.errors import StoreUnavailable
-from penstock.lifecycle import Published
+from penstock.model.errors import StoreUnavailable
+from penstock.model.outcome import Published
 from penstock.store import open_store
 
 LEASE_SECONDS = 3.0

@@ -18,9 +18,9 @@ import pytest
 from claimers import Ring, some_event
 from databases import connect_mysql
 
-from penstock.lifecycle import State
+from penstock.model.lifecycle import State
+from penstock.model.selection import Selection
 from penstock.store import SqlStore, open_store
-from penstock.store.base import Selection
 from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.crash

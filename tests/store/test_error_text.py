@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.store import deaths
-from penstock.store.deaths import OTHER_ERRORS, DeathCount, tallied
-from penstock.store.error_text import BEGINNING, KIND_LENGTH, error_kind, error_pattern
-from penstock.store.outcomes import storable
+from penstock.model import dead_letters as deaths
+from penstock.model.dead_letters import OTHER_ERRORS, DeathCount, tallied
+from penstock.model.error_kinds import BEGINNING, KIND_LENGTH, error_kind, error_pattern
+from penstock.model.text import storable
 
 ALIKE = {
     "order # is unknown": ["order 1 is unknown", "order 20456 is unknown", "order 3.5 is unknown"],

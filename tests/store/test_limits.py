@@ -13,10 +13,10 @@ from threading import Lock
 import psycopg
 import pytest
 
-from penstock.event import Event
-from penstock.lifecycle import PUBLISHED, RELEASED, Outcome
+from penstock.model.event import Event
+from penstock.model.lease import Claim
+from penstock.model.outcome import PUBLISHED, RELEASED, Outcome
 from penstock.store import SqlStore, open_store
-from penstock.store.base import Claim
 from tests.support.processes import wait_until
 
 EVENTS = 400

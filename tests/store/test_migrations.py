@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from databases import to_version
 
-from penstock.errors import StoreConflict, StoreError
-from penstock.event import Event
-from penstock.lifecycle import PUBLISHED
+from penstock.model.errors import StoreConflict, StoreError
+from penstock.model.event import Event
+from penstock.model.outcome import PUBLISHED
+from penstock.model.selection import Selection
 from penstock.store import SqlStore, migrate, open_sql_store
-from penstock.store.base import Selection
 from tests.support.processes import wait_until
 
 STARTS = 4

@@ -9,11 +9,11 @@ import pytest
 from databases import MysqlConnection, connect_mysql, differences, empty_mysql, told
 from sqlalchemy import Connection as SqlConnection
 
-from penstock.errors import InvalidEvent, NotInitialised, StoreError, StoreUnavailable, UsageError
-from penstock.lifecycle import PUBLISHED, Dead, Retry
+from penstock.model.errors import InvalidEvent, NotInitialised, StoreError, StoreUnavailable, UsageError
+from penstock.model.outcome import PUBLISHED, Dead, Retry
+from penstock.model.selection import Selection
+from penstock.model.times import Clock
 from penstock.store import SqlStore, StoreOptions, open_store
-from penstock.store.base import Selection
-from penstock.store.moves import Clock
 from penstock.testing.stores import OpenStore, SqlStoreConformance
 from penstock.testing.stores.scenario import all_to, claim, event, ids
 from tests.support.servers import MariadbServer

@@ -11,12 +11,13 @@ import pymysql
 import pytest
 from databases import MysqlConnection, connect_mysql
 
-from penstock.errors import StoreConflict, UsageError
-from penstock.event import EventId
-from penstock.lifecycle import PUBLISHED, RELEASED, Retry, State
+from penstock.model.errors import StoreConflict, UsageError
+from penstock.model.event import EventId
+from penstock.model.lifecycle import State
+from penstock.model.outcome import PUBLISHED, RELEASED, Retry
+from penstock.model.selection import Selection
 from penstock.outbox import Outbox
 from penstock.store import SqlStore, hints, mysql_statements, open_store
-from penstock.store.base import Selection
 from penstock.store.transaction import Transaction
 from penstock.testing.stores.scenario import all_to, claim, event, ids, publish, seqs
 from tests.support.processes import wait_until

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from databases import MysqlConnection, connect_mysql
 
-from penstock.lifecycle import PUBLISHED
+from penstock.model.outcome import PUBLISHED
 from penstock.store import SqlStore, open_store
 from penstock.store import mysql_statements as statements
 from penstock.store import mysql_upkeep as upkeep

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.event import Event, EventId
-from penstock.lifecycle import State
+from penstock.model.event import Event, EventId
+from penstock.model.lifecycle import State
+from penstock.model.selection import Selection
 from penstock.store import Store, open_store
-from penstock.store.base import Selection
 from penstock.store.objects import ObjectStore
 from penstock.store.objects.document import Document
 from tests.support.processes import free_port, wait_until

@@ -16,9 +16,9 @@ from uuid import uuid4
 import pytest
 from object_queues import LARGE, SECONDS, Brake, committer, document, opened
 
-from penstock.errors import StoreUnavailable, UsageError
-from penstock.lifecycle import PUBLISHED, Published, Retry
-from penstock.store.base import Selection
+from penstock.model.errors import StoreUnavailable, UsageError
+from penstock.model.outcome import PUBLISHED, Published, Retry
+from penstock.model.selection import Selection
 from penstock.store.objects import ObjectStore
 from penstock.store.objects.bucket import Overtaken, Version
 from penstock.testing.stores.scenario import (
@@ -200,7 +200,7 @@ class TestUnknownWrites:
 
 DIES = """
 import os, sys
-from penstock.event import Event
+from penstock.model.event import Event
 from penstock.store import open_store
 from penstock.store.objects.bucket import FolderBucket
 store = open_store(sys.argv[1])

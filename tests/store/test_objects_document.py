@@ -11,12 +11,13 @@ from uuid import uuid4
 import pytest
 
 from penstock.config import mask_url
-from penstock.errors import InvalidEvent, NotInitialised, NotSupported, StoreError, UsageError
-from penstock.event import EventId
-from penstock.lifecycle import PUBLISHED, Dead, Published, State
+from penstock.model.errors import InvalidEvent, NotInitialised, NotSupported, StoreError, UsageError
+from penstock.model.event import EventId
+from penstock.model.lifecycle import State
+from penstock.model.outcome import PUBLISHED, Dead, Published
+from penstock.model.selection import Selection
 from penstock.outbox import Outbox
 from penstock.store import open_store
-from penstock.store.base import Selection
 from penstock.store.objects import ObjectStore
 from penstock.store.objects.blobs import INLINE_BYTES
 from penstock.testing.stores.scenario import (
@@ -186,7 +187,7 @@ def test_the_server_is_imported_by_brokers_only(tmp_path: Path) -> None:
 import sys
 from penstock.store import open_store
 from penstock.store.base import Selection
-from penstock.event import Event
+from penstock.model.event import Event
 store = open_store(sys.argv[1])
 store.initialise()
 store.stats()

@@ -15,8 +15,8 @@ from uuid import uuid4
 import pytest
 from object_queues import LARGE, SECONDS, Brake, committer, document, opened
 
-from penstock.errors import StoreError, StoreUnavailable, UsageError
-from penstock.lifecycle import State
+from penstock.model.errors import StoreError, StoreUnavailable, UsageError
+from penstock.model.lifecycle import State
 from penstock.store.objects import ObjectStore
 from penstock.store.objects.client import PATH
 from penstock.store.objects.document import OBJECT, TEXT, Document, Entry
@@ -44,7 +44,7 @@ def store(url: str) -> Iterator[ObjectStore]:
 
 FORKS = """
 import os, socket, sys
-from penstock.event import Event
+from penstock.model.event import Event
 from penstock.store import open_store
 store = open_store(sys.argv[1])
 store.append([Event(event_type="parent")])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from object_queues import LARGE
 
-from penstock.lifecycle import Published
+from penstock.model.outcome import Published
 from penstock.publish import open_publisher
 from penstock.store import open_store
 from penstock.streams.state import open_state

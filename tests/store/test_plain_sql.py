@@ -8,11 +8,12 @@ import pytest
 from databases import to_version
 from sqlalchemy import text
 
-from penstock.errors import InvalidEvent
-from penstock.event import Event
-from penstock.lifecycle import PUBLISHED, State
+from penstock.model.errors import InvalidEvent
+from penstock.model.event import Event
+from penstock.model.lifecycle import State
+from penstock.model.outcome import PUBLISHED
+from penstock.model.selection import Selection
 from penstock.store import SqlStore, open_store
-from penstock.store.base import Selection
 
 ANY = ["sqlite", "postgres"]
 FAR = {"sqlite": "253402300800000000", "postgres": "'infinity'"}

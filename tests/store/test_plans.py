@@ -11,10 +11,11 @@ import psycopg
 import pytest
 from plans import explain, explaining, pages
 
-from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Outcome, Retry
+from penstock.model.lease import Claim
+from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Retry
 from penstock.store import SqlStore, open_store
 from penstock.store import postgres_statements as statements
-from penstock.store.base import REAP_BATCH, Claim
+from penstock.store.base import REAP_BATCH
 from penstock.store.hints import ALWAYS
 from penstock.store.transaction import Transaction
 from penstock.testing.stores.scenario import ManualClock, claim, event, publish, seqs

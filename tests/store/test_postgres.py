@@ -8,10 +8,10 @@ import psycopg
 import pytest
 from databases import differences, empty_postgres, told
 
-from penstock.errors import NotInitialised, StoreError, StoreUnavailable, UsageError
-from penstock.event import Event, EventId
+from penstock.model.errors import NotInitialised, StoreError, StoreUnavailable, UsageError
+from penstock.model.event import Event, EventId
+from penstock.model.times import Clock
 from penstock.store import SqlStore, StoreOptions, hints, open_store
-from penstock.store.moves import Clock
 from penstock.testing.stores import OpenStore, SqlStoreConformance
 from penstock.testing.stores.scenario import claim, event, ids, publish
 from tests.support.processes import wait_until

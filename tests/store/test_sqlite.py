@@ -12,11 +12,19 @@ import pytest
 from databases import differences
 
 import penstock
-from penstock.errors import InvalidEvent, NotInitialised, StoreConflict, StoreError, StoreUnavailable, UsageError
-from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Outcome, Retry
+from penstock.model.errors import (
+    InvalidEvent,
+    NotInitialised,
+    StoreConflict,
+    StoreError,
+    StoreUnavailable,
+    UsageError,
+)
+from penstock.model.lease import Claim
+from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Retry
+from penstock.model.selection import Selection
+from penstock.model.times import Clock
 from penstock.store import SqlStore, StoreOptions, open_store, sqlite
-from penstock.store.base import Claim, Selection
-from penstock.store.moves import Clock
 from penstock.store.sqlite import BUSY_SECONDS
 from penstock.testing.stores import OpenStore, SqlStoreConformance
 from penstock.testing.stores.scenario import EVERYTHING, ManualClock, all_to, claim, event, ids, publish, records, seqs

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock import Streams
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 from penstock.streams.batches import BatchContext, as_table
 from penstock.streams.event import StreamEvent
 from penstock.testing.streams import CRASH, LOST_COMMIT, StreamHarness

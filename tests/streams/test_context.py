@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 from penstock.streams.context import KeyState
 from penstock.streams.event import StreamEvent, decode_json
 

@@ -7,8 +7,8 @@ from datetime import timedelta
 import pytest
 
 from penstock import Streams
-from penstock.errors import UsageError
-from penstock.lifecycle import Retry
+from penstock.model.errors import UsageError
+from penstock.model.outcome import Retry
 from penstock.streams.context import Context
 from penstock.streams.engine import run_part
 from penstock.streams.event import ORIGIN_HEADER, StreamEvent

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock import Streams
-from penstock.lifecycle import Published, Retry
+from penstock.model.outcome import Published, Retry
 from penstock.streams.app import Stream
 from penstock.streams.context import Context, KeyState
 from penstock.streams.engine import Result, run_part

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import StoreError, StoreUnavailable, UsageError
+from penstock.model.errors import StoreError, StoreUnavailable, UsageError
 from penstock.streams import state
 from penstock.streams.state import rocks_files
 from penstock.streams.state.base import Fenced, Saved, StateStore

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock import Streams
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 from penstock.streams.app import Stream
 from penstock.streams.batches import BatchContext, States, as_table
 from penstock.streams.context import KeyState

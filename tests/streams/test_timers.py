@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock import Streams
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 from penstock.streams import Timer
 from penstock.streams.context import Context, KeyState
 from penstock.streams.event import StreamEvent

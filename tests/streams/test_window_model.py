@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock import Streams
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 from penstock.streams import Session, Sliding, Tumbling, Window, window_of
 from penstock.streams.context import Context
 from penstock.streams.event import StreamEvent

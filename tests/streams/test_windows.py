@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock import Streams
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 from penstock.streams import Session, Sliding, Tumbling, Window, window_of
 from penstock.streams.context import Context
 from penstock.streams.engine import is_users

@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from chaos.steps import STEPS
-from penstock.errors import UsageError
-from penstock.lifecycle import Retry
+from penstock.model.errors import UsageError
+from penstock.model.outcome import Retry
 from penstock.pipeline import carry as carrying
 from penstock.pipeline import publishing, relay, sender
 from penstock.pipeline.carry import Errand, Tally

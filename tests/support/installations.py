@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
-from penstock.errors import MissingDriver, UsageError
+from penstock.model.errors import MissingDriver, UsageError
 from penstock.pipeline.java import cache_folder
 from tests.support.processes import Account, ServerFailed, runs
 

@@ -38,8 +38,8 @@ STREAMS = (
     *("-k", "not postgresql and not rocksdb"),
 )
 TESTS: dict[str, Sequence[str]] = {
-    "penstock.lifecycle": ("tests/core", *STORE),
-    "penstock.retry": ("tests/core", "tests/publish/test_dispatch.py"),
+    "penstock.model.lifecycle": ("tests/core", *STORE),
+    "penstock.model.retry": ("tests/core", "tests/publish/test_dispatch.py"),
     "penstock.publish.dispatch": ("tests/publish/test_dispatch.py",),
     "penstock.store.sql": STORE,
     "penstock.store.outcomes": STORE,
@@ -284,7 +284,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
     parser.add_argument("--sample", type=int, default=SAMPLE, help="Number of mutants; default 200.")
     parser.add_argument("--seed", type=int, default=1, help="Seed of the sample; default 1.")
-    parser.add_argument("--only", metavar="MODULE", help="Mutants of this module alone, such as penstock.lifecycle.")
+    parser.add_argument(
+        "--only", metavar="MODULE", help="Mutants of this module alone, such as penstock.model.lifecycle."
+    )
     given = parser.parse_args(arguments)
     found = [mutant for mutant in mutants() if given.only in (None, mutant.module)]
     sample = random.Random(given.seed).sample(found, min(given.sample, len(found)))

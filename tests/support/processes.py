@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.errors import PenstockError
+from penstock.model.errors import PenstockError
 
 POLL_SECONDS = 0.02
 # Below the ports that systems give to outgoing connections: none of those can take ours between a stop and a start.

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.compare import compare
 from benchmarks.plan import Figure, Part, Plan, at_least, at_most
 from benchmarks.report import Report
-from penstock.errors import MissingDriver, PenstockError
+from penstock.model.errors import MissingDriver, PenstockError
 from tests.support.installations import find_kafka, find_rabbitmq
 from tests.support.servers import PostgresServer
 

@@ -18,7 +18,7 @@ from chaos.sources import ORDERS
 from chaos.steps import DRIVER, STEPS
 from chaos.trial import Tally, Verdict
 from penstock import Outbox, connect
-from penstock.lifecycle import Dead
+from penstock.model.outcome import Dead
 from penstock.streams.state import open_state
 from penstock.streams.state.base import Saved, StateStore
 from tests.support import crashes

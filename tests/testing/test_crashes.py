@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 from penstock.outbox import connect
 from penstock.publish.base import Message
 from penstock.testing.events import delivery
@@ -18,7 +18,7 @@ from tests.support.processes import wait_until
 
 PROGRAM = """
 import os, sys
-from penstock.lifecycle import PUBLISHED
+from penstock.model.lifecycle import PUBLISHED
 from penstock.outbox import connect
 from tests.support import crashes
 

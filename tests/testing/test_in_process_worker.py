@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import InvalidPayload, UsageError
-from penstock.lifecycle import PUBLISHED, Dead, Published, Retry, State
+from penstock.model.errors import InvalidPayload, UsageError
+from penstock.model.lifecycle import State
+from penstock.model.outcome import PUBLISHED, Dead, Published, Retry
+from penstock.model.records import Record
+from penstock.model.retry import RetryPolicy
+from penstock.model.selection import Selection
 from penstock.outbox import connect
-from penstock.retry import RetryPolicy
-from penstock.store.base import Record, Selection
 from penstock.testing.workers import Handled, InProcessWorker
 from penstock.worker import AckPolicy, Received, Worker
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from penstock.errors import MissingDriver
+from penstock.model.errors import MissingDriver
 from tests.support.installations import find_kafka
 from tests.support.processes import ServerFailed, living
 from tests.support.servers import KafkaServer

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from penstock.errors import PenstockError, UsageError
+from penstock.model.errors import PenstockError, UsageError
 from penstock.web.guard import Guard
 from penstock.web.server import HttpServer, parse_address, require_safe
 

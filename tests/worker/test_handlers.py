@@ -12,11 +12,11 @@ from pydantic import BaseModel
 from worker_watch import Watch, running
 
 from penstock import AckPolicy, Outbox, Received, RetryPolicy, Worker
-from penstock.errors import UsageError
-from penstock.lifecycle import State
+from penstock.model.errors import UsageError
+from penstock.model.lifecycle import State
+from penstock.model.records import Note
+from penstock.model.selection import Selection
 from penstock.store import SqlStore
-from penstock.store.base import Selection
-from penstock.store.control import Note
 
 SOON = RetryPolicy.constant(0.01, max_attempts=3)
 

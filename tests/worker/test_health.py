@@ -11,7 +11,7 @@ from worker_commands import PATIENCE, get
 
 from penstock import AckPolicy, Outbox, Received, Worker
 from penstock.cli import main
-from penstock.errors import PenstockError, UsageError
+from penstock.model.errors import PenstockError, UsageError
 from penstock.worker import health
 from penstock.worker.health import health_addresses, report, serve_health
 from penstock.worker.loops import Loop

@@ -6,9 +6,10 @@ from uuid import uuid4
 
 import pytest
 
-from penstock.event import Delivery
-from penstock.lifecycle import PUBLISHED, RELEASED, OrderPolicy, Outcome, Retry
-from penstock.store.base import Lease, LeaseId, Token
+from penstock.model.event import Delivery
+from penstock.model.lease import Lease, LeaseId, Token
+from penstock.model.lifecycle import OrderPolicy
+from penstock.model.outcome import PUBLISHED, RELEASED, Outcome, Retry
 from penstock.worker.holdings import Holdings
 from penstock.worker.received import Received
 

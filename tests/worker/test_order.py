@@ -8,7 +8,7 @@ import pytest
 from worker_watch import Watch, running
 
 from penstock import Outbox, Received, RetryPolicy, Worker
-from penstock.lifecycle import OrderPolicy
+from penstock.model.lifecycle import OrderPolicy
 
 KEYS = [f"key {number}" for number in range(5)]
 AT_ONCE = RetryPolicy.constant(0.01, max_attempts=50)

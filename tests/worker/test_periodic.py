@@ -8,9 +8,9 @@ import pytest
 from worker_watch import Watch, running
 
 from penstock import Outbox, Worker
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
+from penstock.model.selection import Selection
 from penstock.store import SqlStore
-from penstock.store.base import Selection
 from penstock.worker.periodic import Emitting, Periodic
 
 NOON = datetime(2026, 3, 1, 12, 0, 30, tzinfo=UTC)

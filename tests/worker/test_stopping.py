@@ -6,7 +6,7 @@ import threading
 from worker_watch import Watch, running
 
 from penstock import Outbox, Received, RetryPolicy, Worker
-from penstock.lifecycle import State
+from penstock.model.lifecycle import State
 from penstock.store import SqlStore, open_store
 from tests.support.servers import PostgresServer
 

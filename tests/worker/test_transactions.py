@@ -8,7 +8,8 @@ from sqlalchemy import Connection, text
 from worker_watch import Watch, running
 
 from penstock import AckPolicy, Outbox, Received, RetryPolicy, Worker, connect
-from penstock.lifecycle import PUBLISHED, State
+from penstock.model.lifecycle import State
+from penstock.model.outcome import PUBLISHED
 from penstock.store import SqlStore
 
 INSERT = text("INSERT INTO effects (number) VALUES (:number)")

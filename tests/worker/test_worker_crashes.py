@@ -12,9 +12,9 @@ from worker_processes import start
 from worker_watch import Watch
 
 from penstock import Outbox
-from penstock.lifecycle import State
+from penstock.model.lifecycle import State
+from penstock.model.selection import Selection
 from penstock.store import SqlStore
-from penstock.store.base import Selection
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
 

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from penstock import Worker
-from penstock.lifecycle import State
+from penstock.model.lifecycle import State
+from penstock.model.records import Record
+from penstock.model.selection import Selection
 from penstock.store import SqlStore
-from penstock.store.base import Record, Selection
 from tests.support.processes import wait_until
 
 SECONDS = 60.0

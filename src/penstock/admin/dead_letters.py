@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 from penstock.admin.documents import Document, copy_document, event_document, note_document, timeline
 from penstock.admin.wording import first_line
-from penstock.errors import EventNotFound, UsageError
-from penstock.event import EventId
-from penstock.lifecycle import State
-from penstock.store.base import HistoryEntry, Progress, Record, Selection
-from penstock.store.control import Note
-from penstock.store.deaths import DEAD, Death, DeathMark
-from penstock.store.error_text import BEGINNING
-from penstock.store.schema import from_micros, to_micros
+from penstock.model.dead_letters import DEAD, Death, DeathMark
+from penstock.model.error_kinds import BEGINNING
+from penstock.model.errors import EventNotFound, UsageError
+from penstock.model.event import EventId
+from penstock.model.lifecycle import State
+from penstock.model.records import HistoryEntry, Note, Record
+from penstock.model.selection import Selection
+from penstock.model.times import from_micros, to_micros
+from penstock.store.base import Progress
 
 if TYPE_CHECKING:
     from penstock.admin.service import Admin, Preview

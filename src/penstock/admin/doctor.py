@@ -14,7 +14,7 @@ from pathlib import Path
 
 from penstock.admin.findings import OLD_SNAPSHOT_SECONDS, findings
 from penstock.admin.wording import age, count
-from penstock.errors import NotInitialised, PenstockError, StoreError
+from penstock.model.errors import NotInitialised, PenstockError, StoreError
 from penstock.store import Store
 
 OLDEST_PYTHON = (3, 11)

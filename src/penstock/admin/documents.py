@@ -7,10 +7,11 @@ from operator import itemgetter
 from typing import Any
 from uuid import UUID
 
-from penstock.lifecycle import State
-from penstock.publish.wire import payload_text
-from penstock.store.base import HistoryEntry, Record
-from penstock.store.control import CANCELLED, Note, QueueControl
+from penstock.model.lifecycle import State
+from penstock.model.records import HistoryEntry, Note, Record
+from penstock.model.stats import QueueControl
+from penstock.model.text import payload_text
+from penstock.store.base import CANCELLED
 
 Document = dict[str, Any]
 

@@ -8,9 +8,8 @@ from shlex import quote
 from typing import Literal
 
 from penstock.admin.wording import age, count, first_line
-from penstock.event import DEFAULT_QUEUE
-from penstock.store.base import QueueStats, RelayStats, Stats
-from penstock.store.control import QueueControl
+from penstock.model.event import DEFAULT_QUEUE
+from penstock.model.stats import QueueControl, QueueStats, RelayStats, Stats
 
 # Relays and workers announce themselves every few seconds; one that has missed this many is gone or hangs.
 RELAY_SILENT_SECONDS = 30.0

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from importlib.util import find_spec
 
-from penstock.errors import MissingDriver
+from penstock.model.errors import MissingDriver
+from penstock.model.selection import Selection
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.lake_replay import LakeReplay, check_selection
 from penstock.store import open_store
-from penstock.store.base import Selection
 
 
 @contextmanager

@@ -11,14 +11,14 @@ from penstock.admin.dead_letters import DeadLetterOffice
 from penstock.admin.doctor import Check, examine
 from penstock.admin.documents import Document, control_document, copy_document, event_document, note_document, timeline
 from penstock.admin.findings import Finding, alive, findings
-from penstock.errors import EventNotFound, UsageError
-from penstock.event import EventId
-from penstock.lifecycle import State
+from penstock.model.errors import EventNotFound, UsageError
+from penstock.model.event import EventId
+from penstock.model.lifecycle import State
+from penstock.model.records import Note, SettledCount
+from penstock.model.selection import Selection, cancellable, purgeable
+from penstock.model.stats import QueueControl, QueueStats, RelayStats, Stats
 from penstock.store import Store
-from penstock.store.base import QueueStats, RelayStats, Selection, SettledCount, Stats
-from penstock.store.control import CANCELLED, Note, QueueControl
-from penstock.store.inspect import cancellable, purgeable
-from penstock.store.migrate import Upgrade
+from penstock.store.base import CANCELLED, Upgrade
 
 Progress = Callable[[int], None]
 Counts = Callable[[Selection], Sequence[SettledCount]]

@@ -11,7 +11,7 @@ import typer
 from penstock import telemetry
 from penstock.cli import output
 from penstock.cli.options import StoreOption, chosen_store
-from penstock.errors import StoreUnavailable, UsageError
+from penstock.model.errors import StoreUnavailable, UsageError
 
 if TYPE_CHECKING:
     from penstock.store.objects import ObjectStore

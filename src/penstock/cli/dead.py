@@ -13,14 +13,14 @@ from penstock.cli.filters import AllOption, Filters, require_some, takes_filters
 from penstock.cli.operation import Operation, require_consent
 from penstock.cli.options import DryRunOption, JsonOption, StoreOption, YesOption, event_id, opened, operator
 from penstock.cli.payloads import described
-from penstock.errors import EventNotFound
-from penstock.lifecycle import State
+from penstock.model.errors import EventNotFound
+from penstock.model.lifecycle import State
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from penstock.admin.dead_letters import Handled, LeftAlone, Totals
-    from penstock.store.base import Selection
+    from penstock.model.selection import Selection
 
 SHOWN_KINDS = 10
 SHOWN_ERROR = 20_000

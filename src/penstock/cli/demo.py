@@ -17,15 +17,15 @@ import typer
 
 from penstock.cli import output
 from penstock.cli.options import event_id
-from penstock.errors import MissingDriver, UsageError
-from penstock.lifecycle import State
-from penstock.retry import RetryPolicy
+from penstock.model.errors import MissingDriver, UsageError
+from penstock.model.lifecycle import State
+from penstock.model.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from penstock.admin.service import Admin
+    from penstock.model.selection import Selection
     from penstock.outbox import Outbox
     from penstock.pipeline.relay import RelayReport
-    from penstock.store.base import Selection
 
 ORDERS = 1_000
 INVOICES = 20
@@ -173,7 +173,7 @@ class _Shop:
             time.sleep(0.05)
 
     def _dead(self) -> "Selection":
-        from penstock.store.base import Selection
+        from penstock.model.selection import Selection
 
         return Selection(states=frozenset({State.DEAD}))
 

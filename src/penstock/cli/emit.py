@@ -19,8 +19,8 @@ import typer
 from penstock.cli import moments, output
 from penstock.cli.event_lines import read_events
 from penstock.cli.options import JsonOption, StoreOption, opened
-from penstock.errors import InvalidEvent, UsageError
-from penstock.event import CONTENT_TYPE, DEFAULT_QUEUE, Event
+from penstock.model.errors import InvalidEvent, UsageError
+from penstock.model.event import CONTENT_TYPE, DEFAULT_QUEUE, Event
 from penstock.routes import find_routes
 
 if TYPE_CHECKING:

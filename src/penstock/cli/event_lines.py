@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 from uuid import UUID
 
 from penstock.cli import moments
-from penstock.errors import InvalidEvent, UsageError
-from penstock.event import Event, encode_payload
+from penstock.model.errors import InvalidEvent, UsageError
+from penstock.model.event import Event, encode_payload
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 

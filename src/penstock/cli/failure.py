@@ -10,7 +10,7 @@ import traceback
 import typer
 
 from penstock.config import mask_url
-from penstock.errors import PenstockError, UsageError
+from penstock.model.errors import PenstockError, UsageError
 
 FAILURE, USAGE = 1, 2
 DEBUG_VARIABLE = "PENSTOCK_DEBUG"

@@ -11,11 +11,11 @@ import typer
 
 from penstock.cli import moments
 from penstock.cli.options import event_id
-from penstock.errors import UsageError
-from penstock.lifecycle import State
+from penstock.model.errors import UsageError
+from penstock.model.lifecycle import State
 
 if TYPE_CHECKING:
-    from penstock.store.base import Selection
+    from penstock.model.selection import Selection
 
 AGES = "ISO, or an age such as 10m, 2h, 3d."
 
@@ -54,7 +54,7 @@ class Filters:
         self, *, ids: list[str] | None = None, states: list[State] | None = None, everything: bool = False
     ) -> "Selection":
         """The events that the options of a command name."""
-        from penstock.store.base import Selection
+        from penstock.model.selection import Selection
 
         now = datetime.now(UTC)
         return Selection(

@@ -14,8 +14,8 @@ from penstock.cli.failure import FAILURE
 from penstock.cli.options import operator
 
 if TYPE_CHECKING:
+    from penstock.model.selection import Selection
     from penstock.pipeline.lake_replay import BroughtBack, LakeCount, LakeReplay
-    from penstock.store.base import Selection
 
 SHOWN_KINDS = 20
 

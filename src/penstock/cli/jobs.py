@@ -14,8 +14,8 @@ from penstock.cli.events import ERROR_WIDTH, STATE_STYLES, short_time
 from penstock.cli.failure import FAILURE, USAGE
 from penstock.cli.filters import TypeOption
 from penstock.cli.options import DryRunOption, JsonOption, StoreOption, YesOption, opened, operator
-from penstock.errors import UsageError
-from penstock.lifecycle import State
+from penstock.model.errors import UsageError
+from penstock.model.lifecycle import State
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -3,8 +3,8 @@
 import re
 from datetime import datetime, timedelta
 
-from penstock.errors import UsageError
-from penstock.event import LONGEST_SECONDS
+from penstock.model.errors import UsageError
+from penstock.model.event import LONGEST_SECONDS
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")

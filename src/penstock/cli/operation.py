@@ -11,7 +11,7 @@ from penstock.admin.wording import count
 from penstock.cli import output
 from penstock.cli.events import table
 from penstock.cli.failure import FAILURE
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.admin.service import Preview

@@ -10,8 +10,8 @@ from uuid import UUID
 import typer
 
 from penstock.config import mask_url, store_url
-from penstock.errors import PenstockError, UsageError
-from penstock.event import EventId
+from penstock.model.errors import PenstockError, UsageError
+from penstock.model.event import EventId
 
 if TYPE_CHECKING:
     from penstock.admin.service import Admin

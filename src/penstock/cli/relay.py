@@ -10,11 +10,12 @@ import typer
 from penstock import telemetry
 from penstock.cli import output
 from penstock.cli.options import JsonOption, StoreOption, chosen_store, opened
-from penstock.errors import MissingDriver, UsageError
-from penstock.event import DEFAULT_QUEUE
-from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, Dropped, OrderPolicy
 from penstock.loading import search_working_folder
-from penstock.retry import RetryPolicy
+from penstock.model.errors import MissingDriver, UsageError
+from penstock.model.event import DEFAULT_QUEUE
+from penstock.model.lifecycle import DEFAULT_MAX_ATTEMPTS, OrderPolicy
+from penstock.model.outcome import Dropped
+from penstock.model.retry import RetryPolicy
 from penstock.routes import find_routes, parse_routes
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from penstock.cli.options import (
     opened,
     operator,
 )
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.admin.service import Admin

@@ -18,9 +18,9 @@ from penstock.cli.events import short_time
 from penstock.cli.failure import USAGE
 from penstock.cli.options import JsonOption, StoreOption, opened
 from penstock.config import mask_url
-from penstock.errors import MissingDriver, UsageError
-from penstock.event import DEFAULT_QUEUE
 from penstock.loading import Wanted, search_working_folder
+from penstock.model.errors import MissingDriver, UsageError
+from penstock.model.event import DEFAULT_QUEUE
 
 if TYPE_CHECKING:
     from penstock.pipeline.stream_batches import Counts

@@ -11,7 +11,7 @@ import typer
 from penstock import telemetry
 from penstock.cli.options import StoreOption
 from penstock.config import needs_extra
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.worker.worker import Worker

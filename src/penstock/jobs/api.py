@@ -14,8 +14,6 @@ from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response, Secur
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPBearer
 
-from penstock.errors import UsageError
-from penstock.event import EventId
 from penstock.jobs import problems
 from penstock.jobs.bell import pauses
 from penstock.jobs.documents import (
@@ -40,8 +38,10 @@ from penstock.jobs.documents import (
 )
 from penstock.jobs.job import ClaimedJob
 from penstock.jobs.queue import Jobs
-from penstock.lifecycle import State
-from penstock.store.base import Selection
+from penstock.model.errors import UsageError
+from penstock.model.event import EventId
+from penstock.model.lifecycle import State
+from penstock.model.selection import Selection
 from penstock.web.guard import Guard
 
 MAX_BODY_BYTES = 1_048_576

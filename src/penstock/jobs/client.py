@@ -12,7 +12,11 @@ from uuid import UUID
 import uuid_utils.compat as uuid7
 
 from penstock.config import mask_url, needs_extra
-from penstock.errors import (
+from penstock.jobs.job import ClaimedJob, Job, JobId, JobPage, JobStats, TypeStats, as_job_id
+from penstock.jobs.payloads import encode
+from penstock.jobs.queue import HEARTBEAT_SECONDS, MAX_ATTEMPTS, Held
+from penstock.jobs.work import Handler, run
+from penstock.model.errors import (
     JobError,
     JobFailed,
     JobLost,
@@ -23,11 +27,7 @@ from penstock.errors import (
     StoreUnavailable,
     UsageError,
 )
-from penstock.jobs.job import ClaimedJob, Job, JobId, JobPage, JobStats, TypeStats, as_job_id
-from penstock.jobs.payloads import encode
-from penstock.jobs.queue import HEARTBEAT_SECONDS, MAX_ATTEMPTS, Held
-from penstock.jobs.work import Handler, run
-from penstock.lifecycle import State
+from penstock.model.lifecycle import State
 
 with needs_extra("the jobs client", "jobs"):
     import httpx

@@ -1,4 +1,4 @@
-"""What goes over HTTP: the requests, with every limit in the schema, and the answers. Names follow `penstock.event`."""
+"""What goes over HTTP: the requests, with every limit in the schema, and the answers. Names follow the event."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -6,11 +6,11 @@ from uuid import UUID
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-from penstock.event import LONGEST_SECONDS, MAX_ATTEMPTS_LIMIT, NAME_LIMIT, PRIORITIES
 from penstock.jobs.job import LEASE_LENGTH, LEASE_PATTERN
 from penstock.jobs.looking import LONGEST_NAME
 from penstock.jobs.queue import MAX_ATTEMPTS
-from penstock.lifecycle import State
+from penstock.model.event import LONGEST_SECONDS, MAX_ATTEMPTS_LIMIT, NAME_LIMIT, PRIORITIES
+from penstock.model.lifecycle import State
 
 LONGEST_WAIT_SECONDS = 60.0
 MOST_TYPES = 100

@@ -8,12 +8,12 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from penstock.errors import JobLost, UsageError
-from penstock.event import Delivery, EventId
 from penstock.jobs.payloads import shown
-from penstock.lifecycle import State
-from penstock.store.base import Lease, LeaseId, Record, Token
-from penstock.store.control import Note
+from penstock.model.errors import JobLost, UsageError
+from penstock.model.event import Delivery, EventId
+from penstock.model.lease import Lease, LeaseId, Token
+from penstock.model.lifecycle import State
+from penstock.model.records import Note, Record
 
 JobId = EventId
 

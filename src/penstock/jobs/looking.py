@@ -5,13 +5,14 @@ import time
 from collections.abc import Iterator, Sequence
 from uuid import UUID
 
-from penstock.errors import InvalidEvent, JobFailed, JobNotFound, JobUnfinished, UsageError
-from penstock.event import NAME_LIMIT
 from penstock.jobs.bell import pauses
 from penstock.jobs.job import NOTHING_SAID, Job, JobId, JobPage, JobStats, TypeStats, as_job_id, job
-from penstock.lifecycle import State
+from penstock.model.errors import InvalidEvent, JobFailed, JobNotFound, JobUnfinished, UsageError
+from penstock.model.event import NAME_LIMIT
+from penstock.model.lifecycle import State
+from penstock.model.records import Record
+from penstock.model.selection import Selection
 from penstock.store import Store
-from penstock.store.base import Record, Selection
 
 LONGEST_NAME = 50
 

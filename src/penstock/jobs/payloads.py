@@ -4,7 +4,7 @@ fit is told field by field, so that whoever submitted it can mend it."""
 import json
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import InvalidEvent, InvalidPayload
+from penstock.model.errors import InvalidEvent, InvalidPayload
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

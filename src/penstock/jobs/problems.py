@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
 from penstock import telemetry
-from penstock.errors import JobError, JobNotFound, PenstockError, StoreError, UsageError
+from penstock.model.errors import JobError, JobNotFound, PenstockError, StoreError, UsageError
 from penstock.web.guard import ProblemResponse
 
 MOST_ERRORS = 20

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
 from penstock.config import store_url
-from penstock.errors import InvalidEvent, InvalidPayload, JobError, JobLost, JobNotFound, JobSettled, UsageError
-from penstock.event import NAME_LIMIT, Event
 from penstock.jobs.bell import Bell, pauses
 from penstock.jobs.job import (
     ClaimedJob,
@@ -28,11 +26,24 @@ from penstock.jobs.job import (
 from penstock.jobs.looking import Looking
 from penstock.jobs.payloads import encode, fitted
 from penstock.jobs.work import Handler, run
-from penstock.lifecycle import Dead, Outcome, Published, Released, Retry, State
-from penstock.retry import RetryPolicy
+from penstock.model.errors import (
+    InvalidEvent,
+    InvalidPayload,
+    JobError,
+    JobLost,
+    JobNotFound,
+    JobSettled,
+    UsageError,
+)
+from penstock.model.event import NAME_LIMIT, Event
+from penstock.model.lease import Claim, Settlement
+from penstock.model.lifecycle import State
+from penstock.model.outcome import Dead, Outcome, Published, Released, Retry
+from penstock.model.records import Record
+from penstock.model.retry import RetryPolicy
+from penstock.model.selection import Selection
+from penstock.model.text import storable
 from penstock.store import Store, open_store
-from penstock.store.base import Claim, Record, Selection, Settlement
-from penstock.store.outcomes import storable
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

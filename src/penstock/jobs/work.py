@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock import telemetry
-from penstock.errors import JobLost, JobNotFound, PenstockError, UsageError
 from penstock.jobs.job import ClaimedJob
-from penstock.lifecycle import State
+from penstock.model.errors import JobLost, JobNotFound, PenstockError, UsageError
+from penstock.model.lifecycle import State
 
 IDLE_SECONDS = 10.0
 TROUBLE_SECONDS = 1.0

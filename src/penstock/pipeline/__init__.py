@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from penstock.lifecycle import Dropped
+    from penstock.model.outcome import Dropped
     from penstock.pipeline.publishing import publish
     from penstock.pipeline.relay import RelayOptions, RelayReport, run_relay
     from penstock.pipeline.session import configure, open_session

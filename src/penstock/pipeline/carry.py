@@ -17,13 +17,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
 
-from penstock.errors import NotInitialised, PenstockError, StoreConflict, StoreError, StoreUnavailable
-from penstock.lifecycle import Outcome, State
+from penstock.model.errors import NotInitialised, PenstockError, StoreConflict, StoreError, StoreUnavailable
+from penstock.model.lease import Claim, Lease, Settlement
+from penstock.model.lifecycle import State
+from penstock.model.outcome import Outcome
+from penstock.model.selection import Selection
 from penstock.pipeline.sender import Dispatch, Sender
 from penstock.pipeline.slices import Slice
 from penstock.routes import Routes
 from penstock.store import Store, StoreOptions, open_store
-from penstock.store.base import Claim, Lease, Selection, Settlement
 
 MIN_IDLE_SECONDS = 0.002
 MAX_IDLE_SECONDS = 0.05

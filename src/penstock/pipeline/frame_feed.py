@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 from penstock.pipeline.stream_sources import STREAM_HEADERS, Steady
 from penstock.streams.sources import Frame
 

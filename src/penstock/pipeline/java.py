@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from penstock.errors import PipelineError
+from penstock.model.errors import PipelineError
 
 OLDEST_JAVA = 17
 COMMON_FOLDERS = ("/usr/lib/jvm", "/usr/java", "/opt/java", "/Library/Java/JavaVirtualMachines")

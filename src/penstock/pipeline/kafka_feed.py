@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from penstock.errors import PipelineError, StoreUnavailable, UsageError
+from penstock.model.errors import PipelineError, StoreUnavailable, UsageError
 from penstock.pipeline.kafka_jars import ways_to_give_it
 from penstock.pipeline.kafka_topics import TopicIds
 from penstock.pipeline.stream_sources import STREAM_HEADERS

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 from penstock.pipeline.installation import core_jar, spark_home
 from penstock.pipeline.java import cache_folder
 

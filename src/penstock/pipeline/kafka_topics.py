@@ -7,7 +7,7 @@ connector reads by, keys and passwords among them.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import PipelineError, StoreUnavailable, UsageError
+from penstock.model.errors import PipelineError, StoreUnavailable, UsageError
 from penstock.streams.sources import Kafka
 
 if TYPE_CHECKING:

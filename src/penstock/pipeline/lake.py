@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from penstock.config import mask_url, url_scheme
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 from penstock.publish.options import known_options, seconds, whole_number
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
-from penstock.errors import PipelineError
+from penstock.model.errors import PipelineError
+from penstock.model.lease import Lease, LeaseId, Token
 from penstock.pipeline.lake import shaped
-from penstock.store.base import Lease, LeaseId, Token
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

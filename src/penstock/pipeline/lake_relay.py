@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 from penstock import telemetry
-from penstock.errors import NotInitialised, PipelineError, StoreConflict, StoreError, StoreUnavailable
-from penstock.lifecycle import PUBLISHED, Dead, Outcome, overdelivered, weight
+from penstock.model.errors import NotInitialised, PipelineError, StoreConflict, StoreError, StoreUnavailable
+from penstock.model.lease import DEFAULT_LEASE_SECONDS, Lease, LeaseId, Settlement, Token
+from penstock.model.lifecycle import overdelivered, weight
+from penstock.model.outcome import PUBLISHED, Dead, Outcome
 from penstock.pipeline.carry import Heart, Tally, any_starving
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.lake_folder import HIDDEN, LakeFolder, Note, Staged
 from penstock.pipeline.lake_sweep import Sweep, cause_of
 from penstock.pipeline.slices import Patience, gone, is_sparks, java_is_gone, root_cause, state_of, stop_query
 from penstock.store import Store, StoreOptions, open_store
-from penstock.store.base import DEFAULT_LEASE_SECONDS, Lease, LeaseId, Settlement, Token
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession

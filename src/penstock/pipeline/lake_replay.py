@@ -11,12 +11,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from penstock.errors import EventNotFound, InvalidEvent, StoreConflict, UsageError
-from penstock.event import Event, EventId
-from penstock.lifecycle import State
+from penstock.model.errors import EventNotFound, InvalidEvent, StoreConflict, UsageError
+from penstock.model.event import Event, EventId
+from penstock.model.lifecycle import State
+from penstock.model.selection import Selection
 from penstock.pipeline.lake import read
 from penstock.store import Store
-from penstock.store.base import Selection
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession

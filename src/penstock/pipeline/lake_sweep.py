@@ -11,13 +11,14 @@ from collections.abc import Callable
 from uuid import UUID
 
 from penstock import telemetry
-from penstock.errors import PenstockError
-from penstock.event import EventId
-from penstock.lifecycle import PUBLISHED
+from penstock.model.errors import PenstockError
+from penstock.model.event import EventId
+from penstock.model.lease import DEFAULT_MAX_LEASE_AGE_SECONDS, Settlement
+from penstock.model.outcome import PUBLISHED
+from penstock.model.selection import Selection
 from penstock.pipeline.lake_folder import LakeFolder, Note
 from penstock.pipeline.slices import gone, is_sparks, java_is_gone, root_cause
 from penstock.store import Store
-from penstock.store.base import DEFAULT_MAX_LEASE_AGE_SECONDS, Selection, Settlement
 
 EVERY_SECONDS = 30.0
 

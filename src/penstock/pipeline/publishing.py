@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
 
 from penstock.config import mask_url
-from penstock.errors import UsageError
-from penstock.event import Delivery, EventId
-from penstock.lifecycle import PUBLISHED, RELEASED, OrderPolicy, Outcome
+from penstock.model.errors import UsageError
+from penstock.model.event import Delivery, EventId
+from penstock.model.lifecycle import OrderPolicy
+from penstock.model.outcome import PUBLISHED, RELEASED, Outcome
+from penstock.model.retry import RetryPolicy
 from penstock.pipeline.sender import Dispatch, Sender, blocked_keys, reachable_from_workers
 from penstock.pipeline.settling import fields_of, outcome_of, worst
 from penstock.pipeline.stop_channel import StopAddress, hung_up, line_to
 from penstock.publish import open_publisher
 from penstock.publish.routing import DEFAULT_TEMPLATE, Routing
-from penstock.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

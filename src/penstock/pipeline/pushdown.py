@@ -16,8 +16,8 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from penstock.lifecycle import State
-from penstock.store.base import Selection
+from penstock.model.lifecycle import State
+from penstock.model.selection import Selection
 
 # Of these every event has one; Spark asks for it before it compares.
 NEVER_NULL = {"seq", "event_id", "event_type", "queue", "payload", "state", "created_at"}

@@ -18,9 +18,13 @@ from uuid import uuid4
 
 from penstock import telemetry
 from penstock.config import mask_url
-from penstock.errors import NotSupported, PenstockError, UsageError
-from penstock.event import DEFAULT_QUEUE
-from penstock.lifecycle import Dropped, OrderPolicy
+from penstock.model.errors import NotSupported, PenstockError, UsageError
+from penstock.model.event import DEFAULT_QUEUE
+from penstock.model.lease import DEFAULT_LEASE_SECONDS
+from penstock.model.lifecycle import OrderPolicy
+from penstock.model.outcome import Dropped
+from penstock.model.retry import RetryPolicy
+from penstock.model.stats import Relay
 from penstock.pipeline.carry import Errand, Tally, carry
 from penstock.pipeline.lake import Lake, is_lake
 from penstock.pipeline.sender import Dispatch, reachable_from_workers
@@ -29,10 +33,8 @@ from penstock.pipeline.stopping import open_unless, stopped_by_signals
 from penstock.pipeline.together import run_lines
 from penstock.publish import open_publisher
 from penstock.publish.routing import Routing
-from penstock.retry import RetryPolicy
 from penstock.routes import Destination, Routes, queue_of
 from penstock.store import Store, StoreOptions, open_store
-from penstock.store.base import DEFAULT_LEASE_SECONDS, Relay
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

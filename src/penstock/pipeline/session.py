@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import needs_extra
-from penstock.errors import PipelineError, UsageError
+from penstock.model.errors import PipelineError, UsageError
 from penstock.pipeline.archive import archive_options
 from penstock.pipeline.installation import home_without_zips, spark_home
 from penstock.pipeline.java import find_java, java_version, quiet_home

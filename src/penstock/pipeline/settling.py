@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from penstock.config import store_url
-from penstock.errors import UsageError
-from penstock.event import DEFAULT_QUEUE
-from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Dropped, Outcome, Published, Released, Retry
+from penstock.model.errors import UsageError
+from penstock.model.event import DEFAULT_QUEUE
+from penstock.model.lease import Lease, LeaseId, Settlement, Token
+from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Dropped, Outcome, Published, Released, Retry
 from penstock.pipeline.stores import store_of
-from penstock.store.base import Lease, LeaseId, Settlement, Token
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

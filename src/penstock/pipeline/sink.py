@@ -14,8 +14,8 @@ from uuid import UUID, uuid4
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from penstock.errors import InvalidEvent, UsageError
-from penstock.event import DEDUPE_SECONDS, DEFAULT_QUEUE, Event, EventId, encode_payload
+from penstock.model.errors import InvalidEvent, UsageError
+from penstock.model.event import DEDUPE_SECONDS, DEFAULT_QUEUE, Event, EventId, encode_payload
 from penstock.pipeline.stores import store_of
 from penstock.store.base import Part
 from penstock.store.staging import require_staging

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from penstock.errors import PipelineError, UsageError
+from penstock.model.errors import PipelineError, UsageError
 from penstock.pipeline.stop_channel import StopAddress, StopLine, hung_up, line_to
 
 if TYPE_CHECKING:

@@ -25,14 +25,15 @@ from pyspark.sql.datasource import (
 )
 
 from penstock.config import store_url
-from penstock.errors import StoreConflict, StoreUnavailable, UsageError
-from penstock.event import DEFAULT_QUEUE
-from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, State
+from penstock.model.errors import StoreConflict, StoreUnavailable, UsageError
+from penstock.model.event import DEFAULT_QUEUE
+from penstock.model.lease import LeaseId
+from penstock.model.lifecycle import DEFAULT_MAX_ATTEMPTS, State
+from penstock.model.selection import Selection
 from penstock.pipeline import pushdown, sink
 from penstock.pipeline.session import FILTER_PUSHDOWN
 from penstock.pipeline.stores import close_stores, store_of
 from penstock.publish.options import flag
-from penstock.store.base import LeaseId, Selection
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

@@ -10,15 +10,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.errors import PenstockError, StoreConflict, StoreUnavailable, UsageError
-from penstock.lifecycle import Dropped
+from penstock.model.errors import PenstockError, StoreConflict, StoreUnavailable, UsageError
+from penstock.model.lease import Lease, LeaseId
+from penstock.model.outcome import Dropped
 from penstock.pipeline.carry import Errand, Heart, Tally, any_starving
 from penstock.pipeline.slices import BatchHandler, OnFailure, Patience, run_batches
 from penstock.pipeline.source import lease_of, register
 from penstock.pipeline.steps import StepBatch, StepWork
 from penstock.pipeline.stop_channel import StopLine
 from penstock.store import StoreOptions, open_store
-from penstock.store.base import Lease, LeaseId
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

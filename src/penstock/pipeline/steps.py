@@ -14,9 +14,11 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from penstock.errors import NotInitialised, StoreError, UsageError
-from penstock.lifecycle import RELEASED, Dropped, OrderPolicy, Outcome, Released, Retry
 from penstock.loading import Wanted
+from penstock.model.errors import NotInitialised, StoreError, UsageError
+from penstock.model.lease import Lease, LeaseId
+from penstock.model.lifecycle import OrderPolicy
+from penstock.model.outcome import RELEASED, Dropped, Outcome, Released, Retry
 from penstock.pipeline.carry import STEP_FAILED, Errand, Heart, Tally, insist
 from penstock.pipeline.publishing import frames_of, send_frames
 from penstock.pipeline.settling import grouped_by_lease
@@ -24,7 +26,6 @@ from penstock.pipeline.slices import gone, is_sparks, root_cause
 from penstock.pipeline.stop_channel import StopAddress
 from penstock.publish.failure import error_text, storable
 from penstock.store import Store
-from penstock.store.base import Lease, LeaseId
 
 if TYPE_CHECKING:
     import threading

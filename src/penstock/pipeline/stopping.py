@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from penstock import telemetry
-from penstock.errors import PipelineError
+from penstock.model.errors import PipelineError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

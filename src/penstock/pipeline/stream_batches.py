@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
 from penstock import telemetry
-from penstock.errors import PenstockError, PipelineError, SourceUnavailable, StoreConflict, StoreUnavailable, brief
-from penstock.event import DEFAULT_QUEUE
-from penstock.lifecycle import Published
+from penstock.model.errors import PenstockError, PipelineError, SourceUnavailable, StoreConflict, StoreUnavailable
+from penstock.model.event import DEFAULT_QUEUE
+from penstock.model.lease import Lease, LeaseId, Token
+from penstock.model.outcome import Published
+from penstock.model.text import brief
 from penstock.pipeline.session import settings
 from penstock.pipeline.settling import by_lease
 from penstock.pipeline.stores import store_of
@@ -25,7 +27,6 @@ from penstock.pipeline.stream_sources import Feed, feeds_of
 from penstock.pipeline.stream_tasks import process
 from penstock.pipeline.stream_ticks import Died, Row, Ticks
 from penstock.pipeline.stream_told import OUTCOMES, UNTOLD, Trouble
-from penstock.store.base import Lease, LeaseId, Token
 from penstock.streams.app import Stream, StreamSet
 from penstock.streams.engine import Verdict
 from penstock.streams.state import open_state

@@ -6,7 +6,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from penstock.errors import brief
+from penstock.model.text import brief
 from penstock.streams.app import Stream
 from penstock.streams.clocks import Lull
 from penstock.streams.engine import Verdict

@@ -7,8 +7,8 @@ from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.errors import PipelineError
-from penstock.event import NO_HEADERS
+from penstock.model.errors import PipelineError
+from penstock.model.event import NO_HEADERS
 from penstock.pipeline.stream_errands import Errand, part_and_key
 from penstock.pipeline.stream_sources import BLANK, COLUMNS
 from penstock.streams.columns import arrow

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 from penstock.pipeline.streaming import require_reachable
 from penstock.streams.app import part_of
 from penstock.streams.looking import Kept, find_stream, look

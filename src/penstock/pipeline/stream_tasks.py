@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING
 from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
 
 from penstock import telemetry
-from penstock.errors import PenstockError, StoreConflict, StoreError, StoreUnavailable, brief
-from penstock.event import DEFAULT_QUEUE
+from penstock.model.errors import PenstockError, StoreConflict, StoreError, StoreUnavailable
+from penstock.model.event import DEFAULT_QUEUE
+from penstock.model.lease import Lease, LeaseId, Token
+from penstock.model.text import brief
 from penstock.pipeline.stores import store_of
 from penstock.pipeline.stream_errands import Errand, part_and_key
 from penstock.pipeline.stream_rows import KEYING, Batches, Row, by_part, events_in, rows_in, values, widened
 from penstock.pipeline.stream_told import LISTED, TURN, UNTOLD, Told, Trouble, all_alike, all_published, tell, told_of
-from penstock.store.base import Lease, LeaseId, Token
 from penstock.store.base import Part as StagedPart
 from penstock.streams.engine import Verdict
 from penstock.streams.state import open_state

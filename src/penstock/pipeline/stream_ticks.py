@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock import telemetry
-from penstock.errors import PipelineError
+from penstock.model.errors import PipelineError
 from penstock.pipeline.slices import gone, java_is_gone, root_cause
 from penstock.pipeline.stream_errands import Errand
 from penstock.pipeline.stream_tasks import tick

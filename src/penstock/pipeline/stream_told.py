@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.lifecycle import PUBLISHED, Outcome
+from penstock.model.outcome import PUBLISHED, Outcome
 from penstock.pipeline.stream_errands import Errand
 from penstock.pipeline.stream_rows import Row
 from penstock.streams.columns import arrow

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from penstock import telemetry
-from penstock.errors import PipelineError, StoreConflict, StoreUnavailable
+from penstock.model.errors import PipelineError, StoreConflict, StoreUnavailable
 from penstock.pipeline.slices import root_cause
 from penstock.pipeline.stream_batches import Counts, StreamRun
 from penstock.pipeline.stream_ticks import superseded

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from penstock import telemetry
 from penstock.config import url_scheme
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 from penstock.pipeline.kafka_jars import connector_jars
 from penstock.pipeline.relay import Housekeeping, RelayReport
 from penstock.pipeline.session import DEFAULT_MASTER, is_local, is_running, open_session

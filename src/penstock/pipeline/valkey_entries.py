@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 
 COLUMNS = {
     "seq": "BIGINT",

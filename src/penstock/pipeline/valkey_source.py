@@ -16,7 +16,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from penstock import telemetry
 from penstock.config import needs_extra, url_scheme
-from penstock.errors import SourceUnavailable, UnknownScheme, UsageError
+from penstock.model.errors import SourceUnavailable, UnknownScheme, UsageError
 from penstock.pipeline.source import arrow_schema, recognised
 from penstock.pipeline.valkey_entries import COLUMNS, Entry, Rows, pages
 from penstock.publish.options import flag, whole_number

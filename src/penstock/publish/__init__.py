@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import NamedTuple, cast
 
 from penstock.config import needs_extra, url_scheme
-from penstock.errors import UnknownScheme
+from penstock.model.errors import UnknownScheme
 from penstock.publish.base import Message, Outcomes, Publisher
 from penstock.publish.dispatch import dispatch
 from penstock.publish.routing import Routing

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.event import Delivery
-from penstock.lifecycle import Outcome
+from penstock.model.event import Delivery
+from penstock.model.outcome import Outcome
 
 Outcomes = Mapping[int, Outcome]
 """Outcomes by the event's seq."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import quote
 
-from penstock.event import CONTENT_TYPE, Delivery
+from penstock.model.event import CONTENT_TYPE, Delivery
 from penstock.publish.base import Message
 
 STRUCTURED_TYPE = "application/cloudevents+json; charset=utf-8"

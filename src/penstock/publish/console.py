@@ -4,8 +4,8 @@ import fcntl
 import sys
 from collections.abc import Sequence
 
-from penstock.errors import PublishError
-from penstock.lifecycle import PUBLISHED, Outcome
+from penstock.model.errors import PublishError
+from penstock.model.outcome import PUBLISHED, Outcome
 from penstock.publish.base import Message
 from penstock.publish.options import known_options
 from penstock.publish.unpicklable import Unpicklable

@@ -9,23 +9,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
 
-from penstock.errors import PublishError
-from penstock.event import Delivery
-from penstock.lifecycle import (
-    PUBLISHED,
-    RELEASED,
-    Dead,
-    OrderPolicy,
-    Outcome,
-    Published,
-    Released,
-    Retry,
-    overdelivered,
-)
+from penstock.model.errors import PublishError
+from penstock.model.event import Delivery
+from penstock.model.lifecycle import OrderPolicy, overdelivered
+from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Published, Released, Retry
+from penstock.model.retry import RetryPolicy
 from penstock.publish.base import Outcomes, Publisher
 from penstock.publish.failure import error_text, nothing_sent, storable
 from penstock.publish.routing import Routing
-from penstock.retry import RetryPolicy
 
 # Exceptions that concern the destination, whichever events it was given.
 UNREACHABLE = (PublishError, ConnectionError, TimeoutError)

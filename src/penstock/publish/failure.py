@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from penstock.config import mask_url
-from penstock.lifecycle import RELEASED, Outcome, Retry
+from penstock.model.outcome import RELEASED, Outcome, Retry
 from penstock.publish.base import Message
 
 ERROR_LIMIT = 1_000

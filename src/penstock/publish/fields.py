@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from uuid_utils import UUID
 
-from penstock.event import MILLENNIUM, Delivery
+from penstock.model.event import MILLENNIUM, Delivery
 
 
 def event_id_text(event: Delivery) -> str:

@@ -12,8 +12,8 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
-from penstock.errors import UsageError
-from penstock.lifecycle import PUBLISHED, Outcome
+from penstock.model.errors import UsageError
+from penstock.model.outcome import PUBLISHED, Outcome
 from penstock.permissions import create_file, make_folder
 from penstock.publish.base import Message
 from penstock.publish.failure import error_text, nothing_sent

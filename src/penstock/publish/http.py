@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 import httpx
 
-from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Outcome, Retry
+from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Retry
 from penstock.publish.background import Background
 from penstock.publish.base import Message
 from penstock.publish.failure import storable

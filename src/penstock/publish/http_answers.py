@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-from penstock.lifecycle import PUBLISHED, Dead, Outcome, Retry
+from penstock.model.outcome import PUBLISHED, Dead, Outcome, Retry
 
 BODY_CHARACTERS = 200
 # However much longer a receiver asks for: an event that waits for years looks lost.

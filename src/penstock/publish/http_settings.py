@@ -12,7 +12,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpx
 
 from penstock.config import mask_url
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 from penstock.publish.base import Message
 from penstock.publish.cloudevents import Envelope, binary, structured
 from penstock.publish.options import known_options, seconds, whole_number

@@ -13,8 +13,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from penstock.event import Delivery
-from penstock.lifecycle import PUBLISHED, Dead, Outcome, Retry
+from penstock.model.event import Delivery
+from penstock.model.outcome import PUBLISHED, Dead, Outcome, Retry
 from penstock.publish.base import Message
 from penstock.publish.failure import storable
 from penstock.publish.fields import created_at_text, event_id_text

@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from urllib.parse import unquote, urlsplit
 
 from penstock.config import mask_url
-from penstock.errors import MissingDriver, PublishError, UsageError
-from penstock.lifecycle import Outcome, Retry
+from penstock.model.errors import MissingDriver, PublishError, UsageError
+from penstock.model.outcome import Outcome, Retry
 from penstock.publish.background import Background
 from penstock.publish.base import Message
 from penstock.publish.failure import error_text

@@ -19,8 +19,8 @@ from nats.errors import Error as NatsError
 from nats.js.api import StreamConfig
 from nats.js.errors import NotFoundError
 
-from penstock.errors import PublishError, UsageError
-from penstock.lifecycle import Dead, Outcome, Retry
+from penstock.model.errors import PublishError, UsageError
+from penstock.model.outcome import Dead, Outcome, Retry
 from penstock.publish.background import Loop
 from penstock.publish.base import Message
 from penstock.publish.nats_wire import message_size, outcome, subject_fault, wire_headers

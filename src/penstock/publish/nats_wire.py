@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
 
-from penstock.event import Delivery
-from penstock.lifecycle import PUBLISHED, Dead, Outcome, Retry
+from penstock.model.event import Delivery
+from penstock.model.outcome import PUBLISHED, Dead, Outcome, Retry
 from penstock.publish.fields import created_at_text, event_id_text
 
 ENCODED_HEADERS = "Penstock-Headers"

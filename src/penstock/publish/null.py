@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from penstock.lifecycle import PUBLISHED, Outcome
+from penstock.model.outcome import PUBLISHED, Outcome
 from penstock.publish.base import Message
 from penstock.publish.options import known_options
 from penstock.publish.unpicklable import Unpicklable

@@ -4,7 +4,7 @@ import ssl
 from collections.abc import Collection, Mapping
 
 from penstock.config import mask_url, url_options
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 
 TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"})
 _FLAGS = {"true": True, "false": False}

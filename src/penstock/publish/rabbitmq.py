@@ -10,9 +10,9 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from pika import BasicProperties, ConnectionParameters, PlainCredentials, SSLOptions
 
-from penstock.errors import UsageError
-from penstock.event import CONTENT_TYPE, Delivery
-from penstock.lifecycle import PUBLISHED, Dead, Outcome, Retry
+from penstock.model.errors import UsageError
+from penstock.model.event import CONTENT_TYPE, Delivery
+from penstock.model.outcome import PUBLISHED, Dead, Outcome, Retry
 from penstock.publish.amqp import CONFIRMED, REFUSED, Link, OutgoingMessage
 from penstock.publish.base import Message
 from penstock.publish.failure import storable

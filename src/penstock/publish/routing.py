@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 from operator import attrgetter
 from string import Formatter
 
-from penstock.errors import UsageError
-from penstock.event import Delivery
+from penstock.model.errors import UsageError
+from penstock.model.event import Delivery
 from penstock.publish.base import Message
 
 DEFAULT_TEMPLATE = "{event_type}"

@@ -12,7 +12,7 @@ import hmac
 import time
 from collections.abc import Mapping, Sequence
 
-from penstock.errors import InvalidSignature, UsageError
+from penstock.model.errors import InvalidSignature, UsageError
 
 TOLERANCE_SECONDS = 300.0
 PREFIX = "whsec_"

@@ -15,9 +15,9 @@ from valkey.exceptions import ReadOnlyError, ValkeyError
 from valkey.retry import Retry as ClientRetry
 
 from penstock.config import mask_url
-from penstock.errors import UsageError
-from penstock.event import Delivery
-from penstock.lifecycle import PUBLISHED, Dead, Outcome, Retry
+from penstock.model.errors import UsageError
+from penstock.model.event import Delivery
+from penstock.model.outcome import PUBLISHED, Dead, Outcome, Retry
 from penstock.publish.base import Message
 from penstock.publish.failure import error_text
 from penstock.publish.options import known_options, seconds, whole_number

@@ -4,6 +4,7 @@ import base64
 import json
 from typing import Any
 
+from penstock.model.text import payload_text
 from penstock.publish.base import Message
 
 # ASCII, so that no terminal, locale or line splitter can break a line; made once, because making it costs
@@ -35,11 +36,3 @@ def payload_bytes(fields: dict[str, Any]) -> bytes:
     """The payload again, from the fields of a line."""
     text: str = fields["payload"]
     return base64.b64decode(text) if fields["payload_encoding"] == "base64" else text.encode()
-
-
-def payload_text(payload: bytes) -> tuple[str, str]:
-    """The payload as JSON can hold it, and which encoding that is."""
-    try:
-        return payload.decode(), "utf-8"
-    except UnicodeDecodeError:
-        return base64.b64encode(payload).decode(), "base64"

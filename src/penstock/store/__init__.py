@@ -1,9 +1,9 @@
 """Stores: where events live. `open_store` finds the backend by its URL."""
 
 from penstock.config import mask_url, url_scheme
-from penstock.errors import UnknownScheme
+from penstock.model.errors import UnknownScheme
+from penstock.model.times import Clock
 from penstock.store.base import Store, StoreOptions
-from penstock.store.moves import Clock
 from penstock.store.sql import SqlStore
 
 SCHEMES = {

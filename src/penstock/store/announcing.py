@@ -2,7 +2,7 @@
 
 from uuid import UUID
 
-from penstock.store.base import Relay
+from penstock.model.stats import Relay
 from penstock.store.moves import Moves
 
 

@@ -3,219 +3,132 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NewType, Protocol
+from typing import Any, Protocol
 from uuid import UUID
 
-from penstock.errors import UsageError
-from penstock.event import Delivery, Event, EventId
-from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, OrderPolicy, Outcome, State
-from penstock.store.control import Keeping, Steering
-from penstock.store.deaths import DeathRecords
+from penstock.model.dead_letters import DeathCount, DeathMark, DeathPage
+from penstock.model.event import Event, EventId
+from penstock.model.lease import (
+    DEFAULT_LEASE_SECONDS,
+    DEFAULT_MAX_LEASE_AGE_SECONDS,
+    Claim,
+    Held,
+    Lease,
+    LeaseId,
+    Settlement,
+)
+from penstock.model.lifecycle import DEFAULT_MAX_ATTEMPTS, OrderPolicy
+from penstock.model.outcome import Outcome
+from penstock.model.records import Head, HistoryEntry, Note, Page, SettledCount
+from penstock.model.selection import Selection
+from penstock.model.stats import QueueControl, Relay, Stats
+
+
+@dataclass(frozen=True, slots=True)
+class Upgrade:
+    """What an upgrade did: from where, to where, by which steps."""
+
+    before: str | None
+    after: str
+    steps: Sequence[str]
+
+
+class DeathRecords(Protocol):
+    """Looking at the dead."""
+
+    def deaths(self, selection: Selection, *, after: DeathMark | None = None, limit: int = 100) -> DeathPage:
+        """The dead of a selection, the latest death first, a page at a time."""
+        ...
+
+    def death_counts(self, selection: Selection) -> Sequence[DeathCount]:
+        """The dead of a selection by queue and by kind of error, the most first."""
+        ...
+
+
+CANCELLED = "cancelled"
+"""The reason for a cancellation of which no other is given."""
+
+
+class Steering(Protocol):
+    """Verbs that steer. A pause or a limit counts for every claim that begins after it, in any process."""
+
+    def pause(self, queue: str, *, by: str = "operator") -> None:
+        """From now on claims on `queue` bring nothing; what is claimed goes on. A repeat keeps the first time."""
+        ...
+
+    def resume(self, queue: str) -> bool:
+        """End a pause; says whether there was one."""
+        ...
+
+    def limit(self, queue: str, max_claimed: int | None) -> None:
+        """Let no more than `max_claimed` events of `queue` be claimed at a time, over all processes; None for any."""
+        ...
+
+    def controls(self) -> Sequence[QueueControl]:
+        """The queues that are paused or limited, by name."""
+        ...
+
+    def cancel(
+        self,
+        selection: Selection,
+        *,
+        reason: str = CANCELLED,
+        by: str = "operator",
+        dry_run: bool = False,
+        progress: Callable[[int], None] | None = None,
+    ) -> int:
+        """Make unsettled events DEAD; returns how many. CLAIMED ones only if the selection names CLAIMED or ids.
+
+        Whoever holds a cancelled event has lost it, and is told so when it settles. `progress` hears how many so far.
+        """
+        ...
+
+    def unsettled_counts(self, selection: Selection) -> Sequence[SettledCount]:
+        """What a cancel of the selection would touch, by state, queue and type, the most first."""
+        ...
+
+    def note(self, lease: Lease, progress: Mapping[int, bytes]) -> frozenset[int]:
+        """Keep how far events (by seq) under `lease` have come; returns those still held. The others are lost."""
+        ...
+
+    def notes(self, ids: Collection[EventId]) -> Mapping[EventId, Note]:
+        """What has been said of these events; those of which nothing was are left out. A replay forgets it."""
+        ...
+
+    def heads(self, prefix: str, *, queues: Collection[str] | None = None) -> Sequence[Head]:
+        """The head of each queue that has something ready, whose name begins with `prefix` (and is among `queues`).
+
+        Sorted: the first is the next one's turn. Paused queues are left out.
+        """
+        ...
+
+
+class Keeping(Protocol):
+    """What a store needs around its verbs: to be made, to be told apart from an older one, and a clock."""
+
+    def now(self) -> datetime:
+        """The time by the store's clock, which is the one that counts."""
+        ...
+
+    def look_at_all(self) -> None:
+        """Make the next claim and probe look at everything, not only where something new is to be expected."""
+        ...
+
+    def initialise(self) -> Upgrade:
+        """Create what the store needs, or upgrade it; says what it did, and is safe to repeat."""
+        ...
+
+    def versions(self) -> tuple[str | None, str]:
+        """The version that is there, None where there is nothing, and the one that this code wants."""
+        ...
+
 
 Progress = Callable[[int], None]
 
-LeaseId = NewType("LeaseId", UUID)
-Token = NewType("Token", UUID)
 
-DEFAULT_LEASE_SECONDS = 60.0
-DEFAULT_MAX_LEASE_AGE_SECONDS = 3_600.0
 REAP_BATCH = 10_000
 REPLAY_BATCH = 5_000
 PURGE_BATCH = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """The right to settle what was claimed under it, for as long as its token is the newest."""
-
-    lease_id: LeaseId
-    token: Token
-    queue: str
-    lease_seconds: float = DEFAULT_LEASE_SECONDS
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """An open lease with the token that counts now, and who claimed under it last."""
-
-    lease: Lease
-    claimant: str
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What a claim brought. `repeated` says that the lease was known and this is its unsettled remainder."""
-
-    lease: Lease
-    events: Sequence[Delivery]
-    repeated: bool = False
-
-    def __bool__(self) -> bool:
-        return bool(self.events)
-
-    def __len__(self) -> int:
-        return len(self.events)
-
-
-@dataclass(frozen=True, slots=True)
-class Settlement:
-    """What a settle did, by seq: applied now, applied before by the same lease, or no longer ours."""
-
-    published: frozenset[int] = frozenset()
-    retried: frozenset[int] = frozenset()
-    dead: frozenset[int] = frozenset()
-    released: frozenset[int] = frozenset()
-    already_settled: frozenset[int] = frozenset()
-    lost: frozenset[int] = frozenset()
-
-    @property
-    def applied(self) -> int:
-        return len(self.published) + len(self.retried) + len(self.dead) + len(self.released)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """Which events. Every field that is given narrows it; `everything` must be said to mean all."""
-
-    ids: frozenset[EventId] | None = None
-    states: frozenset[State] | None = None
-    queue: str | None = None
-    event_type: str | None = None
-    since: datetime | None = None
-    until: datetime | None = None
-    error: str | None = None
-    queues: frozenset[str] | None = None
-    event_types: frozenset[str] | None = None
-    everything: bool = False
-
-    @property
-    def empty(self) -> bool:
-        one = (self.ids, self.states, self.queue, self.event_type, self.since, self.until, self.error)
-        several = (self.queues, self.event_types)
-        return all(part is None for part in one + several) and not self.everything
-
-    def require(self, verb: str) -> None:
-        if self.empty:
-            raise UsageError(f"{verb} needs a selection, such as a queue, a state or ids; or say everything")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """An event as it stands: the one row of the outbox specification."""
-
-    seq: int
-    event_id: EventId
-    event_type: str
-    queue: str
-    state: State
-    payload: bytes
-    headers: Mapping[str, str]
-    partition_key: str | None
-    ordering_key: str | None
-    priority: int
-    created_at: datetime
-    available_at: datetime
-    attempts: int
-    deliveries: int
-    max_attempts: int | None
-    replays: int
-    suspect: int
-    last_error: str | None
-    claimed_at: datetime | None
-    claimed_by: str | None
-    lease_expires_at: datetime | None
-    published_at: datetime | None
-    settled_at: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """Some of what was found; `after` asks for the next page, and is None on the last one."""
-
-    records: Sequence[Record]
-    after: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class SettledCount:
-    """How many events of one kind an operation would touch."""
-
-    state: State
-    queue: str
-    event_type: str
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryEntry:
-    """One line of an event's timeline."""
-
-    at: datetime
-    what: str
-    attempts: int
-    by: str | None
-    detail: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class QueueStats:
-    queue: str
-    pending: int = 0
-    ready: int = 0
-    claimed: int = 0
-    published: int = 0
-    dead: int = 0
-    oldest_pending_seconds: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Relay:
-    """A running relay, as it announces itself. A worker does so too, once for each of its queues."""
-
-    relay_id: UUID
-    queue: str
-    destination: str
-    host: str
-
-
-@dataclass(frozen=True, slots=True)
-class RelayStats:
-    """A relay or worker that announced itself, as others see it."""
-
-    relay_id: UUID
-    queue: str
-    destination: str
-    host: str
-    started_at: datetime
-    seen_seconds_ago: float
-    stopping: bool
-
-    @property
-    def kind(self) -> str:
-        """A destination is a URL or a list of them, but of a worker it says that, and which one."""
-        return "worker" if self.destination.startswith("worker ") else "relay"
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """The state of the store at a glance."""
-
-    queues: Sequence[QueueStats]
-    open_leases: int
-    expired_leases: int
-    oldest_snapshot_seconds: float | None
-    relays: Sequence[RelayStats]
-    dead_errors: Sequence[tuple[str, int]]
-    purged: Mapping[str, int] = field(default_factory=dict)
-    """PUBLISHED events that were purged, by queue."""
-
-    def total(self, field_name: str) -> int:
-        return sum(getattr(queue, field_name) for queue in self.queues)
-
-    @property
-    def oldest_pending_seconds(self) -> float | None:
-        ages = [queue.oldest_pending_seconds for queue in self.queues if queue.oldest_pending_seconds is not None]
-        return max(ages, default=None)
 
 
 @dataclass(frozen=True, slots=True)

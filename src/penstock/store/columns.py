@@ -1,7 +1,7 @@
 """The columns that travel with an event, as pieces of SQL: so that every move lists them once and alike.
 And the tables that they travel through."""
 
-from penstock.lifecycle import State
+from penstock.model.lifecycle import State
 from penstock.store.schema import CHANGING
 
 COLUMNS = ", ".join(CHANGING)

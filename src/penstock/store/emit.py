@@ -7,8 +7,8 @@ from typing import Any
 import uuid_utils.compat as uuid7
 from sqlalchemy import Connection
 
-from penstock.errors import InvalidEvent, UsageError
-from penstock.event import Event, EventId
+from penstock.model.errors import InvalidEvent, UsageError
+from penstock.model.event import Event, EventId
 
 Window = tuple[str, str]
 """A queue and a dedupe key in it."""

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from penstock.event import Delivery, decode_moment
+from penstock.model.event import Delivery, decode_moment
 from penstock.store.moves import AVAILABLE_AT, PRIORITY
 
 ALWAYS = datetime(1, 1, 1, tzinfo=UTC)

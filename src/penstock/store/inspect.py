@@ -18,24 +18,13 @@ from sqlalchemy import (
     union_all,
 )
 
-from penstock.event import EventId
-from penstock.lifecycle import State
-from penstock.store.base import (
-    Held,
-    HistoryEntry,
-    Lease,
-    LeaseId,
-    Page,
-    QueueStats,
-    Record,
-    RelayStats,
-    Selection,
-    SettledCount,
-    Stats,
-    Token,
-)
-from penstock.store.control import Note, QueueControl
-from penstock.store.error_text import error_pattern
+from penstock.model.error_kinds import error_pattern
+from penstock.model.event import EventId
+from penstock.model.lease import Held, Lease, LeaseId, Token
+from penstock.model.lifecycle import State
+from penstock.model.records import HistoryEntry, Note, Page, Record, SettledCount
+from penstock.model.selection import Selection, cancellable
+from penstock.model.stats import QueueControl, QueueStats, RelayStats, Stats
 from penstock.store.schema import Moment, archive, claimed, events, leases, notes, pending, queues, relays
 from penstock.store.schema import history as timeline
 
@@ -122,21 +111,6 @@ def last_seq(connection: Connection) -> int:
 def bounds(connection: Connection) -> tuple[int, int]:
     first, last = connection.execute(select(func.min(events.c.seq), func.max(events.c.seq))).one()
     return (1, 0) if last is None else (first, last)
-
-
-def purgeable(selection: Selection) -> Selection:
-    """DEAD events are kept unless the selection names them, by state or by id."""
-    if selection.states is not None or selection.ids is not None:
-        return selection
-    return replace(selection, states=frozenset({State.PUBLISHED}))
-
-
-def cancellable(selection: Selection) -> Selection:
-    """CLAIMED events are left alone unless the selection names them, by state or by id."""
-    if selection.states is not None:
-        return selection
-    named = {State.PENDING, State.CLAIMED} if selection.ids is not None else {State.PENDING}
-    return replace(selection, states=frozenset(named))
 
 
 def history(connection: Connection, event_id: EventId) -> Sequence[HistoryEntry]:

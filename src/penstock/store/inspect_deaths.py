@@ -2,9 +2,9 @@
 
 from sqlalchemy import ColumnElement, Connection, FromClause, and_, func, literal_column, or_, select
 
-from penstock.store.base import Selection
-from penstock.store.deaths import Death, DeathCount, DeathMark, DeathPage, page_of, tallied
-from penstock.store.error_text import BEGINNING
+from penstock.model.dead_letters import Death, DeathCount, DeathMark, DeathPage, page_of, tallied
+from penstock.model.error_kinds import BEGINNING
+from penstock.model.selection import Selection
 from penstock.store.inspect import EVENT_ID, conditions, settled_states
 from penstock.store.schema import archive, events
 

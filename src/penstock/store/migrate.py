@@ -15,7 +15,8 @@ from pathlib import Path
 
 from sqlalchemy import Connection, text
 
-from penstock.errors import NotInitialised, StoreConflict
+from penstock.model.errors import NotInitialised, StoreConflict
+from penstock.store.base import Upgrade
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 # The table and the locks are those of the releases before this runner: either knows the other's databases.
@@ -43,15 +44,6 @@ class Step:
     version: str
     title: str
     statements: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Upgrade:
-    """What an upgrade did: from where, to where, by which steps."""
-
-    before: str | None
-    after: str
-    steps: Sequence[str]
 
 
 def steps(dialect: str) -> list[Step]:

@@ -16,14 +16,15 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from penstock.config import mask_url
-from penstock.errors import PenstockError, StoreConflict, StoreUnavailable, UsageError
-from penstock.event import Delivery, Event, EventId
-from penstock.store.base import Capabilities, Lease, LeaseId, StoreOptions, Token
+from penstock.model.errors import PenstockError, StoreConflict, StoreUnavailable, UsageError
+from penstock.model.event import Delivery, Event, EventId
+from penstock.model.lease import Lease, LeaseId, Token
+from penstock.model.times import Clock
+from penstock.store.base import Capabilities, StoreOptions
 from penstock.store.outcomes import OutcomeRow, RouteRow
 from penstock.store.pooling import Generations
 from penstock.store.transaction import Transaction
 
-Clock = Callable[[], datetime]
 Result = TypeVar("Result")
 
 CONFLICT_TRIES = 8

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.exc import DBAPIError
 
 from penstock.config import needs_extra
-from penstock.errors import (
+from penstock.model.errors import (
     InvalidEvent,
     NotInitialised,
     PenstockError,
@@ -20,14 +20,16 @@ from penstock.errors import (
     StoreUnavailable,
     UsageError,
 )
-from penstock.event import Delivery, Event, EventId
-from penstock.lifecycle import State
+from penstock.model.event import Delivery, Event, EventId
+from penstock.model.lease import Lease, LeaseId, Token
+from penstock.model.lifecycle import State
+from penstock.model.times import Clock
 from penstock.store import mysql_emit, mysql_lines
 from penstock.store import mysql_statements as statements
 from penstock.store import mysql_upkeep as upkeep
-from penstock.store.base import Capabilities, Lease, LeaseId, StoreOptions, Token
+from penstock.store.base import Capabilities, StoreOptions
 from penstock.store.hints import ALWAYS, Floor, Lines
-from penstock.store.moves import Clock, Wanted
+from penstock.store.moves import Wanted
 from penstock.store.mysql_transaction import MysqlTransaction, adapt, delivery, utc
 from penstock.store.outcomes import OutcomeRow, RouteRow
 from penstock.store.stepwise import StepwiseStore

@@ -6,8 +6,8 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from penstock.errors import InvalidEvent
-from penstock.event import Event, EventId
+from penstock.model.errors import InvalidEvent
+from penstock.model.event import Event, EventId
 from penstock.store import mysql_lines as lines
 from penstock.store.columns import COLUMNS
 from penstock.store.emit import ids_for, new_event_id

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from penstock.store.base import LeaseId
+from penstock.model.lease import LeaseId
 from penstock.store.moves import Wanted
 from penstock.store.transaction import Transaction
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from penstock.event import Delivery
+from penstock.model.event import Delivery
 from penstock.store.transaction import Transaction
 
 PART = "\n--;\n"

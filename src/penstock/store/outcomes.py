@@ -8,10 +8,9 @@ from uuid import UUID
 
 import uuid_utils.compat as uuid7
 
-from penstock.event import LONGEST_SECONDS
-from penstock.lifecycle import PUBLISHED, Dead, Outcome, Published, Released, Retry
-
-DEFAULT_RETRY_SECONDS = 1.0
+from penstock.model.outcome import PUBLISHED, Dead, Outcome, Published, Released, Retry
+from penstock.model.retry import wait_seconds
+from penstock.model.text import storable
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +78,3 @@ def split(outcomes: Mapping[int, Outcome]) -> Asked:
                 assert_never(outcome)
     dropped = {seq for seq, outcome in outcomes.items() if not isinstance(outcome, Released) and not outcome.keep}
     return Asked(published, others, results, frozenset(dropped))
-
-
-def storable(error: str) -> str:
-    """No database takes half a surrogate pair, and PostgreSQL takes no NUL."""
-    return error.replace("\x00", "\ufffd").encode(errors="replace").decode()
-
-
-def wait_seconds(delay: float | None) -> float:
-    """A wait that ends within the years that dates have, whatever a destination asked for."""
-    if delay is None:
-        return DEFAULT_RETRY_SECONDS
-    return float(min(delay, LONGEST_SECONDS)) if delay > 0 else 0.0

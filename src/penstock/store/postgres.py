@@ -13,16 +13,25 @@ from sqlalchemy import event as hooks
 from sqlalchemy.exc import DBAPIError
 
 from penstock.config import needs_extra
-from penstock.errors import InvalidEvent, NotInitialised, PenstockError, StoreConflict, StoreError, StoreUnavailable
-from penstock.event import Delivery, Event, EventId, encode_moment
-from penstock.lifecycle import State
+from penstock.model.errors import (
+    InvalidEvent,
+    NotInitialised,
+    PenstockError,
+    StoreConflict,
+    StoreError,
+    StoreUnavailable,
+)
+from penstock.model.event import Delivery, Event, EventId, encode_moment
+from penstock.model.lease import Lease, LeaseId, Token
+from penstock.model.lifecycle import State
+from penstock.model.times import Clock
 from penstock.store import postgres_staging as staging
 from penstock.store import postgres_statements as statements
 from penstock.store import postgres_upkeep as upkeep
-from penstock.store.base import Capabilities, Committed, Lease, LeaseId, Part, StoreOptions, Token
+from penstock.store.base import Capabilities, Committed, Part, StoreOptions
 from penstock.store.emit import first_of_windows, ids_for, without_duplicates
 from penstock.store.hints import ALWAYS, Floor, Lines
-from penstock.store.moves import Clock, Wanted
+from penstock.store.moves import Wanted
 from penstock.store.outcomes import OutcomeRow, RouteRow
 from penstock.store.postgres_connections import bare, prepare_for_claims
 from penstock.store.sql import SqlStore

@@ -5,7 +5,7 @@ As in `postgres_statements`, values are bound and only `{now}`, the clock, is pu
 
 from typing import Any
 
-from penstock.event import Event, EventId, encode_moment
+from penstock.model.event import Event, EventId, encode_moment
 from penstock.store.base import Part
 from penstock.store.columns import COLUMNS
 from penstock.store.schema import staged

@@ -4,7 +4,7 @@ An event is written once; its state is where its number lives. `penstock_events`
 in pending, claimed or archive holds the rest, and a transition moves that row from one to the other in one transaction.
 """
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -24,8 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.types import Boolean, DateTime, Double, Float, TypeDecorator, TypeEngine
 
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-MICROSECOND = timedelta(microseconds=1)
+from penstock.model.times import from_micros, to_micros
 
 
 class Moment(TypeDecorator[datetime]):
@@ -74,14 +73,6 @@ class BinaryId(TypeDecorator[UUID]):
 
     def process_result_value(self, value: Any, dialect: Dialect) -> UUID | None:  # noqa: ARG002
         return None if value is None else UUID(bytes=value)
-
-
-def to_micros(moment: datetime) -> int:
-    return (moment - EPOCH) // MICROSECOND
-
-
-def from_micros(micros: int) -> datetime:
-    return EPOCH + timedelta(microseconds=micros)
 
 
 metadata = MetaData()

@@ -4,10 +4,11 @@ that happens to its events happens in that transaction."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.errors import UsageError
-from penstock.lifecycle import OrderPolicy, Outcome
+from penstock.model.errors import UsageError
+from penstock.model.lease import Lease, LeaseId, Settlement
+from penstock.model.lifecycle import OrderPolicy
+from penstock.model.outcome import Outcome
 from penstock.store import emit
-from penstock.store.base import Lease, LeaseId, Settlement
 from penstock.store.moves import Moves
 from penstock.store.outcomes import Asked, RouteRow, route_rows, split
 from penstock.store.transaction import Transaction

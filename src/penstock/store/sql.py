@@ -9,31 +9,19 @@ from uuid import uuid4
 
 import uuid_utils.compat as uuid7
 
-from penstock.errors import UsageError
-from penstock.event import Delivery, Event, EventId
-from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, weight
+from penstock.model.dead_letters import DeathCount, DeathMark, DeathPage
+from penstock.model.errors import UsageError
+from penstock.model.event import Delivery, Event, EventId
+from penstock.model.lease import DEFAULT_LEASE_SECONDS, Claim, Held, Lease, LeaseId, Token
+from penstock.model.lifecycle import DEFAULT_MAX_ATTEMPTS, weight
+from penstock.model.records import HistoryEntry, Page, SettledCount
+from penstock.model.selection import Selection, purgeable
+from penstock.model.stats import Stats
+from penstock.model.times import Clock
 from penstock.store import emit, inspect, inspect_deaths, migrate
 from penstock.store.announcing import Announcing
-from penstock.store.base import (
-    DEFAULT_LEASE_SECONDS,
-    PURGE_BATCH,
-    REAP_BATCH,
-    REPLAY_BATCH,
-    Claim,
-    Held,
-    HistoryEntry,
-    Lease,
-    LeaseId,
-    Page,
-    Progress,
-    Selection,
-    SettledCount,
-    Stats,
-    StoreOptions,
-    Token,
-)
-from penstock.store.deaths import DeathCount, DeathMark, DeathPage
-from penstock.store.moves import AVAILABLE_AT, SEQ, Clock, Wanted
+from penstock.store.base import PURGE_BATCH, REAP_BATCH, REPLAY_BATCH, Progress, StoreOptions, Upgrade
+from penstock.store.moves import AVAILABLE_AT, SEQ, Wanted
 from penstock.store.settling import Settling
 from penstock.store.staging import Staging
 from penstock.store.steering import Controlling
@@ -179,7 +167,7 @@ class SqlStore(Settling, Controlling, Staging, Announcing):
         progress: Progress | None = None,
     ) -> int:
         selection.require("purge")
-        chosen = inspect.purgeable(selection)
+        chosen = purgeable(selection)
         if dry_run:
             return self._look(lambda tx: inspect.count_settled(tx.connection, chosen))
         return self._in_batches(chosen, batch, self._purge_and_count, progress)
@@ -259,7 +247,7 @@ class SqlStore(Settling, Controlling, Staging, Announcing):
             )
         )
 
-    def initialise(self) -> migrate.Upgrade:
+    def initialise(self) -> Upgrade:
         """Create or upgrade the tables; says what it did, and is safe to repeat."""
         return migrate.upgrade(self.transaction)
 

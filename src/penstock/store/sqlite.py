@@ -15,7 +15,7 @@ from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy import event as hooks
 from sqlalchemy.exc import DBAPIError
 
-from penstock.errors import (
+from penstock.model.errors import (
     InvalidEvent,
     NotInitialised,
     PenstockError,
@@ -24,18 +24,18 @@ from penstock.errors import (
     StoreUnavailable,
     UsageError,
 )
-from penstock.event import Delivery, Event, EventId
-from penstock.lifecycle import State
+from penstock.model.event import Delivery, Event, EventId
+from penstock.model.lease import Lease, LeaseId, Token
+from penstock.model.lifecycle import State
+from penstock.model.times import from_micros, to_micros
 from penstock.permissions import create_file
 from penstock.store import sqlite_staging as staging
 from penstock.store import sqlite_statements as statements
 from penstock.store import sqlite_upkeep as upkeep
-from penstock.store.base import Capabilities, Committed, Lease, LeaseId, Part, Token
+from penstock.store.base import Capabilities, Committed, Part, Upgrade
 from penstock.store.emit import Named, Window, first_of_windows, ids_for, window, without_duplicates
-from penstock.store.migrate import Upgrade
 from penstock.store.moves import Wanted
 from penstock.store.outcomes import OutcomeRow, RouteRow
-from penstock.store.schema import from_micros, to_micros
 from penstock.store.stepwise import StepwiseStore
 from penstock.store.transaction import Transaction
 

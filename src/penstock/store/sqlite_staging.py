@@ -6,10 +6,11 @@ As in `sqlite_statements`: lists travel as JSON, times as microseconds (`:now`),
 import json
 from typing import Any
 
-from penstock.event import Event, EventId
+from penstock.model.event import Event, EventId
+from penstock.model.times import to_micros
 from penstock.store.base import Part
 from penstock.store.columns import COLUMNS
-from penstock.store.schema import staged, to_micros
+from penstock.store.schema import staged
 
 # In the order of what `row` returns.
 _COLUMNS = staged.columns.keys()

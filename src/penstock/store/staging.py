@@ -9,8 +9,8 @@ from functools import partial
 from types import ModuleType
 from uuid import UUID
 
-from penstock.errors import NotInitialised, NotSupported, StoreError
-from penstock.event import Event
+from penstock.model.errors import NotInitialised, NotSupported, StoreError
+from penstock.model.event import Event
 from penstock.store.base import Capabilities, Committed, Part
 from penstock.store.moves import Moves
 from penstock.store.transaction import Transaction

@@ -1,18 +1,21 @@
 """Steering queues and single events, on every SQL backend: pauses, limits, cancellations, notes, and whose turn it is.
-`penstock.store.control` says what each verb promises."""
+`penstock.store.base` says what each verb promises."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock.errors import UsageError
-from penstock.event import EventId, require_queue
-from penstock.lifecycle import State
+from penstock.model.errors import UsageError
+from penstock.model.event import EventId, require_queue
+from penstock.model.lease import Lease, LeaseId
+from penstock.model.lifecycle import State
+from penstock.model.records import Head, Note, SettledCount
+from penstock.model.selection import Selection, cancellable
+from penstock.model.stats import QueueControl
+from penstock.model.text import storable
 from penstock.store import inspect
-from penstock.store.base import Lease, LeaseId, Selection, SettledCount
-from penstock.store.control import CANCELLED, Head, Note, QueueControl
+from penstock.store.base import CANCELLED
 from penstock.store.moves import Moves
-from penstock.store.outcomes import storable
 from penstock.store.transaction import Transaction
 
 CANCEL_BATCH = 5_000
@@ -77,7 +80,7 @@ class Controlling(Moves):
         if dry_run:
             return sum(kind.count for kind in self.unsettled_counts(selection))
         self._came_back()
-        chosen = inspect.cancellable(selection)
+        chosen = cancellable(selection)
         told = storable(reason)
         moves: dict[State, Move] = {
             State.PENDING: lambda tx, rows: self._cancel_waiting(tx, rows, told, by),

@@ -5,9 +5,9 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from penstock.event import Delivery
-from penstock.lifecycle import fitting
-from penstock.store.base import LeaseId
+from penstock.model.event import Delivery
+from penstock.model.lease import LeaseId
+from penstock.model.lifecycle import fitting
 from penstock.store.moves import Wanted
 from penstock.store.sql import SqlStore
 from penstock.store.transaction import Transaction

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from penstock.event import Delivery
+from penstock.model.event import Delivery
 
 _NAMED = re.compile(r"(?<![:\w]):([a-z_]+)")
 

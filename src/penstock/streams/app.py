@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from penstock.config import mask_url, store_url
-from penstock.errors import UsageError
-from penstock.event import NAME_LIMIT
+from penstock.model.errors import UsageError
+from penstock.model.event import NAME_LIMIT
 from penstock.streams.batches import BatchContext, BatchKind
 from penstock.streams.columns import check_fields
 from penstock.streams.context import Context

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import needs_extra
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 from penstock.streams.columns import from_json, to_json, values
 from penstock.streams.context import Emitting, KeyState, encode_values
 from penstock.streams.event import StreamEvent, decode_json

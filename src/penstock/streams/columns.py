@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import needs_extra
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 
 if TYPE_CHECKING:
     from pyarrow import BinaryArray, DataType, Table

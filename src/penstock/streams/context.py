@@ -11,8 +11,8 @@ from typing import Any
 
 import uuid_utils.compat as uuid7
 
-from penstock.errors import UsageError
-from penstock.event import DEFAULT_QUEUE, NAME_LIMIT, Event, EventId, encode_payload
+from penstock.model.errors import UsageError
+from penstock.model.event import DEFAULT_QUEUE, NAME_LIMIT, Event, EventId, encode_payload
 from penstock.streams.event import decode_json
 from penstock.streams.state.base import Saved
 from penstock.streams.windows import Window, moment_of, seconds_of

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 import uuid_utils.compat as uuid7
 
-from penstock.errors import on_record
-from penstock.event import NAME_LIMIT, Event, EventId
-from penstock.lifecycle import PUBLISHED, Dead, Outcome, Retry
+from penstock.model.event import NAME_LIMIT, Event, EventId
+from penstock.model.outcome import PUBLISHED, Dead, Outcome, Retry
+from penstock.model.text import on_record
 from penstock.streams.app import Stream
 from penstock.streams.batches import BatchContext, States, as_given
 from penstock.streams.context import Context, KeyState

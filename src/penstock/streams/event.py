@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from penstock.event import NO_HEADERS
+from penstock.model.event import NO_HEADERS
 from penstock.streams.state.base import Arrival, Position
 
 # On an event that failed and was moved from its source to the stream's own queue: whence it is, and its key.

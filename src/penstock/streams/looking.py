@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from penstock.config import mask_url
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 from penstock.streams.app import part_of
 from penstock.streams.engine import is_users
 from penstock.streams.state.base import Started, StateStore

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.config import mask_url
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 
 MIN_IDLE_TIME_MS = 60_000
 REMEMBER_SECONDS = 7 * 86_400.0

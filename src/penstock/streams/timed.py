@@ -10,8 +10,8 @@ from contextlib import suppress
 from datetime import datetime
 from heapq import heapify, heappop, heappush
 
-from penstock.errors import on_record
-from penstock.lifecycle import Outcome
+from penstock.model.outcome import Outcome
+from penstock.model.text import on_record
 from penstock.streams.app import Stream
 from penstock.streams.clocks import Lull, Turn, Watermark, seen
 from penstock.streams.context import Context, KeyState

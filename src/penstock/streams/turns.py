@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.lifecycle import PUBLISHED
+from penstock.model.outcome import PUBLISHED
 from penstock.streams.app import Stream
 from penstock.streams.clocks import Lull, Turn
 from penstock.streams.engine import Result, Verdict, fresh_among, run_part

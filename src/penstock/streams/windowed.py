@@ -12,9 +12,10 @@ from typing import Any
 
 import uuid_utils.compat as uuid7
 
-from penstock.errors import UsageError, on_record
-from penstock.event import NAME_LIMIT, Event, EventId
-from penstock.lifecycle import Outcome
+from penstock.model.errors import UsageError
+from penstock.model.event import NAME_LIMIT, Event, EventId
+from penstock.model.outcome import Outcome
+from penstock.model.text import on_record
 from penstock.streams.app import Stream
 from penstock.streams.context import Context, KeyState
 from penstock.streams.engine import MOVED_TYPE, SESSIONS, Verdict, clean

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 from penstock.streams.state.base import EPOCH
 
 # Between a key and the start of a window in the name of its state, which no other state of a windowed stream has.

@@ -14,8 +14,8 @@ from typing import NamedTuple, Protocol
 
 import pytest
 
-from penstock.event import Delivery
-from penstock.lifecycle import Dead, Outcome, Published, Retry
+from penstock.model.event import Delivery
+from penstock.model.outcome import Dead, Outcome, Published, Retry
 from penstock.publish.base import Message, Publisher
 from penstock.publish.routing import Routing
 from penstock.testing.events import delivery

@@ -11,7 +11,7 @@ import signal
 import sys
 from uuid import UUID
 
-from penstock.event import Event, EventId
+from penstock.model.event import Event, EventId
 from penstock.streams.state import open_state
 from penstock.streams.state.base import Arrival, Part, Saved
 

@@ -5,7 +5,7 @@ from itertools import count
 from typing import Any
 from uuid import uuid4
 
-from penstock.event import DEFAULT_QUEUE, Delivery, EventId
+from penstock.model.event import DEFAULT_QUEUE, Delivery, EventId
 
 CREATED_AT = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

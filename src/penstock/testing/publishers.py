@@ -18,12 +18,12 @@ from typing import ClassVar, NamedTuple
 
 import pytest
 
-from penstock.event import Delivery
-from penstock.lifecycle import PUBLISHED, Outcome
+from penstock.model.event import Delivery
+from penstock.model.outcome import PUBLISHED, Outcome
+from penstock.model.retry import RetryPolicy
 from penstock.publish.base import Message, Publisher
 from penstock.publish.dispatch import dispatch
 from penstock.publish.routing import Routing
-from penstock.retry import RetryPolicy
 from penstock.testing.events import CREATED_AT, delivery
 
 BATCH = 1_000

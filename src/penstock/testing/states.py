@@ -17,8 +17,8 @@ from uuid import UUID
 
 import pytest
 
-from penstock.errors import InvalidEvent, UsageError
-from penstock.event import Event, EventId
+from penstock.model.errors import InvalidEvent, UsageError
+from penstock.model.event import Event, EventId
 from penstock.streams.state.base import Arrival, Fenced, Part, Saved, StateStore
 from penstock.testing.state_crashes import STREAM, Crashing, OpenState, Racing, StateScenario
 from penstock.testing.state_lines import Lining

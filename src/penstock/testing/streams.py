@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
 
-from penstock.event import Event
-from penstock.lifecycle import Dead, Published
+from penstock.model.event import Event
+from penstock.model.outcome import Dead, Published
 from penstock.streams.app import Stream, StreamSet
 from penstock.streams.clocks import Clocks
 from penstock.streams.context import KeyState
@@ -112,7 +112,7 @@ class StreamHarness:
         self._state.close()
 
     def _event(self, item: Any) -> StreamEvent:
-        from penstock.event import encode_payload
+        from penstock.model.event import encode_payload
 
         if isinstance(item, StreamEvent):
             made = item

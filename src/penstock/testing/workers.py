@@ -32,12 +32,14 @@ from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Self
 
-from penstock.errors import StoreError, UsageError
-from penstock.event import EventId
-from penstock.lifecycle import OrderPolicy, Outcome, State
+from penstock.model.errors import StoreError, UsageError
+from penstock.model.event import EventId
+from penstock.model.lifecycle import OrderPolicy, State
+from penstock.model.outcome import Outcome
+from penstock.model.records import Record
+from penstock.model.selection import Selection
 from penstock.outbox import Outbox
 from penstock.store import Store, open_store
-from penstock.store.base import Record, Selection
 from penstock.worker import Received, Worker
 from penstock.worker.hands import Hands
 from penstock.worker.holdings import Holdings

@@ -14,7 +14,7 @@ from weakref import WeakSet
 import uvicorn
 from starlette.types import ASGIApp
 
-from penstock.errors import PenstockError, UsageError
+from penstock.model.errors import PenstockError, UsageError
 
 GRACE_SECONDS = 10
 BACKLOG = 2048

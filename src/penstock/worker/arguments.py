@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, get_args, get_origin
 
 from penstock.config import needs_extra
-from penstock.errors import InvalidPayload, UsageError
-from penstock.event import Delivery
+from penstock.model.errors import InvalidPayload, UsageError
+from penstock.model.event import Delivery
 from penstock.worker.received import Received
 
 Read = Callable[[Received], Any]

@@ -11,8 +11,10 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, Asyn
 from typing import Any
 
 from penstock import telemetry
-from penstock.errors import InvalidPayload, LeaseLost, brief, on_record
-from penstock.lifecycle import RELEASED, Dead, Outcome, overdelivered
+from penstock.model.errors import InvalidPayload, LeaseLost
+from penstock.model.lifecycle import overdelivered
+from penstock.model.outcome import RELEASED, Dead, Outcome
+from penstock.model.text import brief, on_record
 from penstock.worker.arguments import reader_of
 from penstock.worker.options import AckPolicy, HandlerOptions
 from penstock.worker.received import Desk, Received

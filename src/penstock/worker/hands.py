@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from time import monotonic
 
 from penstock import telemetry
-from penstock.errors import PenstockError
+from penstock.model.errors import PenstockError
 from penstock.worker.options import AckPolicy
 from penstock.worker.received import Received
 from penstock.worker.subscription import Subscription

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from penstock import telemetry
-from penstock.errors import UsageError
+from penstock.model.errors import UsageError
 from penstock.web.guard import ProblemResponse
 from penstock.web.server import HttpServer, parse_address
 from penstock.worker.loops import Loop

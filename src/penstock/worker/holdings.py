@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
-from penstock.lifecycle import RELEASED, OrderPolicy, Outcome, Released, Retry
-from penstock.store.base import Lease, LeaseId
+from penstock.model.lease import Lease, LeaseId
+from penstock.model.lifecycle import OrderPolicy
+from penstock.model.outcome import RELEASED, Outcome, Released, Retry
 from penstock.worker.received import Received
 
 

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from time import monotonic
 
 from penstock import telemetry
-from penstock.errors import PenstockError
-from penstock.store.base import Claim
+from penstock.model.errors import PenstockError
+from penstock.model.lease import Claim
 from penstock.worker.subscription import Subscription
 
 MAX_BACKOFF_SECONDS = 10.0

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
 
-from penstock.errors import UsageError
-from penstock.retry import RetryPolicy
+from penstock.model.errors import UsageError
+from penstock.model.retry import RetryPolicy
 
 MANY = 1_000_000
 

@@ -9,8 +9,8 @@ from datetime import UTC, datetime, tzinfo
 from typing import Any
 
 from penstock.config import needs_extra
-from penstock.errors import UsageError
-from penstock.event import Event
+from penstock.model.errors import UsageError
+from penstock.model.event import Event
 from penstock.outbox import Outbox
 
 # Longer than clocks of processes lie apart, and than one of them could be held up.

@@ -7,10 +7,10 @@ from typing import Protocol, Self
 
 from sqlalchemy import Connection
 
-from penstock.errors import UsageError
-from penstock.event import Delivery, encode_payload
-from penstock.lifecycle import Outcome
-from penstock.store.base import Lease
+from penstock.model.errors import UsageError
+from penstock.model.event import Delivery, encode_payload
+from penstock.model.lease import Lease
+from penstock.model.outcome import Outcome
 
 
 class Desk(Protocol):

@@ -8,9 +8,10 @@ from time import monotonic
 from uuid import uuid4
 
 from penstock import telemetry
+from penstock.model.lease import Claim
+from penstock.model.stats import Relay
 from penstock.outbox import Outbox
 from penstock.store import Store, StoreOptions
-from penstock.store.base import Claim, Relay
 from penstock.worker.handling import Handling
 from penstock.worker.hands import Hands, LoopHands, ThreadHands
 from penstock.worker.lookout import Lookout, open_lookout

@@ -11,10 +11,11 @@ from time import monotonic
 from sqlalchemy import Connection
 
 from penstock import telemetry
-from penstock.errors import LeaseLost, NotSupported, StoreConflict, StoreError, StoreUnavailable
-from penstock.lifecycle import PUBLISHED, RELEASED, Dead, OrderPolicy, Outcome, Published, Retry
+from penstock.model.errors import LeaseLost, NotSupported, StoreConflict, StoreError, StoreUnavailable
+from penstock.model.lease import Claim, Settlement
+from penstock.model.lifecycle import OrderPolicy
+from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Published, Retry
 from penstock.store import SqlStore, Store
-from penstock.store.base import Claim, Settlement
 from penstock.worker.handling import Handling
 from penstock.worker.holdings import Holdings
 from penstock.worker.received import Received

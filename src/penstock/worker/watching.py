@@ -6,8 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from penstock.config import needs_extra
-from penstock.errors import PenstockError, UsageError
 from penstock.loading import search_working_folder
+from penstock.model.errors import PenstockError, UsageError
 from penstock.worker.loading import WORKER
 
 LOOK_MILLISECONDS = 100

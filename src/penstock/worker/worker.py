@@ -14,13 +14,13 @@ from uuid import uuid4
 
 from penstock import telemetry
 from penstock.config import mask_url, store_url
-from penstock.errors import UsageError
-from penstock.event import DEFAULT_QUEUE
-from penstock.lifecycle import OrderPolicy
+from penstock.model.errors import UsageError
+from penstock.model.event import DEFAULT_QUEUE
+from penstock.model.lease import DEFAULT_MAX_LEASE_AGE_SECONDS
+from penstock.model.lifecycle import OrderPolicy
+from penstock.model.times import Clock
 from penstock.outbox import Outbox
 from penstock.store import StoreOptions, open_store
-from penstock.store.base import DEFAULT_MAX_LEASE_AGE_SECONDS
-from penstock.store.moves import Clock
 from penstock.worker.handling import Function, Handling, Middleware
 from penstock.worker.options import HandlerOptions
 from penstock.worker.periodic import Periodic

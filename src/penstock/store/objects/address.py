@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from penstock.config import mask_url, needs_extra, url_options
-from penstock.errors import UnknownScheme, UsageError
+from penstock.model.errors import UnknownScheme, UsageError
 from penstock.store.objects.bucket import Bucket, FolderBucket, ObstoreBucket
 
 SCHEMES = ("s3", "gs", "az", "file", "memory")

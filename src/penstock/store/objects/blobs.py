@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from penstock.errors import StoreError
+from penstock.model.errors import StoreError
 from penstock.store.objects.bucket import DRAFTS, Bucket
 from penstock.store.objects.document import OBJECT, PAYLOADS, Blob, Document, from_blob, require_own_objects, to_blob
 

@@ -16,7 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from penstock.config import needs_extra
-from penstock.errors import StoreUnavailable
+from penstock.model.errors import StoreUnavailable
 from penstock.permissions import create_file, make_folder
 
 DOCUMENT = "queue.json"

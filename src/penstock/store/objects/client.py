@@ -9,8 +9,8 @@ from http import HTTPStatus
 from typing import Any
 from uuid import uuid4
 
-from penstock import errors
-from penstock.errors import PenstockError, StoreError
+from penstock.model import errors
+from penstock.model.errors import PenstockError, StoreError
 from penstock.store.objects.document import BrokerRow
 from penstock.store.objects.group_commit import NotTheBroker
 

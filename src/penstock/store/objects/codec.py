@@ -5,15 +5,19 @@ from datetime import datetime
 from typing import Any, assert_never
 from uuid import UUID
 
-from penstock.event import MILLENNIUM, Delivery, Event, EventId
-from penstock.lifecycle import Dead, Outcome, Published, Released, Retry, State
-from penstock.store.base import HistoryEntry, QueueStats, Record, RelayStats, Settlement, Stats
-from penstock.store.deaths import Death
+from penstock.model.dead_letters import Death
+from penstock.model.event import MILLENNIUM, Delivery, Event, EventId
+from penstock.model.lease import Settlement
+from penstock.model.lifecycle import State
+from penstock.model.outcome import Dead, Outcome, Published, Released, Retry
+from penstock.model.records import HistoryEntry, Record
+from penstock.model.retry import wait_seconds
+from penstock.model.stats import QueueStats, RelayStats, Stats
+from penstock.model.text import storable
+from penstock.model.times import from_micros, to_micros
 from penstock.store.objects.document import MICROS, Blob, Entry, HistoryLine, RelayRow
 from penstock.store.objects.operations.emits import NewEvent
 from penstock.store.objects.operations.settlements import OutcomeRow
-from penstock.store.outcomes import storable, wait_seconds
-from penstock.store.schema import from_micros, to_micros
 
 _MILLENNIUM = to_micros(MILLENNIUM)
 

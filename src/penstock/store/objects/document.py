@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from penstock.errors import StoreError
-from penstock.lifecycle import Life, State
+from penstock.model.errors import StoreError
+from penstock.model.lifecycle import Life, State
 
 FORMAT = 2
 MICROS = 1_000_000

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.errors import NotInitialised, PenstockError, StoreConflict, StoreError, StoreUnavailable
+from penstock.model.errors import NotInitialised, PenstockError, StoreConflict, StoreError, StoreUnavailable
 from penstock.store.objects.address import Address
 from penstock.store.objects.bucket import Bucket, Overtaken, Version
 from penstock.store.objects.document import MICROS, BrokerRow, Document, SessionRow

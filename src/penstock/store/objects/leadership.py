@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import needs_extra
-from penstock.errors import StoreUnavailable
+from penstock.model.errors import StoreUnavailable
 from penstock.store.objects.address import Address
 from penstock.store.objects.bucket import Bucket
 from penstock.store.objects.client import Session, Unreachable

@@ -20,7 +20,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from penstock.errors import NotSupported, PenstockError
+from penstock.model.errors import NotSupported, PenstockError
 from penstock.store.objects.address import Address
 from penstock.store.objects.bucket import Bucket
 from penstock.store.objects.client import PATH

@@ -8,36 +8,29 @@ from datetime import UTC, datetime
 from typing import Any, NoReturn
 from uuid import UUID, uuid4
 
-from penstock.errors import NotSupported, UsageError
-from penstock.event import Event, EventId, require_queue
-from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, Outcome, State
+from penstock.model.dead_letters import DeathCount, DeathMark, DeathPage, only_dead, page_of
+from penstock.model.errors import NotSupported, UsageError
+from penstock.model.event import Event, EventId, require_queue
+from penstock.model.lease import DEFAULT_LEASE_SECONDS, Claim, Held, Lease, LeaseId, Settlement, Token
+from penstock.model.lifecycle import DEFAULT_MAX_ATTEMPTS, State
+from penstock.model.outcome import Outcome
+from penstock.model.records import Head, HistoryEntry, Note, Page, SettledCount
+from penstock.model.selection import Selection, cancellable, purgeable
+from penstock.model.stats import QueueControl, Relay, Stats
+from penstock.model.text import storable
+from penstock.model.times import from_micros, to_micros
 from penstock.store.base import (
-    DEFAULT_LEASE_SECONDS,
+    CANCELLED,
     PURGE_BATCH,
     REAP_BATCH,
     Capabilities,
-    Claim,
     Committed,
-    Held,
-    HistoryEntry,
-    Lease,
-    LeaseId,
-    Page,
     Part,
     Progress,
-    Relay,
-    Selection,
-    SettledCount,
-    Settlement,
-    Stats,
     StoreOptions,
-    Token,
+    Upgrade,
 )
-from penstock.store.control import CANCELLED, Head, Note, QueueControl
-from penstock.store.deaths import DeathCount, DeathMark, DeathPage, only_dead, page_of
 from penstock.store.emit import ids_for, refuse_twins
-from penstock.store.inspect import cancellable, purgeable
-from penstock.store.migrate import Upgrade
 from penstock.store.objects import codec
 from penstock.store.objects.address import open_bucket, parse
 from penstock.store.objects.blobs import INLINE_BYTES, Blobs, sweep
@@ -45,8 +38,6 @@ from penstock.store.objects.bucket import Overtaken
 from penstock.store.objects.document import FORMAT, OBJECT, Document
 from penstock.store.objects.leadership import Runtime
 from penstock.store.objects.operations.selections import to_request
-from penstock.store.outcomes import storable
-from penstock.store.schema import from_micros, to_micros
 from penstock.store.staging import require_staging
 
 SWEEP_SECONDS = 3_600.0

@@ -15,8 +15,8 @@ from secrets import randbits
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from uuid import UUID
 
-from penstock.errors import PenstockError, UsageError
-from penstock.event import Event
+from penstock.model.errors import PenstockError, UsageError
+from penstock.model.event import Event
 from penstock.streams.columns import EMPTY, values
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from uuid import uuid4
 
 from penstock.config import mask_url
-from penstock.errors import StoreConflict, StoreError, StoreUnavailable, UsageError
+from penstock.model.errors import StoreConflict, StoreError, StoreUnavailable, UsageError
 from penstock.permissions import create_file, make_folder
 from penstock.streams.state.base import Fenced, Saved, Started, Superseded, checked_part
 

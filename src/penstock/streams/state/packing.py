@@ -5,8 +5,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from penstock.errors import InvalidEvent
-from penstock.event import DEDUPE_SECONDS, DEFAULT_QUEUE, Event, EventId
+from penstock.model.errors import InvalidEvent
+from penstock.model.event import DEDUPE_SECONDS, DEFAULT_QUEUE, Event, EventId
 
 _USUAL: dict[str, Any] = {
     "queue": DEFAULT_QUEUE,

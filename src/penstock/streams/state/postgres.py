@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, LiteralString
 from uuid import uuid4
 
 from penstock.config import mask_url, needs_extra
-from penstock.errors import StoreConflict, StoreError, StoreUnavailable, UsageError
-from penstock.event import NAME_LIMIT, Event
+from penstock.model.errors import StoreConflict, StoreError, StoreUnavailable, UsageError
+from penstock.model.event import NAME_LIMIT, Event
 from penstock.streams.columns import values
 from penstock.streams.state import postgres_statements as statements
 from penstock.streams.state.base import (

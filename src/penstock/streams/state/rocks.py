@@ -13,7 +13,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from penstock.config import needs_extra
-from penstock.event import Event
+from penstock.model.event import Event
 from penstock.streams.columns import EMPTY, arrow, values
 from penstock.streams.state.base import (
     Arrival,

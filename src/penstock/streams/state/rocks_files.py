@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, ClassVar, NamedTuple
 
 from penstock import telemetry
-from penstock.errors import StoreError, StoreUnavailable, brief
+from penstock.model.errors import StoreError, StoreUnavailable
+from penstock.model.text import brief
 
 if TYPE_CHECKING:
     from rocksdict import Options, Rdict

@@ -10,7 +10,7 @@ from json.encoder import encode_basestring
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.event import Event
+from penstock.model.event import Event
 from penstock.streams.columns import arrow, values
 from penstock.streams.state.base import Arrival, Lines, Outgoing, Saved, Started, Timer, new_saved, states_in
 from penstock.streams.state.folder import FENCE_TABLE, RAISE_EPOCH, Fence, FolderState, open_database, writing

@@ -4,8 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from penstock.errors import UsageError
-from penstock.lifecycle import RELEASED, Retry, State
+from penstock.model.errors import UsageError
+from penstock.model.lifecycle import State
+from penstock.model.outcome import RELEASED, Retry
 from penstock.store.base import Store
 from penstock.testing.stores.scenario import (
     LEASE_SECONDS,

@@ -5,11 +5,13 @@ from datetime import timedelta
 
 import pytest
 
-from penstock.event import EventId
-from penstock.lifecycle import PUBLISHED, Dead, Retry, State
-from penstock.store.base import Selection, Store
-from penstock.store.deaths import Death, DeathCount, DeathMark
-from penstock.store.error_text import BEGINNING
+from penstock.model.dead_letters import Death, DeathCount, DeathMark
+from penstock.model.error_kinds import BEGINNING
+from penstock.model.event import EventId
+from penstock.model.lifecycle import State
+from penstock.model.outcome import PUBLISHED, Dead, Retry
+from penstock.model.selection import Selection
+from penstock.store.base import Store
 from penstock.testing.stores.scenario import (
     EVERYTHING,
     STARTED_AT,

@@ -7,10 +7,12 @@ from uuid import uuid4
 
 import pytest
 
-from penstock.errors import InvalidEvent
-from penstock.event import EventId
-from penstock.lifecycle import PUBLISHED, Dead, State
-from penstock.store.base import Selection, Store
+from penstock.model.errors import InvalidEvent
+from penstock.model.event import EventId
+from penstock.model.lifecycle import State
+from penstock.model.outcome import PUBLISHED, Dead
+from penstock.model.selection import Selection
+from penstock.store.base import Store
 from penstock.testing.stores.scenario import (
     STARTED_AT,
     ManualClock,

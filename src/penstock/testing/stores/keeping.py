@@ -5,11 +5,13 @@ from datetime import timedelta
 
 import pytest
 
-from penstock import lifecycle
-from penstock.errors import UsageError
-from penstock.event import EventId
-from penstock.lifecycle import PUBLISHED, Dead, State
-from penstock.store.base import Selection, Store
+from penstock.model import lifecycle
+from penstock.model.errors import UsageError
+from penstock.model.event import EventId
+from penstock.model.lifecycle import State
+from penstock.model.outcome import PUBLISHED, Dead
+from penstock.model.selection import Selection
+from penstock.store.base import Store
 from penstock.testing.stores.scenario import (
     EVERYTHING,
     STARTED_AT,

@@ -7,9 +7,11 @@ from uuid import uuid4
 
 import pytest
 
-from penstock import lifecycle
-from penstock.lifecycle import PUBLISHED, Outcome, Retry, State, expire
-from penstock.store.base import Claim, Held, Lease, LeaseId, Settlement, Store, StoreOptions, Token
+from penstock.model import lifecycle
+from penstock.model.lease import Claim, Held, Lease, LeaseId, Settlement, Token
+from penstock.model.lifecycle import State, expire
+from penstock.model.outcome import PUBLISHED, Outcome, Retry
+from penstock.store.base import Store, StoreOptions
 from penstock.testing.stores.scenario import (
     LEASE_SECONDS,
     STARTED_AT,

@@ -5,9 +5,12 @@ from uuid import uuid4
 
 import pytest
 
-from penstock.event import EventId
-from penstock.lifecycle import PUBLISHED, Dead, Retry, State
-from penstock.store.base import QueueStats, Relay, Selection, Store
+from penstock.model.event import EventId
+from penstock.model.lifecycle import State
+from penstock.model.outcome import PUBLISHED, Dead, Retry
+from penstock.model.selection import Selection
+from penstock.model.stats import QueueStats, Relay
+from penstock.store.base import Store
 from penstock.testing.stores.scenario import (
     EVERYTHING,
     STARTED_AT,

@@ -1,5 +1,5 @@
 """A state machine for Hypothesis that drives a real store and holds each step against the pure core: whatever the
-order of verbs, every event is where `penstock.lifecycle` says it is.
+order of verbs, every event is where `penstock.model.lifecycle` says it is.
 
     class MyStoreMachine(StoreMachine):
         def open(self, clock): ...   # a fresh store, with no greatest age of leases within reach
@@ -15,10 +15,13 @@ from uuid import uuid4
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock import lifecycle
-from penstock.event import EventId
-from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Life, Outcome, Retry, State, fitting
-from penstock.store.base import Claim, LeaseId, Selection, Settlement, Store
+from penstock.model import lifecycle
+from penstock.model.event import EventId
+from penstock.model.lease import Claim, LeaseId, Settlement
+from penstock.model.lifecycle import Life, State, fitting
+from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Retry
+from penstock.model.selection import Selection
+from penstock.store.base import Store
 from penstock.testing.stores.scenario import EVERYTHING, LEASE_SECONDS, ManualClock, claim, event, life, records
 
 LIMITS = st.integers(1, 12)

@@ -6,9 +6,11 @@ from datetime import timedelta
 
 import pytest
 
-from penstock.event import EventId
-from penstock.lifecycle import PUBLISHED, RELEASED, Dead, OrderPolicy, Outcome, Retry, State
-from penstock.store.base import Selection, Store, StoreOptions
+from penstock.model.event import EventId
+from penstock.model.lifecycle import OrderPolicy, State
+from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Retry
+from penstock.model.selection import Selection
+from penstock.store.base import Store, StoreOptions
 from penstock.testing.stores.scenario import (
     STARTED_AT,
     ManualClock,

@@ -5,9 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.event import EventId
-from penstock.lifecycle import Life, State, expire
-from penstock.store.base import Claim, Selection, Store
+from penstock.model.event import EventId
+from penstock.model.lease import Claim
+from penstock.model.lifecycle import Life, State, expire
+from penstock.model.selection import Selection
+from penstock.store.base import Store
 from penstock.testing.stores.scenario import (
     LEASE_SECONDS,
     ManualClock,

@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import UsageError
-from penstock.lifecycle import PUBLISHED, Dead, Retry, State
-from penstock.store.base import Claim, Selection, Settlement, Store
+from penstock.model.errors import UsageError
+from penstock.model.lease import Claim, Settlement
+from penstock.model.lifecycle import State
+from penstock.model.outcome import PUBLISHED, Dead, Retry
+from penstock.model.selection import Selection
+from penstock.store.base import Store
 from penstock.testing.stores.scenario import (
     ManualClock,
     StoreScenario,

@@ -7,10 +7,14 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import pytest
 
-from penstock.event import DEFAULT_QUEUE, Event, EventId
-from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, PUBLISHED, Life, Outcome, State
-from penstock.store.base import Claim, LeaseId, Record, Selection, Store, StoreOptions
-from penstock.store.moves import Clock
+from penstock.model.event import DEFAULT_QUEUE, Event, EventId
+from penstock.model.lease import Claim, LeaseId
+from penstock.model.lifecycle import DEFAULT_MAX_ATTEMPTS, Life, State
+from penstock.model.outcome import PUBLISHED, Outcome
+from penstock.model.records import Record
+from penstock.model.selection import Selection
+from penstock.model.times import Clock
+from penstock.store.base import Store, StoreOptions
 
 T = TypeVar("T")
 

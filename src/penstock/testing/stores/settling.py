@@ -1,4 +1,4 @@
-"""The conformance suite's part on settling: what becomes of an event is what `penstock.lifecycle` says, counted
+"""The conformance suite's part on settling: what becomes of an event is what `penstock.model.lifecycle` says, counted
 once, and whoever asks again is told so."""
 
 from datetime import timedelta
@@ -6,10 +6,13 @@ from uuid import UUID
 
 import pytest
 
-from penstock import lifecycle
-from penstock.event import EventId
-from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Outcome, Published, Retry, State
-from penstock.store.base import Claim, Selection, Settlement, Store
+from penstock.model import lifecycle
+from penstock.model.event import EventId
+from penstock.model.lease import Claim, Settlement
+from penstock.model.lifecycle import State
+from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Published, Retry
+from penstock.model.selection import Selection
+from penstock.store.base import Store
 from penstock.testing.stores.scenario import (
     ManualClock,
     StoreScenario,

@@ -6,10 +6,12 @@ from typing import Any, Protocol
 
 import pytest
 
-from penstock.errors import NotSupported
-from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Outcome, Retry, State
+from penstock.model.errors import NotSupported
+from penstock.model.lease import Settlement
+from penstock.model.lifecycle import State
+from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Retry
+from penstock.model.selection import Selection
 from penstock.outbox import Outbox
-from penstock.store.base import Selection, Settlement
 from penstock.store.sql import SqlStore
 from penstock.testing.stores.looking import one_of_each
 from penstock.testing.stores.scenario import (

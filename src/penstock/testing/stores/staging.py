@@ -7,9 +7,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from penstock.errors import InvalidEvent, StoreError
-from penstock.event import EventId
-from penstock.store.base import Committed, Part, Selection, Store
+from penstock.model.errors import InvalidEvent, StoreError
+from penstock.model.event import EventId
+from penstock.model.selection import Selection
+from penstock.store.base import Committed, Part, Store
 from penstock.testing.stores.scenario import (
     STARTED_AT,
     ManualClock,

@@ -2,10 +2,14 @@
 
 import pytest
 
-from penstock.errors import UsageError
-from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Published, Retry, State, cancel
-from penstock.store.base import Selection, Settlement, Store
-from penstock.store.control import Note, QueueControl
+from penstock.model.errors import UsageError
+from penstock.model.lease import Settlement
+from penstock.model.lifecycle import State, cancel
+from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Published, Retry
+from penstock.model.records import Note
+from penstock.model.selection import Selection
+from penstock.model.stats import QueueControl
+from penstock.store.base import Store
 from penstock.testing.stores.scenario import (
     EVERYTHING,
     ManualClock,

@@ -4,8 +4,8 @@ from uuid import uuid4
 
 import pytest
 
-from penstock.errors import UsageError
-from penstock.lifecycle import State
+from penstock.model.errors import UsageError
+from penstock.model.lifecycle import State
 from penstock.store.base import Part, Store
 from penstock.testing.stores.scenario import StoreScenario, claim, emit, event, seqs, states
 

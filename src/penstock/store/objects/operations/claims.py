@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from penstock import lifecycle
-from penstock.lifecycle import State, fitting
+from penstock.model import lifecycle
+from penstock.model.lifecycle import State, fitting
 from penstock.store.objects.document import Document, Entry, HistoryLine, LeaseRow
 
 # The UUID version of lease ids that this store makes. One that is not open is closed, so it isn't remembered.

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from penstock import lifecycle
+from penstock.model import lifecycle
 from penstock.store.objects.document import Document, HistoryLine, RelayRow
 from penstock.store.objects.operations.claims import close_if_done
 from penstock.store.objects.operations.selections import chosen

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from penstock.errors import InvalidEvent, StoreError
+from penstock.model.errors import InvalidEvent, StoreError
 from penstock.store.objects.document import Document, Entry, require_own_objects
 
 DOCUMENT_LIMIT = 64 * 1024 * 1024

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from heapq import nlargest
 from typing import Any
 
-from penstock.lifecycle import State
-from penstock.store.deaths import tallied
-from penstock.store.error_text import BEGINNING
+from penstock.model.dead_letters import tallied
+from penstock.model.error_kinds import BEGINNING
+from penstock.model.lifecycle import State
 from penstock.store.objects.document import Document, Entry
 from penstock.store.objects.operations import claims
 from penstock.store.objects.operations.selections import chosen

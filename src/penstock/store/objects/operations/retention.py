@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from penstock.lifecycle import State
+from penstock.model.lifecycle import State
 from penstock.store.objects.document import MICROS, Document, Entry
 from penstock.store.objects.operations.selections import chosen
 

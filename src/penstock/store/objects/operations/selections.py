@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from penstock.store.base import Selection
-from penstock.store.error_text import error_pattern
+from penstock.model.error_kinds import error_pattern
+from penstock.model.selection import Selection
+from penstock.model.times import to_micros
 from penstock.store.objects.document import Document, Entry
-from penstock.store.schema import to_micros
 
 
 def to_request(selection: Selection) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple, assert_never
 
-from penstock import lifecycle
-from penstock.lifecycle import PUBLISHED, RELEASED, Dead, Outcome, Retry, State
+from penstock.model import lifecycle
+from penstock.model.lifecycle import State
+from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Retry
 from penstock.store.objects.document import Blob, Document, Entry, HistoryLine, LeaseRow, require_own_objects
 from penstock.store.objects.operations.claims import close_if_done, holder
 

@@ -2,7 +2,7 @@
 
 import re
 
-from penstock.store.outcomes import storable
+from penstock.model.text import storable
 
 # As much of an error as tells its kind, and as a list needs: the rest is a traceback, or too much to read.
 BEGINNING = 500

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import assert_never
 
+from penstock.model.outcome import Dead, Outcome, Published, Released, Retry
+
 
 class State(StrEnum):
     PENDING = "PENDING"
@@ -42,42 +44,6 @@ class IllegalTransition(AssertionError):
     """Code tried a transition that the table lacks: a bug, never a user's mistake."""
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
-    """The destination has it, or the handler is done with it. A `result` is kept with the event."""
-
-    result: bytes | None = None
-    keep: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
-    """It failed and may work later. Without a delay the retry policy chooses one. `keep` is for its last attempt."""
-
-    error: str
-    delay_seconds: float | None = None
-    keep: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Dead:
-    """It failed and won't work later."""
-
-    error: str
-    keep: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Released:
-    """It was never handed to a publisher or handler, and goes back uncounted."""
-
-
-Outcome = Published | Retry | Dead | Released
-
-PUBLISHED = Published()
-RELEASED = Released()
-
-
 class OrderPolicy(StrEnum):
     """What a failed event does to the later events of its ordering key."""
 
@@ -85,29 +51,6 @@ class OrderPolicy(StrEnum):
     """It keeps its place, and they wait for it."""
     SKIP = "skip"
     """It leaves the line, and they go on without it."""
-
-
-class Dropped(StrEnum):
-    """What becomes of events that are claimed and that a step's result doesn't have."""
-
-    DEAD = "dead"
-    """They are dead: visible, and to be replayed."""
-    DISCARD = "discard"
-    """They are done with, as if published."""
-    RELEASE = "release"
-    """They go back, uncounted, and come again."""
-
-    @property
-    def outcome(self) -> Outcome:
-        match self:
-            case Dropped.DEAD:
-                return Dead("dropped by a step")
-            case Dropped.DISCARD:
-                return PUBLISHED
-            case Dropped.RELEASE:
-                return RELEASED
-            case _:
-                assert_never(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, NewType
 from uuid import UUID
 
-from penstock.errors import InvalidEvent
+from penstock.model.errors import InvalidEvent
 
 EventId = NewType("EventId", UUID)
 

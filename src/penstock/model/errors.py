@@ -25,10 +25,6 @@ PenstockError
     └── SourceUnavailable a stream's source can't be reached now; trying again may work
 """
 
-import traceback
-
-RECORD_LIMIT = 8_000
-
 
 class PenstockError(Exception):
     """Anything that Penstock raises on purpose."""
@@ -130,17 +126,3 @@ class PipelineError(PenstockError):
 
 class SourceUnavailable(PipelineError):
     """What a stream reads from can't be reached now; trying again may work."""
-
-
-def brief(error: BaseException) -> str:
-    """An error of any kind on one line: its type, and what it says."""
-    said = str(error)
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
-
-
-def on_record(error: BaseException) -> str:
-    """An error of a user's function as an event's record keeps it: what it says first, then where it came from."""
-    trace = "".join(traceback.format_tb(error.__traceback__)[1:]).rstrip()
-    text = f"{brief(error)}\n{trace}" if trace else brief(error)
-    text = text.replace("\x00", "").encode(errors="replace").decode()  # which no store would take
-    return text if len(text) <= RECORD_LIMIT else text[: RECORD_LIMIT - 1] + "…"

@@ -7,14 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple
 
-from penstock.event import EventId
-from penstock.lifecycle import State
-from penstock.store.error_text import error_kind
-
-if TYPE_CHECKING:
-    from penstock.store.base import Selection
+from penstock.model.error_kinds import error_kind
+from penstock.model.event import EventId
+from penstock.model.lifecycle import State
+from penstock.model.selection import Selection
 
 DEAD = frozenset({State.DEAD})
 # Kinds beyond this are counted together, so that a count of millions that are all different needs no memory for them.
@@ -61,19 +59,7 @@ class DeathCount:
     count: int
 
 
-class DeathRecords(Protocol):
-    """Looking at the dead."""
-
-    def deaths(self, selection: "Selection", *, after: DeathMark | None = None, limit: int = 100) -> DeathPage:
-        """The dead of a selection, the latest death first, a page at a time."""
-        ...
-
-    def death_counts(self, selection: "Selection") -> Sequence[DeathCount]:
-        """The dead of a selection by queue and by kind of error, the most first."""
-        ...
-
-
-def only_dead(selection: "Selection") -> "Selection":
+def only_dead(selection: Selection) -> Selection:
     """Of a selection, the dead alone."""
     return replace(selection, states=DEAD if selection.states is None else selection.states & DEAD)
 

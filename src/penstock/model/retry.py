@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.errors import UsageError
-from penstock.lifecycle import DEFAULT_MAX_ATTEMPTS, Dead, Retry
+from penstock.model.errors import UsageError
+from penstock.model.event import LONGEST_SECONDS
+from penstock.model.lifecycle import DEFAULT_MAX_ATTEMPTS
+from penstock.model.outcome import Dead, Retry
 
 Shape = Literal["none", "constant", "linear", "exponential"]
 
@@ -114,3 +116,13 @@ class RetryPolicy:
 def _require(holds: bool, message: str) -> None:
     if not holds:
         raise UsageError(message)
+
+
+DEFAULT_RETRY_SECONDS = 1.0
+
+
+def wait_seconds(delay: float | None) -> float:
+    """A wait that ends within the years that dates have, whatever a destination asked for."""
+    if delay is None:
+        return DEFAULT_RETRY_SECONDS
+    return float(min(delay, LONGEST_SECONDS)) if delay > 0 else 0.0

@@ -1,0 +1,49 @@
+"""Selections of events for the verbs that inspect, replay, purge or cancel."""
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from penstock.model.errors import UsageError
+from penstock.model.event import EventId
+from penstock.model.lifecycle import State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which events. Every field that is given narrows it; `everything` must be said to mean all."""
+
+    ids: frozenset[EventId] | None = None
+    states: frozenset[State] | None = None
+    queue: str | None = None
+    event_type: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    error: str | None = None
+    queues: frozenset[str] | None = None
+    event_types: frozenset[str] | None = None
+    everything: bool = False
+
+    @property
+    def empty(self) -> bool:
+        one = (self.ids, self.states, self.queue, self.event_type, self.since, self.until, self.error)
+        several = (self.queues, self.event_types)
+        return all(part is None for part in one + several) and not self.everything
+
+    def require(self, verb: str) -> None:
+        if self.empty:
+            raise UsageError(f"{verb} needs a selection, such as a queue, a state or ids; or say everything")
+
+
+def purgeable(selection: Selection) -> Selection:
+    """DEAD events are kept unless the selection names them, by state or by id."""
+    if selection.states is not None or selection.ids is not None:
+        return selection
+    return replace(selection, states=frozenset({State.PUBLISHED}))
+
+
+def cancellable(selection: Selection) -> Selection:
+    """CLAIMED events are left alone unless the selection names them, by state or by id."""
+    if selection.states is not None:
+        return selection
+    named = {State.PENDING, State.CLAIMED} if selection.ids is not None else {State.PENDING}
+    return replace(selection, states=frozenset(named))

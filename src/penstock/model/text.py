@@ -1,0 +1,34 @@
+"""Texts of errors and payloads in a form that every store accepts."""
+
+import base64
+import traceback
+
+
+def storable(error: str) -> str:
+    """No database takes half a surrogate pair, and PostgreSQL takes no NUL."""
+    return error.replace("\x00", "\ufffd").encode(errors="replace").decode()
+
+
+RECORD_LIMIT = 8_000
+
+
+def brief(error: BaseException) -> str:
+    """An error of any kind on one line: its type, and what it says."""
+    said = str(error)
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def on_record(error: BaseException) -> str:
+    """An error of a user's function as an event's record keeps it: what it says first, then where it came from."""
+    trace = "".join(traceback.format_tb(error.__traceback__)[1:]).rstrip()
+    text = f"{brief(error)}\n{trace}" if trace else brief(error)
+    text = text.replace("\x00", "").encode(errors="replace").decode()  # which no store would take
+    return text if len(text) <= RECORD_LIMIT else text[: RECORD_LIMIT - 1] + "…"
+
+
+def payload_text(payload: bytes) -> tuple[str, str]:
+    """The payload as JSON can hold it, and which encoding that is."""
+    try:
+        return payload.decode(), "utf-8"
+    except UnicodeDecodeError:
+        return base64.b64encode(payload).decode(), "base64"
