@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from benchmarks.plan import EVENT_TYPE, PAYLOAD
-from penstock.config import needs_extra
+from penstock.config.extras import needs_extra
 
 TOPIC = "bench"
 BATCH = 1_000

@@ -10,13 +10,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from chaos.orders import NEVER
-from penstock import Streams, telemetry
+from penstock import Streams
 from penstock.model.errors import PenstockError, UsageError
 from penstock.streams.batches import BatchContext
 from penstock.streams.context import Context, Emitting, KeyState
 from penstock.streams.event import StreamEvent
 from penstock.streams.sources import Frame, Kafka, Queue, Source, Valkey
 from penstock.streams.state.base import Superseded
+from penstock.telemetry import log
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -107,7 +108,7 @@ def main(given: dict[str, Any]) -> int:
     from penstock.pipeline.streaming import run_streams
 
     settings = Settings(**given)
-    telemetry.to_stderr()
+    log.to_stderr()
     crashing.arm()
     try:
         run_streams(

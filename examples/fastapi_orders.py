@@ -16,7 +16,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import penstock
-from penstock.config import store_url
+from penstock.config.urls import store_url
 
 
 class Base(DeclarativeBase):

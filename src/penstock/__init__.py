@@ -20,11 +20,11 @@ from penstock.model.outcome import Dead, Outcome, Published, Released, Retry
 from penstock.model.retry import RetryPolicy
 
 if TYPE_CHECKING:
+    from penstock.config.routes import Routes, load_routes
     from penstock.jobs import Jobs, JobsClient
     from penstock.model.selection import Selection
     from penstock.outbox import Outbox, connect
     from penstock.pipeline.stream_app import Streams
-    from penstock.routes import Routes, load_routes
     from penstock.worker import AckPolicy, Received, Worker
 
 __version__ = "0.1.0"
@@ -59,14 +59,14 @@ _LAZY = {
     "Jobs": "penstock.jobs",
     "JobsClient": "penstock.jobs",
     "Outbox": "penstock.outbox",
-    "Routes": "penstock.routes",
+    "Routes": "penstock.config.routes",
     "Selection": "penstock.store.base",
     "Streams": "penstock.pipeline.stream_app",
     "Worker": "penstock.worker",
     "AckPolicy": "penstock.worker",
     "Received": "penstock.worker",
     "connect": "penstock.outbox",
-    "load_routes": "penstock.routes",
+    "load_routes": "penstock.config.routes",
 }
 
 

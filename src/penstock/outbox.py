@@ -8,10 +8,10 @@ from typing import Any, Self
 
 from sqlalchemy import Insert
 
-from penstock.config import store_url
+from penstock.config.routes import Routes
+from penstock.config.urls import store_url
 from penstock.model.errors import InvalidEvent, NotSupported
 from penstock.model.event import DEFAULT_QUEUE, Event, EventId, encode_payload
-from penstock.routes import Routes
 from penstock.store import Store, StoreOptions, open_store
 from penstock.store.emit import new_event_id
 from penstock.store.schema import outbox as outbox_view

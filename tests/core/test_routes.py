@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.config.routes import Routes, Unrouted, find_routes, load_routes, parse_routes, queue_of
 from penstock.model.errors import InvalidEvent, UsageError
-from penstock.routes import Routes, Unrouted, find_routes, load_routes, parse_routes, queue_of
 
 GOOD = """
 unrouted = "refuse"

@@ -35,13 +35,13 @@ DRAIN_SECONDS = 180.0
 SCRIPT = """
 import json, sys
 from dataclasses import asdict
-from penstock import telemetry
+from penstock.telemetry import log
 from penstock.model.errors import PenstockError
 from penstock.pipeline.relay import RelayOptions, run_relay
-from penstock.routes import parse_routes
+from penstock.config.routes import parse_routes
 from tests.support import crashes
 
-telemetry.to_stderr()
+log.to_stderr()
 crashes.arm()
 given = json.loads(sys.argv[1])
 if "routes" in given:

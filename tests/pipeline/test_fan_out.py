@@ -9,6 +9,7 @@ import pytest
 from relay_processes import IN_HAND, RelayProcess, assert_delivered, delivered, emit, lines
 from valkey import Valkey
 
+from penstock.config.routes import Destination, Route, Routes, parse_routes
 from penstock.model.errors import UsageError
 from penstock.model.event import EventId
 from penstock.model.lifecycle import State
@@ -17,7 +18,6 @@ from penstock.model.selection import Selection
 from penstock.outbox import Outbox, connect
 from penstock.pipeline import lake
 from penstock.pipeline.relay import RelayOptions, run_relay
-from penstock.routes import Destination, Route, Routes, parse_routes
 from tests.support.processes import wait_until
 from tests.support.servers import ValkeyServer
 

@@ -10,7 +10,7 @@ import threading
 import pytest
 from nats_streams import Streams
 
-from penstock.config import mask_url
+from penstock.config.urls import mask_url
 from penstock.model.errors import MissingDriver, UsageError
 from penstock.model.outcome import Retry
 from penstock.publish import nats, open_publisher

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from penstock.config import mask_url
+from penstock.config.urls import mask_url
 from penstock.model.errors import InvalidEvent, NotInitialised, NotSupported, StoreError, UsageError
 from penstock.model.event import EventId
 from penstock.model.lifecycle import State

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from worker_commands import PATIENCE, Ground
 
-from penstock import telemetry
 from penstock.cli import main
 from penstock.outbox import Outbox, connect
+from penstock.telemetry import log
 from tests.support.processes import wait_until
 
 
@@ -302,7 +302,7 @@ def modules_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     """The command runs in this process and in the modules' folder, and leaves this process as it was."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(telemetry, "to_stderr", lambda: None)
+    monkeypatch.setattr(log, "to_stderr", lambda: None)
     for name, text in MODULES.items():
         (tmp_path / f"{name}.py").write_text(text)
     yield

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock import telemetry
 from penstock.cli import output
 from penstock.cli.options import StoreOption, chosen_store
 from penstock.model.errors import StoreUnavailable, UsageError
+from penstock.telemetry import log
 
 if TYPE_CHECKING:
     from penstock.store.objects import ObjectStore
@@ -59,7 +59,7 @@ def _tend(store: "ObjectStore") -> None:
     try:
         store.tend()
     except StoreUnavailable as error:
-        telemetry.warn("store unavailable", error=str(error))
+        log.warn("store unavailable", error=str(error))
 
 
 def _opened(url: str, listen: str | None, advertise: str | None) -> "ObjectStore":

@@ -19,9 +19,9 @@ import typer
 from penstock.cli import moments, output
 from penstock.cli.event_lines import read_events
 from penstock.cli.options import JsonOption, StoreOption, opened
+from penstock.config.routes import find_routes
 from penstock.model.errors import InvalidEvent, UsageError
 from penstock.model.event import CONTENT_TYPE, DEFAULT_QUEUE, Event
-from penstock.routes import find_routes
 
 if TYPE_CHECKING:
     from penstock.store import Store

@@ -9,7 +9,7 @@ import traceback
 
 import typer
 
-from penstock.config import mask_url
+from penstock.config.urls import mask_url
 from penstock.model.errors import PenstockError, UsageError
 
 FAILURE, USAGE = 1, 2

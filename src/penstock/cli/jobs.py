@@ -68,7 +68,7 @@ def serve(
     store: StoreOption = None,
 ) -> None:
     """Serve a job queue over HTTP, until Ctrl-C."""
-    from penstock.config import needs_extra
+    from penstock.config.extras import needs_extra
 
     with needs_extra("the job server", "jobs"):
         from penstock.jobs.api import create_app

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import typer
 
-from penstock.config import mask_url, store_url
+from penstock.config.urls import mask_url, store_url
 from penstock.model.errors import PenstockError, UsageError
 from penstock.model.event import EventId
 

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock import telemetry
 from penstock.cli import output
 from penstock.cli.options import JsonOption, StoreOption, chosen_store, opened
-from penstock.loading import search_working_folder
+from penstock.config.import_path import search_working_folder
+from penstock.config.routes import find_routes, parse_routes
 from penstock.model.errors import MissingDriver, UsageError
 from penstock.model.event import DEFAULT_QUEUE
 from penstock.model.lifecycle import DEFAULT_MAX_ATTEMPTS, OrderPolicy
 from penstock.model.outcome import Dropped
 from penstock.model.retry import RetryPolicy
-from penstock.routes import find_routes, parse_routes
+from penstock.telemetry import log
 
 if TYPE_CHECKING:
     from penstock.pipeline.relay import RelayOptions, RelayReport
@@ -144,13 +144,13 @@ def _check(context: typer.Context, options: "RelayOptions") -> None:
 def _run(options: "RelayOptions") -> "RelayReport":
     from penstock.pipeline.relay import run_relay
 
-    telemetry.to_stderr()
+    log.to_stderr()
     return run_relay(options)
 
 
 def _run_once(options: "RelayOptions") -> "RelayReport":
     from penstock.pipeline.relay import run_relay
 
-    telemetry.to_stderr(logging.WARNING)
+    log.to_stderr(logging.WARNING)
     with output.waiting("starting Spark") as say:
         return run_relay(options, progress=lambda report: say(summary(report)))

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock import telemetry
 from penstock.cli import output
 from penstock.cli.events import short_time
 from penstock.cli.failure import USAGE
 from penstock.cli.options import JsonOption, StoreOption, opened
-from penstock.config import mask_url
-from penstock.loading import Wanted, search_working_folder
+from penstock.config.import_path import Wanted, search_working_folder
+from penstock.config.urls import mask_url
 from penstock.model.errors import MissingDriver, UsageError
 from penstock.model.event import DEFAULT_QUEUE
+from penstock.telemetry import log
 
 if TYPE_CHECKING:
     from penstock.pipeline.stream_batches import Counts
@@ -84,7 +84,7 @@ def run(
 
     loaded = _load(app, store or context.find_root().obj, state)
     _check(context, loaded, name, master)
-    telemetry.to_stderr(logging.WARNING if quiet or once else logging.INFO)
+    log.to_stderr(logging.WARNING if quiet or once else logging.INFO)
     started = time.monotonic()
     try:
         counts = _run(loaded, names=name, once=once, master=master, checkpoint=checkpoint)

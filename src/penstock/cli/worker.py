@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock import telemetry
 from penstock.cli.options import StoreOption
-from penstock.config import needs_extra
+from penstock.config.extras import needs_extra
 from penstock.model.errors import UsageError
+from penstock.telemetry import log
 
 if TYPE_CHECKING:
     from penstock.worker.worker import Worker
@@ -68,7 +68,7 @@ def worker(
     WORKER.module_of(name)
     addresses = [None] * processes if health is None else _addresses(health, processes)
     store = store or context.find_root().obj
-    telemetry.to_stderr()
+    log.to_stderr()
     if processes == 1 and not reload:
         _run(name, queue, addresses[0], graceful_timeout, store, supervisor)
         return

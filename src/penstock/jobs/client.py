@@ -11,7 +11,8 @@ from uuid import UUID
 
 import uuid_utils.compat as uuid7
 
-from penstock.config import mask_url, needs_extra
+from penstock.config.extras import needs_extra
+from penstock.config.urls import mask_url
 from penstock.jobs.job import ClaimedJob, Job, JobId, JobPage, JobStats, TypeStats, as_job_id
 from penstock.jobs.payloads import encode
 from penstock.jobs.queue import HEARTBEAT_SECONDS, MAX_ATTEMPTS, Held

@@ -7,8 +7,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
 
-from penstock import telemetry
 from penstock.model.errors import JobError, JobNotFound, PenstockError, StoreError, UsageError
+from penstock.telemetry import log
 from penstock.web.guard import ProblemResponse
 
 MOST_ERRORS = 20
@@ -85,7 +85,7 @@ def _told(_: Request, error: Exception) -> Response:
 
 
 def _unexpected(request: Request, error: Exception) -> Response:
-    telemetry.warn("a request failed", path=request.url.path, error=repr(error))
+    log.warn("a request failed", path=request.url.path, error=repr(error))
     return ProblemResponse(500, "something unexpected happened; the server's log says what")
 
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
-from penstock.config import store_url
+from penstock.config.urls import store_url
 from penstock.jobs.bell import Bell, pauses
 from penstock.jobs.job import (
     ClaimedJob,

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from penstock import telemetry
 from penstock.jobs.job import ClaimedJob
 from penstock.model.errors import JobLost, JobNotFound, PenstockError, UsageError
 from penstock.model.lifecycle import State
+from penstock.telemetry import log
 
 IDLE_SECONDS = 10.0
 TROUBLE_SECONDS = 1.0
@@ -82,7 +82,7 @@ def _loop(jobs: JobQueue, handlers: Mapping[str, Handler], worker_id: str, stop:
             stop.set()
             raise
         except PenstockError as error:  # a store that is away comes back, and what was claimed expires
-            telemetry.warn("the job worker goes on after an error", error=error)
+            log.warn("the job worker goes on after an error", error=error)
             stop.wait(TROUBLE_SECONDS)
 
 
@@ -98,12 +98,12 @@ def _handle(jobs: JobQueue, handler: Handler, job: ClaimedJob, stop: threading.E
         done.set()
         beating.join()
     if context.lost.is_set():
-        telemetry.warn("a job was lost while it was handled, and its result is dropped", job=job.job_id)
+        log.warn("a job was lost while it was handled, and its result is dropped", job=job.job_id)
         return
     try:
         _settle(jobs, job, result, error)
     except (JobLost, JobNotFound) as lost:
-        telemetry.warn("the result of a job is dropped", job=job.job_id, because=lost)
+        log.warn("the result of a job is dropped", job=job.job_id, because=lost)
 
 
 def _settle(jobs: JobQueue, job: ClaimedJob, result: Any, error: str | None) -> None:
@@ -124,4 +124,4 @@ def _beat(jobs: JobQueue, context: Context, done: threading.Event) -> None:
             context.lost.set()
             return
         except PenstockError as error:
-            telemetry.warn("a heartbeat failed, and the next may do", job=context.job.job_id, error=error)
+            log.warn("a heartbeat failed, and the next may do", job=context.job.job_id, error=error)

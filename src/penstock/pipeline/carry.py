@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TypeVar
 
+from penstock.config.routes import Routes
 from penstock.model.errors import NotInitialised, PenstockError, StoreConflict, StoreError, StoreUnavailable
 from penstock.model.lease import Claim, Lease, Settlement
 from penstock.model.lifecycle import State
@@ -24,7 +25,6 @@ from penstock.model.outcome import Outcome
 from penstock.model.selection import Selection
 from penstock.pipeline.sender import Dispatch, Sender
 from penstock.pipeline.slices import Slice
-from penstock.routes import Routes
 from penstock.store import Store, StoreOptions, open_store
 
 MIN_IDLE_SECONDS = 0.002

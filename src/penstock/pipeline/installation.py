@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from penstock.config import needs_extra
+from penstock.config.extras import needs_extra
 from penstock.pipeline.java import cache_folder
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from penstock.config import mask_url, url_scheme
+from penstock.config.options import known_options, seconds, whole_number
+from penstock.config.urls import mask_url, url_scheme
 from penstock.model.errors import UsageError
-from penstock.publish.options import known_options, seconds, whole_number
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

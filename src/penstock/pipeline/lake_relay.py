@@ -18,7 +18,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
-from penstock import telemetry
 from penstock.model.errors import NotInitialised, PipelineError, StoreConflict, StoreError, StoreUnavailable
 from penstock.model.lease import DEFAULT_LEASE_SECONDS, Lease, LeaseId, Settlement, Token
 from penstock.model.lifecycle import overdelivered, weight
@@ -29,6 +28,7 @@ from penstock.pipeline.lake_folder import HIDDEN, LakeFolder, Note, Staged
 from penstock.pipeline.lake_sweep import Sweep, cause_of
 from penstock.pipeline.slices import Patience, gone, is_sparks, java_is_gone, root_cause, state_of, stop_query
 from penstock.store import Store, StoreOptions, open_store
+from penstock.telemetry import log
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -184,7 +184,7 @@ class LakeRelay:
         if self._ending.is_set() or not (outage or self._failures < PATIENCE.failures):
             raise _readable(error)
         pause = PATIENCE.pause_seconds(self._failures)
-        telemetry.warn("a batch failed, trying again", in_seconds=pause, cause=cause)
+        log.warn("a batch failed, trying again", in_seconds=pause, cause=cause)
         self._ending.wait(pause)
 
     # -- a batch ----------------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ class LakeRelay:
             tally.count(settlement)
             tally.explain(settlement, outcomes)
             if settlement.lost:
-                telemetry.warn(
+                log.warn(
                     "a lease ran out before its events were settled; they come again. Is --lease-seconds too short?",
                     events=len(settlement.lost),
                 )

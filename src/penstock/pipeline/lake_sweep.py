@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 from uuid import UUID
 
-from penstock import telemetry
 from penstock.model.errors import PenstockError
 from penstock.model.event import EventId
 from penstock.model.lease import DEFAULT_MAX_LEASE_AGE_SECONDS, Settlement
@@ -19,6 +18,7 @@ from penstock.model.selection import Selection
 from penstock.pipeline.lake_folder import LakeFolder, Note
 from penstock.pipeline.slices import gone, is_sparks, java_is_gone, root_cause
 from penstock.store import Store
+from penstock.telemetry import log
 
 EVERY_SECONDS = 30.0
 
@@ -60,7 +60,7 @@ class Sweep:
         except Exception as error:
             if not (isinstance(error, PenstockError) or is_sparks(error)):
                 raise
-            telemetry.warn("could not clear up in the lake, trying again later", cause=cause_of(error))
+            log.warn("could not clear up in the lake, trying again later", cause=cause_of(error))
 
     def _finish_notes(self) -> None:
         for note in self._folder.notes():
@@ -69,7 +69,7 @@ class Sweep:
             # If the lease still holds, this settles what is in place. Else nothing changes, and the answer tells.
             settlement = self._store.settle(note.lease, dict.fromkeys(note.seqs, PUBLISHED))
             if settlement.published:
-                telemetry.info("settled what an earlier relay had written", events=len(settlement.published))
+                log.info("settled what an earlier relay had written", events=len(settlement.published))
             if settlement.published or settlement.already_settled or self._knows(note.witness):
                 self.forget(note, settlement)
 

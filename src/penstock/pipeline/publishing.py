@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
 
-from penstock.config import mask_url
+from penstock.config.urls import mask_url
 from penstock.model.errors import UsageError
 from penstock.model.event import Delivery, EventId
 from penstock.model.lifecycle import OrderPolicy

@@ -16,8 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from penstock import telemetry
-from penstock.config import mask_url
+from penstock.config.routes import Destination, Routes, queue_of
+from penstock.config.urls import mask_url
 from penstock.model.errors import NotSupported, PenstockError, UsageError
 from penstock.model.event import DEFAULT_QUEUE
 from penstock.model.lease import DEFAULT_LEASE_SECONDS
@@ -33,8 +33,8 @@ from penstock.pipeline.stopping import open_unless, stopped_by_signals
 from penstock.pipeline.together import run_lines
 from penstock.publish import open_publisher
 from penstock.publish.routing import Routing
-from penstock.routes import Destination, Routes, queue_of
 from penstock.store import Store, StoreOptions, open_store
+from penstock.telemetry import log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -156,7 +156,7 @@ def _turn(
     from penstock.pipeline.session import open_session
 
     told = {"queue": options.queue, "to": ", ".join(line.to for line in lines), "master": options.master or "local"}
-    telemetry.info("relay starts", **told)
+    log.info("relay starts", **told)
     master = _master(options, len(lines), one_writer)
     spark = open_unless(ending, partial(open_session, master, f"penstock relay {options.queue}"))
     if spark is None:
@@ -169,7 +169,7 @@ def _turn(
             run_lines([partial(_run_line, spark, options, line, tasks, ledger) for line in stage], ending)
     report = ledger.report
     discarded = {"discarded": report.discarded} if report.discarded else {}
-    telemetry.info("relay stops", published=report.published, **discarded, retried=report.retried, dead=report.dead)
+    log.info("relay stops", published=report.published, **discarded, retried=report.retried, dead=report.dead)
 
 
 def _run_line(
@@ -289,23 +289,23 @@ def _master(options: RelayOptions, lines: int, one_writer: bool) -> str:
 def _parallelism(options: RelayOptions, slots: int, lines: int, one_writer: bool) -> int:
     """Every line has its share of the slots; one where the store takes one writer at a time and more would queue up."""
     if lines > slots:
-        telemetry.warn("a slow destination will hold up others: Spark has too few cores", cores=slots, needed=lines)
+        log.warn("a slow destination will hold up others: Spark has too few cores", cores=slots, needed=lines)
     return options.parallelism or (1 if one_writer else max(1, slots // lines))
 
 
 def _log(tallies: list[Tally]) -> None:
     for trouble in dict.fromkeys(line for tally in tallies for line in tally.troubles):
-        telemetry.warn("trouble, trying again", cause=trouble)
+        log.warn("trouble, trying again", cause=trouble)
     for cause in dict.fromkeys(line for tally in tallies for line in tally.deaths):
-        telemetry.warn("events died", cause=cause)
+        log.warn("events died", cause=cause)
     if any(tally.claimed for tally in tallies):
         names = ("published", "discarded", "retried", "dead", "released", "lost")
         sums = {name: sum(getattr(tally, name) for tally in tallies) for name in names}
-        telemetry.info("slice", **{name: count for name, count in sums.items() if count})
+        log.info("slice", **{name: count for name, count in sums.items() if count})
 
 
 def _warn(cause: str, seconds: float) -> None:
-    telemetry.warn("a slice failed, trying again", in_seconds=seconds, cause=cause)
+    log.warn("a slice failed, trying again", in_seconds=seconds, cause=cause)
 
 
 class Housekeeping:
@@ -333,7 +333,7 @@ class Housekeeping:
             for relay in self._relays:
                 self._store.forget(relay.relay_id)
         except PenstockError as error:
-            telemetry.debug("could not sign off", cause=error)
+            log.debug("could not sign off", cause=error)
 
     def _run(self) -> None:
         tended = 0.0
@@ -347,10 +347,10 @@ class Housekeeping:
                     self._store.tend()
                     tended = time.monotonic()
                 if not reachable:
-                    telemetry.info("the store is back")
+                    log.info("the store is back")
                 reachable = True
             except PenstockError as error:
-                telemetry.warn("housekeeping failed, trying again", cause=error)
+                log.warn("housekeeping failed, trying again", cause=error)
                 reachable = False
             if self._over.wait(self._every_seconds):
                 return
@@ -358,4 +358,4 @@ class Housekeeping:
     def _reap(self) -> None:
         while not self._over.is_set() and (count := self._store.reap()):
             self._report.reaped += count
-            telemetry.warn("reaped events of expired leases", events=count)
+            log.warn("reaped events of expired leases", events=count)

@@ -4,11 +4,11 @@ From there each destination has a relay of its own, so that one that fails neith
 no route matches is laid out as a dead letter.
 """
 
+from penstock.config.routes import queue_of
 from penstock.model.lease import Claim
 from penstock.model.outcome import Dead, Outcome
 from penstock.pipeline.carry import Errand, Hands, Tally, insist, take_turn
 from penstock.pipeline.slices import Slice
-from penstock.routes import queue_of
 
 
 def route(errand: Errand, turn: Slice) -> Tally:

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.config import needs_extra
+from penstock.config.extras import needs_extra
 from penstock.model.errors import PipelineError, UsageError
 from penstock.pipeline.archive import archive_options
 from penstock.pipeline.installation import home_without_zips, spark_home

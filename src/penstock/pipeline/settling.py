@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from penstock.config import store_url
+from penstock.config.urls import store_url
 from penstock.model.errors import UsageError
 from penstock.model.event import DEFAULT_QUEUE
 from penstock.model.lease import Lease, LeaseId, Settlement, Token

@@ -24,7 +24,8 @@ from pyspark.sql.datasource import (
     InputPartition,
 )
 
-from penstock.config import store_url
+from penstock.config.options import flag
+from penstock.config.urls import store_url
 from penstock.model.errors import StoreConflict, StoreUnavailable, UsageError
 from penstock.model.event import DEFAULT_QUEUE
 from penstock.model.lease import LeaseId
@@ -33,7 +34,6 @@ from penstock.model.selection import Selection
 from penstock.pipeline import pushdown, sink
 from penstock.pipeline.session import FILTER_PUSHDOWN
 from penstock.pipeline.stores import close_stores, store_of
-from penstock.publish.options import flag
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from penstock.loading import Wanted
+from penstock.config.import_path import Wanted
 from penstock.model.errors import NotInitialised, StoreError, UsageError
 from penstock.model.lease import Lease, LeaseId
 from penstock.model.lifecycle import OrderPolicy

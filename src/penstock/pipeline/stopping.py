@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from penstock import telemetry
 from penstock.model.errors import PipelineError
+from penstock.telemetry import log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,7 +23,7 @@ def stopped_by_signals(ending: threading.Event) -> Iterator[None]:
     def end(number: int, _frame: object) -> None:
         if ending.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
-        telemetry.info("stopping: finishing what is in hand")
+        log.info("stopping: finishing what is in hand")
         ending.set()
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}

@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 from uuid import UUID
 
-from penstock import telemetry
 from penstock.model.errors import PenstockError, PipelineError, SourceUnavailable, StoreConflict, StoreUnavailable
 from penstock.model.event import DEFAULT_QUEUE
 from penstock.model.lease import Lease, LeaseId, Token
@@ -32,6 +31,7 @@ from penstock.streams.engine import Verdict
 from penstock.streams.state import open_state
 from penstock.streams.state.base import Arrival, Started, Superseded
 from penstock.streams.turns import Firing
+from penstock.telemetry import log
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -109,7 +109,7 @@ class StreamRun:
         self._folder = ""
         self._forgot = 0.0
         self._jobs = 0
-        telemetry.info("stream runs", stream=stream.name, epoch=started.epoch, parts=started.parts)
+        log.info("stream runs", stream=stream.name, epoch=started.epoch, parts=started.parts)
 
     def launch(self, folder: str) -> None:
         """Start the queries, with their checkpoints in this folder."""
@@ -229,7 +229,7 @@ class StreamRun:
         try:
             rows = self._run(batch, errand)
         except Died as died:
-            telemetry.warn("tasks died; looking for an event that kills them", stream=self.stream.name, error=died)
+            log.warn("tasks died; looking for an event that kills them", stream=self.stream.name, error=died)
             rows = self._run_carefully(batch, replace(errand, firing=Firing(limit=0)))
         except Superseded:
             self._release(batch, errand)
@@ -247,7 +247,7 @@ class StreamRun:
                 if lease is not None:
                     store.release(Lease(LeaseId(UUID(lease)), Token(UUID(token)), DEFAULT_QUEUE))
         except Exception as error:
-            telemetry.warn("events stay leased for a while", stream=self.stream.name, error=brief(error))
+            log.warn("events stay leased for a while", stream=self.stream.name, error=brief(error))
 
     def _run(self, batch: "DataFrame", errand: Errand) -> list[Row]:
         """What became of all events of the batch, however long the state of some of them can't be reached."""
@@ -258,7 +258,7 @@ class StreamRun:
             done += [row for row in rows if row["outcome"] not in set(Trouble)]
             if not waiting:
                 break
-            telemetry.warn(
+            log.warn(
                 "parts are tried again", stream=self.stream.name, parts=len(waiting), error=next(iter(waiting.values()))
             )
             errand = replace(errand, parts=frozenset(waiting))
@@ -297,7 +297,7 @@ class StreamRun:
             condemned += arrivals
             if len(condemned) > MOST_CONDEMNED:
                 raise PipelineError(f"more than {MOST_CONDEMNED} events kill whoever handles them: {died}") from died
-        telemetry.warn("an event kills whoever handles it", stream=self.stream.name, event_id=arrivals[0].event_id)
+        log.warn("an event kills whoever handles it", stream=self.stream.name, event_id=arrivals[0].event_id)
         verdicts = {arrivals[0]: Verdict(KILLED, final=True)}
         return self._run(batch, replace(errand, only=frozenset(arrivals), condemned=verdicts))
 
@@ -360,7 +360,7 @@ class StreamRun:
             try:
                 return call()
             except (SourceUnavailable, StoreConflict, StoreUnavailable) as error:
-                telemetry.warn("trying again", stream=self.stream.name, error=brief(error))
+                log.warn("trying again", stream=self.stream.name, error=brief(error))
             self._pause(pause)
         raise AssertionError("pauses never end")
 

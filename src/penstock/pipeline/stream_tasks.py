@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
 
-from penstock import telemetry
 from penstock.model.errors import PenstockError, StoreConflict, StoreError, StoreUnavailable
 from penstock.model.event import DEFAULT_QUEUE
 from penstock.model.lease import Lease, LeaseId, Token
@@ -28,6 +27,7 @@ from penstock.streams.state import open_state
 from penstock.streams.state.base import Fenced, Part, StateStore, Superseded
 from penstock.streams.tables import HandlerFailed, in_order, is_plain, run_table
 from penstock.streams.turns import take_turn
+from penstock.telemetry import log
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Table
@@ -172,7 +172,7 @@ def _keep(errand: Errand, leases: list[Lease], done: threading.Event) -> None:
         try:
             leases = store_of(errand.store).extend(leases)
         except StoreError as error:
-            telemetry.warn("leases can't be extended yet", stream=errand.stream.name, error=brief(error))
+            log.warn("leases can't be extended yet", stream=errand.stream.name, error=brief(error))
 
 
 def _send(errand: Errand, number: int, part: Part) -> None:

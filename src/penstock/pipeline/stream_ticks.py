@@ -5,7 +5,6 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from penstock import telemetry
 from penstock.model.errors import PipelineError
 from penstock.pipeline.slices import gone, java_is_gone, root_cause
 from penstock.pipeline.stream_errands import Errand
@@ -16,6 +15,7 @@ from penstock.streams.engine import Verdict
 from penstock.streams.state.base import Started, Superseded
 from penstock.streams.timed import LIMIT
 from penstock.streams.turns import Firing
+from penstock.telemetry import log
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -102,7 +102,7 @@ class Ticks:
         try:
             self._tick(errand)
         except Died as died:
-            telemetry.warn(
+            log.warn(
                 "tasks died; looking for a timer that kills them", stream=self._errand.stream.name, error=died
             )
             for part in sorted(parts):
@@ -112,7 +112,7 @@ class Ticks:
     def _tick(self, errand: Errand) -> None:
         numbers = self._spark.range(0, errand.started.parts, 1, self.tasks).selectExpr("CAST(id AS INT) AS part")
         for row in self.collect(numbers.mapInArrow(tick(self.next_turn(errand)), OUTCOMES)):
-            telemetry.warn("a part is tried again", stream=errand.stream.name, part=row["part"], error=row["error"])
+            log.warn("a part is tried again", stream=errand.stream.name, part=row["part"], error=row["error"])
 
     def _tick_carefully(self, errand: Errand) -> None:
         """Fewer and fewer at a time, until the first one is alone with whoever dies of it. It is dead then, unrun."""

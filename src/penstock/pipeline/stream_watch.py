@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 
-from penstock import telemetry
 from penstock.model.errors import PipelineError, StoreConflict, StoreUnavailable
 from penstock.pipeline.slices import root_cause
 from penstock.pipeline.stream_batches import Counts, StreamRun
 from penstock.pipeline.stream_ticks import superseded
 from penstock.streams.state import open_state
+from penstock.telemetry import log
 
 LOOK_SECONDS = 0.2
 OWN_SECONDS = 5.0
@@ -92,7 +92,7 @@ class Watch:
             if not PASSING.search(str(error)) or self._restarts >= MOST_RESTARTS:
                 return False
             self._restarts += 1
-            telemetry.warn("stream is started again", name=run.stream.name, error=root_cause(str(error)))
+            log.warn("stream is started again", name=run.stream.name, error=root_cause(str(error)))
             run.launch_again(at)
             return True
 
@@ -137,4 +137,4 @@ class Watch:
             self._told[run.stream.name] = replace(run.counts)
             if fresh:
                 rate = fresh.get("applied", 0) / seconds
-                telemetry.info("stream", name=run.stream.name, **fresh, applied_per_second=f"{rate:.1f}")
+                log.info("stream", name=run.stream.name, **fresh, applied_per_second=f"{rate:.1f}")

@@ -9,8 +9,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
-from penstock import telemetry
-from penstock.config import url_scheme
+from penstock.config.urls import url_scheme
 from penstock.model.errors import UsageError
 from penstock.pipeline.kafka_jars import connector_jars
 from penstock.pipeline.relay import Housekeeping, RelayReport
@@ -25,6 +24,7 @@ from penstock.store.staging import require_staging
 from penstock.streams.app import Stream, StreamSet
 from penstock.streams.sources import Kafka
 from penstock.streams.state import StateStore, open_state
+from penstock.telemetry import log
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -176,7 +176,7 @@ def _started(runs: Sequence[StreamRun], folder: str) -> Iterator[None]:
             for query in run.queries:
                 query.stop()
             counts = run.counts
-            telemetry.info(
+            log.info(
                 "stream stops",
                 name=run.stream.name,
                 applied=counts.applied,

@@ -25,10 +25,10 @@ from valkey.exceptions import (
 from valkey.exceptions import ConnectionError as LostConnection
 from valkey.exceptions import TimeoutError as NoAnswer
 
-from penstock.config import mask_url
+from penstock.config.options import known_options
+from penstock.config.urls import mask_url
 from penstock.model.errors import PenstockError, PipelineError, SourceUnavailable, UsageError
 from penstock.pipeline.valkey_entries import Entry, EntryId, entry_of, in_order
-from penstock.publish.options import known_options
 from penstock.publish.valkey import CLIENT_OPTIONS, open_client, replies_of
 
 PAGE = 1_000

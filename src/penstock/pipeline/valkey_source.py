@@ -14,12 +14,13 @@ from uuid import uuid4
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
-from penstock import telemetry
-from penstock.config import needs_extra, url_scheme
+from penstock.config.extras import needs_extra
+from penstock.config.options import flag, whole_number
+from penstock.config.urls import url_scheme
 from penstock.model.errors import SourceUnavailable, UnknownScheme, UsageError
 from penstock.pipeline.source import arrow_schema, recognised
 from penstock.pipeline.valkey_entries import COLUMNS, Entry, Rows, pages
-from penstock.publish.options import flag, whole_number
+from penstock.telemetry import log
 
 with needs_extra("format penstock-valkey", "valkey"):
     from penstock.pipeline.valkey_group import BEGINNING, ONLY_NEW, Group, acknowledge, client_of, take
@@ -156,7 +157,7 @@ class EntryReader(DataSourceStreamReader):
         if not self._options.patient:
             raise error
         if not self._waits:
-            telemetry.warn("waits for a stream's server", error=error)
+            log.warn("waits for a stream's server", error=error)
         self._waits = True
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[ConsumerPartition]:
@@ -168,7 +169,7 @@ class EntryReader(DataSourceStreamReader):
         for page in pages(self._take(partition)):
             yield _record_batch([rows.row(entry) for entry in page])
         if rows.dropped_headers:
-            telemetry.warn(
+            log.warn(
                 "headers of stream entries were dropped, because they are not UTF-8",
                 stream=self._options.stream,
                 count=rows.dropped_headers,

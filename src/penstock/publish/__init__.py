@@ -6,7 +6,8 @@ A destination's module, and the client library that it needs, are imported when 
 from importlib import import_module
 from typing import NamedTuple, cast
 
-from penstock.config import needs_extra, url_scheme
+from penstock.config.extras import needs_extra
+from penstock.config.urls import url_scheme
 from penstock.model.errors import UnknownScheme
 from penstock.publish.base import Message, Outcomes, Publisher
 from penstock.publish.dispatch import dispatch

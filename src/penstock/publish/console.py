@@ -4,10 +4,10 @@ import fcntl
 import sys
 from collections.abc import Sequence
 
+from penstock.config.options import known_options
 from penstock.model.errors import PublishError
 from penstock.model.outcome import PUBLISHED, Outcome
 from penstock.publish.base import Message
-from penstock.publish.options import known_options
 from penstock.publish.unpicklable import Unpicklable
 from penstock.publish.wire import as_json_line
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from penstock.config import mask_url
+from penstock.config.urls import mask_url
 from penstock.model.outcome import RELEASED, Outcome, Retry
 from penstock.publish.base import Message
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
+from penstock.config.options import flag, known_options, whole_number
+from penstock.config.permissions import create_file, make_folder
 from penstock.model.errors import UsageError
 from penstock.model.outcome import PUBLISHED, Outcome
-from penstock.permissions import create_file, make_folder
 from penstock.publish.base import Message
 from penstock.publish.failure import error_text, nothing_sent
-from penstock.publish.options import flag, known_options, whole_number
 from penstock.publish.unpicklable import Unpicklable
 from penstock.publish.wire import as_json_line
 

@@ -11,11 +11,11 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from penstock.config import mask_url
+from penstock.config.options import known_options, seconds, whole_number
+from penstock.config.urls import mask_url
 from penstock.model.errors import UsageError
 from penstock.publish.base import Message
 from penstock.publish.cloudevents import Envelope, binary, structured
-from penstock.publish.options import known_options, seconds, whole_number
 from penstock.publish.signature import parse_secrets
 
 # Less than a relay that is to stop waits for its tasks.

@@ -9,9 +9,9 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from confluent_kafka import KafkaException, Producer
 
-from penstock.config import mask_url
+from penstock.config.options import known_options, seconds
+from penstock.config.urls import mask_url
 from penstock.model.errors import UsageError
-from penstock.publish.options import known_options, seconds
 
 # Less than a relay that is to stop waits for its tasks.
 DEFAULT_TIMEOUT_SECONDS = 5.0

@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from urllib.parse import unquote, urlsplit
 
-from penstock.config import mask_url
+from penstock.config.options import TLS_OPTIONS, flag, known_options, seconds, tls_context
+from penstock.config.urls import mask_url
 from penstock.model.errors import MissingDriver, PublishError, UsageError
 from penstock.model.outcome import Outcome, Retry
 from penstock.publish.background import Background
 from penstock.publish.base import Message
 from penstock.publish.failure import error_text
 from penstock.publish.nats_connection import Access, Connection, read_credentials
-from penstock.publish.options import TLS_OPTIONS, flag, known_options, seconds, tls_context
 from penstock.publish.unpicklable import Unpicklable
 
 # Less than a relay that is to stop waits for its tasks.

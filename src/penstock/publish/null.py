@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from penstock.config.options import known_options
 from penstock.model.outcome import PUBLISHED, Outcome
 from penstock.publish.base import Message
-from penstock.publish.options import known_options
 from penstock.publish.unpicklable import Unpicklable
 
 

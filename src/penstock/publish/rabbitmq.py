@@ -10,13 +10,13 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from pika import BasicProperties, ConnectionParameters, PlainCredentials, SSLOptions
 
+from penstock.config.options import TLS_OPTIONS, known_options, seconds, tls_context, whole_number
 from penstock.model.errors import UsageError
 from penstock.model.event import CONTENT_TYPE, Delivery
 from penstock.model.outcome import PUBLISHED, Dead, Outcome, Retry
 from penstock.publish.amqp import CONFIRMED, REFUSED, Link, OutgoingMessage
 from penstock.publish.base import Message
 from penstock.publish.failure import storable
-from penstock.publish.options import TLS_OPTIONS, known_options, seconds, tls_context, whole_number
 from penstock.publish.unpicklable import Unpicklable
 
 DEFAULT_TIMEOUT_SECONDS = 5.0

@@ -14,13 +14,13 @@ from valkey.backoff import NoBackoff
 from valkey.exceptions import ReadOnlyError, ValkeyError
 from valkey.retry import Retry as ClientRetry
 
-from penstock.config import mask_url
+from penstock.config.options import known_options, seconds, whole_number
+from penstock.config.urls import mask_url
 from penstock.model.errors import UsageError
 from penstock.model.event import Delivery
 from penstock.model.outcome import PUBLISHED, Dead, Outcome, Retry
 from penstock.publish.base import Message
 from penstock.publish.failure import error_text
-from penstock.publish.options import known_options, seconds, whole_number
 from penstock.publish.unpicklable import Unpicklable
 
 # Less than a relay that is to stop waits for its tasks.

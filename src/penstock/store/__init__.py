@@ -1,6 +1,6 @@
 """Stores: where events live. `open_store` finds the backend by its URL."""
 
-from penstock.config import mask_url, url_scheme
+from penstock.config.urls import mask_url, url_scheme
 from penstock.model.errors import UnknownScheme
 from penstock.model.times import Clock
 from penstock.store.base import Store, StoreOptions

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from penstock.config import mask_url
+from penstock.config.urls import mask_url
 from penstock.model.errors import PenstockError, StoreConflict, StoreUnavailable, UsageError
 from penstock.model.event import Delivery, Event, EventId
 from penstock.model.lease import Lease, LeaseId, Token

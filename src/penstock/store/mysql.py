@@ -10,7 +10,7 @@ from uuid import UUID
 from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy.exc import DBAPIError
 
-from penstock.config import needs_extra
+from penstock.config.extras import needs_extra
 from penstock.model.errors import (
     InvalidEvent,
     NotInitialised,

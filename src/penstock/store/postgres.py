@@ -12,7 +12,7 @@ from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy import event as hooks
 from sqlalchemy.exc import DBAPIError
 
-from penstock.config import needs_extra
+from penstock.config.extras import needs_extra
 from penstock.model.errors import (
     InvalidEvent,
     NotInitialised,

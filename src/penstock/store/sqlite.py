@@ -15,6 +15,7 @@ from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy import event as hooks
 from sqlalchemy.exc import DBAPIError
 
+from penstock.config.permissions import create_file
 from penstock.model.errors import (
     InvalidEvent,
     NotInitialised,
@@ -28,7 +29,6 @@ from penstock.model.event import Delivery, Event, EventId
 from penstock.model.lease import Lease, LeaseId, Token
 from penstock.model.lifecycle import State
 from penstock.model.times import from_micros, to_micros
-from penstock.permissions import create_file
 from penstock.store import sqlite_staging as staging
 from penstock.store import sqlite_statements as statements
 from penstock.store import sqlite_upkeep as upkeep

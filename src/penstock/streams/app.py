@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, TypeVar
 
-from penstock.config import mask_url, store_url
+from penstock.config.urls import mask_url, store_url
 from penstock.model.errors import UsageError
 from penstock.model.event import NAME_LIMIT
 from penstock.streams.batches import BatchContext, BatchKind

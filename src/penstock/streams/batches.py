@@ -15,7 +15,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from penstock.config import needs_extra
+from penstock.config.extras import needs_extra
 from penstock.model.errors import UsageError
 from penstock.streams.columns import from_json, to_json, values
 from penstock.streams.context import Emitting, KeyState, encode_values

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from penstock.config import mask_url
+from penstock.config.urls import mask_url
 from penstock.model.errors import UsageError
 from penstock.streams.app import part_of
 from penstock.streams.engine import is_users

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.config import mask_url
+from penstock.config.urls import mask_url
 from penstock.model.errors import UsageError
 
 MIN_IDLE_TIME_MS = 60_000

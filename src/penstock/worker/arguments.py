@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, get_args, get_origin
 
-from penstock.config import needs_extra
+from penstock.config.extras import needs_extra
 from penstock.model.errors import InvalidPayload, UsageError
 from penstock.model.event import Delivery
 from penstock.worker.received import Received

@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, ExitStack
 from typing import Any
 
-from penstock import telemetry
 from penstock.model.errors import InvalidPayload, LeaseLost
 from penstock.model.lifecycle import overdelivered
 from penstock.model.outcome import RELEASED, Dead, Outcome
 from penstock.model.text import brief, on_record
+from penstock.telemetry import log
 from penstock.worker.arguments import reader_of
 from penstock.worker.options import AckPolicy, HandlerOptions
 from penstock.worker.received import Desk, Received
@@ -94,7 +94,7 @@ class Handling:
     def outcome(self, event: Received, error: BaseException | None, desk: Desk) -> Outcome | None:
         """What becomes of an event after its call. None if the store knows already, or is to be told later."""
         if error is not None and event.decision != RELEASED:
-            telemetry.warn("a handler failed", event_id=event.event_id, queue=event.queue, error=brief(error))
+            log.warn("a handler failed", event_id=event.event_id, queue=event.queue, error=brief(error))
         if event.settled:
             return None
         if event.decision is not None:

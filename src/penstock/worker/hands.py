@@ -6,8 +6,8 @@ import threading
 from collections.abc import Sequence
 from time import monotonic
 
-from penstock import telemetry
 from penstock.model.errors import PenstockError
+from penstock.telemetry import log
 from penstock.worker.options import AckPolicy
 from penstock.worker.received import Received
 from penstock.worker.subscription import Subscription
@@ -42,7 +42,7 @@ class Hands:
             mine = set(self.subscription.settle_first(events))
         except PenstockError as error:
             # Whether the store has noted it is not known, so nobody may run it: its lease decides.
-            telemetry.warn("events can't be acknowledged, so they are not handled", error=error)
+            log.warn("events can't be acknowledged, so they are not handled", error=error)
             mine = set()
         for event in events:
             if event not in mine:

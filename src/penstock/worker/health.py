@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from penstock import telemetry
 from penstock.model.errors import UsageError
+from penstock.telemetry import log
 from penstock.web.guard import ProblemResponse
 from penstock.web.server import HttpServer, parse_address
 from penstock.worker.loops import Loop
@@ -96,7 +96,7 @@ def serve_health(address: str, look: Callable[[], Report]) -> Iterator[str]:
     """Serve `GET /health` on a thread: 200 if `look` reports ok, else 503. Yield the URL."""
     with HttpServer(create_app(look), *parse_address(address, "--health"), name="penstock-health") as server:
         url = f"{server.url}{PATH}"
-        telemetry.info("health is served", url=url)
+        log.info("health is served", url=url)
         yield url
 
 

@@ -1,6 +1,6 @@
 """The worker that a command line names."""
 
-from penstock.loading import Wanted, search_working_folder
+from penstock.config.import_path import Wanted, search_working_folder
 from penstock.worker.worker import Worker
 
 WORKER = Wanted("worker", Worker, "shop.workers:worker")

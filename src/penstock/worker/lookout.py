@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
-from penstock import telemetry
 from penstock.store import Store
 from penstock.store.postgres_connections import is_pooled
+from penstock.telemetry import log
 
 CHANNEL = "penstock_ready"
 # The first half of the numbers under which lookouts lock: one that only Penstock uses.
@@ -82,7 +82,7 @@ class Lookout:
         connection = psycopg.connect(url, autocommit=True, application_name="penstock lookout", connect_timeout=10)
         try:
             if is_pooled(connection):
-                telemetry.info("connected through a pooler: workers are not woken, they look every 0.1 s")
+                log.info("connected through a pooler: workers are not woken, they look every 0.1 s")
                 connection.close()
                 return False
             connection.execute(f"LISTEN {CHANNEL}")

@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
-from penstock import telemetry
 from penstock.model.errors import PenstockError
 from penstock.model.lease import Claim
+from penstock.telemetry import log
 from penstock.worker.subscription import Subscription
 
 MAX_BACKOFF_SECONDS = 10.0
@@ -68,13 +68,13 @@ class Loop:
         """Told when it begins, not at every try. What is not ours is a bug, and shown with its kind."""
         told = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
         if told != self.trouble:
-            telemetry.warn(f"the {self.name} loop is in trouble and tries again", error=told)
+            log.warn(f"the {self.name} loop is in trouble and tries again", error=told)
         self.trouble = told
         self.troubled_at = self.troubled_at or monotonic()
 
     def _recover(self) -> None:
         if self.trouble is not None:
-            telemetry.info(f"the {self.name} loop is well again")
+            log.info(f"the {self.name} loop is well again")
         self.trouble = self.troubled_at = None
 
 

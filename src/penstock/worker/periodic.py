@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from typing import Any
 
-from penstock.config import needs_extra
+from penstock.config.extras import needs_extra
 from penstock.model.errors import UsageError
 from penstock.model.event import Event
 from penstock.outbox import Outbox

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from time import monotonic
 from uuid import uuid4
 
-from penstock import telemetry
 from penstock.model.lease import Claim
 from penstock.model.stats import Relay
 from penstock.outbox import Outbox
 from penstock.store import Store, StoreOptions
+from penstock.telemetry import log
 from penstock.worker.handling import Handling
 from penstock.worker.hands import Hands, LoopHands, ThreadHands
 from penstock.worker.lookout import Lookout, open_lookout
@@ -71,7 +71,7 @@ class Running:
         for loop in self.loops:
             loop.start()
         queues = sorted({one.queue for one in self.subscriptions})
-        telemetry.info("worker runs", store=self.store.url, queues=",".join(queues), claimant=self.claimant)
+        log.info("worker runs", store=self.store.url, queues=",".join(queues), claimant=self.claimant)
 
     def _start_hands(self) -> None:
         if any(one.handling.is_async for one in self.subscriptions):
@@ -208,14 +208,14 @@ class Running:
                 return
             pause.wait(0.2)
         left = sum(one.holdings.unwritten for one in self.subscriptions)
-        telemetry.warn("outcomes could not be written; their events are handled again", n=left)
+        log.warn("outcomes could not be written; their events are handled again", n=left)
 
     def _close(self) -> None:
         try:
             for relay in self._announced:
                 self.store.forget(relay.relay_id)
         except Exception as error:
-            telemetry.debug("could not say goodbye", error=error)
+            log.debug("could not say goodbye", error=error)
         if self._lookout is not None:
             self._lookout.close()
         if self._loop is not None and self._loop_thread is not None:

@@ -10,12 +10,12 @@ from time import monotonic
 
 from sqlalchemy import Connection
 
-from penstock import telemetry
 from penstock.model.errors import LeaseLost, NotSupported, StoreConflict, StoreError, StoreUnavailable
 from penstock.model.lease import Claim, Settlement
 from penstock.model.lifecycle import OrderPolicy
 from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Published, Retry
 from penstock.store import SqlStore, Store
+from penstock.telemetry import log
 from penstock.worker.handling import Handling
 from penstock.worker.holdings import Holdings
 from penstock.worker.received import Received
@@ -141,7 +141,7 @@ class Subscription:
             if ours:
                 # Not the handler's failure. If the commit was done after all, the store refuses the release.
                 event.decision = RELEASED
-                telemetry.warn("an event's transaction is tried again", event_id=event.event_id, error=error)
+                log.warn("an event's transaction is tried again", event_id=event.event_id, error=error)
             raise
         event.settled = True
         self.counts["handled"] += 1
@@ -158,7 +158,7 @@ class Subscription:
                 for later, left in due[position:]:
                     self.holdings.put_back(later, left)
                 if isinstance(error, StoreError):
-                    telemetry.warn("outcomes can't be written yet", queue=self.queue, error=error)
+                    log.warn("outcomes can't be written yet", queue=self.queue, error=error)
                     return False
                 raise
             self.holdings.written(lease)
@@ -171,7 +171,7 @@ class Subscription:
         self.counts["dead"] += len(told.dead)
         self.counts["lost"] += len(told.lost)
         if told.lost:
-            telemetry.warn("outcomes came too late, their events are handled again", queue=self.queue, n=len(told.lost))
+            log.warn("outcomes came too late, their events are handled again", queue=self.queue, n=len(told.lost))
 
     # -- heartbeat ---------------------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class Subscription:
         lost = self.holdings.still_needed(lease.lease_id for lease in leases if lease.lease_id not in kept)
         if lost:
             forgotten = self.holdings.lose(lost)
-            telemetry.warn("leases were lost", queue=self.queue, leases=len(lost), forgotten=forgotten)
+            log.warn("leases were lost", queue=self.queue, leases=len(lost), forgotten=forgotten)
 
 
 def _nothing() -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from penstock import telemetry
+from penstock.telemetry import log
 from penstock.worker.worker import LISTEN_SECONDS, Worker
 
 # After the worker's own grace period: time to write outcomes before a process that does not end is ended.
@@ -52,5 +52,5 @@ class Supervised:
         if self._worker is None:  # still importing, which may take for ever; nothing has begun
             os._exit(0)
         threading.Event().wait(self._worker.graceful_timeout + LAST_SECONDS)
-        telemetry.warn("this process can't be stopped gracefully and ends at once", pid=os.getpid())
+        log.warn("this process can't be stopped gracefully and ends at once", pid=os.getpid())
         os._exit(1)

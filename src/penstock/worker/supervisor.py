@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 
-from penstock import telemetry
+from penstock.telemetry import log
 
 TICK_SECONDS = 0.1
 FIRST_PAUSE_SECONDS = 0.1
@@ -127,12 +127,12 @@ class Supervisor:
         how = signal.strsignal(-code) if code < 0 else f"exit code {code}"
         if self._stopping:
             if process.has_run() and code != 0:
-                telemetry.warn("a worker process failed while stopping", process=slot.number, how=how)
+                log.warn("a worker process failed while stopping", process=slot.number, how=how)
                 self._code = FAILURE
         elif process.stopping:
             slot.start_at = 0.0
         elif code == USAGE and self._reloads and not process.has_run():
-            telemetry.warn("the worker can't run; waiting for a change")
+            log.warn("the worker can't run; waiting for a change")
             slot.start_at = math.inf
         elif code == USAGE and not self._has_run:
             self._code, self._stopping = USAGE, True
@@ -142,12 +142,12 @@ class Supervisor:
             self._restart_later(slot, "ended and is restarted", pid=process.popen.pid, how=how)
 
     def _restart_later(self, slot: Slot, what: str, **why: object) -> None:
-        telemetry.warn(f"a worker process {what}", process=slot.number, **why, after=f"{slot.pause:g} s")
+        log.warn(f"a worker process {what}", process=slot.number, **why, after=f"{slot.pause:g} s")
         slot.start_at = monotonic() + slot.pause
         slot.pause = min(slot.pause * 2, LONGEST_PAUSE_SECONDS)
 
     def _reload(self, files: Collection[str]) -> None:
-        telemetry.info("code has changed: the worker is restarted", files=", ".join(sorted(files)))
+        log.info("code has changed: the worker is restarted", files=", ".join(sorted(files)))
         for slot in self._slots:
             slot.start_at, slot.pause = 0.0, FIRST_PAUSE_SECONDS
         for process in self._processes:
@@ -155,11 +155,11 @@ class Supervisor:
 
     def _signalled(self, number: int) -> None:
         if self._stopping:
-            telemetry.warn("stopping at once; what is being handled comes back when its lease is over")
+            log.warn("stopping at once; what is being handled comes back when its lease is over")
             for process in self._processes:
                 process.popen.kill()
             os._exit(128 + number)
-        telemetry.info("stopping: waiting for the processes; again to stop at once")
+        log.info("stopping: waiting for the processes; again to stop at once")
         self._stopping = True
         for process in self._processes:
             process.stop()

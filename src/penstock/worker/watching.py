@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from penstock.config import needs_extra
-from penstock.loading import search_working_folder
+from penstock.config.extras import needs_extra
+from penstock.config.import_path import search_working_folder
 from penstock.model.errors import PenstockError, UsageError
 from penstock.worker.loading import WORKER
 

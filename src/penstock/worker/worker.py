@@ -12,8 +12,7 @@ from datetime import UTC, tzinfo
 from typing import Any, Self, TypeVar
 from uuid import uuid4
 
-from penstock import telemetry
-from penstock.config import mask_url, store_url
+from penstock.config.urls import mask_url, store_url
 from penstock.model.errors import UsageError
 from penstock.model.event import DEFAULT_QUEUE
 from penstock.model.lease import DEFAULT_MAX_LEASE_AGE_SECONDS
@@ -21,6 +20,7 @@ from penstock.model.lifecycle import OrderPolicy
 from penstock.model.times import Clock
 from penstock.outbox import Outbox
 from penstock.store import StoreOptions, open_store
+from penstock.telemetry import log
 from penstock.worker.handling import Function, Handling, Middleware
 from penstock.worker.options import HandlerOptions
 from penstock.worker.periodic import Periodic
@@ -144,7 +144,7 @@ class Worker:
                 while self.running and not signals.heard:
                     time.sleep(LISTEN_SECONDS)
                 if signals.heard:
-                    telemetry.info("stopping: waiting for handlers; again to stop at once")
+                    log.info("stopping: waiting for handlers; again to stop at once")
             finally:
                 self.stop()
 

@@ -8,7 +8,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-from penstock.config import needs_extra
+from penstock.config.extras import needs_extra
 from penstock.pipeline.java import find_java
 from tests.support.installations import find_kafka
 from tests.support.processes import free_port

@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
-from penstock.config import needs_extra
+from penstock.config.extras import needs_extra
 from tests.support.installations import find_mariadb
 from tests.support.processes import unprivileged_account
 from tests.support.servers.base import Server

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, LiteralString
 from uuid import uuid4
 
-from penstock.config import needs_extra
+from penstock.config.extras import needs_extra
 from tests.support.installations import find_postgres, within_reach
 from tests.support.processes import living, unprivileged_account, wait_until
 from tests.support.servers.base import STOP_SECONDS, Server

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from penstock.config import needs_extra
+from penstock.config.extras import needs_extra
 from tests.support.installations import find_s3
 from tests.support.servers.base import Server
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
-from penstock.config import mask_url, needs_extra, url_options
+from penstock.config.extras import needs_extra
+from penstock.config.urls import mask_url, url_options
 from penstock.model.errors import UnknownScheme, UsageError
 from penstock.store.objects.bucket import Bucket, FolderBucket, ObstoreBucket
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from penstock.config import needs_extra
+from penstock.config.extras import needs_extra
+from penstock.config.permissions import create_file, make_folder
 from penstock.model.errors import StoreUnavailable
-from penstock.permissions import create_file, make_folder
 
 DOCUMENT = "queue.json"
 DRAFTS = "drafts"

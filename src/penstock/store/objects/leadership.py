@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from penstock.config import needs_extra
+from penstock.config.extras import needs_extra
 from penstock.model.errors import StoreUnavailable
 from penstock.store.objects.address import Address
 from penstock.store.objects.bucket import Bucket

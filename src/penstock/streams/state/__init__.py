@@ -1,6 +1,6 @@
 """State stores: where a stream keeps its state, and the inbox that says which events are in it."""
 
-from penstock.config import mask_url, url_scheme
+from penstock.config.urls import mask_url, url_scheme
 from penstock.model.errors import UnknownScheme
 from penstock.streams.state.base import Fenced, StateStore
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from urllib.parse import quote
 from uuid import uuid4
 
-from penstock.config import mask_url
+from penstock.config.permissions import create_file, make_folder
+from penstock.config.urls import mask_url
 from penstock.model.errors import StoreConflict, StoreError, StoreUnavailable, UsageError
-from penstock.permissions import create_file, make_folder
 from penstock.streams.state.base import Fenced, Saved, Started, Superseded, checked_part
 
 BUSY_SECONDS = 30.0

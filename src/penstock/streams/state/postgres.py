@@ -9,7 +9,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, LiteralString
 from uuid import uuid4
 
-from penstock.config import mask_url, needs_extra
+from penstock.config.extras import needs_extra
+from penstock.config.urls import mask_url
 from penstock.model.errors import StoreConflict, StoreError, StoreUnavailable, UsageError
 from penstock.model.event import NAME_LIMIT, Event
 from penstock.streams.columns import values

@@ -12,7 +12,7 @@ from pathlib import Path
 from struct import Struct
 from typing import TYPE_CHECKING, Any
 
-from penstock.config import needs_extra
+from penstock.config.extras import needs_extra
 from penstock.model.event import Event
 from penstock.streams.columns import EMPTY, arrow, values
 from penstock.streams.state.base import (

@@ -9,9 +9,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, ClassVar, NamedTuple
 
-from penstock import telemetry
 from penstock.model.errors import StoreError, StoreUnavailable
 from penstock.model.text import brief
+from penstock.telemetry import log
 
 if TYPE_CHECKING:
     from rocksdict import Options, Rdict
@@ -61,7 +61,7 @@ class Leaving(threading.Thread):
                     stack.pop_all()
                     self._kept = True
         except Exception as error:  # every commit is on disk: it is opened as after a crash
-            telemetry.warn("a part was not closed well", error=brief(error))
+            log.warn("a part was not closed well", error=brief(error))
 
     def _await_merges(self) -> None:
         """Until nothing is merged any more, or somebody wants the database. What is due begins soon, or not at all."""

@@ -2,11 +2,10 @@
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from urllib.parse import parse_qsl, urlsplit
 
-from penstock.model.errors import MissingDriver, UsageError
+from penstock.model.errors import UsageError
 
 DEFAULT_STORE = "sqlite:///penstock.db"
 STORE_VARIABLE = "PENSTOCK_STORE"
@@ -44,12 +43,3 @@ def url_scheme(url: str) -> str:
 def url_options(url: str) -> dict[str, str]:
     """The query part of a URL as a mapping."""
     return dict(parse_qsl(urlsplit(url).query, keep_blank_values=True))
-
-
-@contextmanager
-def needs_extra(what: str, extra: str) -> Iterator[None]:
-    """Turn a failed import of an optional dependency into the command that installs it."""
-    try:
-        yield
-    except ImportError as error:
-        raise MissingDriver(what, extra) from error

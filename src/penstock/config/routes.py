@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from penstock.config import mask_url, url_scheme
+from penstock.config.urls import mask_url, url_scheme
 from penstock.model.errors import InvalidEvent, UsageError
 
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"

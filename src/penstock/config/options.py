@@ -3,7 +3,7 @@
 import ssl
 from collections.abc import Collection, Mapping
 
-from penstock.config import mask_url, url_options
+from penstock.config.urls import mask_url, url_options
 from penstock.model.errors import UsageError
 
 TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"})

@@ -14,7 +14,7 @@ from penstock.model.errors import PenstockError, UsageError
 
 # Where a mistake of the user's is not to be looked for: the line to show is the last one outside of these.
 _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
-_NOT_THEIRS = (*(sysconfig.get_path(name) for name in _LIBRARIES), str(Path(__file__).parent))
+_NOT_THEIRS = (*(sysconfig.get_path(name) for name in _LIBRARIES), str(Path(__file__).parents[1]))
 
 
 @dataclass(frozen=True, slots=True)
