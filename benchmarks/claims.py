@@ -7,7 +7,8 @@ from benchmarks.ground import Ground
 from benchmarks.plan import Figure, Measured, Plan, at_most
 from penstock.model.event import DEFAULT_QUEUE
 from penstock.model.outcome import PUBLISHED
-from penstock.store import Store, open_store
+from penstock.store.api import Store
+from penstock.store.registry import open_store
 
 SIZES = (100, 1_000)
 # Enough for the driver to have prepared its statements.

@@ -10,7 +10,7 @@ import psycopg
 
 from benchmarks.plan import EVENT_TYPE, PAYLOAD
 from penstock.model.errors import PenstockError
-from penstock.store import open_store
+from penstock.store.registry import open_store
 from tests.support.servers import PostgresServer
 
 # Durable, as in production; room for a bench of this size, so that checkpoints don't come in the middle of it.

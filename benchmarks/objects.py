@@ -22,8 +22,9 @@ from benchmarks.plan import Figure, Measured, Target
 from benchmarks.report import describe, documents, table
 from penstock.model.event import Event
 from penstock.model.outcome import PUBLISHED
-from penstock.store import open_store
-from penstock.store.objects import ObjectStore, group_commit
+from penstock.store.objects import group_commit
+from penstock.store.objects.store import ObjectStore
+from penstock.store.registry import open_store
 from tests.support.gates import Gate
 from tests.support.servers import S3Server
 

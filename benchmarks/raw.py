@@ -13,10 +13,10 @@ import psycopg
 from benchmarks.workers import run_together, wait_for_start
 from penstock.model.event import DEFAULT_QUEUE
 from penstock.model.lease import Lease, LeaseId, Token
-from penstock.store import postgres_statements as statements
-from penstock.store.hints import ALWAYS
-from penstock.store.moves import Wanted
-from penstock.store.transaction import percent_style
+from penstock.store.sql.claim_hints import ALWAYS
+from penstock.store.sql.dialect import Wanted
+from penstock.store.sql.postgres import statements
+from penstock.store.sql.transaction import percent_style
 
 _MOVE = statements.TAKE_READY.rpartition("\nSELECT ")[0]
 _NUMBERS = "\nSELECT CAST(array_agg(seq) AS text), min(available_at) FROM taken"

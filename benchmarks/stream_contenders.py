@@ -16,7 +16,7 @@ from benchmarks.stream_input import Input, Totals, add_up, read
 from penstock import Streams, connect
 from penstock.pipeline.session import settings
 from penstock.pipeline.stores import close_stores
-from penstock.store import open_store
+from penstock.store.registry import open_store
 from penstock.streams.batches import BatchContext
 from penstock.streams.columns import arrow
 from penstock.streams.context import Context, KeyState

@@ -60,7 +60,7 @@ _LAZY = {
     "JobsClient": "penstock.jobs",
     "Outbox": "penstock.outbox",
     "Routes": "penstock.config.routes",
-    "Selection": "penstock.store.base",
+    "Selection": "penstock.store.api",
     "Streams": "penstock.pipeline.stream_app",
     "Worker": "penstock.worker",
     "AckPolicy": "penstock.worker",

@@ -12,9 +12,10 @@ from penstock.config.routes import Routes
 from penstock.config.urls import store_url
 from penstock.model.errors import InvalidEvent, NotSupported
 from penstock.model.event import DEFAULT_QUEUE, Event, EventId, encode_payload
-from penstock.store import Store, StoreOptions, open_store
-from penstock.store.emit import new_event_id
-from penstock.store.schema import outbox as outbox_view
+from penstock.store.api import Store, StoreOptions
+from penstock.store.event_ids import new_event_id
+from penstock.store.registry import open_store
+from penstock.store.sql.schema import outbox as outbox_view
 
 EMIT_BATCH = 10_000
 

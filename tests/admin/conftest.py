@@ -9,7 +9,8 @@ import pytest
 from penstock.admin.service import Admin
 from penstock.model.event import Event, EventId
 from penstock.model.outcome import PUBLISHED, Outcome
-from penstock.store import SqlStore, open_store
+from penstock.store.registry import open_store
+from penstock.store.sql.store import SqlStore
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

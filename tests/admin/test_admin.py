@@ -14,7 +14,7 @@ from penstock.model.lifecycle import State
 from penstock.model.outcome import Dead, Released, Retry
 from penstock.model.selection import Selection
 from penstock.model.stats import Relay
-from penstock.store import SqlStore
+from penstock.store.sql.store import SqlStore
 
 Settled = Callable[..., EventId]
 DEAD = Selection(states=frozenset({State.DEAD}))

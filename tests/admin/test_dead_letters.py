@@ -20,7 +20,8 @@ from penstock.model.event import Event, EventId
 from penstock.model.lifecycle import State
 from penstock.model.outcome import Dead, Retry
 from penstock.model.selection import Selection
-from penstock.store import SqlStore, open_store
+from penstock.store.registry import open_store
+from penstock.store.sql.store import SqlStore
 from tests.support.processes import wait_until
 
 Settled = Callable[..., EventId]
@@ -186,7 +187,7 @@ def test_what_makes_no_sense_is_refused(office: DeadLetterOffice, settled: Settl
 def test_ten_thousand_are_redriven_in_batches(
     office: DeadLetterOffice, store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.store.sql.REPLAY_BATCH", 1_000)
+    monkeypatch.setattr("penstock.store.sql.store.REPLAY_BATCH", 1_000)
     bury(store, 10_000, "order {} is unknown")
     assert [one.count for one in office.totals().errors] == [10_000]
     heard: list[int] = []
@@ -198,7 +199,7 @@ def test_ten_thousand_are_redriven_in_batches(
 def test_whoever_leaves_in_between_leaves_whole_batches(
     office: DeadLetterOffice, store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.store.sql.REPLAY_BATCH", 10)
+    monkeypatch.setattr("penstock.store.sql.store.REPLAY_BATCH", 10)
     bury(store, 35)
 
     def leave(done: int) -> None:

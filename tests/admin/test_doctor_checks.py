@@ -11,7 +11,8 @@ from penstock.admin.doctor import Check, Level, examine, healthy
 from penstock.model.errors import PipelineError
 from penstock.model.event import Event
 from penstock.pipeline import java
-from penstock.store import SqlStore, open_store
+from penstock.store.registry import open_store
+from penstock.store.sql.store import SqlStore
 
 
 def by_name(checks: list[Check]) -> dict[str, Check]:

@@ -15,7 +15,8 @@ from penstock.model.event import Event, EventId
 from penstock.model.lifecycle import State
 from penstock.model.outcome import Published
 from penstock.model.selection import Selection
-from penstock.store import SqlStore, steering
+from penstock.store.sql.store import SqlStore
+from penstock.store.sql.verbs import control as steering
 from tests.support.processes import wait_until
 
 Settled = Callable[..., EventId]

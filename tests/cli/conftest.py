@@ -16,7 +16,8 @@ import pytest
 from penstock.cli import main
 from penstock.model.event import Event, EventId
 from penstock.model.outcome import PUBLISHED, Outcome
-from penstock.store import SqlStore, open_store
+from penstock.store.registry import open_store
+from penstock.store.sql.store import SqlStore
 
 PROGRAM = [sys.executable, "-c", "import sys; from penstock.cli import main; sys.exit(main())"]
 

@@ -12,7 +12,7 @@ from py4j.protocol import Py4JError
 
 from penstock.cli import operate
 from penstock.model.event import Event
-from penstock.store import SqlStore
+from penstock.store.sql.store import SqlStore
 
 COMMANDS = ("init", "emit", "relay", "status", "events", "show", "replay", "reap", "purge", "doctor", "demo")
 HEAVY = {"pyspark", "pandas"}

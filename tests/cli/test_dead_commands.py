@@ -14,7 +14,9 @@ from terminal import Start, Terminal
 
 from penstock.model.event import Event
 from penstock.model.outcome import Dead
-from penstock.store import SqlStore, Store, open_store
+from penstock.store.api import Store
+from penstock.store.registry import open_store
+from penstock.store.sql.store import SqlStore
 
 Run = Callable[..., Any]
 Settled = Callable[..., str]

@@ -13,7 +13,7 @@ import pytest
 
 from penstock.model.records import Record
 from penstock.model.selection import Selection
-from penstock.store import SqlStore
+from penstock.store.sql.store import SqlStore
 
 Run = Callable[..., Any]
 Start = Callable[..., "subprocess.Popen[bytes]"]

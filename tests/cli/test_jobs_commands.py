@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from penstock.jobs import Jobs, JobsClient
-from penstock.store import SqlStore
+from penstock.store.sql.store import SqlStore
 
 SOON = 30.0
 

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.model.event import Event
 from penstock.model.outcome import Dead
-from penstock.store import open_store
+from penstock.store.registry import open_store
 
 Run = Callable[..., Any]
 Start = Callable[..., "subprocess.Popen[bytes]"]

@@ -10,8 +10,8 @@ from terminal import Start, Terminal
 
 from penstock.model.event import Event
 from penstock.model.outcome import Dead
-from penstock.store import SqlStore
-from penstock.store.migrate import head
+from penstock.store.sql.migrate import head
+from penstock.store.sql.store import SqlStore
 
 Run = Callable[..., Any]
 Settled = Callable[..., str]

@@ -14,7 +14,7 @@ from penstock.cli import relay as command
 from penstock.model.retry import RetryPolicy
 from penstock.pipeline import relay as pipeline
 from penstock.pipeline.relay import RelayOptions, RelayReport
-from penstock.store import SqlStore
+from penstock.store.sql.store import SqlStore
 
 Run = Callable[..., Any]
 

@@ -12,7 +12,7 @@ from penstock.admin import doctor
 from penstock.model.event import Event, EventId
 from penstock.model.outcome import Dead, Published
 from penstock.model.stats import Relay
-from penstock.store import SqlStore
+from penstock.store.sql.store import SqlStore
 
 Run = Callable[..., Any]
 Settled = Callable[..., str]

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from penstock.jobs import Jobs
-from penstock.store import SqlStore, open_store
+from penstock.store.registry import open_store
+from penstock.store.sql.store import SqlStore
 from penstock.testing.stores import ManualClock
 
 

@@ -10,7 +10,7 @@ from penstock.model.event import Event
 from penstock.model.lifecycle import State
 from penstock.model.retry import RetryPolicy
 from penstock.model.selection import Selection
-from penstock.store import SqlStore
+from penstock.store.sql.store import SqlStore
 from penstock.testing.stores import ManualClock
 
 TIMEOUT = 30.0

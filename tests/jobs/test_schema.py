@@ -9,7 +9,7 @@ from http_server import TOKEN
 
 from penstock.jobs import Jobs
 from penstock.jobs.api import create_app
-from penstock.store import open_store
+from penstock.store.registry import open_store
 from tests.support.servers import PostgresServer
 
 EXAMPLES = 30

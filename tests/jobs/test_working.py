@@ -15,7 +15,7 @@ from penstock.model.errors import InvalidEvent, JobFailed, JobUnfinished, UsageE
 from penstock.model.event import Event
 from penstock.model.lifecycle import State
 from penstock.model.retry import RetryPolicy
-from penstock.store import SqlStore
+from penstock.store.sql.store import SqlStore
 
 SOON = 30.0
 

@@ -19,7 +19,7 @@ from typing import Any
 from penstock.model.errors import StoreUnavailable
 from penstock.model.event import EventId
 from penstock.outbox import Outbox, connect
-from penstock.store import SqlStore
+from penstock.store.sql.store import SqlStore
 from tests.support import crashes
 from tests.support.processes import living, wait_until
 

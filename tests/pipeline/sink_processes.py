@@ -13,7 +13,7 @@ from sqlalchemy import func, select
 
 from penstock.model.selection import Selection
 from penstock.outbox import Outbox
-from penstock.store.schema import staged
+from penstock.store.sql.schema import staged
 from tests.support import crashes
 from tests.support.processes import living, wait_until
 

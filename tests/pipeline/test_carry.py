@@ -17,7 +17,7 @@ from penstock.pipeline.carry import MAX_REFUSALS, MAX_TROUBLES, Errand, Tally, c
 from penstock.pipeline.relay import RelayOptions, run_relay
 from penstock.pipeline.sender import FIRST_PIECE, PIECE, SLOW_SECONDS, Dispatch, Pace, blocked_keys
 from penstock.pipeline.slices import Slice
-from penstock.store import SqlStore
+from penstock.store.sql.store import SqlStore
 from penstock.testing.events import delivery
 
 

@@ -23,7 +23,7 @@ from penstock.outbox import Outbox, connect
 from penstock.pipeline.lake import Lake, folder_name, read
 from penstock.pipeline.relay import RelayOptions, run_relay
 from penstock.pipeline.stores import close_stores
-from penstock.store import open_store
+from penstock.store.registry import open_store
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:

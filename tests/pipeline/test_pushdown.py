@@ -26,7 +26,8 @@ from penstock.model.selection import Selection
 from penstock.pipeline.pushdown import narrow
 from penstock.pipeline.source import FilteringReader, SourceOptions, register
 from penstock.pipeline.stores import close_stores
-from penstock.store import SqlStore, open_store
+from penstock.store.registry import open_store
+from penstock.store.sql.store import SqlStore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -18,7 +18,7 @@ from penstock.pipeline.sink import COLUMNS, Staged, StreamWriter, Target, _event
 from penstock.pipeline.slices import root_cause
 from penstock.pipeline.source import PenstockDataSource, SourceOptions, register
 from penstock.pipeline.stores import close_stores
-from penstock.store.schema import staged
+from penstock.store.sql.schema import staged
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

@@ -20,7 +20,8 @@ from penstock.model.errors import StoreConflict
 from penstock.model.event import Event
 from penstock.model.lease import Claim, Lease, LeaseId, Settlement
 from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Retry
-from penstock.store import SqlStore, open_store
+from penstock.store.registry import open_store
+from penstock.store.sql.store import SqlStore
 
 MAX_ATTEMPTS = 8
 LEASE_SECONDS = 0.5

@@ -10,8 +10,9 @@ import pymysql
 from sqlalchemy import Dialect, inspect, make_url
 from sqlalchemy.types import TypeEngine
 
-from penstock.store import SqlStore, migrate
-from penstock.store.schema import metadata, outbox, staged
+from penstock.store.sql import migrate
+from penstock.store.sql.schema import metadata, outbox, staged
+from penstock.store.sql.store import SqlStore
 
 TABLES = """
 SELECT table_name FROM information_schema.tables

@@ -3,12 +3,12 @@
 import threading
 from typing import Any
 
-from penstock.store import open_store
-from penstock.store.objects import ObjectStore
 from penstock.store.objects.blobs import INLINE_BYTES
 from penstock.store.objects.bucket import Bucket, Version
 from penstock.store.objects.document import Document
 from penstock.store.objects.group_commit import Committer
+from penstock.store.objects.store import ObjectStore
+from penstock.store.registry import open_store
 from penstock.testing.stores.scenario import ManualClock
 
 LARGE = b"\xff" * (INLINE_BYTES + 1)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from penstock.model.errors import StoreUnavailable
 from penstock.model.outcome import Published
-from penstock.store import open_store
+from penstock.store.registry import open_store
 
 LEASE_SECONDS = 3.0
 TEND_SECONDS = 0.2

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from penstock.store.transaction import Transaction
+from penstock.store.sql.transaction import Transaction
 
 TYPES = {
     "queue": "text",

@@ -9,7 +9,9 @@ import psycopg
 import pytest
 from plans import explaining, pages
 
-from penstock.store import SqlStore, hints, open_store
+from penstock.store.registry import open_store
+from penstock.store.sql import claim_hints as hints
+from penstock.store.sql.store import SqlStore
 from penstock.testing.stores.scenario import ManualClock, claim, event, publish
 
 DEAD = 1_000_000

@@ -20,7 +20,8 @@ from databases import connect_mysql
 
 from penstock.model.lifecycle import State
 from penstock.model.selection import Selection
-from penstock.store import SqlStore, open_store
+from penstock.store.registry import open_store
+from penstock.store.sql.store import SqlStore
 from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.crash

@@ -16,7 +16,8 @@ import pytest
 from penstock.model.event import Event
 from penstock.model.lease import Claim
 from penstock.model.outcome import PUBLISHED, RELEASED, Outcome
-from penstock.store import SqlStore, open_store
+from penstock.store.registry import open_store
+from penstock.store.sql.store import SqlStore
 from tests.support.processes import wait_until
 
 EVENTS = 400

@@ -7,7 +7,9 @@ from databases import empty_mysql, empty_postgres
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from penstock.store import SqlStore, StoreOptions, open_store
+from penstock.store.api import StoreOptions
+from penstock.store.registry import open_store
+from penstock.store.sql.store import SqlStore
 from penstock.testing.stores.machine import StoreMachine
 from penstock.testing.stores.scenario import ManualClock
 

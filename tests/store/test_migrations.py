@@ -16,7 +16,9 @@ from penstock.model.errors import StoreConflict, StoreError
 from penstock.model.event import Event
 from penstock.model.outcome import PUBLISHED
 from penstock.model.selection import Selection
-from penstock.store import SqlStore, migrate, open_sql_store
+from penstock.store.registry import open_sql_store
+from penstock.store.sql import migrate
+from penstock.store.sql.store import SqlStore
 from tests.support.processes import wait_until
 
 STARTS = 4

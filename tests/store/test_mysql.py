@@ -13,7 +13,9 @@ from penstock.model.errors import InvalidEvent, NotInitialised, StoreError, Stor
 from penstock.model.outcome import PUBLISHED, Dead, Retry
 from penstock.model.selection import Selection
 from penstock.model.times import Clock
-from penstock.store import SqlStore, StoreOptions, open_store
+from penstock.store.api import StoreOptions
+from penstock.store.registry import open_store
+from penstock.store.sql.store import SqlStore
 from penstock.testing.stores import OpenStore, SqlStoreConformance
 from penstock.testing.stores.scenario import all_to, claim, event, ids
 from tests.support.servers import MariadbServer

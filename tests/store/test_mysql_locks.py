@@ -17,8 +17,11 @@ from penstock.model.lifecycle import State
 from penstock.model.outcome import PUBLISHED, RELEASED, Retry
 from penstock.model.selection import Selection
 from penstock.outbox import Outbox
-from penstock.store import SqlStore, hints, mysql_statements, open_store
-from penstock.store.transaction import Transaction
+from penstock.store.registry import open_store
+from penstock.store.sql import claim_hints as hints
+from penstock.store.sql.mysql import statements as mysql_statements
+from penstock.store.sql.store import SqlStore
+from penstock.store.sql.transaction import Transaction
 from penstock.testing.stores.scenario import all_to, claim, event, ids, publish, seqs
 from tests.support.processes import wait_until
 from tests.support.servers import MariadbServer

@@ -6,9 +6,10 @@ import pytest
 from databases import MysqlConnection, connect_mysql
 
 from penstock.model.outcome import PUBLISHED
-from penstock.store import SqlStore, open_store
-from penstock.store import mysql_statements as statements
-from penstock.store import mysql_upkeep as upkeep
+from penstock.store.registry import open_store
+from penstock.store.sql.mysql import maintenance as upkeep
+from penstock.store.sql.mysql import statements
+from penstock.store.sql.store import SqlStore
 from penstock.testing.stores.scenario import all_to, claim, event
 from tests.support.servers import MariadbServer
 

@@ -10,7 +10,8 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from penstock.model.times import Clock
-from penstock.store import Store, StoreOptions, open_store
+from penstock.store.api import Store, StoreOptions
+from penstock.store.registry import open_store
 from penstock.testing.stores import OpenStore, StoreConformance
 from penstock.testing.stores.claiming import Claiming
 from penstock.testing.stores.emitting import Deduplicating, Emitting

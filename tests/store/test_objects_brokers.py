@@ -15,9 +15,10 @@ import pytest
 from penstock.model.event import Event, EventId
 from penstock.model.lifecycle import State
 from penstock.model.selection import Selection
-from penstock.store import Store, open_store
-from penstock.store.objects import ObjectStore
+from penstock.store.api import Store
 from penstock.store.objects.document import Document
+from penstock.store.objects.store import ObjectStore
+from penstock.store.registry import open_store
 from tests.support.processes import free_port, wait_until
 from tests.support.servers import S3Server
 

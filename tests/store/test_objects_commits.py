@@ -19,8 +19,8 @@ from object_queues import LARGE, SECONDS, Brake, committer, document, opened
 from penstock.model.errors import StoreUnavailable, UsageError
 from penstock.model.outcome import PUBLISHED, Published, Retry
 from penstock.model.selection import Selection
-from penstock.store.objects import ObjectStore
 from penstock.store.objects.bucket import Overtaken, Version
+from penstock.store.objects.store import ObjectStore
 from penstock.testing.stores.scenario import (
     ManualClock,
     all_to,
@@ -201,7 +201,7 @@ class TestUnknownWrites:
 DIES = """
 import os, sys
 from penstock.model.event import Event
-from penstock.store import open_store
+from penstock.store.registry import open_store
 from penstock.store.objects.bucket import FolderBucket
 store = open_store(sys.argv[1])
 swap = FolderBucket.swap

@@ -17,9 +17,9 @@ from penstock.model.lifecycle import State
 from penstock.model.outcome import PUBLISHED, Dead, Published
 from penstock.model.selection import Selection
 from penstock.outbox import Outbox
-from penstock.store import open_store
-from penstock.store.objects import ObjectStore
 from penstock.store.objects.blobs import INLINE_BYTES
+from penstock.store.objects.store import ObjectStore
+from penstock.store.registry import open_store
 from penstock.testing.stores.scenario import (
     ManualClock,
     all_to,
@@ -185,8 +185,8 @@ class TestRefusals:
 def test_the_server_is_imported_by_brokers_only(tmp_path: Path) -> None:
     script = """
 import sys
-from penstock.store import open_store
-from penstock.store.base import Selection
+from penstock.store.registry import open_store
+from penstock.store.api import Selection
 from penstock.model.event import Event
 store = open_store(sys.argv[1])
 store.initialise()

@@ -17,11 +17,11 @@ from object_queues import LARGE, SECONDS, Brake, committer, document, opened
 
 from penstock.model.errors import StoreError, StoreUnavailable, UsageError
 from penstock.model.lifecycle import State
-from penstock.store.objects import ObjectStore
 from penstock.store.objects.client import PATH
 from penstock.store.objects.document import OBJECT, TEXT, Document, Entry
 from penstock.store.objects.operations.emits import NewEvent
 from penstock.store.objects.operations.settlements import OutcomeRow
+from penstock.store.objects.store import ObjectStore
 from penstock.testing.stores.scenario import claim, emit, ids, records, seqs, states
 from tests.support.processes import wait_until
 
@@ -45,7 +45,7 @@ def store(url: str) -> Iterator[ObjectStore]:
 FORKS = """
 import os, socket, sys
 from penstock.model.event import Event
-from penstock.store import open_store
+from penstock.store.registry import open_store
 store = open_store(sys.argv[1])
 store.append([Event(event_type="parent")])
 host, port = store.runtime.committer.address.split(":")

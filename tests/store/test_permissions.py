@@ -11,7 +11,7 @@ from object_queues import LARGE
 
 from penstock.model.outcome import Published
 from penstock.publish import open_publisher
-from penstock.store import open_store
+from penstock.store.registry import open_store
 from penstock.streams.state import open_state
 from penstock.testing.events import delivery
 from penstock.testing.publishers import messages

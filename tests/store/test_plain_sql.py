@@ -13,7 +13,8 @@ from penstock.model.event import Event
 from penstock.model.lifecycle import State
 from penstock.model.outcome import PUBLISHED
 from penstock.model.selection import Selection
-from penstock.store import SqlStore, open_store
+from penstock.store.registry import open_store
+from penstock.store.sql.store import SqlStore
 
 ANY = ["sqlite", "postgres"]
 FAR = {"sqlite": "253402300800000000", "postgres": "'infinity'"}

@@ -13,11 +13,12 @@ from plans import explain, explaining, pages
 
 from penstock.model.lease import Claim
 from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Retry
-from penstock.store import SqlStore, open_store
-from penstock.store import postgres_statements as statements
-from penstock.store.base import REAP_BATCH
-from penstock.store.hints import ALWAYS
-from penstock.store.transaction import Transaction
+from penstock.store.api import REAP_BATCH
+from penstock.store.registry import open_store
+from penstock.store.sql.claim_hints import ALWAYS
+from penstock.store.sql.postgres import statements
+from penstock.store.sql.store import SqlStore
+from penstock.store.sql.transaction import Transaction
 from penstock.testing.stores.scenario import ManualClock, claim, event, publish, seqs
 from tests.support.servers import PostgresServer
 

@@ -11,7 +11,10 @@ from databases import differences, empty_postgres, told
 from penstock.model.errors import NotInitialised, StoreError, StoreUnavailable, UsageError
 from penstock.model.event import Event, EventId
 from penstock.model.times import Clock
-from penstock.store import SqlStore, StoreOptions, hints, open_store
+from penstock.store.api import StoreOptions
+from penstock.store.registry import open_store
+from penstock.store.sql import claim_hints as hints
+from penstock.store.sql.store import SqlStore
 from penstock.testing.stores import OpenStore, SqlStoreConformance
 from penstock.testing.stores.scenario import claim, event, ids, publish
 from tests.support.processes import wait_until

@@ -24,8 +24,11 @@ from penstock.model.lease import Claim
 from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Retry
 from penstock.model.selection import Selection
 from penstock.model.times import Clock
-from penstock.store import SqlStore, StoreOptions, open_store, sqlite
-from penstock.store.sqlite import BUSY_SECONDS
+from penstock.store.api import StoreOptions
+from penstock.store.registry import open_store
+from penstock.store.sql.sqlite import dialect as sqlite
+from penstock.store.sql.sqlite.dialect import BUSY_SECONDS
+from penstock.store.sql.store import SqlStore
 from penstock.testing.stores import OpenStore, SqlStoreConformance
 from penstock.testing.stores.scenario import EVERYTHING, ManualClock, all_to, claim, event, ids, publish, records, seqs
 

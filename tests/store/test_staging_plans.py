@@ -6,8 +6,9 @@ from uuid import uuid4
 import pytest
 from plans import Plan, explaining
 
-from penstock.store import SqlStore, open_store
-from penstock.store.base import Part
+from penstock.store.api import Part
+from penstock.store.registry import open_store
+from penstock.store.sql.store import SqlStore
 from penstock.testing.stores.scenario import event
 
 ROWS = 3_000

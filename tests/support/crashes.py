@@ -41,8 +41,8 @@ from penstock.pipeline.sender import Dispatch
 from penstock.pipeline.slices import Slice
 from penstock.pipeline.stop_channel import StopAddress
 from penstock.publish.base import Message, Outcomes, Publisher
-from penstock.store.sql import SqlStore
-from penstock.store.transaction import Transaction
+from penstock.store.sql.store import SqlStore
+from penstock.store.sql.transaction import Transaction
 from penstock.worker.hands import Hands
 from tests.support.processes import living
 

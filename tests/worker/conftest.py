@@ -7,7 +7,8 @@ import pytest
 from worker_watch import Watch
 
 from penstock import Outbox, Worker
-from penstock.store import SqlStore, open_store
+from penstock.store.registry import open_store
+from penstock.store.sql.store import SqlStore
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

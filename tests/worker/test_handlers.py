@@ -16,7 +16,7 @@ from penstock.model.errors import UsageError
 from penstock.model.lifecycle import State
 from penstock.model.records import Note
 from penstock.model.selection import Selection
-from penstock.store import SqlStore
+from penstock.store.sql.store import SqlStore
 
 SOON = RetryPolicy.constant(0.01, max_attempts=3)
 

@@ -9,7 +9,8 @@ import pytest
 from worker_watch import Watch, running
 
 from penstock import Outbox, Received, Worker
-from penstock.store import SqlStore, open_store
+from penstock.store.registry import open_store
+from penstock.store.sql.store import SqlStore
 from penstock.worker.lookout import CHANNEL, MAX_REMINDER_SECONDS, Lookout, Reminder, open_lookout
 from tests.support.processes import wait_until
 from tests.support.servers import PgBouncer

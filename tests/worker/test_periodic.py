@@ -10,7 +10,7 @@ from worker_watch import Watch, running
 from penstock import Outbox, Worker
 from penstock.model.errors import UsageError
 from penstock.model.selection import Selection
-from penstock.store import SqlStore
+from penstock.store.sql.store import SqlStore
 from penstock.worker.periodic import Emitting, Periodic
 
 NOON = datetime(2026, 3, 1, 12, 0, 30, tzinfo=UTC)

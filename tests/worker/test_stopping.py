@@ -7,7 +7,8 @@ from worker_watch import Watch, running
 
 from penstock import Outbox, Received, RetryPolicy, Worker
 from penstock.model.lifecycle import State
-from penstock.store import SqlStore, open_store
+from penstock.store.registry import open_store
+from penstock.store.sql.store import SqlStore
 from tests.support.servers import PostgresServer
 
 

@@ -10,7 +10,7 @@ from worker_watch import Watch, running
 from penstock import AckPolicy, Outbox, Received, RetryPolicy, Worker, connect
 from penstock.model.lifecycle import State
 from penstock.model.outcome import PUBLISHED
-from penstock.store import SqlStore
+from penstock.store.sql.store import SqlStore
 
 INSERT = text("INSERT INTO effects (number) VALUES (:number)")
 

@@ -14,7 +14,7 @@ from worker_watch import Watch
 from penstock import Outbox
 from penstock.model.lifecycle import State
 from penstock.model.selection import Selection
-from penstock.store import SqlStore
+from penstock.store.sql.store import SqlStore
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
 

@@ -7,7 +7,7 @@ from penstock import Worker
 from penstock.model.lifecycle import State
 from penstock.model.records import Record
 from penstock.model.selection import Selection
-from penstock.store import SqlStore
+from penstock.store.sql.store import SqlStore
 from tests.support.processes import wait_until
 
 SECONDS = 60.0

@@ -18,7 +18,7 @@ from penstock.model.lifecycle import State
 from penstock.model.records import HistoryEntry, Note, Record
 from penstock.model.selection import Selection
 from penstock.model.times import from_micros, to_micros
-from penstock.store.base import Progress
+from penstock.store.api import Progress
 
 if TYPE_CHECKING:
     from penstock.admin.service import Admin, Preview

@@ -15,7 +15,7 @@ from pathlib import Path
 from penstock.admin.findings import OLD_SNAPSHOT_SECONDS, findings
 from penstock.admin.wording import age, count
 from penstock.model.errors import NotInitialised, PenstockError, StoreError
-from penstock.store import Store
+from penstock.store.api import Store
 
 OLDEST_PYTHON = (3, 11)
 TESTED_SPARK = "4.3"

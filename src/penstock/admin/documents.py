@@ -11,7 +11,7 @@ from penstock.model.lifecycle import State
 from penstock.model.records import HistoryEntry, Note, Record
 from penstock.model.stats import QueueControl
 from penstock.model.text import payload_text
-from penstock.store.base import CANCELLED
+from penstock.store.api import CANCELLED
 
 Document = dict[str, Any]
 

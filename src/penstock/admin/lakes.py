@@ -8,7 +8,7 @@ from penstock.model.errors import MissingDriver
 from penstock.model.selection import Selection
 from penstock.pipeline.lake import Lake
 from penstock.pipeline.lake_replay import LakeReplay, check_selection
-from penstock.store import open_store
+from penstock.store.registry import open_store
 
 
 @contextmanager

@@ -17,8 +17,7 @@ from penstock.model.lifecycle import State
 from penstock.model.records import Note, SettledCount
 from penstock.model.selection import Selection, cancellable, purgeable
 from penstock.model.stats import QueueControl, QueueStats, RelayStats, Stats
-from penstock.store import Store
-from penstock.store.base import CANCELLED, Upgrade
+from penstock.store.api import CANCELLED, Store, Upgrade
 
 Progress = Callable[[int], None]
 Counts = Callable[[Selection], Sequence[SettledCount]]

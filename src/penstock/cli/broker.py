@@ -14,7 +14,7 @@ from penstock.model.errors import StoreUnavailable, UsageError
 from penstock.telemetry import log
 
 if TYPE_CHECKING:
-    from penstock.store.objects import ObjectStore
+    from penstock.store.objects.store import ObjectStore
 
 TEND_SECONDS = 1.0
 WAIT_SECONDS = "5"
@@ -63,8 +63,9 @@ def _tend(store: "ObjectStore") -> None:
 
 
 def _opened(url: str, listen: str | None, advertise: str | None) -> "ObjectStore":
-    from penstock.store import StoreOptions, open_store
-    from penstock.store.objects import ObjectStore
+    from penstock.store.api import StoreOptions
+    from penstock.store.objects.store import ObjectStore
+    from penstock.store.registry import open_store
 
     # Short waits, so that a signal ends the process soon even while the bucket can't be reached.
     given = {"broker": "auto", "listen": listen, "advertise": advertise, "wait_seconds": WAIT_SECONDS}

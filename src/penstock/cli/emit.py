@@ -24,7 +24,7 @@ from penstock.model.errors import InvalidEvent, UsageError
 from penstock.model.event import CONTENT_TYPE, DEFAULT_QUEUE, Event
 
 if TYPE_CHECKING:
-    from penstock.store import Store
+    from penstock.store.api import Store
 
 BATCH = 1_000
 STDIN = "-"
@@ -115,7 +115,7 @@ class _Written:
 
 def _append(store: "Store", events: list[Event], connection: Any) -> _Written:
     """An event whose id is not the one it was given was there before. Only those with a dedupe key can have been."""
-    from penstock.store.emit import new_event_id
+    from penstock.store.event_ids import new_event_id
 
     routes = find_routes()
     if routes is not None:
@@ -129,7 +129,7 @@ def _append(store: "Store", events: list[Event], connection: Any) -> _Written:
 def _write(store: "Store", lines: BinaryIO) -> tuple[int, int]:
     """All lines in one transaction, a batch at a time: memory holds no more than that. A store without transactions
     takes them all in one batch."""
-    from penstock.store import SqlStore
+    from penstock.store.sql.store import SqlStore
 
     total = duplicates = 0
     size = os.fstat(lines.fileno()).st_size

@@ -28,7 +28,7 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what it
 def opened(context: typer.Context, store: str | None) -> Iterator["Admin"]:
     """The admin service on the store that the command, the global option or the environment names."""
     from penstock.admin.service import Admin
-    from penstock.store import open_store
+    from penstock.store.registry import open_store
 
     url = chosen_store(context, store)
     try:

@@ -12,7 +12,7 @@ from penstock.model.event import NAME_LIMIT
 from penstock.model.lifecycle import State
 from penstock.model.records import Record
 from penstock.model.selection import Selection
-from penstock.store import Store
+from penstock.store.api import Store
 
 LONGEST_NAME = 50
 

@@ -43,7 +43,8 @@ from penstock.model.records import Record
 from penstock.model.retry import RetryPolicy
 from penstock.model.selection import Selection
 from penstock.model.text import storable
-from penstock.store import Store, open_store
+from penstock.store.api import Store
+from penstock.store.registry import open_store
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -25,7 +25,8 @@ from penstock.model.outcome import Outcome
 from penstock.model.selection import Selection
 from penstock.pipeline.sender import Dispatch, Sender
 from penstock.pipeline.slices import Slice
-from penstock.store import Store, StoreOptions, open_store
+from penstock.store.api import Store, StoreOptions
+from penstock.store.registry import open_store
 
 MIN_IDLE_SECONDS = 0.002
 MAX_IDLE_SECONDS = 0.05

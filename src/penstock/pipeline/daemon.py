@@ -17,7 +17,7 @@ sys.path[:] = [path for path in sys.path if not path.endswith((os.sep + "pyspark
 import pyspark.daemon  # noqa: E402
 import pyspark.worker  # noqa: E402
 
-import penstock.store  # noqa: E402, F401
+import penstock.store.registry  # noqa: E402, F401
 
 _serve = pyspark.daemon.worker
 _frozen = False

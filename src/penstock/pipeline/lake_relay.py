@@ -27,7 +27,8 @@ from penstock.pipeline.lake import Lake
 from penstock.pipeline.lake_folder import HIDDEN, LakeFolder, Note, Staged
 from penstock.pipeline.lake_sweep import Sweep, cause_of
 from penstock.pipeline.slices import Patience, gone, is_sparks, java_is_gone, root_cause, state_of, stop_query
-from penstock.store import Store, StoreOptions, open_store
+from penstock.store.api import Store, StoreOptions
+from penstock.store.registry import open_store
 from penstock.telemetry import log
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from penstock.model.event import Event, EventId
 from penstock.model.lifecycle import State
 from penstock.model.selection import Selection
 from penstock.pipeline.lake import read
-from penstock.store import Store
+from penstock.store.api import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession

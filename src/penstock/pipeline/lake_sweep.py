@@ -17,7 +17,7 @@ from penstock.model.outcome import PUBLISHED
 from penstock.model.selection import Selection
 from penstock.pipeline.lake_folder import LakeFolder, Note
 from penstock.pipeline.slices import gone, is_sparks, java_is_gone, root_cause
-from penstock.store import Store
+from penstock.store.api import Store
 from penstock.telemetry import log
 
 EVERY_SECONDS = 30.0

@@ -33,7 +33,8 @@ from penstock.pipeline.stopping import open_unless, stopped_by_signals
 from penstock.pipeline.together import run_lines
 from penstock.publish import open_publisher
 from penstock.publish.routing import Routing
-from penstock.store import Store, StoreOptions, open_store
+from penstock.store.api import Store, StoreOptions
+from penstock.store.registry import open_store
 from penstock.telemetry import log
 
 if TYPE_CHECKING:

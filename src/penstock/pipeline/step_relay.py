@@ -18,7 +18,8 @@ from penstock.pipeline.slices import BatchHandler, OnFailure, Patience, run_batc
 from penstock.pipeline.source import lease_of, register
 from penstock.pipeline.steps import StepBatch, StepWork
 from penstock.pipeline.stop_channel import StopLine
-from penstock.store import StoreOptions, open_store
+from penstock.store.api import StoreOptions
+from penstock.store.registry import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -3,7 +3,8 @@
 from collections import OrderedDict
 from threading import Lock
 
-from penstock.store import Store, open_store
+from penstock.store.api import Store
+from penstock.store.registry import open_store
 
 MAX_STORES = 4
 

@@ -21,7 +21,7 @@ from penstock.pipeline.stores import store_of
 from penstock.pipeline.stream_errands import Errand, part_and_key
 from penstock.pipeline.stream_rows import KEYING, Batches, Row, by_part, events_in, rows_in, values, widened
 from penstock.pipeline.stream_told import LISTED, TURN, UNTOLD, Told, Trouble, all_alike, all_published, tell, told_of
-from penstock.store.base import Part as StagedPart
+from penstock.store.api import Part as StagedPart
 from penstock.streams.engine import Verdict
 from penstock.streams.state import open_state
 from penstock.streams.state.base import Fenced, Part, StateStore, Superseded

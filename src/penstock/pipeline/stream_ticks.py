@@ -102,9 +102,7 @@ class Ticks:
         try:
             self._tick(errand)
         except Died as died:
-            log.warn(
-                "tasks died; looking for a timer that kills them", stream=self._errand.stream.name, error=died
-            )
+            log.warn("tasks died; looking for a timer that kills them", stream=self._errand.stream.name, error=died)
             for part in sorted(parts):
                 self._tick_carefully(replace(errand, parts=frozenset({part})))
         return self.fired > before

@@ -19,8 +19,8 @@ from penstock.pipeline.slices import gone, java_is_gone
 from penstock.pipeline.stopping import open_unless, stopped_by_signals
 from penstock.pipeline.stream_batches import Counts, StreamRun
 from penstock.pipeline.stream_watch import Progress, Watch
-from penstock.store import open_store
-from penstock.store.staging import require_staging
+from penstock.store.registry import open_store
+from penstock.store.sql.verbs.staging import require_staging
 from penstock.streams.app import Stream, StreamSet
 from penstock.streams.sources import Kafka
 from penstock.streams.state import StateStore, open_state

@@ -39,7 +39,8 @@ from penstock.model.outcome import Outcome
 from penstock.model.records import Record
 from penstock.model.selection import Selection
 from penstock.outbox import Outbox
-from penstock.store import Store, open_store
+from penstock.store.api import Store
+from penstock.store.registry import open_store
 from penstock.worker import Received, Worker
 from penstock.worker.hands import Hands
 from penstock.worker.holdings import Holdings

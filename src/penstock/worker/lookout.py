@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
-from penstock.store import Store
-from penstock.store.postgres_connections import is_pooled
+from penstock.store.api import Store
+from penstock.store.sql.postgres.connections import is_pooled
 from penstock.telemetry import log
 
 CHANNEL = "penstock_ready"

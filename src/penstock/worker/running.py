@@ -10,7 +10,7 @@ from uuid import uuid4
 from penstock.model.lease import Claim
 from penstock.model.stats import Relay
 from penstock.outbox import Outbox
-from penstock.store import Store, StoreOptions
+from penstock.store.api import Store, StoreOptions
 from penstock.telemetry import log
 from penstock.worker.handling import Handling
 from penstock.worker.hands import Hands, LoopHands, ThreadHands

@@ -14,7 +14,8 @@ from penstock.model.errors import LeaseLost, NotSupported, StoreConflict, StoreE
 from penstock.model.lease import Claim, Settlement
 from penstock.model.lifecycle import OrderPolicy
 from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Published, Retry
-from penstock.store import SqlStore, Store
+from penstock.store.api import Store
+from penstock.store.sql.store import SqlStore
 from penstock.telemetry import log
 from penstock.worker.handling import Handling
 from penstock.worker.holdings import Holdings

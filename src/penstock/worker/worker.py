@@ -19,7 +19,8 @@ from penstock.model.lease import DEFAULT_MAX_LEASE_AGE_SECONDS
 from penstock.model.lifecycle import OrderPolicy
 from penstock.model.times import Clock
 from penstock.outbox import Outbox
-from penstock.store import StoreOptions, open_store
+from penstock.store.api import StoreOptions
+from penstock.store.registry import open_store
 from penstock.telemetry import log
 from penstock.worker.handling import Function, Handling, Middleware
 from penstock.worker.options import HandlerOptions

@@ -7,9 +7,5 @@ blobs            long payloads and results, in objects of their own
 group_commit     the committing thread: changes that arrive during a write share the next one
 server, client   the broker's HTTP server and its clients
 leadership       where an operation runs: in this process, or at the broker
-store, codec     the interface of `penstock.store.base.Store`, and the conversion of its values
+store, codec     the interface of `penstock.store.api.Store`, and the conversion of its values
 """
-
-from penstock.store.objects.store import ObjectStore
-
-__all__ = ["ObjectStore"]

@@ -1,4 +1,4 @@
-"""The store's interface on object storage. See `penstock.store.base.Store` for the contract of each method."""
+"""The store's interface on object storage. See `penstock.store.api.Store` for the contract of each method."""
 
 import os
 import threading
@@ -19,7 +19,7 @@ from penstock.model.selection import Selection, cancellable, purgeable
 from penstock.model.stats import QueueControl, Relay, Stats
 from penstock.model.text import storable
 from penstock.model.times import from_micros, to_micros
-from penstock.store.base import (
+from penstock.store.api import (
     CANCELLED,
     PURGE_BATCH,
     REAP_BATCH,
@@ -30,7 +30,7 @@ from penstock.store.base import (
     StoreOptions,
     Upgrade,
 )
-from penstock.store.emit import ids_for, refuse_twins
+from penstock.store.event_ids import ids_for, refuse_twins
 from penstock.store.objects import codec
 from penstock.store.objects.address import open_bucket, parse
 from penstock.store.objects.blobs import INLINE_BYTES, Blobs, sweep
@@ -38,7 +38,7 @@ from penstock.store.objects.bucket import Overtaken
 from penstock.store.objects.document import FORMAT, OBJECT, Document
 from penstock.store.objects.leadership import Runtime
 from penstock.store.objects.operations.selections import to_request
-from penstock.store.staging import require_staging
+from penstock.store.sql.verbs.staging import require_staging
 
 SWEEP_SECONDS = 3_600.0
 

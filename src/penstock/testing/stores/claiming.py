@@ -7,7 +7,7 @@ import pytest
 from penstock.model.errors import UsageError
 from penstock.model.lifecycle import State
 from penstock.model.outcome import RELEASED, Retry
-from penstock.store.base import Store
+from penstock.store.api import Store
 from penstock.testing.stores.scenario import (
     LEASE_SECONDS,
     STARTED_AT,

@@ -12,7 +12,7 @@ from penstock.model.event import EventId
 from penstock.model.lifecycle import State
 from penstock.model.outcome import PUBLISHED, Dead
 from penstock.model.selection import Selection
-from penstock.store.base import Store
+from penstock.store.api import Store
 from penstock.testing.stores.scenario import (
     STARTED_AT,
     ManualClock,

@@ -11,7 +11,7 @@ from penstock.model import lifecycle
 from penstock.model.lease import Claim, Held, Lease, LeaseId, Settlement, Token
 from penstock.model.lifecycle import State, expire
 from penstock.model.outcome import PUBLISHED, Outcome, Retry
-from penstock.store.base import Store, StoreOptions
+from penstock.store.api import Store, StoreOptions
 from penstock.testing.stores.scenario import (
     LEASE_SECONDS,
     STARTED_AT,

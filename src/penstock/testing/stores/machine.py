@@ -21,7 +21,7 @@ from penstock.model.lease import Claim, LeaseId, Settlement
 from penstock.model.lifecycle import Life, State, fitting
 from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Retry
 from penstock.model.selection import Selection
-from penstock.store.base import Store
+from penstock.store.api import Store
 from penstock.testing.stores.scenario import EVERYTHING, LEASE_SECONDS, ManualClock, claim, event, life, records
 
 LIMITS = st.integers(1, 12)

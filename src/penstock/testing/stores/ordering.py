@@ -10,7 +10,7 @@ from penstock.model.event import EventId
 from penstock.model.lifecycle import OrderPolicy, State
 from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Retry
 from penstock.model.selection import Selection
-from penstock.store.base import Store, StoreOptions
+from penstock.store.api import Store, StoreOptions
 from penstock.testing.stores.scenario import (
     STARTED_AT,
     ManualClock,

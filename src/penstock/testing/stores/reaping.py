@@ -9,7 +9,7 @@ from penstock.model.event import EventId
 from penstock.model.lease import Claim
 from penstock.model.lifecycle import Life, State, expire
 from penstock.model.selection import Selection
-from penstock.store.base import Store
+from penstock.store.api import Store
 from penstock.testing.stores.scenario import (
     LEASE_SECONDS,
     ManualClock,

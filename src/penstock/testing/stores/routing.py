@@ -10,7 +10,7 @@ from penstock.model.lease import Claim, Settlement
 from penstock.model.lifecycle import State
 from penstock.model.outcome import PUBLISHED, Dead, Retry
 from penstock.model.selection import Selection
-from penstock.store.base import Store
+from penstock.store.api import Store
 from penstock.testing.stores.scenario import (
     ManualClock,
     StoreScenario,

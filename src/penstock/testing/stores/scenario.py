@@ -14,7 +14,7 @@ from penstock.model.outcome import PUBLISHED, Outcome
 from penstock.model.records import Record
 from penstock.model.selection import Selection
 from penstock.model.times import Clock
-from penstock.store.base import Store, StoreOptions
+from penstock.store.api import Store, StoreOptions
 
 T = TypeVar("T")
 

@@ -12,7 +12,7 @@ from penstock.model.lease import Claim, Settlement
 from penstock.model.lifecycle import State
 from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Published, Retry
 from penstock.model.selection import Selection
-from penstock.store.base import Store
+from penstock.store.api import Store
 from penstock.testing.stores.scenario import (
     ManualClock,
     StoreScenario,

@@ -12,7 +12,7 @@ from penstock.model.lifecycle import State
 from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Retry
 from penstock.model.selection import Selection
 from penstock.outbox import Outbox
-from penstock.store.sql import SqlStore
+from penstock.store.sql.store import SqlStore
 from penstock.testing.stores.looking import one_of_each
 from penstock.testing.stores.scenario import (
     EVERYTHING,
@@ -236,7 +236,7 @@ class Housekeeping(SqlScenario):
     def test_upkeep_goes_on_until_all_of_it_is_gone(
         self, store: SqlStore, connection: DatabaseConnection, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("penstock.store.sql.UPKEEP_BATCH", 2)
+        monkeypatch.setattr("penstock.store.sql.store.UPKEEP_BATCH", 2)
         for number in range(5):
             settle(store, PUBLISHED, dedupe_key=f"{number}", dedupe_seconds=1)
         clock.advance(86_401)

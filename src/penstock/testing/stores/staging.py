@@ -10,7 +10,7 @@ import pytest
 from penstock.model.errors import InvalidEvent, StoreError
 from penstock.model.event import EventId
 from penstock.model.selection import Selection
-from penstock.store.base import Committed, Part, Store
+from penstock.store.api import Committed, Part, Store
 from penstock.testing.stores.scenario import (
     STARTED_AT,
     ManualClock,

@@ -9,7 +9,7 @@ from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Published, Retry
 from penstock.model.records import Note
 from penstock.model.selection import Selection
 from penstock.model.stats import QueueControl
-from penstock.store.base import Store
+from penstock.store.api import Store
 from penstock.testing.stores.scenario import (
     EVERYTHING,
     ManualClock,

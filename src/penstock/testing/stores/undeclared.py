@@ -6,7 +6,7 @@ import pytest
 
 from penstock.model.errors import UsageError
 from penstock.model.lifecycle import State
-from penstock.store.base import Part, Store
+from penstock.store.api import Part, Store
 from penstock.testing.stores.scenario import StoreScenario, claim, emit, event, seqs, states
 
 CAPABILITIES = ("insert_into_view", "limits", "ordering", "routing", "staging")

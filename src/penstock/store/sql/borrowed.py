@@ -1,0 +1,128 @@
+"""Emitting: whose connection to use, and how an event becomes a row. The same for every SQL backend."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+from sqlalchemy import Connection
+
+from penstock.model.errors import UsageError
+
+_DRIVERS = {"psycopg": "postgresql", "psycopg2": "postgresql", "sqlite3": "sqlite", "pymysql": "mysql"}
+
+# MySQL says so in every answer.
+_IN_TRANSACTION = 1
+
+
+@contextmanager
+def borrowed(connection: object, dialect: str) -> Iterator[Any]:
+    """A cursor on the caller's connection, inside the caller's transaction.
+
+    Takes a SQLAlchemy Session or Connection, a Django connection, or a psycopg, sqlite3 or PyMySQL connection. One that
+    commits every statement by itself gets a transaction for the emit.
+    """
+    if dialect == "mysql" and _is_async(connection):
+        raise UsageError("an async session can't emit to MySQL or MariaDB: pass one that is not async")
+    raw = _driver_connection(connection)
+    driver = next((name for name in _modules(raw) if name in _DRIVERS), "")
+    found = _DRIVERS.get(driver)
+    if hasattr(raw, "__aenter__"):
+        raise UsageError("this connection is async; use a SQLAlchemy async session: see Outbox.insert")
+    if found is None:
+        raise UsageError(
+            f"can't emit through a {type(connection).__module__}.{type(connection).__name__}; pass a SQLAlchemy "
+            "Session or Connection, a psycopg, sqlite3 or PyMySQL connection, or a Django connection"
+        )
+    if found != dialect:
+        raise UsageError(f"the connection is to {found}, but the store is on {dialect}: an emit can't be atomic")
+    with _own_transaction(connection, raw, driver), closing(_cursor(raw, driver)) as cursor:
+        yield cursor
+
+
+def _modules(given: object) -> list[str]:
+    """The top-level modules that the type of something and its bases come from."""
+    return [base.__module__.partition(".")[0] for base in type(given).__mro__]
+
+
+def _cursor(raw: Any, driver: str) -> Any:
+    """One that gives tuples, whatever kind of rows the caller likes."""
+    if driver == "psycopg":
+        from psycopg.rows import tuple_row
+
+        return raw.cursor(row_factory=tuple_row)
+    if driver == "pymysql":
+        from pymysql.cursors import Cursor
+
+        return raw.cursor(Cursor)
+    cursor = raw.cursor()
+    if driver == "sqlite3":
+        cursor.row_factory = None
+    return cursor
+
+
+def _is_async(connection: object) -> bool:
+    return any(base.__module__.startswith("sqlalchemy.ext.asyncio") for base in type(connection).__mro__)
+
+
+def _driver_connection(connection: object) -> Any:
+    """The driver's own connection. Kinds are told by their modules: importing them all would slow every start."""
+    given: Any = connection
+    if _is_async(connection):
+        raise UsageError("with an async session, execute the statement: await session.execute(outbox.insert(event))")
+    if hasattr(connection, "ensure_connection"):
+        given.ensure_connection()
+        return given.connection
+    if isinstance(connection, Connection):
+        return connection.connection.dbapi_connection
+    if hasattr(connection, "get_bind") and hasattr(connection, "connection"):
+        return given.connection().connection.dbapi_connection
+    return connection
+
+
+@contextmanager
+def _own_transaction(connection: object, raw: Any, driver: str) -> Iterator[None]:
+    """Begin and commit here if, and only if, nothing is under way and the connection commits by itself."""
+    if hasattr(connection, "in_atomic_block"):
+        from django.db.transaction import atomic
+
+        with atomic(using=connection.alias):  # type: ignore[attr-defined]
+            yield
+    elif driver == "psycopg" and raw.autocommit and raw.info.transaction_status.name == "IDLE":
+        with raw.transaction():
+            yield
+    elif driver == "sqlite3" and not raw.in_transaction:
+        with _sqlite_transaction(raw):
+            yield
+    elif driver == "pymysql" and raw.get_autocommit() and not raw.server_status & _IN_TRANSACTION:
+        with _mysql_transaction(raw):
+            yield
+    elif driver == "psycopg2" and raw.autocommit:
+        raise UsageError("this psycopg2 connection commits every statement by itself: set autocommit to False to emit")
+    else:
+        yield
+
+
+@contextmanager
+def _mysql_transaction(raw: Any) -> Iterator[None]:
+    raw.begin()
+    try:
+        yield
+    except BaseException:
+        raw.rollback()
+        raise
+    raw.commit()
+
+
+@contextmanager
+def _sqlite_transaction(raw: Any) -> Iterator[None]:
+    """A transaction that may write from its beginning: one that first reads can be overtaken. Unless the connection
+    commits by itself, the driver would begin one with the first write anyway, and its end is the caller's."""
+    commits_by_itself = raw.isolation_level is None or getattr(raw, "autocommit", None) is True
+    raw.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        raw.execute("ROLLBACK")
+        raise
+    if commits_by_itself:
+        raw.execute("COMMIT")

@@ -1,0 +1,24 @@
+"""The columns that travel with an event, as pieces of SQL: so that every move lists them once and alike.
+And the tables that they travel through."""
+
+from penstock.model.lifecycle import State
+from penstock.store.sql.schema import CHANGING
+
+COLUMNS = ", ".join(CHANGING)
+UNSETTLED = {State.PENDING: "penstock_pending", State.CLAIMED: "penstock_claimed"}
+
+CHANGED_BY = "(SELECT claimant FROM penstock_leases WHERE lease_id = :lease_id)"
+
+# In the order of `Delivery`, from a changing row and its event `e`.
+DELIVERY = (
+    "{row}.seq, coalesce(e.origin, e.event_id), e.event_type, {row}.queue, e.payload, e.headers, e.partition_key, "
+    "{row}.ordering_key, {row}.priority, e.created_at, {row}.available_at, {row}.attempts, {deliveries}, "
+    "{row}.max_attempts, {row}.replays, {row}.suspect, {row}.last_error"
+)
+
+
+def changing(**expressions: str) -> str:
+    """The travelling columns in order, some of them replaced by an expression."""
+    unknown = expressions.keys() - set(CHANGING)
+    assert not unknown, unknown
+    return ", ".join(expressions.get(name, name) for name in CHANGING)

@@ -1,0 +1,177 @@
+"""What a SQL backend supplies: connections, and moves that are each one set-based step. It also holds how a transaction
+is run, tried again and its errors told; which moves make up a verb is `penstock.store.sql.store`'s matter."""
+
+import random
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from math import inf
+from types import ModuleType
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+
+from penstock.config.urls import mask_url
+from penstock.model.errors import PenstockError, StoreConflict, StoreUnavailable, UsageError
+from penstock.model.event import Delivery, Event, EventId
+from penstock.model.lease import Lease, LeaseId, Token
+from penstock.model.times import Clock
+from penstock.store.api import Capabilities, StoreOptions
+from penstock.store.sql.outcome_rows import OutcomeRow, RouteRow
+from penstock.store.sql.pool import Generations
+from penstock.store.sql.transaction import Transaction
+
+Result = TypeVar("Result")
+
+CONFLICT_TRIES = 8
+LINE_LIMIT = 100
+# Where a delivery keeps what claims are sorted by: compared raw, without decoding every time.
+SEQ, PRIORITY, AVAILABLE_AT = map(Delivery._fields.index, ("seq", "priority", "available_at"))
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What one claim asks for."""
+
+    lease: Lease
+    types: Sequence[str] | None
+    opened_at: datetime
+    limit: int
+
+    def parameters(self, room: int) -> dict[str, Any]:
+        """For a statement that takes events as long as they weigh no more than `room`, of the whole limit."""
+        return {
+            "lease_id": self.lease.lease_id,
+            "queue": self.lease.queue,
+            "types": None if self.types is None else list(self.types),
+            "limit": self.limit,
+            "line_limit": min(self.limit, LINE_LIMIT),
+            "room": room,
+            "alone": room == self.limit,
+        }
+
+
+class Moves(ABC):
+    """The half of a SQL store that differs from database to database."""
+
+    capabilities: Capabilities
+    statements: ModuleType
+    maintenance: ModuleType
+
+    _conflict_seconds = inf
+    """Seconds after which a conflict is not tried again: by then a database that waits for locks itself has waited."""
+
+    def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
+        self.url = mask_url(url)
+        self.options = options
+        self.clock = clock
+        try:
+            self.engine = self._create_engine(url)
+        except (ValueError, ArgumentError):
+            # Nothing of it is shown: where it can't be read, nobody knows what in it is the password.
+            example = "postgresql://user:password@host:5432/database or sqlite:///penstock.db"
+            raise UsageError(f"the store's URL can't be read; one looks like {example}") from None
+        self._connections = Generations(self.engine)
+
+    # -- transactions -----------------------------------------------------------------------------------------
+
+    def _transact(self, work: Callable[[Transaction], Result]) -> Result:
+        """Run `work` in a transaction of its own; a conflict with concurrent work is tried again."""
+        began = time.monotonic()
+        for attempt in range(CONFLICT_TRIES):
+            try:
+                with self._translated(), self._begin() as tx:
+                    return work(tx)
+            except StoreConflict:
+                if attempt == CONFLICT_TRIES - 1 or time.monotonic() - began >= self._conflict_seconds:
+                    raise
+                time.sleep(random.random() * 0.02 * 2**attempt)
+        raise AssertionError("unreachable")
+
+    def _look(self, look: Callable[[Transaction], Result]) -> Result:
+        """Like `_transact`, for work that only reads and so needn't wait for a writer."""
+        with self._translated(), self._begin(write=False) as tx:
+            return look(tx)
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """A transaction for several steps: pass its connection to each, and they commit together, or none does."""
+        with self._translated(), self._begin() as tx:
+            yield tx.connection
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn the driver's errors into ours; what they don't name stays as it is."""
+        expected: tuple[type[BaseException], ...] = (SQLAlchemyError, *self._driver_errors())
+        generation = self._connections.current
+        try:
+            yield
+        except expected as error:
+            translated = self._translate(error)
+            if translated is None:
+                raise
+            if isinstance(translated, StoreUnavailable):
+                self._connections.renew(generation)
+            raise translated from error
+
+    # -- what a backend supplies ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _create_engine(self, url: str) -> Engine: ...
+    @abstractmethod
+    @contextmanager
+    def _begin(self, *, write: bool = True) -> Iterator[Transaction]: ...
+    @abstractmethod
+    def _transaction(self, connection: Any, cursor: Any) -> Transaction: ...
+    @abstractmethod
+    def _driver_errors(self) -> tuple[type[BaseException], ...]: ...
+    @abstractmethod
+    def _translate(self, error: BaseException) -> PenstockError | None: ...
+    @abstractmethod
+    def _moment(self, raw: Any) -> datetime: ...
+    @abstractmethod
+    def _append(self, cursor: Any, events: Sequence[Event]) -> list[EventId]: ...
+    @abstractmethod
+    def _take_ready(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]: ...
+    @abstractmethod
+    def _take_keyed(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]: ...
+    @abstractmethod
+    def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool: ...
+    @abstractmethod
+    def _extend(self, tx: Transaction, leases: Sequence[Lease], max_age: float) -> set[tuple[LeaseId, Token]]: ...
+    @abstractmethod
+    def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> frozenset[int]: ...
+    @abstractmethod
+    def _apply(
+        self, tx: Transaction, lease_id: LeaseId, rows: list[OutcomeRow], max_attempts: int, skip: bool
+    ) -> list[Any]: ...
+    @abstractmethod
+    def _route(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> frozenset[int]: ...
+    @abstractmethod
+    def _hold_lines(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> None: ...
+    @abstractmethod
+    def _release(self, tx: Transaction, lease_id: LeaseId) -> int: ...
+    @abstractmethod
+    def _release_behind(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> None: ...
+    @abstractmethod
+    def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId], *, served: bool = True) -> None: ...
+    @abstractmethod
+    def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None: ...
+    @abstractmethod
+    def _reap(self, tx: Transaction, limit: int) -> tuple[list[LeaseId], int]: ...
+    @abstractmethod
+    def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int: ...
+    @abstractmethod
+    def _purge(self, tx: Transaction, seqs: list[int]) -> int: ...
+
+    @abstractmethod
+    def _came_back(self) -> None:
+        """Events may have become pending with an older time: a backend that bounds its claims looks at all again."""
+
+    @abstractmethod
+    def _oldest_snapshot_seconds(self, tx: Transaction) -> float | None:
+        """The age of the oldest snapshot that holds up vacuum, where a backend has such a thing."""

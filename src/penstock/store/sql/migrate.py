@@ -1,0 +1,142 @@
+"""Create and upgrade the tables: runs the numbered SQL files in `migrations/` that a database has not had yet.
+
+A step is a file, `migrations/<dialect>/<number>_<name>.sql`. Its first line is a comment, the title that
+`penstock init` prints; a statement ends with `;` before an empty line. Each step runs in a transaction of its own,
+under a lock that admits one process at a time, and is recorded in `penstock_version`.
+"""
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from sqlalchemy import Connection, text
+
+from penstock.model.errors import NotInitialised, StoreConflict
+from penstock.store.api import Upgrade
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+# The table and the locks are those of the releases before this runner: either knows the other's databases.
+VERSION_TABLE = "penstock_version"
+CREATE_VERSION_TABLE = """
+CREATE TABLE IF NOT EXISTS penstock_version (
+    version_num VARCHAR(32) NOT NULL,
+    CONSTRAINT penstock_version_pkc PRIMARY KEY (version_num)
+)
+"""
+UPGRADE_LOCK = 7_367_686_563
+# A statement that waits for a table makes all later users of that table wait behind it. So no statement waits for
+# longer than this; the step is rolled back and tried again after a pause in which the others go on. It is longer than
+# PostgreSQL's deadlock_timeout of 1 s, after which a waiting statement cancels an autovacuum that holds the table.
+LOCK_SECONDS = 2
+RETRY_SECONDS = 60.0
+# The collations that compare names byte by byte, trailing spaces included: each server has its own name for it.
+COLLATIONS = {True: "utf8mb4_nopad_bin", False: "utf8mb4_0900_bin"}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One file of the history of a dialect."""
+
+    version: str
+    title: str
+    statements: Sequence[str]
+
+
+def steps(dialect: str) -> list[Step]:
+    """Read the history of a dialect, oldest step first."""
+    return [_read(path) for path in sorted((MIGRATIONS / dialect).glob("*.sql"))]
+
+
+def _read(path: Path) -> Step:
+    content = path.read_text(encoding="utf-8").rstrip(";\n")
+    title = content.partition("\n")[0].removeprefix("-- ")
+    return Step(path.name.partition("_")[0], title, content.split(";\n\n"))
+
+
+def head(dialect: str) -> str:
+    """Return the version that this code wants."""
+    return steps(dialect)[-1].version
+
+
+def current(connection: Connection) -> str | None:
+    """Return the version of the tables; None if there are none."""
+    if not connection.dialect.has_table(connection, VERSION_TABLE):
+        return None
+    version: str | None = connection.exec_driver_sql("SELECT version_num FROM penstock_version").scalar()
+    return version
+
+
+def upgrade(transaction: Callable[[], AbstractContextManager[Connection]]) -> Upgrade:
+    """Run the steps that the database has not had yet, each in a `transaction` of its own."""
+    before, step = _advance(transaction)
+    after, done = before, []
+    while step is not None:
+        done.append(f"{step.version}: {step.title}")
+        after, step = _advance(transaction)
+    assert after is not None
+    return Upgrade(before, after, done)
+
+
+def _advance(transaction: Callable[[], AbstractContextManager[Connection]]) -> tuple[str | None, Step | None]:
+    """Run the next step, if there is one; return the version before it, and the step."""
+    deadline = time.monotonic() + RETRY_SECONDS
+    while True:
+        try:
+            with transaction() as connection:
+                _lock(connection)
+                version = current(connection)
+                step = _after(version, steps(connection.dialect.name))
+                if step is not None:
+                    run(connection, step)
+                return version, step
+        except StoreConflict as conflict:
+            if time.monotonic() > deadline:
+                raise StoreConflict(
+                    f"no upgrade within {RETRY_SECONDS:.0f} s, because other transactions or upgrades use the tables; "
+                    "end transactions that have been open for long, and try again"
+                ) from conflict
+        time.sleep(LOCK_SECONDS * random.uniform(1, 2))
+
+
+def _after(version: str | None, history: Sequence[Step]) -> Step | None:
+    """Return the step after `version`; refuse a version that newer code made and this code doesn't know."""
+    versions = [None, *(step.version for step in history)]
+    if version not in versions:
+        raise NotInitialised(f"the tables are at version {version}, which this Penstock doesn't know: upgrade Penstock")
+    return next(iter(history[versions.index(version) :]), None)
+
+
+def run(connection: Connection, step: Step) -> None:
+    """Run a step and record its version, in the transaction of `connection`."""
+    collation = COLLATIONS[bool(getattr(connection.dialect, "is_mariadb", False))]
+    for statement in step.statements:
+        # Given parameters, even none, the drivers would take a % for the beginning of a placeholder.
+        options = {"no_parameters": True}
+        connection.exec_driver_sql(statement.replace("{collation}", collation), execution_options=options)
+    if current(connection) is None:
+        connection.exec_driver_sql(CREATE_VERSION_TABLE)
+        record = "INSERT INTO penstock_version (version_num) VALUES (:version)"
+    else:
+        record = "UPDATE penstock_version SET version_num = :version"
+    connection.execute(text(record), {"version": step.version})
+
+
+def _lock(connection: Connection) -> None:
+    """Let other upgrades of the database wait until this transaction ends. SQLite has one writer at a time anyway."""
+    match connection.dialect.name:
+        case "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": UPGRADE_LOCK})
+            connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
+        case "mysql":
+            # A transaction's lock would end with the first CREATE. The session's ends with the connection, which is
+            # closed after the commit instead of going back to the pool.
+            connection.detach()
+            name = f"penstock-upgrade-{sha256(str(connection.engine.url.database).encode()).hexdigest()[:32]}"
+            given = {"name": name, "wait": RETRY_SECONDS}
+            if not connection.execute(text("SELECT GET_LOCK(:name, :wait)"), given).scalar():
+                raise StoreConflict("another process is upgrading the tables")
+            connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {LOCK_SECONDS}")

@@ -1,0 +1,77 @@
+"""Moves in plain steps, for databases without statements that change and return rows at once: choose, insert, delete,
+read. What SQLite and MySQL share; each says how it chooses."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from penstock.model.event import Delivery
+from penstock.model.lease import LeaseId
+from penstock.model.lifecycle import fitting
+from penstock.store.sql.dialect import Wanted
+from penstock.store.sql.store import SqlStore
+from penstock.store.sql.transaction import Transaction
+
+
+class StepwiseStore(SqlStore):
+    """A SQL store whose every move is some statements after each other, in one transaction."""
+
+    def _move(self, tx: Transaction, wanted: Wanted, chosen: list[tuple[int, int]], room: int) -> list[Delivery]:
+        """Claim as many of the chosen (seq, suspect) as fit: the pure core decides how many that are."""
+        count = fitting((suspect for _, suspect in chosen), wanted.limit, taken=wanted.limit - room)
+        seqs = [seq for seq, _ in chosen[:count]]
+        if not seqs:
+            return []
+        for statement in self.statements.TAKE:
+            tx.run(statement, lease_id=wanted.lease.lease_id, seqs=seqs)
+        return tx.deliveries(self.statements.READ_TAKEN, seqs=seqs)
+
+    def _of_types(self, statement: str, types: Sequence[str] | None) -> str:
+        return statement.replace("{of_types}", "" if types is None else self.statements.OF_TYPES)
+
+    def _choose_lost(
+        self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Of what a lost attempt held: the dead, those that leave, and those that fit into one claim and stay."""
+        held = tx.rows(self.statements.CHOOSE_HELD, lease_id=lease_id, max_attempts=max_attempts)
+        alive = [(seq, suspect) for seq, suspect, exhausted in held if not exhausted]
+        stay = fitting((min(suspect + 1, 9) for _, suspect in alive), limit)
+        dead = [seq for seq, _, exhausted in held if exhausted]
+        return dead, [seq for seq, _ in alive[stay:]], [seq for seq, _ in alive[:stay]]
+
+    def _release(self, tx: Transaction, lease_id: LeaseId) -> int:
+        counts = [tx.run(statement, lease_id=lease_id) for statement in self.statements.RELEASE]
+        return counts[-1]
+
+    def _purge(self, tx: Transaction, seqs: list[int]) -> int:
+        counts = [tx.run(statement, seqs=seqs) for statement in self.maintenance.PURGE]
+        return counts[-1]
+
+    def _heads(self, tx: Transaction, prefix: str, queues: list[str] | None) -> list[Any]:
+        names = self._queues(tx) if queues is None else queues
+        wanted = [
+            name for name in names if name.startswith(prefix) and not tx.scalar(self.maintenance.PAUSED, queue=name)
+        ]
+        return [row for name in wanted for row in self._heads_of(tx, name)]
+
+    def _heads_of(self, tx: Transaction, queue: str) -> Iterator[Any]:
+        for priority in self._levels(tx, queue):
+            row = self._head(tx, queue, priority)
+            if row is not None:
+                yield queue, priority, *row
+                break
+        at = tx.scalar(self.maintenance.KEY_HEAD, queue=queue)
+        if at is not None:
+            yield queue, 0, at, 0
+
+    @abstractmethod
+    def _levels(self, tx: Transaction, queue: str) -> Iterable[int]:
+        """The priorities that have anything, highest first."""
+
+    @abstractmethod
+    def _queues(self, tx: Transaction) -> Iterable[str]:
+        """The queues that have anything pending."""
+
+    @abstractmethod
+    def _head(self, tx: Transaction, queue: str, priority: int) -> Any:
+        """The time and number of the first event of a priority that may go, or None."""

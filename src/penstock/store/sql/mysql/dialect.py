@@ -1,0 +1,326 @@
+"""The store on MySQL and MariaDB: READ COMMITTED, `SKIP LOCKED` so that claimers never wait for each other, and moves
+of a few statements each, because neither server has data-modifying CTEs. A deadlock is tried again."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy.exc import DBAPIError
+
+from penstock.config.extras import needs_extra
+from penstock.model.errors import (
+    InvalidEvent,
+    NotInitialised,
+    PenstockError,
+    StoreConflict,
+    StoreError,
+    StoreUnavailable,
+    UsageError,
+)
+from penstock.model.event import Delivery, Event, EventId
+from penstock.model.lease import Lease, LeaseId, Token
+from penstock.model.lifecycle import State
+from penstock.model.times import Clock
+from penstock.store.api import Capabilities, StoreOptions
+from penstock.store.sql.claim_hints import ALWAYS, Floor, Lines
+from penstock.store.sql.dialect import Wanted
+from penstock.store.sql.multi_statement import StepwiseStore
+from penstock.store.sql.mysql import emit as mysql_emit
+from penstock.store.sql.mysql import maintenance, statements
+from penstock.store.sql.mysql import ordering_keys as mysql_lines
+from penstock.store.sql.mysql.transaction import MysqlTransaction, adapt, delivery, utc
+from penstock.store.sql.outcome_rows import OutcomeRow, RouteRow
+from penstock.store.sql.transaction import Transaction, percent_style
+
+MICROS = 1_000_000
+# Servers close connections that nobody has used for a while, some after minutes.
+RECYCLE_SECONDS = 240
+ABOVE_ALL = 32_767
+SQL_MODE = "STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO"
+
+DEADLOCK, LOCK_WAIT, CHANGED_SINCE_READ = 1213, 1205, 1020
+NO_TABLE, NO_COLUMN, BROKEN_VIEW = 1146, 1054, 1356
+DUPLICATE, NOT_ALLOWED = 1062, 1227
+
+
+class MysqlStore(StepwiseStore):
+    capabilities = Capabilities(
+        transactional_emit=True, ordering=True, concurrent_writers=True, insert_into_view=False, staging=False
+    )
+    statements = statements
+    maintenance = maintenance
+
+    def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
+        super().__init__(url, options, clock)
+        self._floors: dict[str, Floor] = {}
+        self._lines: dict[str, Lines] = {}
+        self._now = "UTC_TIMESTAMP(6)" if clock is None else "CAST(:now AS DATETIME(6))"
+        self._prepared: dict[str, str] = {}
+
+    # -- connections ------------------------------------------------------------------------------------------
+
+    def _create_engine(self, url: str) -> Engine:
+        with needs_extra("a MySQL or MariaDB store", "mysql"):
+            import pymysql  # noqa: F401
+        target = make_url(url).set(drivername="mysql+pymysql")
+        connect_args = {} if "connect_timeout" in target.query else {"connect_timeout": 10}
+        # What doesn't fit is refused, not cut off, whatever the server prefers.
+        always = {"sql_mode": SQL_MODE, "program_name": "penstock"}
+        return create_engine(
+            target,
+            isolation_level="READ COMMITTED",
+            pool_size=self.options.pool_size,
+            max_overflow=10,
+            pool_recycle=RECYCLE_SECONDS,
+            connect_args={**always, **connect_args},
+        )
+
+    @contextmanager
+    def _begin(self, *, write: bool = True) -> Iterator[Transaction]:  # noqa: ARG002
+        try:
+            connected = self.engine.connect()
+        except (TypeError, ValueError) as error:
+            # Nothing of it is shown: it may hold the password.
+            raise UsageError(f"the URL {self.url} has options that the driver doesn't know or can't read") from error
+        with connected as connection, connection.begin():
+            raw: Any = connection.connection.dbapi_connection
+            with raw.cursor() as cursor:
+                yield self._transaction(connection, cursor)
+
+    def _transaction(self, connection: Any, cursor: Any) -> Transaction:
+        common = {} if self.clock is None else {"now": self.clock()}
+        return MysqlTransaction(connection, cursor, self._prepare, common, adapt=adapt, delivery=delivery)
+
+    def _prepare(self, statement: str) -> str:
+        prepared = self._prepared.get(statement)
+        if prepared is None:
+            prepared = self._prepared[statement] = percent_style(statement.replace("{now}", self._now))
+        return prepared
+
+    def _driver_errors(self) -> tuple[type[BaseException], ...]:
+        import pymysql
+
+        return (pymysql.Error,)
+
+    def _translate(self, error: BaseException) -> PenstockError | None:
+        from pymysql import Error, InterfaceError, OperationalError
+
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        code = cause.args[0] if isinstance(cause, Error) and cause.args else None
+        told = str(cause.args[-1] if cause is not None and cause.args else "").strip().partition("\n")[0]
+        if code in (DEADLOCK, LOCK_WAIT, CHANGED_SINCE_READ):
+            return StoreConflict(f"concurrent work on {self.url} kept winning; try again")
+        if code in (NO_TABLE, NO_COLUMN, BROKEN_VIEW):
+            return NotInitialised(f"the tables of {self.url} are missing or old; run: penstock init --store {self.url}")
+        if code == DUPLICATE and "event_id" in told:
+            return InvalidEvent("an event with this event_id was emitted before")
+        if isinstance(cause, OperationalError | InterfaceError):
+            return StoreUnavailable(f"can't reach {self.url}: {told or 'the connection was lost'}")
+        return StoreError(f"{self.url} refused: {told}") if isinstance(cause, Error) else None
+
+    def _moment(self, raw: Any) -> datetime:
+        moment: datetime = raw
+        return moment.replace(tzinfo=UTC)
+
+    def _clock(self, tx: Transaction) -> datetime:
+        """The time as a DATETIME holds it."""
+        return utc(self.clock()) if self.clock is not None else tx.scalar(maintenance.CLOCK)
+
+    # -- emitting ---------------------------------------------------------------------------------------------
+
+    def _append(self, cursor: Any, events: Sequence[Event]) -> list[EventId]:
+        tx = self._transaction(None, cursor)
+        return mysql_emit.append(tx, cursor, events, self._clock(tx))
+
+    # -- claiming ---------------------------------------------------------------------------------------------
+
+    def _take_ready(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]:
+        if wanted.types is not None:
+            return self._take_from(tx, wanted, room, ALWAYS)
+        floor = self._floors.setdefault(wanted.lease.queue, Floor())
+        start = floor.use()
+        rows = self._take_from(tx, wanted, room, start)
+        if start == ALWAYS and rows:
+            floor.learn_all(wanted.opened_at, *self._left(tx, wanted.lease.queue))
+        elif rows or room == wanted.limit:
+            floor.learn(wanted.opened_at, rows)
+        return rows
+
+    def _take_from(self, tx: Transaction, wanted: Wanted, room: int, floor: datetime) -> list[Delivery]:
+        chosen: list[tuple[int, int]] = []
+        statement = self._of_types(statements.CHOOSE_READY, wanted.types)
+        for priority in self._levels(tx, wanted.lease.queue):
+            given = wanted.parameters(room - len(chosen))
+            chosen += tx.rows(statement, **given, priority=priority, floor=floor)
+            if len(chosen) == room:
+                break
+        return self._move(tx, wanted, chosen, room)
+
+    def _left(self, tx: Transaction, queue: str) -> tuple[int | None, datetime | None]:
+        """The lowest priority and the oldest time of what a claim has left."""
+        levels = list(self._levels(tx, queue))
+        times = [tx.scalar(statements.OLDEST, queue=queue, priority=priority) for priority in levels]
+        oldest = [self._moment(one) for one in times if one is not None]
+        return min(levels, default=None), min(oldest, default=None)
+
+    def _levels(self, tx: Transaction, queue: str) -> Iterator[int]:
+        priority = tx.scalar(statements.LEVEL, queue=queue, above=ABOVE_ALL)
+        while priority is not None:
+            yield priority
+            priority = tx.scalar(statements.LEVEL, queue=queue, above=priority)
+
+    def _take_keyed(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]:
+        lease = wanted.lease
+        lines = self._lines.setdefault(lease.queue, Lines())
+        if not mysql_lines.take(tx, lease.queue, lease.lease_id, lines.wanted(room)):
+            return []
+        # Statements of their own: what they see is newer than the locks that the last one took.
+        of_types = "" if wanted.types is None else statements.OF_TYPES
+        chosen = mysql_lines.front(tx, wanted, room, of_types)
+        kept = {row[0] for row in tx.rows(statements.LOCK_WAITING, seqs=sorted(seq for seq, _ in chosen))}
+        rows = self._move(tx, wanted, [row for row in chosen if row[0] in kept], room)
+        lines.learn(rows)
+        # Those of other types at the head of their lines would be in the way of the next claim.
+        self._free_keys(tx, [lease.lease_id], served=wanted.types is not None)
+        return rows
+
+    def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:
+        if tx.scalar(maintenance.PAUSED, queue=queue):
+            return False
+        floor = Floor() if types is not None else self._floors.setdefault(queue, Floor())
+        start = floor.use()
+        given = {"queue": queue, "types": None if types is None else list(types), "floor": start}
+        of_head = "" if types is None else mysql_lines.OF_HEAD
+        statement = self._of_types(statements.HEAD, types)
+        levels = self._levels(tx, queue)
+        found = any(tx.row(statement, **given, priority=priority, room=1) for priority in levels)
+        if found and start == ALWAYS:
+            floor.forget()  # what only a full look finds, only a full look can claim
+        return found or bool(tx.scalar(mysql_lines.KEY_READY.replace("{of_head}", of_head), **given))
+
+    # -- leases and settling ----------------------------------------------------------------------------------
+
+    def _extend(self, tx: Transaction, leases: Sequence[Lease], max_age: float) -> set[tuple[LeaseId, Token]]:
+        given = {(lease.lease_id.bytes, lease.token.bytes): lease for lease in leases}
+        living = tx.rows(statements.LOCK_LIVING, lease_ids=[lease.lease_id for lease in leases], max_age=max_age)
+        held = [given[row] for row in map(tuple, living) if row in given]
+        for lease in held:
+            tx.run(statements.EXTEND, lease_id=lease.lease_id, seconds=lease.lease_seconds, max_age=max_age)
+        return {(lease.lease_id, lease.token) for lease in held}
+
+    def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> frozenset[int]:
+        done = [row[0] for row in tx.rows(statements.LOCK_HELD, lease_id=lease_id, seqs=seqs)]
+        for statement in statements.PUBLISH if done else ():
+            tx.run(statement, seqs=done)
+        return frozenset(done)
+
+    def _apply(
+        self, tx: Transaction, lease_id: LeaseId, rows: list[OutcomeRow], max_attempts: int, skip: bool
+    ) -> list[Any]:
+        given = [[row.seq, row.kind, row.error, round(row.delay * MICROS)] for row in rows]
+        told = dict(tx.rows(statements.OUTCOMES, lease_id=lease_id, rows=given, max_attempts=max_attempts))
+        final = [[row[0], told[row[0]], *row[2:]] for row in given if row[0] in told]
+        for statement in statements.APPLY if final else ():
+            tx.run(statement, lease_id=lease_id, rows=final, skip=skip)
+        return list(told.items())
+
+    def _route(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> frozenset[int]:
+        given = [[row.seq, row.queue, row.copy_id.hex if row.copy_id else None] for row in rows]
+        moved = [seq for (seq,) in tx.rows(maintenance.ROUTED, lease_id=lease_id, rows=given)]
+        for statement in maintenance.ROUTE if moved else ():
+            tx.run(statement, lease_id=lease_id, rows=given)
+        return frozenset(moved)
+
+    def _hold(self, tx: Transaction, lines: Sequence[Any]) -> None:
+        mysql_lines.hold(tx, tx.connection.connection.cursor(), map(tuple, lines), self._clock(tx))
+
+    def _hold_lines(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> None:
+        keys = dict(tx.rows(statements.LINES_HELD, lease_id=lease_id))
+        self._hold(tx, [(row.queue, keys[row.seq]) for row in rows if row.seq in keys])
+
+    def _release_behind(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> None:
+        back: dict[str, int] = {}
+        for key, seq in tx.rows(statements.WENT_BACK, seqs=seqs):
+            back[key] = min(seq, back.get(key, seq))
+        held = tx.rows(statements.LINES_HELD, lease_id=lease_id) if back else ()
+        behind = [OutcomeRow(seq, "RELEASED") for seq, key in held if key in back and seq > back[key]]
+        if behind:
+            self._apply(tx, lease_id, behind, max_attempts=0, skip=False)
+
+    def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId], *, served: bool = True) -> None:
+        mysql_lines.free(tx, lease_ids, served=served)
+
+    def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None:
+        dead, leaving, staying = self._choose_lost(tx, lease_id, limit, max_attempts)
+        self._lose(tx, dead, leaving, what="lost", error="attempt lost")
+        for statement in (statements.RECORD_LOST, statements.STAY) if staying else ():
+            tx.run(statement, seqs=staying, what="lost", error="attempt lost")
+
+    def _lose(self, tx: Transaction, dead: list[int], leaving: list[int], *, what: str, error: str) -> None:
+        for seqs, told, move in ((dead, "died", statements.BURY), (leaving, what, statements.GIVE_BACK)):
+            for statement in (statements.RECORD_LOST, move, statements.DROP_CLAIMED) if seqs else ():
+                tx.run(statement, seqs=seqs, what=told, error=error)
+
+    # -- beside the flow --------------------------------------------------------------------------------------
+
+    def _reap(self, tx: Transaction, limit: int) -> tuple[list[LeaseId], int]:
+        ended: list[LeaseId] = []
+        held: list[Any] = []
+        for (raw,) in tx.rows(statements.EXPIRED):
+            lease_id = LeaseId(UUID(bytes=raw))
+            under = tx.rows(statements.HELD_BY, lease_id=lease_id)
+            if ended and len(held) + len(under) > limit:
+                break
+            ended.append(lease_id)
+            held += under
+        if ended:
+            dead = [seq for _, seq, exhausted in held if exhausted]
+            leaving = [seq for _, seq, exhausted in held if not exhausted]
+            self._lose(tx, dead, leaving, what="reaped", error="lease expired")
+            tx.run(statements.CLOSE_ENDED, lease_ids=ended)
+        return ended, len(held)
+
+    def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int:
+        lines = tx.rows(maintenance.OWN_KEYS, seqs=seqs)
+        self._wake_lines(tx, list(map(tuple, lines)))
+        counts = [tx.run(statement, seqs=seqs, by=by) for statement in maintenance.REPLAY]
+        return counts[-1]
+
+    def _wake_lines(self, tx: Transaction, lines: Sequence[tuple[str, str]]) -> None:
+        self._hold(tx, lines)
+        mysql_lines.wake(tx, maintenance.WAKE_KEYS, lines)
+
+    def _bury(self, tx: Transaction, state: State, seqs: list[int], reason: str, by: str) -> int:
+        lock, *moves = maintenance.BURY[state]
+        found = [seq for (seq,) in tx.rows(lock, seqs=seqs)]
+        for statement in moves if found else ():
+            tx.run(statement, seqs=found, reason=reason, by=by)
+        return len(found)
+
+    def _queues(self, tx: Transaction) -> Iterator[str]:
+        queue = tx.scalar(maintenance.NEXT_QUEUE, after="")
+        while queue is not None:
+            yield queue
+            queue = tx.scalar(maintenance.NEXT_QUEUE, after=queue)
+
+    def _head(self, tx: Transaction, queue: str, priority: int) -> Any:
+        statement = self._of_types(statements.HEAD, None)
+        return tx.row(statement, queue=queue, priority=priority, room=1, floor=ALWAYS)
+
+    def _came_back(self) -> None:
+        for floor in self._floors.values():
+            floor.forget()
+
+    def _oldest_snapshot_seconds(self, tx: Transaction) -> float | None:
+        from pymysql import OperationalError
+
+        try:
+            age = tx.scalar(maintenance.OLDEST_SNAPSHOT)
+        except OperationalError as error:
+            if error.args[0] != NOT_ALLOWED:
+                raise
+            return None  # to see others' transactions needs the PROCESS privilege
+        return None if age is None else float(age)

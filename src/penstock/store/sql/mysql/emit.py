@@ -1,0 +1,136 @@
+"""Emitting on MySQL and MariaDB: INSERTs of many rows at once, in the caller's transaction if there is one."""
+
+import json
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from penstock.model.errors import InvalidEvent
+from penstock.model.event import Event, EventId
+from penstock.store.event_ids import ids_for, new_event_id
+from penstock.store.sql.columns import COLUMNS
+from penstock.store.sql.mysql import ordering_keys as lines
+from penstock.store.sql.mysql.transaction import utc
+from penstock.store.sql.transaction import Transaction
+
+# The driver puts as many rows as fit into a megabyte into one statement.
+_INSERT = "INSERT INTO {} ({}) VALUES ({})"
+_EVENT = ("event_id", "event_type", "payload", "headers", "partition_key", "ordering_key", "created_at")
+EVENTS = _INSERT.format("penstock_events", ", ".join(_EVENT), ", ".join(["%s"] * len(_EVENT)))
+PENDING = _INSERT.format("penstock_pending", COLUMNS, ", ".join(["%s"] * (COLUMNS.count(",") + 1)))
+
+# Which numbers the events got. They rise in the order of the rows, but nobody promises that they follow each other.
+NUMBERS = """
+SELECT e.seq FROM JSON_TABLE(:rows, '$[*]' COLUMNS (given_id CHAR(32) PATH '$[0]')) given
+STRAIGHT_JOIN penstock_events e ON e.event_id = UNHEX(given_id)
+"""
+
+# Opens a window where none is open. VALUES() is what both servers know; assignments are made from left to right, so the
+# time comes last.
+OPEN_WINDOWS = """
+INSERT INTO penstock_dedupe (queue, dedupe_key, event_id, expires_at) VALUES (%s, %s, %s, %s)
+ON DUPLICATE KEY UPDATE event_id = IF(expires_at <= {now}, VALUES(event_id), event_id),
+    expires_at = IF(expires_at <= {now}, VALUES(expires_at), expires_at)
+"""
+# With a lock, which this transaction has: it sees what a stricter transaction's plain read would not.
+WINDOWS = """
+SELECT dedupe_key, event_id FROM penstock_dedupe WHERE queue = :queue AND dedupe_key IN :names LOCK IN SHARE MODE
+"""
+NAME_OPENER = "UPDATE penstock_dedupe SET event_id = %s WHERE queue = %s AND dedupe_key = %s"
+
+# With payloads below this no statement comes near what any server takes.
+LARGE = 1_000_000
+LARGEST = "SELECT @@max_allowed_packet"
+
+Window = tuple[str, str]
+
+
+def append(tx: Transaction, cursor: Any, events: Sequence[Event], now: datetime) -> list[EventId]:
+    """Write events; returns their ids, and for a duplicate that of the first."""
+    _refuse_too_large(tx, events)
+    ids = list(ids_for(events))
+    written = list(zip(ids, events, strict=True))
+    if any(event.dedupe_key is not None for event in events):
+        opened, known = _open_windows(tx, cursor, written, now)
+        ids = [known.get(_window(event), event_id) for event_id, event in written]
+        written = [one for place, one in enumerate(written) if one[1].dedupe_key is None or place in opened]
+    lines.hold(tx, cursor, ((event.queue, event.ordering_key) for _, event in written if event.ordering_key), now)
+    if written:
+        _write(tx, cursor, written, now)
+    return ids
+
+
+def _refuse_too_large(tx: Transaction, events: Sequence[Event]) -> None:
+    """A server that is sent more than it takes only hangs up. The driver sends bytes as hexadecimal digits."""
+    large = [event.payload for event in events if len(event.payload) > LARGE]
+    if not large:
+        return
+    largest = int(tx.scalar(LARGEST))
+    for payload in large:
+        if 2 * len(payload) + 2 * LARGE > largest:
+            raise InvalidEvent(
+                f"a payload of {len(payload):,} bytes takes twice as many to send, more than the server takes: raise "
+                f"its max_allowed_packet, which is {largest:,}"
+            )
+
+
+def _write(tx: Transaction, cursor: Any, written: Sequence[tuple[EventId, Event]], now: datetime) -> None:
+    cursor.executemany(EVENTS, [_event_row(event_id, event, now) for event_id, event in written])
+    numbers = sorted(row[0] for row in tx.rows(NUMBERS, rows=[[event_id.hex] for event_id, _ in written]))
+    pending = zip(numbers, written, strict=True)
+    cursor.executemany(PENDING, [_pending_row(seq, event, now) for seq, (_, event) in pending])
+
+
+def _open_windows(
+    tx: Transaction, cursor: Any, written: Sequence[tuple[EventId, Event]], now: datetime
+) -> tuple[set[int], dict[Window, EventId]]:
+    """The places of the events that opened a window, and each window's event.
+
+    A window is opened under an id that nobody else can have put there; where its event was given one, it is renamed.
+    """
+    first: dict[Window, int] = {}
+    for place, (_, event) in enumerate(written):
+        if event.dedupe_key is not None:
+            first.setdefault(_window(event), place)
+    marks = {window: written[place][0] for window, place in first.items()}
+    named = [window for window, place in first.items() if written[place][1].event_id is not None]
+    marks |= {window: new_event_id() for window in named}
+    rows = [
+        (*window, marks[window].bytes, now + timedelta(seconds=written[place][1].dedupe_seconds))
+        for window, place in sorted(first.items())
+    ]
+    cursor.executemany(OPEN_WINDOWS.format(now=f"'{now.isoformat(sep=' ')}'"), rows)
+    found = _windows(tx, sorted(first))
+    opened = {window: place for window, place in first.items() if found[window] == marks[window].bytes}
+    for window in named:
+        if window in opened:
+            cursor.execute(NAME_OPENER, (written[opened[window]][0].bytes, *window))
+    known = {window: EventId(UUID(bytes=raw)) for window, raw in found.items()}
+    return set(opened.values()), known | {window: written[place][0] for window, place in opened.items()}
+
+
+def _windows(tx: Transaction, windows: Sequence[Window]) -> dict[Window, bytes]:
+    found: dict[Window, bytes] = {}
+    for queue, names in lines.by_queue(windows):
+        found |= {(queue, name): event_id for name, event_id in tx.rows(WINDOWS, queue=queue, names=names)}
+    return found
+
+
+def _window(event: Event) -> Window:
+    return event.queue, event.dedupe_key or ""
+
+
+def _event_row(event_id: EventId, event: Event, now: datetime) -> tuple[Any, ...]:
+    headers = json.dumps(dict(event.headers)) if event.headers else None
+    fixed = (event.event_type, event.payload, headers, event.partition_key, event.ordering_key)
+    return (event_id.bytes, *fixed, now)
+
+
+def _pending_row(seq: int, event: Event, now: datetime) -> tuple[Any, ...]:
+    available_at = now
+    if event.available_at is not None:
+        available_at = utc(event.available_at)
+    elif event.delay_seconds is not None:
+        available_at += timedelta(seconds=event.delay_seconds)
+    return (seq, event.queue, event.ordering_key, event.priority, 0, 0, event.max_attempts, 0, 0, available_at, None)

@@ -1,0 +1,177 @@
+"""The statements beside the flow on MySQL and MariaDB: replay, routes, purge, steering, relays and maintenance.
+
+As in `mysql_statements`: values are bound, lists of numbers travel as JSON, and `{now}`, the clock, is put in.
+"""
+
+from penstock.store.sql.columns import COLUMNS, UNSETTLED, changing
+from penstock.store.sql.mysql.ordering_keys import KEYS
+from penstock.store.sql.mysql.statements import CLAIMED_ROWS, GIVEN
+
+_ARCHIVED = f"{GIVEN} penstock_archive a ON a.seq = given_seq"
+
+# The key comes back from the event itself: one that had left its line returns to it.
+OWN_KEYS = f"""
+SELECT a.queue, e.ordering_key FROM {_ARCHIVED} STRAIGHT_JOIN penstock_events e ON e.seq = a.seq
+WHERE e.ordering_key IS NOT NULL
+"""
+REPLAY = (
+    f"""
+    INSERT INTO penstock_history (seq, at, what, attempts, lease_id, `by`, detail)
+    SELECT a.seq, {{now}}, 'replayed', a.attempts, NULL, :by,
+           CONCAT('was ', a.state, coalesce(CONCAT(': ', a.last_error), ''))
+    FROM {_ARCHIVED}
+    """,
+    f"""
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT {
+        changing(
+            ordering_key="(SELECT e.ordering_key FROM penstock_events e WHERE e.seq = a.seq)",
+            attempts="0",
+            deliveries="0",
+            replays="replays + 1",
+            suspect="0",
+            available_at="{now}",
+            last_error="NULL",
+        )
+    } FROM {_ARCHIVED}
+    """,
+    f"DELETE n FROM {GIVEN} penstock_notes n ON n.seq = given_seq",
+    f"DELETE a FROM {_ARCHIVED}",
+)
+
+# A key whose turn would come later has an event again that may go now.
+WAKE_KEYS = f"""
+UPDATE {KEYS} SET next_at = {{now}}
+WHERE queue = :queue AND ordering_key IN :names AND lease_id IS NULL AND next_at > {{now}}
+"""
+
+# Rows of seq, queue and the copy's id; the event itself goes to its first queue, without one. Copies are numbered as
+# they are inserted, in the order of the events: an ordering key's line stays one.
+_ROUTED = f"""
+JSON_TABLE(:rows, '$[*]' COLUMNS (
+    place FOR ORDINALITY, given_seq BIGINT PATH '$[0]',
+    to_queue VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[1]', copy_id CHAR(32) PATH '$[2]')) given
+STRAIGHT_JOIN {CLAIMED_ROWS} ON c.seq = given_seq AND c.lease_id = :lease_id
+"""
+_FRESH = {
+    "queue": "to_queue",
+    "ordering_key": "c.ordering_key",
+    "attempts": "0",
+    "deliveries": "0",
+    "replays": "0",
+    "suspect": "0",
+    "available_at": "{now}",
+    "last_error": "NULL",
+}
+ROUTED = f"SELECT DISTINCT c.seq FROM {_ROUTED} FOR UPDATE"
+ROUTE = (
+    f"""
+    INSERT INTO penstock_events
+        (event_id, event_type, payload, headers, partition_key, ordering_key, created_at, origin)
+    SELECT UNHEX(copy_id), e.event_type, e.payload, e.headers, e.partition_key, e.ordering_key, e.created_at,
+           coalesce(e.origin, e.event_id)
+    FROM {_ROUTED} STRAIGHT_JOIN penstock_events e ON e.seq = c.seq WHERE copy_id IS NOT NULL ORDER BY place
+    """,
+    f"""
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT {changing(seq="c.seq", **_FRESH)} FROM {_ROUTED} WHERE copy_id IS NULL
+    """,
+    f"""
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT {changing(seq="e.seq", **_FRESH)}
+    FROM {_ROUTED} STRAIGHT_JOIN penstock_events e ON e.event_id = UNHEX(copy_id) WHERE copy_id IS NOT NULL
+    """,
+    f"DELETE c FROM {_ROUTED}",
+)
+
+PURGE = (
+    f"DELETE h FROM {GIVEN} penstock_history h ON h.seq = given_seq",
+    f"DELETE n FROM {GIVEN} penstock_notes n ON n.seq = given_seq",
+    f"DELETE e FROM {GIVEN} penstock_events e ON e.seq = given_seq",
+    f"DELETE a FROM {_ARCHIVED}",
+)
+
+# Assignments are made from left to right: `paused_at` last, while it still says whether there was a pause.
+PAUSE = """
+INSERT INTO penstock_queues (queue, paused_at, paused_by) VALUES (:queue, {now}, :by)
+ON DUPLICATE KEY UPDATE paused_by = CASE WHEN paused_at IS NULL THEN :by ELSE paused_by END,
+    paused_at = coalesce(paused_at, {now})
+"""
+RESUME = "UPDATE penstock_queues SET paused_at = NULL, paused_by = NULL WHERE queue = :queue AND paused_at IS NOT NULL"
+LIMIT = """
+INSERT INTO penstock_queues (queue, max_claimed) VALUES (:queue, :max_claimed)
+ON DUPLICATE KEY UPDATE max_claimed = :max_claimed
+"""
+PAUSED = "SELECT EXISTS (SELECT 1 FROM penstock_queues WHERE queue = :queue AND paused_at IS NOT NULL)"
+COUNT_PURGED = """
+INSERT INTO penstock_queues (queue, purged) VALUES (:queue, :count)
+ON DUPLICATE KEY UPDATE purged = purged + :count
+"""
+LOCK_QUEUE = "SELECT max_claimed FROM penstock_queues WHERE queue = :queue FOR UPDATE"
+CLAIMED_OF_QUEUE = """
+SELECT count(*) FROM penstock_leases l FORCE INDEX (penstock_leases_open)
+STRAIGHT_JOIN penstock_claimed c ON c.lease_id = l.lease_id WHERE l.closed_at IS NULL AND l.queue = :queue
+"""
+
+KEEP_PROGRESS = """
+INSERT INTO penstock_notes (seq, progress, noted_at) VALUES (:seq, :progress, {now})
+ON DUPLICATE KEY UPDATE progress = :progress, noted_at = {now}
+"""
+KEEP_RESULT = """
+INSERT INTO penstock_notes (seq, result, noted_at) VALUES (:seq, :result, {now})
+ON DUPLICATE KEY UPDATE result = :result, noted_at = {now}
+"""
+
+# From the table of a state, pending or claimed, to the archive.
+_STATE = f"{GIVEN} {{state}} s ON s.seq = given_seq"
+_BURY = (
+    f"SELECT s.seq FROM {_STATE} FOR UPDATE",
+    f"""
+    INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
+    SELECT {changing(last_error=":reason")}, 'DEAD', {{now}}, NULL FROM {_STATE}
+    """,
+    f"""
+    INSERT INTO penstock_history (seq, at, what, attempts, lease_id, `by`, detail)
+    SELECT seq, {{now}}, 'cancelled', attempts, NULL, :by, :reason FROM {_STATE}
+    """,
+    f"DELETE s FROM {_STATE}",
+)
+BURY = {state: tuple(statement.replace("{state}", table) for statement in _BURY) for state, table in UNSETTLED.items()}
+
+# The next queue that has anything pending: one look into an index.
+NEXT_QUEUE = "SELECT min(queue) FROM penstock_pending FORCE INDEX (penstock_pending_ready) WHERE queue > :after"
+# An ordering key counts with its own time, whatever the priority of its events.
+KEY_HEAD = """
+SELECT min(next_at) FROM penstock_keys FORCE INDEX (penstock_keys_ready)
+WHERE queue = :queue AND lease_id IS NULL AND next_at <= {now}
+"""
+
+DROP_OLD_LEASES = """
+DELETE FROM penstock_leases WHERE closed_at < {now} - INTERVAL ROUND(:seconds * 1000000) MICROSECOND LIMIT :limit
+"""
+# One that an emitter is just opening anew is left alone.
+DROP_OLD_DEDUPES = """
+DELETE d FROM (
+    SELECT queue, dedupe_key FROM penstock_dedupe FORCE INDEX (penstock_dedupe_expiry) WHERE expires_at < {now}
+    LIMIT :limit FOR UPDATE SKIP LOCKED) old
+STRAIGHT_JOIN penstock_dedupe d ON d.queue = old.queue AND d.dedupe_key = old.dedupe_key
+"""
+DROP_OLD_RELAYS = "DELETE FROM penstock_relays WHERE seen_at < {now} - INTERVAL ROUND(:seconds * 1000000) MICROSECOND"
+
+BEAT_RELAY = """
+INSERT INTO penstock_relays (relay_id, queue, destination, host, started_at, seen_at, stopping)
+VALUES (:relay_id, :queue, :destination, :host, {now}, {now}, :stopping)
+ON DUPLICATE KEY UPDATE seen_at = {now}, stopping = stopping OR :stopping
+--;
+SELECT stopping FROM penstock_relays WHERE relay_id = :relay_id
+"""
+RELAY_STOPPING = "SELECT stopping FROM penstock_relays WHERE relay_id = :relay_id"
+FORGET_RELAY = "DELETE FROM penstock_relays WHERE relay_id = :relay_id"
+
+CLOCK = "SELECT {now}"
+
+# An open transaction keeps what was deleted since it began. Its start is told in the time zone of the system.
+OLDEST_SNAPSHOT = """
+SELECT max(TIMESTAMPDIFF(SECOND, trx_started, CONVERT_TZ(UTC_TIMESTAMP(), '+00:00', 'SYSTEM')))
+FROM information_schema.innodb_trx WHERE trx_mysql_thread_id <> CONNECTION_ID()
+"""

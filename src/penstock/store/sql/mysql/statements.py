@@ -1,0 +1,220 @@
+"""Every statement that a claim, a settle and their kin run on MySQL and MariaDB.
+
+One text serves both. MySQL returns nothing from an INSERT or DELETE, and neither has a data-modifying CTE: a move is a
+locking SELECT, an INSERT ... SELECT and a DELETE, and a text that has to change and then to tell is two statements,
+parted by a line of `--;`. Values are bound (`:name`), lists of numbers as one JSON text; `{now}`, the clock, is put in.
+
+The transaction is READ COMMITTED: each plain read sees what was committed before it began, locks nothing and waits for
+nobody. In a caller's own transaction (`settle_in`) it may be stricter and see an old state; so whatever decides over an
+event reads with a lock, which always sees the newest. Lock order: lease, keys (sorted), claimed, pending or archive.
+"""
+
+from penstock.store.sql.columns import CHANGED_BY, COLUMNS, DELIVERY, changing
+
+# As `Delivery` decodes it when asked: microseconds since 2000.
+_RAW_TIME = "TIMESTAMPDIFF(MICROSECOND, '2000-01-01', {})"
+_DELIVERY = DELIVERY.format(row="s", deliveries="s.deliveries")
+for _column in ("e.created_at", "s.available_at"):
+    _DELIVERY = _DELIVERY.replace(_column, _RAW_TIME.format(_column))
+
+# `lease_seconds` and `delay` may have fractions, of which the INTERVAL of a float would lose some.
+_LATER = "{{now}} + INTERVAL ROUND({} * 1000000) MICROSECOND"
+
+# The numbers of a list, to be looked up one by one: an IN of thousands is planned as a scan by one server or the other.
+GIVEN = "JSON_TABLE(:seqs, '$[*]' COLUMNS (given_seq BIGINT PATH '$')) given STRAIGHT_JOIN"
+PENDING = f"{GIVEN} penstock_pending p ON p.seq = given_seq"
+# By their numbers: through the index on leases, which a server prefers for small leases, a locking read would take the
+# locks of a row in another order than the DELETE that follows, and those of rows that it does not settle.
+CLAIMED_ROWS = "penstock_claimed c FORCE INDEX (PRIMARY)"
+CLAIMED = f"{GIVEN} {CLAIMED_ROWS} ON c.seq = given_seq"
+
+# A fresh token at every claim: whoever holds an older one has lost. A closed lease stays as it was. Assignments are
+# made from left to right: `moved` first, while `claimant` is still the last one.
+OPEN_LEASE = f"""
+INSERT INTO penstock_leases (lease_id, queue, claimant, token, claims, moved, max_attempts, claimed_at, expires_at)
+VALUES (:lease_id, :queue, :claimant, :token, 0, 0, :max_attempts, {{now}}, {_LATER.format(":lease_seconds")})
+ON DUPLICATE KEY UPDATE
+    moved = claimant <> :claimant, claimant = :claimant, token = :token, claims = claims + 1,
+    expires_at = CASE WHEN closed_at IS NULL THEN GREATEST(expires_at, {_LATER.format(":lease_seconds")})
+                      ELSE expires_at END
+--;
+SELECT claims, moved, closed_at, max_attempts, {{now}},
+    (SELECT CASE WHEN q.paused_at IS NULL THEN q.max_claimed ELSE 0 END FROM penstock_queues q WHERE q.queue = l.queue)
+FROM penstock_leases l WHERE lease_id = :lease_id
+"""
+
+_READY = "penstock_pending p FORCE INDEX (penstock_pending_ready)"
+# No subquery that could become a join: the order of the index must stay.
+OF_TYPES = " AND (SELECT t.event_type FROM penstock_events t WHERE t.seq = p.seq) IN :types"
+
+# The next lower priority that has anything: one look into the index. A recursive query would read whole levels.
+LEVEL = f"SELECT max(priority) FROM {_READY} WHERE queue = :queue AND ordering_key IS NULL AND priority < :above"
+
+_MAY_GO = f"""
+FROM {_READY}
+WHERE p.queue = :queue AND p.ordering_key IS NULL AND p.priority = :priority
+  AND p.available_at >= :floor AND p.available_at <= {{now}}{{of_types}}
+ORDER BY p.available_at, p.seq LIMIT :room
+"""
+CHOOSE_READY = f"SELECT p.seq, p.suspect {_MAY_GO} FOR UPDATE SKIP LOCKED"
+HEAD = f"SELECT p.available_at, p.seq {_MAY_GO}"
+# What is left of a priority: its oldest time.
+OLDEST = (
+    f"SELECT min(available_at) FROM {_READY} WHERE queue = :queue AND ordering_key IS NULL AND priority = :priority"
+)
+
+# The line of a key is chosen without locks, so as not to wait for an emitter. What was chosen may be gone by now. By
+# number, as an operator's cancel locks them, or the two could wait for each other.
+LOCK_WAITING = f"SELECT p.seq FROM {PENDING} FOR UPDATE"
+TAKE = (
+    f"""
+    INSERT INTO penstock_claimed ({COLUMNS}, lease_id)
+    SELECT {changing(deliveries="deliveries + 1")}, :lease_id FROM {PENDING}
+    """,
+    f"DELETE p FROM {PENDING}",
+)
+READ_TAKEN = f"""
+SELECT {_DELIVERY} FROM {GIVEN} penstock_claimed s ON s.seq = given_seq STRAIGHT_JOIN penstock_events e ON e.seq = s.seq
+"""
+READ_CLAIMED = f"""
+SELECT {_DELIVERY} FROM penstock_claimed s STRAIGHT_JOIN penstock_events e ON e.seq = s.seq WHERE s.lease_id = :lease_id
+"""
+
+# What goes back comes from the end: of an ordering key's line it is never the head.
+CHOOSE_HELD = """
+SELECT seq, suspect, attempts + 1 >= coalesce(max_attempts, :max_attempts) FROM penstock_claimed
+WHERE lease_id = :lease_id
+ORDER BY ordering_key IS NULL, ordering_key, CASE WHEN ordering_key IS NULL THEN available_at END, seq
+"""
+
+_LOST = {"attempts": "attempts + 1", "last_error": ":error"}
+
+# A lost attempt or an expired lease, for the claimed events of a list.
+RECORD_LOST = f"""
+INSERT INTO penstock_history (seq, at, what, attempts, lease_id, `by`, detail)
+SELECT c.seq, {{now}}, :what, c.attempts + 1, c.lease_id,
+       (SELECT l.claimant FROM penstock_leases l WHERE l.lease_id = c.lease_id), :error
+FROM {CLAIMED}
+"""
+BURY = f"""
+INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
+SELECT {changing(**_LOST)}, 'DEAD', {{now}}, lease_id FROM {CLAIMED}
+"""
+GIVE_BACK = f"""
+INSERT INTO penstock_pending ({COLUMNS}) SELECT {changing(suspect="LEAST(suspect + 1, 9)", **_LOST)} FROM {CLAIMED}
+"""
+STAY = f"""
+UPDATE {CLAIMED} SET c.deliveries = c.deliveries + 1, c.attempts = c.attempts + 1,
+    c.suspect = LEAST(c.suspect + 1, 9), c.last_error = :error
+"""
+DROP_CLAIMED = f"DELETE c FROM {CLAIMED}"
+
+LOCK_LEASE = """
+SELECT max_attempts, EXISTS (SELECT 1 FROM penstock_keys k WHERE k.lease_id = l.lease_id LOCK IN SHARE MODE)
+FROM penstock_leases l WHERE l.lease_id = :lease_id AND l.token = :token AND l.closed_at IS NULL
+FOR UPDATE
+"""
+
+LOCK_HELD = f"SELECT c.seq FROM {CLAIMED} WHERE c.lease_id = :lease_id FOR UPDATE"
+PUBLISH = (
+    f"""
+    INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
+    SELECT {changing()}, 'PUBLISHED', {{now}}, lease_id FROM {CLAIMED}
+    """,
+    DROP_CLAIMED,
+)
+
+# What was given, next to what is held: :rows is a list of [seq, kind, error, delay in microseconds]. The character set
+# is named, or texts would pass through the database's own.
+_OUTCOMES = f"""
+JSON_TABLE(:rows, '$[*]' COLUMNS (
+    given_seq BIGINT PATH '$[0]', kind VARCHAR(8) PATH '$[1]',
+    error LONGTEXT CHARACTER SET utf8mb4 PATH '$[2]', delay BIGINT PATH '$[3]')) given
+STRAIGHT_JOIN {CLAIMED_ROWS} ON c.seq = given_seq AND c.lease_id = :lease_id
+"""
+_OUTCOME = """
+CASE WHEN kind = 'RETRY' AND c.attempts + 1 >= coalesce(c.max_attempts, :max_attempts) THEN 'DEAD' ELSE kind END
+"""
+OUTCOMES = f"SELECT c.seq, {_OUTCOME} FROM {_OUTCOMES} FOR UPDATE"
+# The outcomes are told by then: :rows says DEAD where a retry was the last.
+APPLY = (
+    f"""
+    INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
+    SELECT {changing(attempts="attempts + 1", last_error="error")}, 'DEAD', {{now}}, lease_id
+    FROM {_OUTCOMES} WHERE kind = 'DEAD'
+    """,
+    f"""
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT {
+        changing(
+            ordering_key="CASE WHEN NOT :skip THEN ordering_key END",
+            attempts="attempts + 1",
+            suspect="0",
+            available_at="{now} + INTERVAL delay MICROSECOND",
+            last_error="error",
+        )
+    } FROM {_OUTCOMES} WHERE kind = 'RETRY'
+    """,
+    f"""
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT {changing(deliveries="deliveries - 1")} FROM {_OUTCOMES} WHERE kind = 'RELEASED'
+    """,
+    f"""
+    INSERT INTO penstock_history (seq, at, what, attempts, lease_id, `by`, detail)
+    SELECT seq, {{now}}, CASE kind WHEN 'DEAD' THEN 'died' WHEN 'RETRY' THEN 'retried' ELSE 'released' END,
+           attempts + CASE kind WHEN 'RELEASED' THEN 0 ELSE 1 END, :lease_id, {CHANGED_BY}, error FROM {_OUTCOMES}
+    """,
+    f"DELETE c FROM {_OUTCOMES}",
+)
+
+# What stands behind an event that went back to its line goes back with it: whoever repeats the claim would overtake.
+WENT_BACK = f"SELECT p.ordering_key, p.seq FROM {PENDING} WHERE p.ordering_key IS NOT NULL"
+LINES_HELD = """
+SELECT seq, ordering_key FROM penstock_claimed WHERE lease_id = :lease_id AND ordering_key IS NOT NULL FOR UPDATE
+"""
+
+# What went back to pending left its line in the history.
+SETTLED_BEFORE = f"""
+SELECT a.seq FROM {GIVEN} penstock_archive a ON a.seq = given_seq WHERE a.lease_id = :lease_id
+UNION
+SELECT h.seq FROM {GIVEN} penstock_history h ON h.seq = given_seq
+WHERE h.lease_id = :lease_id AND h.what IN ('retried', 'released')
+"""
+
+CLOSE_LEASE = """
+UPDATE penstock_leases SET closed_at = {now}
+WHERE lease_id = :lease_id AND NOT EXISTS (SELECT 1 FROM penstock_claimed WHERE lease_id = :lease_id)
+"""
+
+# Refused past the greatest age, or a hung handler with a live heartbeat would never be freed.
+LOCK_LIVING = """
+SELECT lease_id, token FROM penstock_leases
+WHERE lease_id IN :lease_ids AND closed_at IS NULL
+  AND claimed_at + INTERVAL ROUND(:max_age * 1000000) MICROSECOND > {now}
+ORDER BY lease_id FOR UPDATE
+"""
+EXTEND = f"""
+UPDATE penstock_leases SET expires_at = GREATEST(expires_at, LEAST(
+    {_LATER.format(":seconds")}, claimed_at + INTERVAL ROUND(:max_age * 1000000) MICROSECOND))
+WHERE lease_id = :lease_id
+"""
+
+EXPIRED = """
+SELECT lease_id FROM penstock_leases FORCE INDEX (penstock_leases_open)
+WHERE closed_at IS NULL AND expires_at < {now} ORDER BY expires_at LIMIT 1000 FOR UPDATE SKIP LOCKED
+"""
+HELD_BY = """
+SELECT c.lease_id, c.seq, c.attempts + 1 >= coalesce(c.max_attempts, l.max_attempts)
+FROM penstock_leases l STRAIGHT_JOIN penstock_claimed c ON c.lease_id = l.lease_id WHERE l.lease_id = :lease_id
+"""
+CLOSE_ENDED = "UPDATE penstock_leases SET closed_at = {now} WHERE lease_id IN :lease_ids"
+
+_OF_LEASE = "FROM penstock_claimed WHERE lease_id = :lease_id"
+RELEASE = (
+    f"""
+    INSERT INTO penstock_history (seq, at, what, attempts, lease_id, `by`, detail)
+    SELECT seq, {{now}}, 'released', attempts, :lease_id, {CHANGED_BY}, NULL {_OF_LEASE}
+    """,
+    f"INSERT INTO penstock_pending ({COLUMNS}) SELECT {changing(deliveries='deliveries - 1')} {_OF_LEASE}",
+    f"DELETE {_OF_LEASE}",
+)

@@ -1,0 +1,403 @@
+"""The store on PostgreSQL: data-modifying CTEs that move rows, `SKIP LOCKED` so that claimers never wait for each
+other, COPY for bulk emits, and a lower bound on claims that keeps them fast while vacuum is held up."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy import event as hooks
+from sqlalchemy.exc import DBAPIError
+
+from penstock.config.extras import needs_extra
+from penstock.model.errors import (
+    InvalidEvent,
+    NotInitialised,
+    PenstockError,
+    StoreConflict,
+    StoreError,
+    StoreUnavailable,
+)
+from penstock.model.event import Delivery, Event, EventId, encode_moment
+from penstock.model.lease import Lease, LeaseId, Token
+from penstock.model.lifecycle import State
+from penstock.model.times import Clock
+from penstock.store.api import Capabilities, Committed, Part, StoreOptions
+from penstock.store.event_ids import ids_for
+from penstock.store.sql.claim_hints import ALWAYS, Floor, Lines
+from penstock.store.sql.dedupe import first_of_windows, without_duplicates
+from penstock.store.sql.dialect import Wanted
+from penstock.store.sql.outcome_rows import OutcomeRow, RouteRow
+from penstock.store.sql.postgres import maintenance, staging, statements
+from penstock.store.sql.postgres.connections import bare, prepare_for_claims
+from penstock.store.sql.store import SqlStore
+from penstock.store.sql.transaction import Transaction, percent_style
+
+COPY_FROM = 20
+
+# Dedupe windows are opened by a statement of their own.
+EMIT_COLUMNS = (
+    *("event_id", "event_type", "queue", "payload", "headers", "partition_key", "ordering_key", "priority"),
+    *("max_attempts", "available_at", "delay_seconds", "created_at"),
+)
+INSERT = f"INSERT INTO penstock_outbox ({', '.join(EMIT_COLUMNS)}) VALUES ({', '.join(['%s'] * len(EMIT_COLUMNS))})"
+
+
+class PostgresStore(SqlStore):
+    capabilities = Capabilities(transactional_emit=True, ordering=True, concurrent_writers=True)
+    statements = statements
+    maintenance = maintenance
+    staging = staging
+
+    def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
+        super().__init__(url, options, clock)
+        self._floors: dict[str, Floor] = {}
+        self._lines: dict[str, Lines] = {}
+        # The statement's time, not the moment's: an index can be searched for it.
+        self._now = "statement_timestamp()" if clock is None else "CAST(:now AS timestamptz)"
+        self._prepared: dict[str, str] = {}
+
+    # -- connections ------------------------------------------------------------------------------------------
+
+    def _create_engine(self, url: str) -> Engine:
+        with needs_extra("a PostgreSQL store", "postgres"):
+            import psycopg  # noqa: F401
+        target = make_url(url).set(drivername="postgresql+psycopg")
+        connect_args = {} if "connect_timeout" in target.query else {"connect_timeout": 10}
+        engine = create_engine(
+            target,
+            isolation_level="READ COMMITTED",
+            pool_size=self.options.pool_size,
+            max_overflow=10,
+            connect_args={"application_name": "penstock", **connect_args},
+        )
+        hooks.listen(engine, "connect", prepare_for_claims)
+        return engine
+
+    @contextmanager
+    def _begin(self, *, write: bool = True) -> Iterator[Transaction]:  # noqa: ARG002
+        with self.engine.connect() as connection, connection.begin():
+            raw: Any = connection.connection.dbapi_connection
+            with raw.cursor(binary=True) as cursor:
+                yield self._transaction(connection, cursor)
+
+    def _transaction(self, connection: Any, cursor: Any) -> Transaction:
+        common = {} if self.clock is None else {"now": self.clock()}
+        return Transaction(connection, cursor, self._prepare, common, bare=lambda: bare(cursor.connection))
+
+    def _prepare(self, statement: str) -> str:
+        prepared = self._prepared.get(statement)
+        if prepared is None:
+            prepared = self._prepared[statement] = percent_style(statement.replace("{now}", self._now))
+        return prepared
+
+    def _driver_errors(self) -> tuple[type[BaseException], ...]:
+        import psycopg
+
+        return (psycopg.Error,)
+
+    def _translate(self, error: BaseException) -> PenstockError | None:
+        from psycopg import Error, InterfaceError, OperationalError, errors
+
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        match cause:
+            case errors.DeadlockDetected() | errors.SerializationFailure() | errors.LockNotAvailable():
+                return StoreConflict(f"concurrent work on {self.url} kept winning; try again")
+            case errors.UndefinedTable() | errors.UndefinedColumn() | errors.UndefinedFunction():
+                return NotInitialised(
+                    f"the tables of {self.url} are missing or old; run: penstock init --store {self.url}"
+                )
+            case errors.UniqueViolation() if "event_id" in str(cause):
+                return InvalidEvent("an event with this event_id was emitted before")
+            case errors.CheckViolation() if "penstock_outbox: " in str(cause):
+                return InvalidEvent(_first_line(cause))
+            case OperationalError() | InterfaceError():
+                return StoreUnavailable(f"can't reach {self.url}: {_first_line(cause)}")
+            case Error():
+                return StoreError(f"{self.url} refused: {_first_line(cause)}")
+            case _:
+                return None
+
+    def _moment(self, raw: Any) -> datetime:
+        moment: datetime = raw
+        return moment
+
+    # -- emitting ---------------------------------------------------------------------------------------------
+
+    def _append(self, cursor: Any, events: Sequence[Event]) -> list[EventId]:
+        if any(event.dedupe_key is not None for event in events):
+            return self._append_once(cursor, events)
+        return self._write(cursor, ids_for(events), events)
+
+    def _append_once(self, cursor: Any, events: Sequence[Event]) -> list[EventId]:
+        """Open the dedupe windows of a batch, and write the events that opened one or have no dedupe key.
+
+        All windows are taken at once and sorted, and before any ordering key: two emits cannot wait for each other.
+        """
+        given = list(zip(ids_for(events), events, strict=True))
+        first = first_of_windows(given)
+        windows = {
+            "queues": [queue for queue, _ in first],
+            "names": [name for _, name in first],
+            "ids": [str(event_id) for event_id, _ in first.values()],
+            "seconds": [event.dedupe_seconds for _, event in first.values()],
+            "now": None if self.clock is None else self.clock(),
+        }
+        cursor.execute(self._prepare(maintenance.OPEN_WINDOWS), windows)
+        written = without_duplicates(given, {opened: first[opened] for opened in cursor.fetchall()})
+        cursor.execute(self._prepare(maintenance.WINDOWS), windows)
+        holders = {(queue, name): event_id for queue, name, event_id in cursor.fetchall()}
+        self._write(cursor, (event_id for event_id, _ in written), [event for _, event in written])
+        return [holders.get((event.queue, event.dedupe_key), event_id) for event_id, event in given]
+
+    def _write(self, cursor: Any, ids: Iterator[EventId], events: Sequence[Event]) -> list[EventId]:
+        if len(events) > 1:
+            self._hold_keys(cursor, events)
+        if len(events) >= COPY_FROM and hasattr(cursor, "copy"):
+            return self._copy(cursor, ids, events)
+        written = list(ids)
+        rows = list(map(self._emit_row, events, written))
+        if len(rows) == 1:
+            cursor.execute(INSERT, rows[0])  # executemany would open a pipeline, which costs a third more
+        elif rows:
+            cursor.executemany(INSERT, rows)
+        return written
+
+    def _emit_row(self, event: Event, event_id: EventId) -> tuple[Any, ...]:
+        return (
+            str(event_id),
+            event.event_type,
+            event.queue,
+            event.payload,
+            _headers(event),
+            event.partition_key,
+            event.ordering_key,
+            event.priority,
+            event.max_attempts,
+            event.available_at,
+            event.delay_seconds,
+            None if self.clock is None else self.clock(),
+        )
+
+    def _hold_keys(self, cursor: Any, events: Sequence[Event]) -> None:
+        """All keys of a batch at once and sorted: two batches that held theirs one by one could wait for each other."""
+        keyed: dict[str, set[str]] = {}
+        for event in events:
+            if event.ordering_key is not None:
+                keyed.setdefault(event.queue, set()).add(event.ordering_key)
+        common = {} if self.clock is None else {"now": self.clock()}
+        for queue in sorted(keyed):
+            given = {"queue": queue, "names": sorted(keyed[queue])}
+            cursor.execute(self._prepare(statements.HOLD_KEYS), given | common)
+
+    def _copy(self, cursor: Any, new_ids: Iterator[EventId], events: Sequence[Event]) -> list[EventId]:
+        """Two COPYs, under numbers taken beforehand: the fastest way in."""
+        given = {"count": len(events), "now": None if self.clock is None else self.clock()}
+        cursor.execute(percent_style(maintenance.TAKE_NUMBERS), given)
+        numbers, now = cursor.fetchone()
+        ids: list[EventId] = []
+        with cursor.copy(maintenance.COPY_EVENTS) as copy:
+            copy.set_types(maintenance.EVENT_TYPES)
+            for seq, event_id, event in zip(numbers, new_ids, events, strict=True):
+                ids.append(event_id)
+                copy.write_row(_event_row(seq, event_id, event, now))
+        with cursor.copy(maintenance.COPY_PENDING) as copy:
+            copy.set_types(maintenance.PENDING_TYPES)
+            for seq, event in zip(numbers, events, strict=True):
+                copy.write_row(_pending_row(seq, event, now))
+        return ids
+
+    def _stage(self, tx: Transaction, part: Part, events: Sequence[Event], start: int) -> None:
+        now = encode_moment(tx.scalar(maintenance.CLOCK))
+        raw: Any = tx.connection.connection.dbapi_connection
+        with raw.cursor() as cursor, cursor.copy(staging.COPY) as copy:
+            copy.set_types(staging.TYPES)
+            for number, (event_id, event) in enumerate(zip(ids_for(events), events, strict=True), start):
+                headers = _jsonb(event.headers) if event.headers else None
+                copy.write_row(staging.row(part, number, event_id, event, headers, now))
+
+    def _move_staged(self, tx: Transaction, write_id: UUID, batch_id: int, parts: list[UUID]) -> Committed:
+        given = {"write_id": write_id, "batch_id": batch_id, "parts": parts}
+        duplicates = tx.run(staging.DROP_KNOWN, **given)
+        tx.run(staging.OPEN_WINDOWS, **given)
+        duplicates += tx.run(staging.DROP_OTHERS, **given)
+        tx.rows(staging.HOLD_KEYS, **given)
+        return Committed(tx.scalar(staging.MOVE, **given), duplicates)
+
+    # -- claiming ---------------------------------------------------------------------------------------------
+
+    def _take_ready(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]:
+        given = wanted.parameters(room)
+        if wanted.types is not None:
+            return tx.deliveries(statements.TAKE_READY_TYPED, **given, floor=ALWAYS)
+        floor = self._floors.setdefault(wanted.lease.queue, Floor())
+        start = floor.use()
+        rows = tx.deliveries(statements.TAKE_READY, **given, floor=start)
+        if start == ALWAYS and rows:
+            floor.learn_all(wanted.opened_at, *tx.row(statements.LEFT, queue=wanted.lease.queue))
+        elif rows or given["alone"]:
+            floor.learn(wanted.opened_at, rows)
+        return rows
+
+    def _take_keyed(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]:
+        given = wanted.parameters(room)
+        lines = self._lines.setdefault(wanted.lease.queue, Lines())
+        keys = tx.run(statements.TAKE_KEYS, **given, key_limit=lines.wanted(room))
+        if not keys:
+            return []
+        # A statement of its own: its snapshot is newer than the locks that the last one took.
+        statement = statements.TAKE_LINE if wanted.types is None else statements.TAKE_LINE_TYPED
+        rows = tx.deliveries(statement, **given)
+        lines.learn(rows)
+        # Those of other types at the head of their lines would be in the way of the next claim.
+        self._free_keys(tx, [wanted.lease.lease_id], served=wanted.types is not None)
+        return rows
+
+    def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:
+        if types is not None:
+            return bool(tx.scalar(statements.READY_TYPED, queue=queue, types=list(types), floor=ALWAYS))
+        floor = self._floors.setdefault(queue, Floor())
+        start = floor.use()
+        found = bool(tx.scalar(statements.READY, queue=queue, floor=start))
+        if found and start == ALWAYS:
+            floor.forget()  # what only a full look finds, only a full look can claim
+        return found
+
+    def _came_back(self) -> None:
+        for floor in self._floors.values():
+            floor.forget()
+
+    # -- leases and settling ----------------------------------------------------------------------------------
+
+    def _extend(self, tx: Transaction, leases: Sequence[Lease], max_age: float) -> set[tuple[LeaseId, Token]]:
+        rows = tx.rows(
+            statements.EXTEND,
+            lease_ids=[lease.lease_id for lease in leases],
+            tokens=[lease.token for lease in leases],
+            seconds=[float(lease.lease_seconds) for lease in leases],
+            max_age=max_age,
+        )
+        return {(row[0], row[1]) for row in rows}
+
+    def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> frozenset[int]:
+        count, done = tx.row(statements.PUBLISH, lease_id=lease_id, seqs=_array(seqs))
+        return frozenset(seqs if count == len(seqs) else done or ())
+
+    def _apply(
+        self, tx: Transaction, lease_id: LeaseId, rows: list[OutcomeRow], max_attempts: int, skip: bool
+    ) -> list[Any]:
+        return tx.rows(
+            statements.APPLY,
+            lease_id=lease_id,
+            seqs=[row.seq for row in rows],
+            kinds=[row.kind for row in rows],
+            errors=[row.error for row in rows],
+            delays=[row.delay for row in rows],
+            max_attempts=max_attempts,
+            skip=skip,
+        )
+
+    def _route(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> frozenset[int]:
+        columns = {"queues": [row.queue for row in rows], "copy_ids": [row.copy_id for row in rows]}
+        moved = tx.rows(maintenance.ROUTE, lease_id=lease_id, seqs=_array([row.seq for row in rows]), **columns)
+        return frozenset(row[0] for row in moved)
+
+    def _hold_lines(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> None:
+        keys = dict(tx.rows(maintenance.LINES_HELD, lease_id=lease_id))
+        lines: dict[str, set[str]] = {}
+        for row in rows:
+            if row.seq in keys:
+                lines.setdefault(row.queue, set()).add(keys[row.seq])
+        for queue in sorted(lines):
+            tx.rows(statements.HOLD_KEYS, queue=queue, names=sorted(lines[queue]))
+
+    def _release(self, tx: Transaction, lease_id: LeaseId) -> int:
+        return int(tx.scalar(statements.RELEASE, lease_id=lease_id))
+
+    def _release_behind(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> None:
+        tx.run(statements.RELEASE_BEHIND, lease_id=lease_id, seqs=_array(seqs))
+
+    def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId], *, served: bool = True) -> None:
+        idle = tx.rows(statements.LOCK_IDLE_KEYS, lease_ids=list(lease_ids))
+        if idle:
+            tx.run(statements.DROP_DRAINED_KEYS, queues=[row[0] for row in idle], names=[row[1] for row in idle])
+        tx.run(statements.FREE_KEYS, lease_ids=list(lease_ids), served=served)
+
+    def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None:
+        tx.run(statements.COUNT_LOST, lease_id=lease_id, limit=limit, max_attempts=max_attempts)
+
+    # -- beside the flow --------------------------------------------------------------------------------------
+
+    def _reap(self, tx: Transaction, limit: int) -> tuple[list[LeaseId], int]:
+        rows = tx.rows(statements.REAP, limit=limit)
+        return [row[0] for row in rows], sum(row[1] for row in rows)
+
+    def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int:
+        rows = tx.rows(maintenance.REPLAY, seqs=seqs, by=by)
+        self._wake_lines(tx, [(queue, key) for queue, key in rows if key is not None])
+        return len(rows)
+
+    def _wake_lines(self, tx: Transaction, lines: Sequence[tuple[str, str]]) -> None:
+        keys: dict[str, set[str]] = {}
+        for queue, key in lines:
+            keys.setdefault(queue, set()).add(key)
+        for queue in sorted(keys):
+            names = sorted(keys[queue])
+            tx.rows(statements.HOLD_KEYS, queue=queue, names=names)
+            tx.run(maintenance.WAKE_KEYS, queue=queue, names=names)
+
+    def _bury(self, tx: Transaction, state: State, seqs: list[int], reason: str, by: str) -> int:
+        return int(tx.scalar(maintenance.BURY[state], seqs=_array(seqs), reason=reason, by=by))
+
+    def _heads(self, tx: Transaction, prefix: str, queues: list[str] | None) -> list[Any]:
+        return tx.rows(maintenance.HEADS, prefix=prefix, queues=queues)
+
+    def _purge(self, tx: Transaction, seqs: list[int]) -> int:
+        return int(tx.scalar(maintenance.PURGE, seqs=seqs))
+
+    def _oldest_snapshot_seconds(self, tx: Transaction) -> float | None:
+        age = tx.scalar(maintenance.OLDEST_SNAPSHOT)
+        return None if age is None else float(age)
+
+
+def _array(seqs: Sequence[int]) -> str:
+    """A list of numbers as PostgreSQL writes an array: the driver takes ten times as long over a list."""
+    return "{" + ",".join(map(str, seqs)) + "}"
+
+
+def _event_row(seq: int, event_id: EventId, event: Event, now: int) -> tuple[Any, ...]:
+    return (
+        seq,
+        event_id.bytes,
+        event.event_type,
+        event.payload,
+        _jsonb(event.headers) if event.headers else None,
+        event.partition_key,
+        event.ordering_key,
+        now,
+    )
+
+
+def _pending_row(seq: int, event: Event, now: int) -> tuple[Any, ...]:
+    available = now
+    if event.available_at is not None:
+        available = encode_moment(event.available_at)
+    elif event.delay_seconds is not None:
+        available += round(event.delay_seconds * 1_000_000)
+    return (seq, event.queue, event.ordering_key, event.priority, 0, 0, event.max_attempts, 0, 0, available, None)
+
+
+def _jsonb(headers: Mapping[str, str]) -> bytes:
+    """As COPY takes it: the version of the format, and the text."""
+    return b"\x01" + json.dumps(dict(headers)).encode()
+
+
+def _headers(event: Event) -> str | None:
+    return json.dumps(dict(event.headers)) if event.headers else None
+
+
+def _first_line(error: object) -> str:
+    return str(error).strip().partition("\n")[0]

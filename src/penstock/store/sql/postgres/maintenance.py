@@ -1,0 +1,256 @@
+"""The statements beside the flow on PostgreSQL: replay, purge, relays, maintenance, and the bulk way in.
+
+As in `postgres_statements`, values are bound and only `{now}`, the clock, is put in.
+"""
+
+from penstock.store.sql.columns import COLUMNS, UNSETTLED, changing
+
+_FRESH = {
+    "attempts": "0",
+    "deliveries": "0",
+    "replays": "0",
+    "suspect": "0",
+    "available_at": "{now}",
+    "last_error": "CAST(NULL AS text)",
+}
+
+# The key comes back from the event itself: one that had left its line returns to it.
+REPLAY = f"""
+WITH gone AS (
+    DELETE FROM penstock_archive a USING penstock_events e
+    WHERE a.seq = ANY (CAST(:seqs AS bigint[])) AND e.seq = a.seq
+    RETURNING a.*, e.ordering_key AS own_key
+),
+returned AS (
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT {
+    changing(
+        ordering_key="own_key",
+        attempts="0",
+        deliveries="0",
+        replays="replays + 1",
+        suspect="0",
+        available_at="{now}",
+        last_error="NULL",
+    )
+} FROM gone
+),
+forgotten AS (DELETE FROM penstock_notes WHERE seq IN (SELECT seq FROM gone)),
+recorded AS (
+    INSERT INTO penstock_history (seq, at, what, attempts, lease_id, by, detail)
+    SELECT seq, {{now}}, 'replayed', attempts, NULL, :by,
+           'was ' || state || coalesce(': ' || last_error, '') FROM gone
+)
+SELECT queue, own_key FROM gone
+"""
+
+# A key whose turn would come later has an event again that may go now.
+WAKE_KEYS = """
+UPDATE penstock_keys k SET next_at = {now}
+FROM (
+    SELECT ordering_key FROM penstock_keys
+    WHERE queue = :queue AND ordering_key = ANY (CAST(:names AS text[])) AND lease_id IS NULL AND next_at > {now}
+    ORDER BY ordering_key FOR NO KEY UPDATE
+) idle
+WHERE k.queue = :queue AND k.ordering_key = idle.ordering_key
+"""
+
+# The event itself goes to its first queue. Copies take their numbers in the order of the events, after the sort: an
+# ordering key's line stays one. Their time is now: claimers look for new events from where they last found some.
+ROUTE = f"""
+WITH given AS MATERIALIZED (
+    SELECT * FROM unnest(CAST(:seqs AS bigint[]), CAST(:queues AS text[]), CAST(:copy_ids AS uuid[]))
+        WITH ORDINALITY AS given (given_seq, to_queue, copy_id, place)
+),
+gone AS (
+    DELETE FROM penstock_claimed c USING given g
+    WHERE g.copy_id IS NULL AND c.seq = g.given_seq AND c.lease_id = :lease_id RETURNING c.*, g.to_queue
+),
+copies AS MATERIALIZED (
+    SELECT nextval((SELECT CAST(pg_get_serial_sequence('penstock_events', 'seq') AS regclass))) AS copy_seq, sorted.*
+    FROM (SELECT gone.*, g.to_queue AS copy_queue, g.copy_id FROM gone JOIN given g ON g.given_seq = gone.seq
+          WHERE g.copy_id IS NOT NULL ORDER BY g.place) sorted
+),
+written AS (
+    INSERT INTO penstock_events
+        (seq, event_id, event_type, payload, headers, partition_key, ordering_key, created_at, origin)
+    SELECT c.copy_seq, c.copy_id, e.event_type, e.payload, e.headers, e.partition_key, e.ordering_key, e.created_at,
+           coalesce(e.origin, e.event_id)
+    FROM copies c
+    FULL JOIN (SELECT * FROM penstock_events WHERE seq = ANY (ARRAY(SELECT seq FROM copies))) e ON e.seq = c.seq
+),
+waiting AS (
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT {changing(queue="to_queue", **_FRESH)} FROM gone
+    UNION ALL
+    SELECT {changing(seq="copy_seq", queue="copy_queue", **_FRESH)} FROM copies
+)
+SELECT seq FROM gone
+"""
+
+LINES_HELD = "SELECT seq, ordering_key FROM penstock_claimed WHERE lease_id = :lease_id AND ordering_key IS NOT NULL"
+
+PURGE = """
+WITH gone AS (DELETE FROM penstock_archive WHERE seq = ANY (CAST(:seqs AS bigint[])) RETURNING seq),
+lines AS (DELETE FROM penstock_history WHERE seq IN (SELECT seq FROM gone)),
+said AS (DELETE FROM penstock_notes WHERE seq IN (SELECT seq FROM gone)),
+bodies AS (DELETE FROM penstock_events WHERE seq IN (SELECT seq FROM gone))
+SELECT count(*) FROM gone
+"""
+
+PAUSE = """
+INSERT INTO penstock_queues AS q (queue, paused_at, paused_by) VALUES (:queue, {now}, :by)
+ON CONFLICT (queue) DO UPDATE SET paused_at = excluded.paused_at, paused_by = excluded.paused_by
+WHERE q.paused_at IS NULL
+"""
+RESUME = "UPDATE penstock_queues SET paused_at = NULL, paused_by = NULL WHERE queue = :queue AND paused_at IS NOT NULL"
+LIMIT = """
+INSERT INTO penstock_queues (queue, max_claimed) VALUES (:queue, :max_claimed)
+ON CONFLICT (queue) DO UPDATE SET max_claimed = excluded.max_claimed
+"""
+COUNT_PURGED = """
+INSERT INTO penstock_queues (queue, purged) VALUES (:queue, :count)
+ON CONFLICT (queue) DO UPDATE SET purged = penstock_queues.purged + excluded.purged
+"""
+LOCK_QUEUE = "SELECT max_claimed FROM penstock_queues WHERE queue = :queue FOR UPDATE"
+# By way of the open leases, of which there are few: an index of its own would cost every claim.
+CLAIMED_OF_QUEUE = """
+SELECT count(*) FROM penstock_leases l JOIN penstock_claimed c ON c.lease_id = l.lease_id
+WHERE l.closed_at IS NULL AND l.queue = :queue
+"""
+
+KEEP_PROGRESS = """
+INSERT INTO penstock_notes (seq, progress, noted_at) VALUES (:seq, :progress, {now})
+ON CONFLICT (seq) DO UPDATE SET progress = excluded.progress, noted_at = excluded.noted_at
+"""
+KEEP_RESULT = """
+INSERT INTO penstock_notes (seq, result, noted_at) VALUES (:seq, :result, {now})
+ON CONFLICT (seq) DO UPDATE SET result = excluded.result, noted_at = excluded.noted_at
+"""
+
+_BURY = f"""
+buried AS (
+    INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
+    SELECT {changing(last_error=":reason")}, 'DEAD', {{now}}, NULL FROM gone
+),
+recorded AS (
+    INSERT INTO penstock_history (seq, at, what, attempts, lease_id, by, detail)
+    SELECT seq, {{now}}, 'cancelled', attempts, NULL, :by, :reason FROM gone
+)
+SELECT count(*) FROM gone
+"""
+BURY = {
+    state: f"WITH gone AS (DELETE FROM {table} WHERE seq = ANY (CAST(:seqs AS bigint[])) RETURNING *), {_BURY}"
+    for state, table in UNSETTLED.items()
+}
+
+# The queues that have anything pending: one index probe each. Of each, the first event that may go: one probe for each
+# of its priorities. An ordering key counts with its own time, whatever the priority of its events.
+HEADS = """
+WITH RECURSIVE loose AS (
+    (SELECT queue FROM penstock_pending WHERE ordering_key IS NULL AND CAST(:queues AS text[]) IS NULL
+     ORDER BY queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT p.queue FROM penstock_pending p WHERE p.ordering_key IS NULL AND p.queue > loose.queue
+            ORDER BY p.queue LIMIT 1)
+    FROM loose WHERE loose.queue IS NOT NULL
+),
+keyed AS (
+    (SELECT queue FROM penstock_keys WHERE CAST(:queues AS text[]) IS NULL ORDER BY queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT k.queue FROM penstock_keys k WHERE k.queue > keyed.queue ORDER BY k.queue LIMIT 1)
+    FROM keyed WHERE keyed.queue IS NOT NULL
+),
+wanted AS (
+    SELECT queue FROM loose UNION SELECT queue FROM keyed UNION SELECT unnest(CAST(:queues AS text[]))
+)
+SELECT w.queue, head.priority, head.available_at, head.seq
+FROM wanted w CROSS JOIN LATERAL (
+    (WITH RECURSIVE level AS (
+        (SELECT p.priority FROM penstock_pending p WHERE p.queue = w.queue AND p.ordering_key IS NULL
+         ORDER BY p.priority DESC LIMIT 1)
+        UNION ALL
+        SELECT (SELECT p.priority FROM penstock_pending p
+                WHERE p.queue = w.queue AND p.ordering_key IS NULL AND p.priority < level.priority
+                ORDER BY p.priority DESC LIMIT 1)
+        FROM level WHERE level.priority IS NOT NULL
+    )
+    SELECT ready.* FROM level, LATERAL (
+        SELECT p.priority, p.available_at, p.seq FROM penstock_pending p
+        WHERE p.queue = w.queue AND p.ordering_key IS NULL AND p.priority = level.priority AND p.available_at <= {now}
+        ORDER BY p.available_at, p.seq LIMIT 1
+    ) ready LIMIT 1)
+    UNION ALL
+    (SELECT 0, k.next_at, 0 FROM penstock_keys k
+     WHERE k.queue = w.queue AND k.lease_id IS NULL AND k.next_at <= {now} ORDER BY k.next_at LIMIT 1)
+) head
+WHERE starts_with(w.queue, :prefix)
+  AND NOT EXISTS (SELECT 1 FROM penstock_queues q WHERE q.queue = w.queue AND q.paused_at IS NOT NULL)
+"""
+
+DROP_OLD_LEASES = """
+DELETE FROM penstock_leases WHERE lease_id = ANY (ARRAY(
+    SELECT lease_id FROM penstock_leases WHERE closed_at < {now} - :seconds * interval '1 second' LIMIT :limit))
+"""
+
+DROP_OLD_DEDUPES = """
+DELETE FROM penstock_dedupe d USING (
+    SELECT queue, dedupe_key FROM penstock_dedupe WHERE expires_at < {now} ORDER BY queue, dedupe_key
+    LIMIT :limit FOR UPDATE SKIP LOCKED) old
+WHERE d.queue = old.queue AND d.dedupe_key = old.dedupe_key
+"""
+
+DROP_OLD_RELAYS = "DELETE FROM penstock_relays WHERE seen_at < {now} - :seconds * interval '1 second'"
+
+BEAT_RELAY = """
+INSERT INTO penstock_relays AS r (relay_id, queue, destination, host, started_at, seen_at, stopping)
+VALUES (:relay_id, :queue, :destination, :host, {now}, {now}, :stopping)
+ON CONFLICT (relay_id) DO UPDATE SET seen_at = excluded.seen_at, stopping = r.stopping OR excluded.stopping
+RETURNING stopping
+"""
+
+RELAY_STOPPING = "SELECT stopping FROM penstock_relays WHERE relay_id = :relay_id"
+
+FORGET_RELAY = "DELETE FROM penstock_relays WHERE relay_id = :relay_id"
+
+CLOCK = "SELECT {now}"
+
+# Opens windows where none is open, and locks all of them. In sorted order: two batches cannot wait for each other.
+OPEN_WINDOWS = """
+INSERT INTO penstock_dedupe AS d (queue, dedupe_key, event_id, expires_at)
+SELECT queue, name, id, {now} + seconds * interval '1 second'
+FROM unnest(CAST(:queues AS text[]), CAST(:names AS text[]), CAST(:ids AS uuid[]), CAST(:seconds AS float8[]))
+    AS given (queue, name, id, seconds)
+ORDER BY queue, name
+ON CONFLICT (queue, dedupe_key) DO UPDATE
+SET event_id = excluded.event_id, expires_at = excluded.expires_at WHERE d.expires_at <= {now}
+RETURNING queue, dedupe_key
+"""
+WINDOWS = """
+SELECT queue, dedupe_key, event_id FROM penstock_dedupe
+WHERE (queue, dedupe_key) IN (SELECT * FROM unnest(CAST(:queues AS text[]), CAST(:names AS text[])))
+"""
+
+OLDEST_SNAPSHOT = """
+SELECT extract(epoch FROM max(now() - xact_start)) FROM pg_stat_activity
+WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
+"""
+
+# The time as microseconds since 2000, as COPY takes it. The sequence is found once by its own query, not anew for every
+# number.
+TAKE_NUMBERS = """
+SELECT array_agg(nextval((SELECT CAST(pg_get_serial_sequence('penstock_events', 'seq') AS regclass)))),
+       CAST(extract(epoch FROM coalesce(CAST(:now AS timestamptz), clock_timestamp()) - timestamptz '2000-01-01 UTC')
+            * 1000000 AS bigint)
+FROM generate_series(1, :count)
+"""
+
+# Ids, JSON and times go as the bytes and numbers that they are on the wire: the driver takes far longer over objects.
+COPY_EVENTS = """
+COPY penstock_events (seq, event_id, event_type, payload, headers, partition_key, ordering_key, created_at)
+FROM STDIN (FORMAT binary)
+"""
+EVENT_TYPES = ("int8", "bytea", "text", "bytea", "bytea", "text", "text", "int8")
+
+COPY_PENDING = f"COPY penstock_pending ({COLUMNS}) FROM STDIN (FORMAT binary)"
+PENDING_TYPES = ("int8", "text", "text", "int2", "int4", "int4", "int4", "int4", "int2", "int8", "text")

@@ -1,0 +1,119 @@
+"""The statements of staging on PostgreSQL: rows kept aside by COPY, and one set-based move that makes events of them.
+
+As in `postgres_statements`, values are bound and only `{now}`, the clock, is put in.
+"""
+
+from typing import Any
+
+from penstock.model.event import Event, EventId, encode_moment
+from penstock.store.api import Part
+from penstock.store.sql.columns import COLUMNS
+from penstock.store.sql.schema import staged
+
+# In the order of what `row` returns.
+COPY = f"COPY penstock_staged ({', '.join(staged.columns.keys())}) FROM STDIN (FORMAT binary)"
+# As the bytes and numbers that they are on the wire: see `postgres_upkeep.COPY_EVENTS`.
+TYPES = (
+    *("bytea", "int8", "int4", "bytea", "int8"),
+    *("bytea", "text", "text", "bytea", "bytea", "text", "text", "int2", "int4", "int8", "float8", "text", "float8"),
+    "int8",
+)
+
+_CHOSEN = "write_id = :write_id AND batch_id = :batch_id AND part_id = ANY (CAST(:parts AS uuid[]))"
+
+# No row is touched if that batch, or a later one, was committed before. Whoever commits the same batch meanwhile waits.
+REMEMBER = """
+INSERT INTO penstock_sinks AS s (query_id, batch_id, committed_at) VALUES (:write_id, :batch_id, {now})
+ON CONFLICT (query_id) DO UPDATE SET batch_id = excluded.batch_id, committed_at = excluded.committed_at
+WHERE s.batch_id < excluded.batch_id
+"""
+
+# Queue by queue in sorted order, and the function sorts the keys: two commits can't wait for each other.
+HOLD_KEYS = f"""
+SELECT penstock_hold_keys(queue, names, {{now}}) FROM (
+    SELECT queue, array_agg(DISTINCT ordering_key) AS names FROM penstock_staged
+    WHERE {_CHOSEN} AND ordering_key IS NOT NULL GROUP BY queue ORDER BY queue
+) lines
+"""
+
+# Three steps, each a join over the windows' primary key: nobody has statistics on rows just staged, and a join with the
+# rows that an INSERT returns was planned as a loop over both (20,000 rows took half a minute).
+_DUPLICATES = f"""
+DELETE FROM penstock_staged s USING penstock_dedupe d
+WHERE {_CHOSEN} AND d.queue = s.queue AND d.dedupe_key = s.dedupe_key AND {{}}
+"""
+
+# Where a window is open.
+DROP_KNOWN = _DUPLICATES.format("d.expires_at > {now}")
+
+# The first of each key opens one. Somebody else may have done so meanwhile: then nothing changes here.
+OPEN_WINDOWS = f"""
+INSERT INTO penstock_dedupe AS d (queue, dedupe_key, event_id, expires_at)
+SELECT DISTINCT ON (queue, dedupe_key)
+       queue, dedupe_key, event_id, {{now}} + dedupe_seconds * interval '1 second'
+FROM penstock_staged WHERE {_CHOSEN} AND dedupe_key IS NOT NULL
+ORDER BY queue, dedupe_key, place, part_id, number
+ON CONFLICT (queue, dedupe_key) DO UPDATE
+SET event_id = excluded.event_id, expires_at = excluded.expires_at WHERE d.expires_at <= {{now}}
+"""
+
+# Those whose window another row opened.
+DROP_OTHERS = _DUPLICATES.format("d.event_id <> s.event_id")
+
+# The sequence is found once by its own query, not anew for every number.
+MOVE = f"""
+WITH moved AS MATERIALIZED (
+    SELECT nextval((SELECT CAST(pg_get_serial_sequence('penstock_events', 'seq') AS regclass))) AS seq, s.*
+    FROM (SELECT * FROM penstock_staged WHERE {_CHOSEN} ORDER BY place, part_id, number) s
+),
+written AS (
+    INSERT INTO penstock_events
+        (seq, event_id, event_type, payload, headers, partition_key, ordering_key, created_at)
+    SELECT seq, event_id, event_type, payload, headers, partition_key, ordering_key, {{now}} FROM moved
+),
+waiting AS (
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT seq, queue, ordering_key, priority, 0, 0, max_attempts, 0, 0,
+           coalesce(available_at, {{now}} + coalesce(delay_seconds, 0) * interval '1 second'), NULL
+    FROM moved
+)
+SELECT count(*) FROM moved
+"""
+
+# Of this batch, whatever attempt staged it, and of older ones.
+DROP_BATCH = "DELETE FROM penstock_staged WHERE write_id = :write_id AND batch_id <= :batch_id"
+
+DROP_PARTS = """
+DELETE FROM penstock_staged WHERE write_id = :write_id AND part_id = ANY (CAST(:parts AS uuid[]))
+"""
+
+DROP_WRITE = "DELETE FROM penstock_staged WHERE write_id = :write_id"
+
+DROP_OLD = """
+DELETE FROM penstock_staged WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM penstock_staged WHERE staged_at < {now} - :seconds * interval '1 second' LIMIT :limit))
+"""
+
+
+def row(part: Part, number: int, event_id: EventId, event: Event, headers: bytes | None, now: int) -> tuple[Any, ...]:
+    return (
+        part.write_id.bytes,
+        part.batch_id,
+        part.place,
+        part.part_id.bytes,
+        number,
+        event_id.bytes,
+        event.event_type,
+        event.queue,
+        event.payload,
+        headers,
+        event.partition_key,
+        event.ordering_key,
+        event.priority,
+        event.max_attempts,
+        None if event.available_at is None else encode_moment(event.available_at),
+        event.delay_seconds,
+        event.dedupe_key,
+        event.dedupe_seconds,
+        now,
+    )

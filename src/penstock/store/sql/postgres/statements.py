@@ -1,0 +1,408 @@
+"""Every statement that a claim, a settle and their kin run on PostgreSQL.
+
+Values are bound (`:name`); only `{now}`, the clock, is put in when the store is made. Lock order, always: lease,
+then ordering keys (sorted), then claimed, then pending or archive.
+"""
+
+from penstock.store.sql.columns import CHANGED_BY, COLUMNS, DELIVERY, changing
+
+# A fresh token at every claim: whoever holds an older one has lost. A closed lease stays as it was.
+OPEN_LEASE = """
+INSERT INTO penstock_leases AS l
+    (lease_id, queue, claimant, token, claims, moved, max_attempts, claimed_at, expires_at)
+VALUES (:lease_id, :queue, :claimant, :token, 0, false, :max_attempts, {now},
+        {now} + :lease_seconds * interval '1 second')
+ON CONFLICT (lease_id) DO UPDATE SET
+    token = excluded.token, claimant = excluded.claimant, claims = l.claims + 1,
+    moved = l.claimant <> excluded.claimant,
+    expires_at = CASE WHEN l.closed_at IS NULL THEN greatest(l.expires_at, excluded.expires_at) ELSE l.expires_at END
+RETURNING claims, moved, closed_at, max_attempts, {now},
+    (SELECT CASE WHEN q.paused_at IS NULL THEN q.max_claimed ELSE 0 END FROM penstock_queues q WHERE q.queue = l.queue)
+"""
+
+# Bounds that the planner can't see through. If it knew them it would believe its statistics, expect fewer rows than it
+# may take, and fetch and sort all there are, however many have come since.
+_FLOOR = "(SELECT CAST(:floor AS timestamptz))"
+_ROOM = "(SELECT CAST(:room AS bigint))"
+# These too, so that a plan for all values costs no more than one for these: or each claim would be planned anew.
+_LOAD = "(SELECT CAST(:room AS float8))"
+_MOST = "(SELECT CAST(:limit AS float8))"
+_ALONE = "(SELECT CAST(:alone AS boolean))"
+
+# The priority levels that have anything, highest first: one index probe each.
+_LEVELS = f"""
+RECURSIVE level AS (
+    (SELECT priority FROM penstock_pending
+     WHERE queue = :queue AND ordering_key IS NULL AND available_at >= {_FLOOR}
+     ORDER BY priority DESC LIMIT 1)
+    UNION ALL
+    SELECT (SELECT p.priority FROM penstock_pending p
+            WHERE p.queue = :queue AND p.ordering_key IS NULL AND p.available_at >= {_FLOOR}
+              AND p.priority < level.priority
+            ORDER BY p.priority DESC LIMIT 1)
+    FROM level WHERE level.priority IS NOT NULL
+)"""
+
+_OF_TYPES = """
+          AND EXISTS (SELECT 1 FROM penstock_events t WHERE t.seq = p.seq
+                      AND t.event_type = ANY (CAST(:types AS text[])))"""
+
+# The events are looked up by the list of them: one walk along the index instead of a search for each. The join is a
+# FULL one because PostgreSQL cannot run that as a nested loop. If ANALYZE has found no live row in pending, it would
+# plan an inner join for one event, and walk for each: 990 ms for a claim of 5,000 instead of 24. The condition makes
+# the result that of an inner join; `e.seq IS NOT NULL` would make the planner use one.
+_TAKEN_EVENTS = """\
+taken s FULL JOIN (SELECT * FROM penstock_events WHERE seq = ANY (ARRAY(SELECT seq FROM taken))) e ON e.seq = s.seq
+WHERE coalesce(e.seq, 0) <> 0"""
+
+# What is left after a claim that looked at everything: its lowest priority and its oldest time.
+LEFT = """
+WITH RECURSIVE level AS (
+    (SELECT priority, available_at FROM penstock_pending WHERE queue = :queue AND ordering_key IS NULL
+     ORDER BY priority DESC, available_at LIMIT 1)
+    UNION ALL
+    SELECT below.* FROM level CROSS JOIN LATERAL (
+        SELECT p.priority, p.available_at FROM penstock_pending p
+        WHERE p.queue = :queue AND p.ordering_key IS NULL AND p.priority < level.priority
+        ORDER BY p.priority DESC, p.available_at LIMIT 1
+    ) below
+)
+SELECT min(priority), min(available_at) FROM level
+"""
+
+# Rows are deleted by their place (ctid), which the lock holds still: a join would read all of pending. The load is a
+# running sum in the order chosen, so nothing is sorted.
+_TAKE_READY = f"""
+WITH {_LEVELS},
+chosen AS MATERIALIZED (
+    SELECT ready.place, ready.suspect FROM level, LATERAL (
+        SELECT p.ctid AS place, p.suspect FROM penstock_pending p
+        WHERE p.queue = :queue AND p.ordering_key IS NULL AND p.priority = level.priority
+          AND p.available_at >= {_FLOOR} AND p.available_at <= {{now}}{{of_types}}
+        ORDER BY p.available_at, p.seq LIMIT {_ROOM} FOR UPDATE SKIP LOCKED
+    ) ready
+    LIMIT {_ROOM}
+),
+weighed AS (
+    SELECT place, row_number() OVER () AS number,
+           sum(least(10 ^ suspect, {_MOST})) OVER (ROWS UNBOUNDED PRECEDING) AS load
+    FROM chosen
+),
+taken AS (
+    DELETE FROM penstock_pending
+    WHERE ctid = ANY (ARRAY(SELECT place FROM weighed WHERE load <= {_LOAD} OR number = 1 AND {_ALONE}))
+    RETURNING *
+),
+moved AS (
+    INSERT INTO penstock_claimed ({COLUMNS}, lease_id)
+    SELECT {changing(deliveries="deliveries + 1")}, :lease_id FROM taken
+)
+SELECT {DELIVERY.format(row="s", deliveries="s.deliveries + 1")}
+FROM {_TAKEN_EVENTS}
+"""
+TAKE_READY = _TAKE_READY.replace("{of_types}", "")
+TAKE_READY_TYPED = _TAKE_READY.replace("{of_types}", _OF_TYPES)
+
+_READY = f"""
+WITH {_LEVELS}
+SELECT (EXISTS (
+    SELECT 1 FROM level, LATERAL (
+        SELECT 1 FROM penstock_pending p
+        WHERE p.queue = :queue AND p.ordering_key IS NULL AND p.priority = level.priority
+          AND p.available_at >= {_FLOOR} AND p.available_at <= {{now}}{{of_types}}
+        ORDER BY p.available_at LIMIT 1
+    ) ready
+) OR EXISTS (SELECT 1 FROM penstock_keys k WHERE queue = :queue AND lease_id IS NULL AND next_at <= {{now}}{{head}}))
+   AND NOT EXISTS (SELECT 1 FROM penstock_queues q WHERE q.queue = :queue AND q.paused_at IS NOT NULL)
+"""
+# The type that counts for a key is that of the event at the head of its line.
+_HEAD_OF_TYPES = """
+      AND (SELECT e.event_type FROM penstock_pending p JOIN penstock_events e ON e.seq = p.seq
+           WHERE p.queue = k.queue AND p.ordering_key = k.ordering_key ORDER BY p.seq LIMIT 1)
+          = ANY (CAST(:types AS text[]))"""
+READY = _READY.replace("{of_types}", "").replace("{head}", "")
+READY_TYPED = _READY.replace("{of_types}", _OF_TYPES).replace("{head}", _HEAD_OF_TYPES)
+
+# Emitters hold their keys FOR KEY SHARE, which this lock doesn't wait for, nor they for it.
+TAKE_KEYS = """
+WITH free AS MATERIALIZED (
+    SELECT ordering_key FROM penstock_keys
+    WHERE queue = :queue AND lease_id IS NULL AND next_at <= {now}
+    ORDER BY next_at LIMIT :key_limit FOR NO KEY UPDATE SKIP LOCKED
+)
+UPDATE penstock_keys k SET lease_id = :lease_id FROM free
+WHERE k.queue = :queue AND k.ordering_key = free.ordering_key
+"""
+
+# The head of each key's line, up to the first event that may not go yet: what stands behind it waits too. The key
+# that has waited longest goes first, or one that always has more than enough would keep the others waiting.
+_TAKE_LINE = f"""
+WITH front AS MATERIALIZED (
+    SELECT k.next_at, k.ordering_key, line.seq, line.suspect, line.may_go
+    FROM (SELECT ordering_key, next_at FROM penstock_keys WHERE lease_id = :lease_id
+          ORDER BY next_at, ordering_key) k
+    CROSS JOIN LATERAL (
+        SELECT p.seq, p.suspect, p.available_at <= {{now}}{{of_types}} AS may_go FROM penstock_pending p
+        WHERE p.queue = :queue AND p.ordering_key = k.ordering_key ORDER BY p.seq LIMIT :line_limit
+    ) line
+    LIMIT :room
+),
+head AS (
+    SELECT next_at, ordering_key, seq, suspect,
+           bool_and(may_go) OVER (PARTITION BY ordering_key ORDER BY seq) AS may_go
+    FROM front
+),
+weighed AS (
+    SELECT seq, row_number() OVER line AS number, sum(least(10 ^ suspect, :limit)) OVER line AS load
+    FROM head WHERE may_go WINDOW line AS (ORDER BY next_at, ordering_key, seq)
+),
+taken AS (
+    DELETE FROM penstock_pending
+    WHERE seq = ANY (ARRAY(SELECT seq FROM weighed WHERE load <= :room OR number = 1 AND :alone))
+    RETURNING *
+),
+moved AS (
+    INSERT INTO penstock_claimed ({COLUMNS}, lease_id)
+    SELECT {changing(deliveries="deliveries + 1")}, :lease_id FROM taken
+)
+SELECT {DELIVERY.format(row="s", deliveries="s.deliveries + 1")}
+FROM {_TAKEN_EVENTS}
+"""
+TAKE_LINE = _TAKE_LINE.replace("{of_types}", "")
+TAKE_LINE_TYPED = _TAKE_LINE.replace("{of_types}", _OF_TYPES)
+
+READ_CLAIMED = f"""
+SELECT {DELIVERY.format(row="s", deliveries="s.deliveries")}
+FROM penstock_claimed s JOIN penstock_events e ON e.seq = s.seq WHERE s.lease_id = :lease_id
+"""
+
+# A repeat by another claimant: the first one's attempt is lost. Suspects that no longer fit into one claim go back,
+# from the end: what goes back of an ordering key's line is never its head.
+COUNT_LOST = f"""
+WITH weighed AS MATERIALIZED (
+    SELECT seq, dead, count(*) FILTER (WHERE NOT dead) OVER line AS number,
+           sum(least(10 ^ least(suspect + 1, 9), :limit)) FILTER (WHERE NOT dead) OVER line AS load
+    FROM (SELECT *, attempts + 1 >= coalesce(max_attempts, :max_attempts) AS dead
+          FROM penstock_claimed WHERE lease_id = :lease_id) held
+    WINDOW line AS (ORDER BY ordering_key NULLS LAST, CASE WHEN ordering_key IS NULL THEN available_at END, seq)
+),
+leaving AS (SELECT seq, dead FROM weighed WHERE dead OR (load > :limit AND number > 1)),
+gone AS (
+    DELETE FROM penstock_claimed c USING leaving l WHERE c.seq = l.seq AND c.lease_id = :lease_id RETURNING c.*, l.dead
+),
+buried AS (
+    INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
+    SELECT {changing(attempts="attempts + 1", last_error="'attempt lost'")}, 'DEAD', {{now}}, lease_id
+    FROM gone WHERE dead
+),
+returned AS (
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT {changing(attempts="attempts + 1", suspect="least(suspect + 1, 9)", last_error="'attempt lost'")}
+    FROM gone WHERE NOT dead
+),
+staying AS (
+    UPDATE penstock_claimed
+    SET deliveries = deliveries + 1, attempts = attempts + 1, suspect = least(suspect + 1, 9),
+        last_error = 'attempt lost'
+    WHERE lease_id = :lease_id AND seq NOT IN (SELECT seq FROM leaving)
+    RETURNING seq, attempts
+),
+recorded AS (
+    INSERT INTO penstock_history (seq, at, what, attempts, lease_id, by, detail)
+    SELECT seq, {{now}}, CASE WHEN dead THEN 'died' ELSE 'lost' END, attempts + 1, :lease_id,
+           {CHANGED_BY}, 'attempt lost' FROM gone
+    UNION ALL
+    SELECT seq, {{now}}, 'lost', attempts, :lease_id, {CHANGED_BY}, 'attempt lost' FROM staying
+)
+SELECT 1
+"""
+
+LOCK_LEASE = """
+SELECT max_attempts, EXISTS (SELECT 1 FROM penstock_keys k WHERE k.lease_id = l.lease_id)
+FROM penstock_leases l
+WHERE l.lease_id = :lease_id AND l.token = :token AND l.closed_at IS NULL
+FOR UPDATE OF l
+"""
+
+PUBLISH = f"""
+WITH done AS (
+    DELETE FROM penstock_claimed WHERE lease_id = :lease_id AND seq = ANY (CAST(:seqs AS bigint[])) RETURNING *
+),
+kept AS (
+    INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
+    SELECT {changing()}, 'PUBLISHED', {{now}}, :lease_id FROM done
+)
+SELECT count(*), CASE WHEN count(*) < cardinality(CAST(:seqs AS bigint[])) THEN array_agg(seq) END FROM done
+"""
+
+# Everything but success. A retry at the last attempt is a death; a retry with :skip leaves its key's line.
+APPLY = f"""
+WITH given AS MATERIALIZED (
+    SELECT * FROM unnest(
+        CAST(:seqs AS bigint[]), CAST(:kinds AS text[]), CAST(:errors AS text[]), CAST(:delays AS float8[]))
+        AS given (given_seq, kind, error, delay)
+),
+gone AS (
+    DELETE FROM penstock_claimed c USING given g WHERE c.seq = g.given_seq AND c.lease_id = :lease_id
+    RETURNING c.*, g.error, g.delay, CASE
+        WHEN g.kind = 'RETRY' AND c.attempts + 1 >= coalesce(c.max_attempts, :max_attempts) THEN 'DEAD'
+        ELSE g.kind END AS outcome
+),
+buried AS (
+    INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
+    SELECT {changing(attempts="attempts + 1", last_error="error")}, 'DEAD', {{now}}, lease_id
+    FROM gone WHERE outcome = 'DEAD'
+),
+retried AS (
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT {
+    changing(
+        ordering_key="CASE WHEN NOT :skip THEN ordering_key END",
+        attempts="attempts + 1",
+        suspect="0",
+        available_at="{now} + delay * interval '1 second'",
+        last_error="error",
+    )
+} FROM gone WHERE outcome = 'RETRY'
+),
+released AS (
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT {changing(deliveries="deliveries - 1")} FROM gone WHERE outcome = 'RELEASED'
+),
+recorded AS (
+    INSERT INTO penstock_history (seq, at, what, attempts, lease_id, by, detail)
+    SELECT seq, {{now}}, CASE outcome WHEN 'DEAD' THEN 'died' WHEN 'RETRY' THEN 'retried' ELSE 'released' END,
+           attempts + CASE outcome WHEN 'RELEASED' THEN 0 ELSE 1 END, :lease_id, {CHANGED_BY}, error
+    FROM gone
+)
+SELECT seq, outcome FROM gone
+"""
+
+# What went back to pending left its line in the history.
+SETTLED_BEFORE = """
+SELECT seq FROM penstock_archive WHERE seq = ANY (CAST(:seqs AS bigint[])) AND lease_id = :lease_id
+UNION
+SELECT seq FROM penstock_history WHERE seq = ANY (CAST(:seqs AS bigint[])) AND lease_id = :lease_id
+  AND what IN ('retried', 'released')
+"""
+
+CLOSE_LEASE = """
+UPDATE penstock_leases SET closed_at = {now}
+WHERE lease_id = :lease_id AND NOT EXISTS (SELECT 1 FROM penstock_claimed WHERE lease_id = :lease_id)
+"""
+
+# Keys under these leases that hold nothing claimed any more. NOT IN is hashed; NOT EXISTS may be a nested loop that
+# reads all claimed events for each key.
+_IDLE = """\
+WHERE lease_id = ANY (CAST(:lease_ids AS uuid[])) AND (lease_id, ordering_key) NOT IN (
+    SELECT lease_id, ordering_key FROM penstock_claimed
+    WHERE lease_id = ANY (CAST(:lease_ids AS uuid[])) AND ordering_key IS NOT NULL)"""
+# FOR UPDATE skips a key that an emitter holds.
+LOCK_IDLE_KEYS = f"""
+SELECT queue, ordering_key FROM penstock_keys k
+{_IDLE}
+ORDER BY queue, ordering_key FOR UPDATE SKIP LOCKED
+"""
+
+# A statement of its own: what an emitter committed before the lock was had is in its snapshot.
+DROP_DRAINED_KEYS = """
+DELETE FROM penstock_keys k
+USING unnest(CAST(:queues AS text[]), CAST(:names AS text[])) AS idle (queue, ordering_key)
+WHERE k.queue = idle.queue AND k.ordering_key = idle.ordering_key AND NOT EXISTS (
+    SELECT 1 FROM penstock_pending p WHERE p.queue = k.queue AND p.ordering_key = k.ordering_key)
+"""
+
+# A key that was not served keeps its turn, one that was goes to the back. A key whose only events are not yet
+# committed looks empty: its next claimer looks again in 50 ms.
+FREE_KEYS = f"""
+UPDATE penstock_keys k SET lease_id = NULL, next_at = coalesce(
+    (SELECT greatest(p.available_at, CASE WHEN :served THEN {{now}} ELSE k.next_at END) FROM penstock_pending p
+     WHERE p.queue = k.queue AND p.ordering_key = k.ordering_key ORDER BY p.seq LIMIT 1),
+    {{now}} + interval '50 milliseconds')
+{_IDLE}
+"""
+
+HOLD_KEYS = "SELECT penstock_hold_keys(:queue, CAST(:names AS text[]), {now})"
+
+# Refused past the greatest age, or a hung handler with a live heartbeat would never be freed.
+EXTEND = """
+WITH given AS (
+    SELECT * FROM unnest(CAST(:lease_ids AS uuid[]), CAST(:tokens AS uuid[]), CAST(:seconds AS float8[]))
+        AS given (lease_id, token, seconds)
+),
+held AS (
+    SELECT l.lease_id, g.seconds FROM penstock_leases l JOIN given g ON l.lease_id = g.lease_id AND l.token = g.token
+    WHERE l.closed_at IS NULL AND l.claimed_at + :max_age * interval '1 second' > {now}
+    ORDER BY l.lease_id FOR UPDATE OF l
+)
+UPDATE penstock_leases l SET expires_at = greatest(l.expires_at, least(
+    {now} + h.seconds * interval '1 second', l.claimed_at + :max_age * interval '1 second'))
+FROM held h WHERE l.lease_id = h.lease_id
+RETURNING l.lease_id, l.token
+"""
+
+# Whole leases, as many as their events fit into :limit, and always one.
+REAP = f"""
+WITH expired AS MATERIALIZED (
+    SELECT lease_id, claimant, max_attempts FROM penstock_leases WHERE closed_at IS NULL AND expires_at < {{now}}
+    ORDER BY expires_at LIMIT 1000 FOR UPDATE SKIP LOCKED
+),
+sized AS (
+    SELECT *, row_number() OVER () AS number, sum(held) OVER (ROWS UNBOUNDED PRECEDING) AS load
+    FROM (SELECT *, (SELECT count(*) FROM penstock_claimed c WHERE c.lease_id = x.lease_id) AS held
+          FROM expired x) counted
+),
+ended AS MATERIALIZED (
+    SELECT lease_id, claimant, max_attempts FROM sized WHERE load <= :limit OR number = 1
+),
+gone AS (
+    DELETE FROM penstock_claimed c USING ended x WHERE c.lease_id = x.lease_id
+    RETURNING c.*, x.claimant, c.attempts + 1 >= coalesce(c.max_attempts, x.max_attempts) AS dead
+),
+returned AS (
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT {changing(attempts="attempts + 1", suspect="least(suspect + 1, 9)", last_error="'lease expired'")}
+    FROM gone WHERE NOT dead
+),
+buried AS (
+    INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
+    SELECT {changing(attempts="attempts + 1", last_error="'lease expired'")}, 'DEAD', {{now}}, lease_id
+    FROM gone WHERE dead
+),
+recorded AS (
+    INSERT INTO penstock_history (seq, at, what, attempts, lease_id, by, detail)
+    SELECT seq, {{now}}, CASE WHEN dead THEN 'died' ELSE 'reaped' END, attempts + 1, lease_id, claimant, 'lease expired'
+    FROM gone
+),
+closed AS (
+    UPDATE penstock_leases l SET closed_at = {{now}} FROM ended x WHERE l.lease_id = x.lease_id
+)
+SELECT x.lease_id, (SELECT count(*) FROM gone g WHERE g.lease_id = x.lease_id) FROM ended x
+"""
+
+_RELEASE = f"""
+returned AS (
+    INSERT INTO penstock_pending ({COLUMNS}) SELECT {changing(deliveries="deliveries - 1")} FROM gone
+),
+recorded AS (
+    INSERT INTO penstock_history (seq, at, what, attempts, lease_id, by, detail)
+    SELECT seq, {{now}}, 'released', attempts, :lease_id, {CHANGED_BY}, NULL FROM gone
+)
+SELECT count(*) FROM gone
+"""
+RELEASE = f"""
+WITH gone AS (DELETE FROM penstock_claimed WHERE lease_id = :lease_id RETURNING *),
+{_RELEASE}"""
+
+# What stands behind an event that went back to its line goes back with it: whoever repeats the claim would overtake.
+RELEASE_BEHIND = f"""
+WITH back AS (
+    SELECT ordering_key, min(seq) AS seq FROM penstock_pending
+    WHERE seq = ANY (CAST(:seqs AS bigint[])) AND ordering_key IS NOT NULL GROUP BY ordering_key
+),
+gone AS (
+    DELETE FROM penstock_claimed c USING back b
+    WHERE c.lease_id = :lease_id AND c.ordering_key = b.ordering_key AND c.seq > b.seq
+    RETURNING c.*
+),
+{_RELEASE}"""

@@ -1,0 +1,361 @@
+"""The store on SQLite, the embedded default: one writer at a time, so a claim chooses, moves and reads in plain
+steps, and the pure core decides how many suspects fit."""
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy import event as hooks
+from sqlalchemy.exc import DBAPIError
+
+from penstock.config.permissions import create_file
+from penstock.model.errors import (
+    InvalidEvent,
+    NotInitialised,
+    PenstockError,
+    StoreConflict,
+    StoreError,
+    StoreUnavailable,
+    UsageError,
+)
+from penstock.model.event import Delivery, Event, EventId
+from penstock.model.lease import Lease, LeaseId, Token
+from penstock.model.lifecycle import State
+from penstock.model.times import from_micros, to_micros
+from penstock.store.api import Capabilities, Committed, Part, Upgrade
+from penstock.store.event_ids import ids_for
+from penstock.store.sql.dedupe import Named, Window, first_of_windows, window, without_duplicates
+from penstock.store.sql.dialect import Wanted
+from penstock.store.sql.multi_statement import StepwiseStore
+from penstock.store.sql.outcome_rows import OutcomeRow, RouteRow
+from penstock.store.sql.sqlite import maintenance, staging, statements
+from penstock.store.sql.transaction import Transaction
+
+BUSY_SECONDS = 30.0
+MICROS = 1_000_000
+
+
+class SqliteStore(StepwiseStore):
+    capabilities = Capabilities(transactional_emit=True, ordering=True, concurrent_writers=False)
+    statements = statements
+    maintenance = maintenance
+    staging = staging
+
+    # -- connections ------------------------------------------------------------------------------------------
+
+    def _create_engine(self, url: str) -> Engine:
+        target = make_url(url)
+        self._conflict_seconds = BUSY_SECONDS
+        if not target.database or target.database == ":memory:":
+            raise UsageError("an SQLite store needs a file that other processes can open: sqlite:///penstock.db")
+        self._path = Path(target.database)
+        self._may_create = target.database.startswith("file:")  # a URI names a file in ways of its own
+        engine = create_engine(target, connect_args={"timeout": BUSY_SECONDS, "check_same_thread": False})
+        hooks.listen(engine, "connect", _set_up)
+        # Python's driver would begin late and deferred: two writers would then collide instead of queueing.
+        hooks.listen(engine, "begin", _begin)
+        return engine
+
+    @contextmanager
+    def _begin(self, *, write: bool = True) -> Iterator[Transaction]:
+        if not self._path.parent.is_dir():
+            raise StoreUnavailable(f"can't open {self.url}: the folder {self._path.parent} doesn't exist")
+        if not self._may_create and not self._path.exists():  # opening it would leave an empty file behind
+            raise NotInitialised(f"{self.url} doesn't exist yet; run: penstock init --store {self.url}")
+        options = {"reads_only": not write}
+        with self.engine.connect().execution_options(**options) as connection, connection.begin():
+            raw: Any = connection.connection.dbapi_connection
+            yield self._transaction(connection, raw.cursor())
+
+    def initialise(self) -> Upgrade:
+        if not self._may_create:
+            with suppress(OSError):  # the file exists, or opening it says why it can't be created
+                os.close(create_file(self._path))
+        self._may_create = True
+        return super().initialise()
+
+    def _transaction(self, connection: Any, cursor: Any) -> Transaction:
+        return Transaction(connection, cursor, _unchanged, {"now": self._micros()}, adapt=_adapt, delivery=_delivery)
+
+    def _micros(self) -> int:
+        return to_micros(datetime.now(UTC) if self.clock is None else self.clock())
+
+    def _driver_errors(self) -> tuple[type[BaseException], ...]:
+        return (sqlite3.Error,)
+
+    def _translate(self, error: BaseException) -> PenstockError | None:
+        cause = error.orig if isinstance(error, DBAPIError) else error
+        message = str(cause)
+        match cause:
+            case sqlite3.OperationalError() if "no such table" in message or "no such column" in message:
+                return NotInitialised(
+                    f"the tables of {self.url} are missing or old; run: penstock init --store {self.url}"
+                )
+            case sqlite3.OperationalError() if "locked" in message or "busy" in message:
+                return StoreConflict(
+                    f"another connection kept writing to {self.url}; try again. To emit beside writes of your own "
+                    "that are not committed, pass their connection: emit(..., connection=...)"
+                )
+            case sqlite3.IntegrityError() if "penstock_events.event_id" in message:
+                return InvalidEvent("an event with this event_id was emitted before")
+            case sqlite3.IntegrityError() if message.startswith("penstock_outbox: "):
+                return InvalidEvent(message)
+            case sqlite3.OperationalError():
+                return StoreUnavailable(f"can't use {self.url}: {message}")
+            case sqlite3.DatabaseError():
+                return StoreError(f"{self.url} refused: {message}")
+            case _:
+                return None
+
+    def _moment(self, raw: Any) -> datetime:
+        return from_micros(raw)
+
+    # -- emitting ---------------------------------------------------------------------------------------------
+
+    def _append(self, cursor: Any, events: Sequence[Event]) -> list[EventId]:
+        """Write events past the view and its trigger, which would cost twice as much: all of them, or none."""
+        now = self._micros()
+        cursor.execute("SAVEPOINT penstock_emit")
+        try:
+            ids = self._write(cursor, list(zip(ids_for(events), events, strict=True)), now)
+        except BaseException:
+            if cursor.connection.in_transaction:  # after some errors SQLite has rolled all of it back
+                cursor.execute("ROLLBACK TO penstock_emit")
+                cursor.execute("RELEASE penstock_emit")
+            raise
+        cursor.execute("RELEASE penstock_emit")
+        return ids
+
+    def _write(self, cursor: Any, given: list[Named], now: int) -> list[EventId]:
+        holders: dict[Window | None, EventId] = {}
+        written = given
+        first = first_of_windows(given)
+        if first:
+            rows = [
+                [*of_event, event_id.hex, now + round(event.dedupe_seconds * MICROS)]
+                for of_event, (event_id, event) in first.items()
+            ]
+            cursor.execute(maintenance.OPEN_WINDOWS, {"rows": json.dumps(rows), "now": now})
+            written = without_duplicates(given, {opened: first[opened] for opened in cursor.fetchall()})
+            cursor.execute(maintenance.WINDOWS, {"rows": json.dumps(rows)})
+            holders = {(queue, key): EventId(UUID(hexed)) for queue, key, hexed in cursor.fetchall()}
+        cursor.executemany(maintenance.EMIT_EVENT, [_event_row(event_id, event, now) for event_id, event in written])
+        # One writer at a time: the numbers of these events follow each other.
+        (last,) = cursor.execute(maintenance.LAST_NUMBER).fetchone()
+        numbered = enumerate((event for _, event in written), last - len(written) + 1)
+        cursor.executemany(maintenance.EMIT_PENDING, [_pending_row(seq, event, now) for seq, event in numbered])
+        keys = {(event.queue, event.ordering_key, now) for _, event in written if event.ordering_key is not None}
+        cursor.executemany(maintenance.ADD_KEY, sorted(keys))
+        return [holders.get(window(event), event_id) for event_id, event in given]
+
+    def _stage(self, tx: Transaction, part: Part, events: Sequence[Event], start: int) -> None:
+        now = self._micros()
+        rows = zip(ids_for(events), events, strict=True)
+        staged = [
+            staging.row(part, number, event_id, event, now) for number, (event_id, event) in enumerate(rows, start)
+        ]
+        tx.connection.connection.cursor().executemany(staging.INSERT, staged)
+
+    def _move_staged(self, tx: Transaction, write_id: UUID, batch_id: int, parts: list[UUID]) -> Committed:
+        given = {"write_id": write_id, "batch_id": batch_id, "parts": parts}
+        duplicates = tx.run(staging.DROP_DUPLICATES, **given)
+        tx.run(staging.OPEN_WINDOWS, **given)
+        tx.run(staging.HOLD_KEYS, **given)
+        tx.run(staging.WRITE, **given)
+        return Committed(tx.run(staging.WAIT, **given), duplicates)
+
+    # -- claiming ---------------------------------------------------------------------------------------------
+
+    def _take_ready(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]:
+        chosen: list[tuple[int, int]] = []
+        statement = self._of_types(statements.CHOOSE_READY, wanted.types)
+        for priority in self._levels(tx, wanted.lease.queue):
+            if (left := room - len(chosen)) > 0:
+                chosen += tx.rows(statement, **wanted.parameters(left), priority=priority)
+        return self._move(tx, wanted, chosen, room)
+
+    def _take_keyed(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]:
+        given = wanted.parameters(room)
+        if not tx.run(statements.TAKE_KEYS, **given):
+            return []
+        rows = self._move(tx, wanted, tx.rows(self._of_types(statements.CHOOSE_LINE, wanted.types), **given), room)
+        # Those of other types at the head of their lines would be in the way of the next claim.
+        self._free_keys(tx, [wanted.lease.lease_id], served=wanted.types is not None)
+        return rows
+
+    def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:
+        if tx.scalar(maintenance.PAUSED, queue=queue):
+            return False
+        statement = self._of_types(statements.READY, types)
+        levels = self._levels(tx, queue)
+        given = {"queue": queue, "types": None if types is None else list(types)}
+        of_head = "" if types is None else statements.HEAD_OF_TYPES
+        return any(tx.scalar(statement, priority=priority, **given) for priority in levels) or bool(
+            tx.scalar(statements.KEY_READY.replace("{of_types}", of_head), **given)
+        )
+
+    # -- leases and settling ----------------------------------------------------------------------------------
+
+    def _extend(self, tx: Transaction, leases: Sequence[Lease], max_age: float) -> set[tuple[LeaseId, Token]]:
+        rows = [[lease.lease_id.hex, lease.token.hex, int(lease.lease_seconds * MICROS)] for lease in leases]
+        held = tx.rows(statements.EXTEND, rows=rows, max_age=int(max_age * MICROS))
+        return {(LeaseId(UUID(lease_id)), Token(UUID(token))) for lease_id, token in held}
+
+    def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> frozenset[int]:
+        done = frozenset(row[0] for row in tx.rows(statements.HELD, lease_id=lease_id, seqs=seqs))
+        for statement in statements.PUBLISH:
+            tx.run(statement, lease_id=lease_id, seqs=seqs)
+        return done
+
+    def _apply(
+        self, tx: Transaction, lease_id: LeaseId, rows: list[OutcomeRow], max_attempts: int, skip: bool
+    ) -> list[Any]:
+        given = {
+            "lease_id": lease_id,
+            "rows": [[row.seq, row.kind, row.error, int(row.delay * MICROS)] for row in rows],
+            "max_attempts": max_attempts,
+            "skip": skip,
+        }
+        outcomes = tx.rows(statements.OUTCOMES, **given)
+        for statement in statements.APPLY:
+            tx.run(statement, **given)
+        return outcomes
+
+    def _route(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> frozenset[int]:
+        number = tx.scalar(maintenance.LAST_NUMBER)
+        numbered: list[list[Any]] = []
+        for row in rows:
+            number += row.copy_id is not None
+            numbered.append([row.seq, row.queue, *((number, row.copy_id.hex) if row.copy_id else (None, None))])
+        moved = [seq for (seq,) in tx.rows(maintenance.ROUTED, lease_id=lease_id, rows=numbered)]
+        for statement in maintenance.ROUTE:
+            tx.run(statement, lease_id=lease_id, rows=numbered, seqs=moved)
+        return frozenset(moved)
+
+    def _hold_lines(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> None:
+        tx.run(maintenance.HOLD_LINES, lease_id=lease_id, rows=[[row.seq, row.queue] for row in rows])
+
+    def _release_behind(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> None:
+        behind = [row[0] for row in tx.rows(statements.BEHIND, lease_id=lease_id, seqs=seqs)]
+        rows = [[seq, "RELEASED", None, 0] for seq in behind]
+        for statement in statements.APPLY if behind else ():
+            tx.run(statement, lease_id=lease_id, rows=rows, max_attempts=0, skip=False)
+
+    def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId], *, served: bool = True) -> None:
+        for statement in statements.FREE_KEYS:
+            tx.run(statement, lease_ids=list(lease_ids), served=served)
+
+    def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None:
+        dead, leaving, staying = self._choose_lost(tx, lease_id, limit, max_attempts)
+        self._lose(tx, dead, leaving, staying, what="lost", error="attempt lost")
+
+    def _lose(
+        self, tx: Transaction, dead: list[int], leaving: list[int], staying: list[int], *, what: str, error: str
+    ) -> None:
+        given = {"dead": dead, "seqs": leaving, "staying": staying, "what": what, "error": error}
+        for statement in (
+            statements.RECORD_LOST,
+            statements.BURY,
+            statements.GIVE_BACK,
+            statements.DROP_CLAIMED,
+            statements.STAY,
+        ):
+            tx.run(statement, **given)
+
+    # -- beside the flow --------------------------------------------------------------------------------------
+
+    def _reap(self, tx: Transaction, limit: int) -> tuple[list[LeaseId], int]:
+        lease_ids: list[LeaseId] = []
+        total = 0
+        for lease_id, _, held in tx.rows(statements.EXPIRED):
+            if lease_ids and total + held > limit:
+                break
+            lease_ids.append(LeaseId(UUID(lease_id)))
+            total += held
+        if lease_ids:
+            held_rows = tx.rows(statements.HELD_BY, lease_ids=lease_ids)
+            dead = [seq for seq, exhausted in held_rows if exhausted]
+            leaving = [seq for seq, exhausted in held_rows if not exhausted]
+            self._lose(tx, dead, leaving, [], what="reaped", error="lease expired")
+            tx.run(statements.CLOSE_ENDED, lease_ids=lease_ids)
+        return lease_ids, total
+
+    def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int:
+        counts = [tx.run(statement, seqs=seqs, by=by) for statement in maintenance.REPLAY]
+        return counts[-1]
+
+    def _bury(self, tx: Transaction, state: State, seqs: list[int], reason: str, by: str) -> int:
+        return [tx.run(one, seqs=seqs, reason=reason, by=by) for one in maintenance.BURY[state]][-1]
+
+    def _wake_lines(self, tx: Transaction, lines: Sequence[tuple[str, str]]) -> None:
+        if lines:
+            tx.run(maintenance.WAKE_KEYS, rows=list(map(list, lines)))
+
+    def _levels(self, tx: Transaction, queue: str) -> list[int]:
+        return [row[0] for row in tx.rows(statements.LEVELS, queue=queue)]
+
+    def _queues(self, tx: Transaction) -> list[str]:
+        return [row[0] for row in tx.rows(maintenance.QUEUES)]
+
+    def _head(self, tx: Transaction, queue: str, priority: int) -> Any:
+        return tx.row(statements.HEAD, queue=queue, priority=priority)
+
+    def _came_back(self) -> None:
+        """Claims look at everything here: SQLite leaves no dead rows behind."""
+
+    def _oldest_snapshot_seconds(self, tx: Transaction) -> None:  # noqa: ARG002
+        return None
+
+
+def _set_up(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None
+    # Readers don't wait for the writer; a commit is on disk before it is answered.
+    for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
+        connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin(connection: Any) -> None:
+    reads_only = connection.get_execution_options().get("reads_only", False)
+    connection.exec_driver_sql("BEGIN" if reads_only else "BEGIN IMMEDIATE")
+
+
+def _event_row(event_id: EventId, event: Event, now: int) -> tuple[Any, ...]:
+    headers = json.dumps(dict(event.headers)) if event.headers else None
+    fixed = (event.event_type, event.payload, headers, event.partition_key, event.ordering_key)
+    return (event_id.hex, *fixed, now)
+
+
+def _pending_row(seq: int, event: Event, now: int) -> tuple[Any, ...]:
+    available_at = now
+    if event.available_at is not None:
+        available_at = to_micros(event.available_at)
+    elif event.delay_seconds is not None:
+        available_at += round(event.delay_seconds * MICROS)
+    return (seq, event.queue, event.ordering_key, event.priority, event.max_attempts, available_at)
+
+
+def _unchanged(statement: str) -> str:
+    return statement
+
+
+def _adapt(value: Any) -> Any:
+    match value:
+        case UUID():
+            return value.hex
+        case list():
+            return json.dumps([item.hex if isinstance(item, UUID) else item for item in value])
+        case _:
+            return value
+
+
+def _delivery(row: Any) -> Delivery:
+    headers = json.loads(row[5]) if row[5] else None
+    times = (from_micros(row[9]), from_micros(row[10]))
+    return Delivery._make((row[0], UUID(row[1]), *row[2:5], headers, *row[6:9], *times, *row[11:]))

@@ -1,0 +1,191 @@
+"""The statements beside the flow on SQLite: replay, purge, relays and maintenance."""
+
+from penstock.store.sql.columns import COLUMNS, UNSETTLED, changing
+
+_SEQS = "(SELECT value FROM json_each(:seqs))"
+
+_OWN_KEY = "(SELECT e.ordering_key FROM penstock_events e WHERE e.seq = penstock_archive.seq)"
+REPLAY = (
+    f"""
+    INSERT INTO penstock_history (seq, at, what, attempts, lease_id, "by", detail)
+    SELECT seq, :now, 'replayed', attempts, NULL, :by, 'was ' || state || coalesce(': ' || last_error, '')
+    FROM penstock_archive WHERE seq IN {_SEQS}
+    """,
+    f"""
+    INSERT INTO penstock_keys (queue, ordering_key, next_at)
+    SELECT DISTINCT queue, {_OWN_KEY}, :now FROM penstock_archive WHERE seq IN {_SEQS} AND {_OWN_KEY} IS NOT NULL
+    ON CONFLICT (queue, ordering_key) DO UPDATE SET next_at = min(next_at, excluded.next_at)
+    """,
+    f"""
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT {
+        changing(
+            ordering_key=_OWN_KEY,
+            attempts="0",
+            deliveries="0",
+            replays="replays + 1",
+            suspect="0",
+            available_at=":now",
+            last_error="NULL",
+        )
+    } FROM penstock_archive WHERE seq IN {_SEQS}
+    """,
+    f"DELETE FROM penstock_notes WHERE seq IN {_SEQS}",
+    f"DELETE FROM penstock_archive WHERE seq IN {_SEQS}",
+)
+
+LAST_NUMBER = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'penstock_events'"
+
+# Rows of seq, queue, the copy's number and its id; the event itself goes to its first queue, without a number.
+_GIVEN = """
+(SELECT value ->> 0 AS given_seq, value ->> 1 AS to_queue, value ->> 2 AS number, value ->> 3 AS copy_id
+ FROM json_each(:rows)) g
+"""
+_FRESH = {
+    "queue": "g.to_queue",
+    "attempts": "0",
+    "deliveries": "0",
+    "replays": "0",
+    "suspect": "0",
+    "available_at": ":now",
+    "last_error": "NULL",
+}
+_ROUTED = f"FROM {_GIVEN} JOIN penstock_claimed c ON c.seq = g.given_seq AND c.lease_id = :lease_id"
+ROUTED = f"SELECT DISTINCT c.seq {_ROUTED}"
+HOLD_LINES = f"""
+INSERT INTO penstock_keys (queue, ordering_key, next_at)
+SELECT DISTINCT g.to_queue, c.ordering_key, :now {_ROUTED} WHERE c.ordering_key IS NOT NULL
+ON CONFLICT DO NOTHING
+"""
+ROUTE = (
+    f"""
+    INSERT INTO penstock_events
+        (seq, event_id, event_type, payload, headers, partition_key, ordering_key, created_at, origin)
+    SELECT g.number, g.copy_id, e.event_type, e.payload, e.headers, e.partition_key, e.ordering_key, e.created_at,
+           coalesce(e.origin, e.event_id)
+    {_ROUTED} JOIN penstock_events e ON e.seq = c.seq WHERE g.number IS NOT NULL
+    """,
+    f"""
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT {changing(seq="coalesce(g.number, c.seq)", **_FRESH)} {_ROUTED}
+    """,
+    f"DELETE FROM penstock_claimed WHERE lease_id = :lease_id AND seq IN {_SEQS}",
+)
+
+PURGE = (
+    f"DELETE FROM penstock_history WHERE seq IN {_SEQS}",
+    f"DELETE FROM penstock_notes WHERE seq IN {_SEQS}",
+    f"DELETE FROM penstock_events WHERE seq IN {_SEQS}",
+    f"DELETE FROM penstock_archive WHERE seq IN {_SEQS}",
+)
+
+PAUSE = """
+INSERT INTO penstock_queues (queue, paused_at, paused_by) VALUES (:queue, :now, :by)
+ON CONFLICT (queue) DO UPDATE SET paused_at = excluded.paused_at, paused_by = excluded.paused_by
+WHERE penstock_queues.paused_at IS NULL
+"""
+RESUME = "UPDATE penstock_queues SET paused_at = NULL, paused_by = NULL WHERE queue = :queue AND paused_at IS NOT NULL"
+LIMIT = """
+INSERT INTO penstock_queues (queue, max_claimed) VALUES (:queue, :max_claimed)
+ON CONFLICT (queue) DO UPDATE SET max_claimed = excluded.max_claimed
+"""
+PAUSED = "SELECT EXISTS (SELECT 1 FROM penstock_queues WHERE queue = :queue AND paused_at IS NOT NULL)"
+COUNT_PURGED = """
+INSERT INTO penstock_queues (queue, purged) VALUES (:queue, :count)
+ON CONFLICT (queue) DO UPDATE SET purged = purged + excluded.purged
+"""
+# Nothing to lock: there is one writer at a time.
+LOCK_QUEUE = "SELECT max_claimed FROM penstock_queues WHERE queue = :queue"
+CLAIMED_OF_QUEUE = """
+SELECT count(*) FROM penstock_leases l JOIN penstock_claimed c ON c.lease_id = l.lease_id
+WHERE l.closed_at IS NULL AND l.queue = :queue
+"""
+
+KEEP_PROGRESS = """
+INSERT INTO penstock_notes (seq, progress, noted_at) VALUES (:seq, :progress, :now)
+ON CONFLICT (seq) DO UPDATE SET progress = excluded.progress, noted_at = excluded.noted_at
+"""
+KEEP_RESULT = """
+INSERT INTO penstock_notes (seq, result, noted_at) VALUES (:seq, :result, :now)
+ON CONFLICT (seq) DO UPDATE SET result = excluded.result, noted_at = excluded.noted_at
+"""
+
+# From the table of a state, pending or claimed, to the archive.
+_BURY = (
+    f"""
+    INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
+    SELECT {changing(last_error=":reason")}, 'DEAD', :now, NULL FROM {{state}} WHERE seq IN {_SEQS}
+    """,
+    f"""
+    INSERT INTO penstock_history (seq, at, what, attempts, lease_id, "by", detail)
+    SELECT seq, :now, 'cancelled', attempts, NULL, :by, :reason FROM {{state}} WHERE seq IN {_SEQS}
+    """,
+    f"DELETE FROM {{state}} WHERE seq IN {_SEQS}",
+)
+BURY = {state: tuple(statement.format(state=table) for statement in _BURY) for state, table in UNSETTLED.items()}
+WAKE_KEYS = """
+UPDATE penstock_keys SET next_at = :now
+WHERE lease_id IS NULL AND next_at > :now
+  AND (queue, ordering_key) IN (SELECT value ->> 0, value ->> 1 FROM json_each(:rows))
+"""
+
+# The queues that have anything pending: one index probe each.
+QUEUES = """
+WITH RECURSIVE loose (queue) AS (
+    SELECT min(queue) FROM penstock_pending WHERE ordering_key IS NULL
+    UNION ALL
+    SELECT (SELECT min(p.queue) FROM penstock_pending p WHERE p.ordering_key IS NULL AND p.queue > loose.queue)
+    FROM loose WHERE loose.queue IS NOT NULL
+)
+SELECT queue FROM loose WHERE queue IS NOT NULL UNION SELECT DISTINCT queue FROM penstock_keys
+"""
+# An ordering key counts with its own time, whatever the priority of its events.
+KEY_HEAD = """
+SELECT next_at FROM penstock_keys WHERE queue = :queue AND lease_id IS NULL AND next_at <= :now
+ORDER BY next_at LIMIT 1
+"""
+
+DROP_OLD_LEASES = """
+DELETE FROM penstock_leases WHERE lease_id IN (
+    SELECT lease_id FROM penstock_leases WHERE closed_at < :now - :seconds * 1000000 LIMIT :limit)
+"""
+DROP_OLD_DEDUPES = """
+DELETE FROM penstock_dedupe WHERE (queue, dedupe_key) IN (
+    SELECT queue, dedupe_key FROM penstock_dedupe WHERE expires_at < :now LIMIT :limit)
+"""
+DROP_OLD_RELAYS = "DELETE FROM penstock_relays WHERE seen_at < :now - :seconds * 1000000"
+
+BEAT_RELAY = """
+INSERT INTO penstock_relays (relay_id, queue, destination, host, started_at, seen_at, stopping)
+VALUES (:relay_id, :queue, :destination, :host, :now, :now, :stopping)
+ON CONFLICT (relay_id) DO UPDATE SET seen_at = excluded.seen_at, stopping = max(stopping, excluded.stopping)
+RETURNING stopping
+"""
+RELAY_STOPPING = "SELECT stopping FROM penstock_relays WHERE relay_id = :relay_id"
+FORGET_RELAY = "DELETE FROM penstock_relays WHERE relay_id = :relay_id"
+
+CLOCK = "SELECT :now"
+
+EMIT_EVENT = """
+INSERT INTO penstock_events (event_id, event_type, payload, headers, partition_key, ordering_key, created_at)
+VALUES (?, ?, ?, ?, ?, ?, ?)
+"""
+EMIT_PENDING = """
+INSERT INTO penstock_pending (seq, queue, ordering_key, priority, attempts, deliveries, max_attempts, replays, suspect,
+                              available_at)
+VALUES (?, ?, ?, ?, 0, 0, ?, 0, 0, ?)
+"""
+ADD_KEY = "INSERT INTO penstock_keys (queue, ordering_key, next_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+
+# :rows is a list of [queue, dedupe key, event id, end of the window].
+OPEN_WINDOWS = """
+INSERT INTO penstock_dedupe (queue, dedupe_key, event_id, expires_at)
+SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3 FROM json_each(:rows) WHERE true
+ON CONFLICT (queue, dedupe_key) DO UPDATE SET event_id = excluded.event_id, expires_at = excluded.expires_at
+WHERE penstock_dedupe.expires_at <= :now
+RETURNING queue, dedupe_key
+"""
+WINDOWS = """
+SELECT queue, dedupe_key, event_id FROM penstock_dedupe
+WHERE (queue, dedupe_key) IN (SELECT value ->> 0, value ->> 1 FROM json_each(:rows))
+"""

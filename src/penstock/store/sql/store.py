@@ -1,0 +1,284 @@
+"""The verbs, as every SQL backend carries them out. A backend supplies the moves, each one set-based; this module
+says in which order they happen, inside which transaction, and what a caller is told."""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from functools import partial
+from operator import attrgetter, itemgetter
+from uuid import uuid4
+
+import uuid_utils.compat as uuid7
+
+from penstock.model.dead_letters import DeathCount, DeathMark, DeathPage
+from penstock.model.errors import UsageError
+from penstock.model.event import Delivery, Event, EventId
+from penstock.model.lease import DEFAULT_LEASE_SECONDS, Claim, Held, Lease, LeaseId, Token
+from penstock.model.lifecycle import DEFAULT_MAX_ATTEMPTS, weight
+from penstock.model.records import HistoryEntry, Page, SettledCount
+from penstock.model.selection import Selection, purgeable
+from penstock.model.stats import Stats
+from penstock.model.times import Clock
+from penstock.store.api import PURGE_BATCH, REAP_BATCH, REPLAY_BATCH, Progress, StoreOptions, Upgrade
+from penstock.store.event_ids import refuse_twins
+from penstock.store.sql import migrate
+from penstock.store.sql.borrowed import borrowed
+from penstock.store.sql.dialect import AVAILABLE_AT, SEQ, Wanted
+from penstock.store.sql.transaction import Transaction
+from penstock.store.sql.verbs import dead_letters, queries
+from penstock.store.sql.verbs.control import Controlling
+from penstock.store.sql.verbs.presence import Announcing
+from penstock.store.sql.verbs.settle import Settling
+from penstock.store.sql.verbs.staging import Staging
+
+UPKEEP_BATCH = 10_000
+LEASE_RETENTION_SECONDS = 86_400.0
+RELAY_RETENTION_SECONDS = 300.0
+
+
+class SqlStore(Settling, Controlling, Staging, Announcing):
+    """The shared half of a SQL store. See `penstock.store.api.Store` for what each verb promises."""
+
+    def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
+        super().__init__(url, options, clock)
+        self._keyed_first = False
+
+    # -- emit -------------------------------------------------------------------------------------------------
+
+    def append(self, events: Sequence[Event], *, connection: object | None = None) -> list[EventId]:
+        self._came_back()
+        if not events:
+            return []
+        refuse_twins(events)
+        if connection is not None:
+            with borrowed(connection, self.engine.dialect.name) as cursor, self._translated():
+                return self._append(cursor, events)
+        return self._transact(lambda tx: self._append(tx.connection.connection.cursor(), events))
+
+    # -- claim ------------------------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        queue: str,
+        *,
+        limit: int,
+        claimant: str,
+        lease_seconds: float = DEFAULT_LEASE_SECONDS,
+        lease_id: LeaseId | None = None,
+        types: Sequence[str] | None = None,
+        max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+    ) -> Claim:
+        if limit < 1 or lease_seconds <= 0 or max_attempts < 1:
+            raise UsageError("limit, lease_seconds and max_attempts must be greater than 0")
+
+        def work(tx: Transaction) -> Claim:
+            token = Token(uuid4())
+            lease = Lease(lease_id or LeaseId(uuid7.uuid7()), token, queue, lease_seconds)
+            return self._claim(tx, lease, limit, claimant, types, max_attempts)
+
+        return self._transact(work)
+
+    def _claim(
+        self,
+        tx: Transaction,
+        lease: Lease,
+        limit: int,
+        claimant: str,
+        types: Sequence[str] | None,
+        max_attempts: int,
+    ) -> Claim:
+        repeats, moved, closed_at, lease_attempts, opened_at, control = tx.row(
+            self.statements.OPEN_LEASE,
+            lease_id=lease.lease_id,
+            queue=lease.queue,
+            claimant=claimant,
+            token=lease.token,
+            lease_seconds=lease.lease_seconds,
+            max_attempts=max_attempts,
+        )
+        if closed_at is not None:
+            return Claim(lease, (), repeated=True)
+        if repeats:
+            if moved:
+                self._came_back()
+                self._count_lost(tx, lease.lease_id, limit, lease_attempts)
+                self._free_keys(tx, [lease.lease_id])
+            events = tx.deliveries(self.statements.READ_CLAIMED, lease_id=lease.lease_id)
+        else:
+            room = self._allowed(tx, lease.queue, limit, control)
+            events = self._take(tx, Wanted(lease, types, self._moment(opened_at), room), room) if room else []
+        if not events:
+            tx.run(self.statements.CLOSE_LEASE, lease_id=lease.lease_id)
+        return Claim(lease, _in_turn(events), repeated=bool(repeats))
+
+    def _take(self, tx: Transaction, wanted: Wanted, limit: int) -> list[Delivery]:
+        """Events with a key and events without one, each first every other time: neither can starve the other."""
+        self._keyed_first = not self._keyed_first
+        takers = (self._take_keyed, self._take_ready)
+        first, second = takers if self._keyed_first else reversed(takers)
+        events = first(tx, wanted, limit)
+        if len(events) < limit:
+            room = limit - sum(weight(event.suspect, limit) for event in events)
+            events += second(tx, wanted, room) if room > 0 else []
+        return events
+
+    def look_at_all(self) -> None:
+        """Make the next claim and probe look at everything, and not only where something new is to be expected."""
+        self._came_back()
+
+    def ready(self, queue: str, *, types: Sequence[str] | None = None) -> bool:
+        return self._look(lambda tx: self._ready(tx, queue, types))
+
+    # -- heartbeat --------------------------------------------------------------------------------------------
+
+    def extend(self, leases: Sequence[Lease]) -> list[Lease]:
+        if not leases:
+            return []
+        held = self._transact(lambda tx: self._extend(tx, leases, self.options.max_lease_age_seconds))
+        return [lease for lease in leases if (lease.lease_id, lease.token) in held]
+
+    def held(self, lease_ids: Sequence[LeaseId]) -> Sequence[Held]:
+        return self._look(lambda tx: queries.held(tx.connection, lease_ids)) if lease_ids else []
+
+    # -- beside the flow --------------------------------------------------------------------------------------
+
+    def reap(self, *, limit: int = REAP_BATCH) -> int:
+        self._came_back()
+
+        def work(tx: Transaction) -> int:
+            lease_ids, count = self._reap(tx, limit)
+            if lease_ids:
+                self._free_keys(tx, lease_ids)
+            return count
+
+        return self._transact(work)
+
+    def replay(
+        self, selection: Selection, *, dry_run: bool = False, by: str = "operator", progress: Progress | None = None
+    ) -> int:
+        selection.require("replay")
+        if dry_run:
+            return self._look(lambda tx: queries.count_settled(tx.connection, selection))
+        self._came_back()
+        return self._in_batches(selection, REPLAY_BATCH, lambda tx, seqs: self._replay(tx, seqs, by), progress)
+
+    def purge(
+        self,
+        selection: Selection,
+        *,
+        batch: int = PURGE_BATCH,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> int:
+        selection.require("purge")
+        chosen = purgeable(selection)
+        if dry_run:
+            return self._look(lambda tx: queries.count_settled(tx.connection, chosen))
+        return self._in_batches(chosen, batch, self._purge_and_count, progress)
+
+    def _purge_and_count(self, tx: Transaction, seqs: list[int]) -> int:
+        """How many published events a queue has ever had is still known when they are gone."""
+        published = queries.published_by_queue(tx.connection, seqs)
+        purged = self._purge(tx, seqs)
+        for queue in sorted(published):
+            tx.run(self.maintenance.COUNT_PURGED, queue=queue, count=published[queue])
+        return purged
+
+    def _in_batches(
+        self,
+        selection: Selection,
+        batch: int,
+        move: Callable[[Transaction, list[int]], int],
+        progress: Progress | None = None,
+    ) -> int:
+        """Go through the settled events by seq, a transaction a batch: an interruption loses nothing."""
+        total, after = 0, 0
+        until = self._look(lambda tx: queries.last_seq(tx.connection))
+        while True:
+            start = after
+
+            def work(tx: Transaction, start: int = start) -> tuple[int, int | None]:
+                seqs = queries.settled_seqs(tx.connection, selection, after=start, until=until, limit=batch)
+                return (move(tx, seqs), seqs[-1]) if seqs else (0, None)
+
+            moved, last = self._transact(work)
+            total += moved
+            if progress is not None:
+                progress(total)
+            if last is None:
+                return total
+            after = last
+
+    def tend(self) -> None:
+        """Delete closed leases, dedupe windows, relays and staged rows that have outlived their retention."""
+        drops = (
+            (self.maintenance.DROP_OLD_LEASES, {"seconds": LEASE_RETENTION_SECONDS, "limit": UPKEEP_BATCH}),
+            (self.maintenance.DROP_OLD_DEDUPES, {"limit": UPKEEP_BATCH}),
+            (self.maintenance.DROP_OLD_RELAYS, {"seconds": RELAY_RETENTION_SECONDS}),
+        )
+        for statement, parameters in drops:
+            work = partial(Transaction.run, statement=statement, **parameters)
+            while self._transact(work) == UPKEEP_BATCH:
+                pass
+        self._drop_old_staged()
+
+    # -- looking ----------------------------------------------------------------------------------------------
+
+    def find(self, selection: Selection, *, after: int | None = None, limit: int = 100) -> Page:
+        return self._look(lambda tx: queries.find(tx.connection, selection, after=after, limit=limit))
+
+    def bounds(self) -> tuple[int, int]:
+        """The first and the last seq there are; (1, 0) where there are none."""
+        return self._look(lambda tx: queries.bounds(tx.connection))
+
+    def history(self, event_id: EventId) -> Sequence[HistoryEntry]:
+        return self._look(lambda tx: queries.history(tx.connection, event_id))
+
+    def settled_counts(self, selection: Selection) -> Sequence[SettledCount]:
+        """What a replay of the selection would touch, by state, queue and type, the most first."""
+        return self._look(lambda tx: queries.settled_counts(tx.connection, selection))
+
+    def deaths(self, selection: Selection, *, after: DeathMark | None = None, limit: int = 100) -> DeathPage:
+        return self._look(lambda tx: dead_letters.deaths(tx.connection, selection, after=after, limit=limit))
+
+    def death_counts(self, selection: Selection) -> Sequence[DeathCount]:
+        return self._look(lambda tx: dead_letters.death_counts(tx.connection, selection))
+
+    def stats(self) -> Stats:
+        return self._look(
+            lambda tx: queries.stats(
+                tx.connection, self._moment(tx.scalar(self.maintenance.CLOCK)), self._oldest_snapshot_seconds(tx)
+            )
+        )
+
+    def initialise(self) -> Upgrade:
+        """Create or upgrade the tables; says what it did, and is safe to repeat."""
+        return migrate.upgrade(self.transaction)
+
+    def versions(self) -> tuple[str | None, str]:
+        """The version of the tables, None where there are none, and the one that this code wants."""
+        return self._look(lambda tx: (migrate.current(tx.connection), migrate.head(self.engine.dialect.name)))
+
+    def now(self) -> datetime:
+        """The time by the store's clock, which is the one that counts."""
+        return self._look(lambda tx: self._moment(tx.scalar(self.maintenance.CLOCK)))
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+_by_time = itemgetter(AVAILABLE_AT, SEQ)
+_by_seq = itemgetter(SEQ)
+_priority = attrgetter("priority")
+_ordering_key = attrgetter("ordering_key")
+
+
+def _in_turn(events: list[Delivery]) -> list[Delivery]:
+    """By priority, then time; events of an ordering key strictly as they were emitted."""
+    keyed: list[Delivery] = []
+    if any(map(_ordering_key, events)):
+        keyed = sorted((event for event in events if event.ordering_key is not None), key=_by_seq)
+        events = [event for event in events if event.ordering_key is None]
+    events.sort(key=_by_time)
+    if len(set(map(_priority, events))) > 1:
+        events.sort(key=_priority, reverse=True)
+    return events + keyed

@@ -1,0 +1,1 @@
+"""The verbs of a SQL store, the same for every database."""

@@ -1,0 +1,352 @@
+"""Looking at events: selections as SQL, pages, timelines, the state of a store at a glance. Reads only."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    case,
+    func,
+    literal,
+    null,
+    or_,
+    select,
+    union_all,
+)
+
+from penstock.model.error_kinds import error_pattern
+from penstock.model.event import EventId
+from penstock.model.lease import Held, Lease, LeaseId, Token
+from penstock.model.lifecycle import State
+from penstock.model.records import HistoryEntry, Note, Page, Record, SettledCount
+from penstock.model.selection import Selection, cancellable
+from penstock.model.stats import QueueControl, QueueStats, RelayStats, Stats
+from penstock.store.sql.schema import Moment, archive, claimed, events, leases, notes, pending, queues, relays
+from penstock.store.sql.schema import history as timeline
+
+LIVE = (pending, claimed)
+# A copy goes by the id of the event that it is a copy of.
+EVENT_ID = func.coalesce(events.c.origin, events.c.event_id, type_=events.c.event_id.type)
+TOP_ERRORS = 5
+
+
+def find(connection: Connection, selection: Selection, *, after: int | None, limit: int) -> Page:
+    """Newest first. Each state's table is cut to the page before they are put together, so that a page costs the
+    same however long the history."""
+    parts = [part.order_by(events.c.seq.desc()).limit(limit + 1) for part in _parts(selection, after)]
+    if not parts:
+        return Page((), None)
+    found = union_all(*(select(part.subquery()) for part in parts)).subquery()
+    rows = connection.execute(select(found).order_by(found.c.seq.desc()).limit(limit + 1)).all()
+    records = [_record(row) for row in rows[:limit]]
+    return Page(records, records[-1].seq if len(rows) > limit else None)
+
+
+def settled_seqs(connection: Connection, selection: Selection, *, after: int, until: int, limit: int) -> list[int]:
+    """The next settled events of the selection, locked where the database locks rows."""
+    statement = (
+        select(archive.c.seq)
+        .join(events, events.c.seq == archive.c.seq)
+        .where(
+            archive.c.seq > after, archive.c.seq <= until, *conditions(selection, archive), *settled_states(selection)
+        )
+        .order_by(archive.c.seq)
+        .limit(limit)
+        .with_for_update(of=archive, skip_locked=True)
+    )
+    return list(connection.execute(statement).scalars())
+
+
+def count_settled(connection: Connection, selection: Selection) -> int:
+    statement = select(func.count()).select_from(archive.join(events, events.c.seq == archive.c.seq))
+    return int(
+        connection.execute(statement.where(*conditions(selection, archive), *settled_states(selection))).scalar_one()
+    )
+
+
+def settled_counts(connection: Connection, selection: Selection) -> list[SettledCount]:
+    """What a replay or purge of the selection would touch, by kind, the commonest first."""
+    kind = (archive.c.state, archive.c.queue, events.c.event_type)
+    statement = (
+        select(*kind, func.count())
+        .select_from(archive.join(events, events.c.seq == archive.c.seq))
+        .where(*conditions(selection, archive), *settled_states(selection))
+        .group_by(*kind)
+        .order_by(func.count().desc(), *kind)
+    )
+    return [SettledCount(State(row[0]), *row[1:]) for row in connection.execute(statement)]
+
+
+def unsettled_counts(connection: Connection, selection: Selection) -> list[SettledCount]:
+    """What a cancel of the selection would touch, by kind, the commonest first."""
+    chosen = cancellable(selection)
+    found = []
+    for state, table in ((State.PENDING, pending), (State.CLAIMED, claimed)):
+        if state in (chosen.states or ()):
+            kind = (table.c.queue, events.c.event_type)
+            statement = select(*kind, func.count()).select_from(table.join(events, events.c.seq == table.c.seq))
+            rows = connection.execute(statement.where(*conditions(chosen, table)).group_by(*kind))
+            found += [SettledCount(state, *row) for row in rows]
+    return sorted(found, key=lambda one: (-one.count, one.state, one.queue, one.event_type))
+
+
+def published_by_queue(connection: Connection, seqs: list[int]) -> dict[str, int]:
+    """How many of these settled events are published, in each queue."""
+    statement = (
+        select(archive.c.queue, func.count())
+        .where(archive.c.seq.in_(seqs), archive.c.state == State.PUBLISHED.value)
+        .group_by(archive.c.queue)
+    )
+    return {row[0]: row[1] for row in connection.execute(statement)}
+
+
+def last_seq(connection: Connection) -> int:
+    return int(connection.execute(select(func.coalesce(func.max(archive.c.seq), 0))).scalar_one())
+
+
+def bounds(connection: Connection) -> tuple[int, int]:
+    first, last = connection.execute(select(func.min(events.c.seq), func.max(events.c.seq))).one()
+    return (1, 0) if last is None else (first, last)
+
+
+def history(connection: Connection, event_id: EventId) -> Sequence[HistoryEntry]:
+    statement = (
+        select(timeline)
+        .join(events, events.c.seq == timeline.c.seq)
+        .where(_is_one_of([event_id]))
+        .order_by(timeline.c.id)
+    )
+    return [HistoryEntry(row.at, row.what, row.attempts, row.by, row.detail) for row in connection.execute(statement)]
+
+
+def held(connection: Connection, lease_ids: Sequence[LeaseId]) -> list[Held]:
+    """The open leases among these, in the order given."""
+    wanted = select(leases.c.lease_id, leases.c.token, leases.c.queue, leases.c.claimant).where(
+        leases.c.lease_id.in_(lease_ids), leases.c.closed_at.is_(None)
+    )
+    found = {row.lease_id: row for row in connection.execute(wanted)}
+    rows = [found[lease_id] for lease_id in dict.fromkeys(lease_ids) if lease_id in found]
+    return [Held(Lease(LeaseId(row.lease_id), Token(row.token), row.queue), row.claimant) for row in rows]
+
+
+def held_seqs(connection: Connection, lease_id: LeaseId, seqs: list[int]) -> list[int]:
+    wanted = select(claimed.c.seq).where(claimed.c.lease_id == lease_id, claimed.c.seq.in_(seqs))
+    return sorted(connection.execute(wanted).scalars())
+
+
+def leases_over(seqs: list[int]) -> Select[Any]:
+    """The leases that hold these events, locked where the database locks rows."""
+    holders = select(claimed.c.lease_id).where(claimed.c.seq.in_(seqs))
+    return select(leases.c.lease_id).where(leases.c.lease_id.in_(holders)).order_by(leases.c.lease_id).with_for_update()
+
+
+def live(connection: Connection, selection: Selection, state: State, *, after: int, limit: int) -> Sequence[Any]:
+    """The next events of the selection in one of the two unsettled states: their numbers, queues and ordering keys."""
+    table = pending if state is State.PENDING else claimed
+    statement = (
+        select(table.c.seq, table.c.queue, table.c.ordering_key)
+        .join(events, events.c.seq == table.c.seq)
+        .where(table.c.seq > after, *conditions(selection, table))
+        .order_by(table.c.seq)
+        .limit(limit)
+    )
+    return connection.execute(statement).all()
+
+
+def controls(connection: Connection) -> list[QueueControl]:
+    steered = or_(queues.c.paused_at.is_not(None), queues.c.max_claimed.is_not(None))
+    rows = connection.execute(select(queues).where(steered).order_by(queues.c.queue))
+    return [QueueControl(row.queue, row.paused_at, row.paused_by, row.max_claimed) for row in rows]
+
+
+def notes_of(connection: Connection, ids: Collection[EventId]) -> dict[EventId, Note]:
+    """Of an event that was copied to several queues, the last copy's note."""
+    statement = (
+        select(EVENT_ID, notes.c.progress, notes.c.result)
+        .select_from(notes.join(events, events.c.seq == notes.c.seq))
+        .where(_is_one_of(ids))
+        .order_by(notes.c.seq)
+    )
+    return {EventId(row[0]): Note(row[1], row[2]) for row in connection.execute(statement)}
+
+
+def stats(connection: Connection, now: datetime, oldest_snapshot_seconds: float | None) -> Stats:
+    open_leases, expired = connection.execute(
+        select(func.count(), func.coalesce(func.sum(case((leases.c.expires_at < now, 1), else_=0)), 0)).where(
+            leases.c.closed_at.is_(None)
+        )
+    ).one()
+    return Stats(
+        queues=_queues(connection, now),
+        open_leases=open_leases,
+        expired_leases=int(expired),
+        oldest_snapshot_seconds=oldest_snapshot_seconds,
+        relays=[
+            RelayStats(
+                row.relay_id,
+                row.queue,
+                row.destination,
+                row.host,
+                row.started_at,
+                (now - row.seen_at).total_seconds(),
+                row.stopping,
+            )
+            for row in connection.execute(select(relays).order_by(relays.c.started_at))
+        ],
+        dead_errors=_dead_errors(connection),
+        purged={
+            row.queue: row.purged
+            for row in connection.execute(select(queues.c.queue, queues.c.purged).where(queues.c.purged > 0))
+        },
+    )
+
+
+def _queues(connection: Connection, now: datetime) -> list[QueueStats]:
+    queues: dict[str, QueueStats] = {}
+    waiting = select(
+        pending.c.queue,
+        func.count().label("pending"),
+        func.sum(case((pending.c.available_at <= now, 1), else_=0)).label("ready"),
+        func.min(pending.c.available_at, type_=Moment()).label("oldest"),
+    ).group_by(pending.c.queue)
+    for row in connection.execute(waiting):
+        age = (now - row.oldest).total_seconds()
+        queues[row.queue] = QueueStats(
+            row.queue, pending=row.pending, ready=int(row.ready), oldest_pending_seconds=max(age, 0.0)
+        )
+    held = select(claimed.c.queue, literal("claimed").label("state"), func.count().label("count"))
+    done = select(archive.c.queue, func.lower(archive.c.state), func.count())
+    counted = union_all(held.group_by(claimed.c.queue), done.group_by(archive.c.queue, archive.c.state))
+    for queue, state, count in connection.execute(counted):
+        queues[queue] = replace(queues.get(queue, QueueStats(queue)), **{state: count})
+    return [queues[name] for name in sorted(queues)]
+
+
+def _dead_errors(connection: Connection) -> list[tuple[str, int]]:
+    """Why events died, the commonest reasons first: what an operator asks next."""
+    error = func.substr(func.coalesce(archive.c.last_error, ""), 1, 200)
+    statement = (
+        select(error, func.count().label("count"))
+        .where(archive.c.state == State.DEAD.value)
+        .group_by(error)
+        .order_by(func.count().desc())
+        .limit(TOP_ERRORS)
+    )
+    return [(row[0], row[1]) for row in connection.execute(statement)]
+
+
+def _parts(selection: Selection, after: int | None) -> list[Select[Any]]:
+    wanted = frozenset(State) if selection.states is None else selection.states
+    parts: list[Select[Any]] = []
+    if State.PENDING in wanted:
+        parts.append(_part(pending, literal("PENDING")).join(pending, pending.c.seq == events.c.seq))
+    if State.CLAIMED in wanted:
+        joined = _part(claimed, literal("CLAIMED"), leases.c.claimed_at, leases.c.claimant, leases.c.expires_at)
+        joined = joined.join(claimed, claimed.c.seq == events.c.seq)
+        parts.append(joined.join(leases, leases.c.lease_id == claimed.c.lease_id))
+    if wanted & {State.PUBLISHED, State.DEAD}:
+        part = _part(archive, archive.c.state, settled_at=archive.c.settled_at)
+        part = part.join(archive, archive.c.seq == events.c.seq).where(*settled_states(selection))
+        parts.append(part)
+    tables = [table for table, states in _TABLES if states & wanted]
+    return [
+        part.where(*conditions(selection, table), *([events.c.seq < after] if after is not None else []))
+        for part, table in zip(parts, tables, strict=True)
+    ]
+
+
+_TABLES = (
+    (pending, {State.PENDING}),
+    (claimed, {State.CLAIMED}),
+    (archive, {State.PUBLISHED, State.DEAD}),
+)
+
+
+def _part(
+    table: Any,
+    state: ColumnElement[str],
+    claimed_at: Any = None,
+    claimed_by: Any = None,
+    lease_expires_at: Any = None,
+    settled_at: Any = None,
+) -> Select[Any]:
+    def moment(column: Any, name: str) -> ColumnElement[Any]:
+        return (
+            (null() if column is None else column).cast(Moment()).label(name) if column is None else column.label(name)
+        )
+
+    return select(
+        events.c.seq,
+        EVENT_ID.label("event_id"),
+        events.c.event_type,
+        events.c.payload,
+        events.c.headers,
+        events.c.partition_key,
+        events.c.ordering_key,
+        events.c.created_at,
+        table.c.queue,
+        table.c.priority,
+        table.c.available_at,
+        table.c.attempts,
+        table.c.deliveries,
+        table.c.max_attempts,
+        table.c.replays,
+        table.c.suspect,
+        table.c.last_error,
+        state.label("state"),
+        moment(claimed_at, "claimed_at"),
+        (literal(None) if claimed_by is None else claimed_by).label("claimed_by"),
+        moment(lease_expires_at, "lease_expires_at"),
+        moment(settled_at, "settled_at"),
+    ).select_from(events)
+
+
+def conditions(selection: Selection, table: Any) -> list[ColumnElement[bool]]:
+    """A selection but for its states, as conditions on events and on one of the tables of states."""
+    conditions: list[ColumnElement[bool]] = []
+    if selection.ids is not None:
+        conditions.append(_is_one_of(selection.ids))
+    if selection.queue is not None:
+        conditions.append(table.c.queue == selection.queue)
+    if selection.event_type is not None:
+        conditions.append(events.c.event_type == selection.event_type)
+    if selection.queues is not None:
+        conditions.append(table.c.queue.in_(sorted(selection.queues)))
+    if selection.event_types is not None:
+        conditions.append(events.c.event_type.in_(sorted(selection.event_types)))
+    if selection.since is not None:
+        conditions.append(events.c.created_at >= selection.since)
+    if selection.until is not None:
+        conditions.append(events.c.created_at < selection.until)
+    if selection.error is not None:
+        conditions.append(_told(table.c.last_error, selection.error))
+    return conditions
+
+
+def _told(last_error: ColumnElement[str], text: str) -> ColumnElement[bool]:
+    """Whether an error has this text. An empty pattern is none to every database."""
+    return last_error.regexp_match(error_pattern(text)) if text else last_error.is_not(None)
+
+
+def _is_one_of(ids: Collection[EventId]) -> ColumnElement[bool]:
+    """Two conditions, because each has an index and what they say together has none."""
+    return or_(events.c.event_id.in_(ids), events.c.origin.in_(ids))
+
+
+def settled_states(selection: Selection) -> list[ColumnElement[bool]]:
+    """For the archive: which of its two states."""
+    if selection.states is None or selection.states >= {State.PUBLISHED, State.DEAD}:
+        return []
+    return [archive.c.state.in_(sorted(state.value for state in selection.states))]
+
+
+def _record(row: Any) -> Record:
+    fields = row._asdict()
+    fields["state"] = State(fields["state"])
+    fields["headers"] = fields["headers"] or {}
+    fields["published_at"] = fields["settled_at"] if fields["state"] is State.PUBLISHED else None
+    return Record(**fields)

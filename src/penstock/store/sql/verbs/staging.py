@@ -1,0 +1,94 @@
+"""Staging: what the tasks of a Spark write bring is kept aside, and becomes events in one transaction, or never.
+
+A task that dies, is run again or runs twice leaves parts that no commit names; they are dropped with the next commit
+of their stream, or by age.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from types import ModuleType
+from uuid import UUID
+
+from penstock.model.errors import NotInitialised, NotSupported, StoreError
+from penstock.model.event import Event
+from penstock.store.api import Capabilities, Committed, Part
+from penstock.store.sql.dialect import Moves
+from penstock.store.sql.transaction import Transaction
+
+# Longer than any write takes: its staged rows must not go while it still runs.
+STAGED_RETENTION_SECONDS = 7 * 86_400.0
+DROP_LIMIT = 10_000
+
+
+class Staging(Moves):
+    """The verbs that stage and commit. See `penstock.store.api.Store` for what each promises.
+
+    A store that declares the capability supplies `staging`, `_stage` and `_move_staged`.
+    """
+
+    staging: ModuleType
+
+    def stage(self, part: Part, events: Sequence[Event], *, start: int = 0) -> int:
+        require_staging(self.url, self.capabilities)
+        if events:
+            self._transact(lambda tx: self._stage(tx, part, events, start))
+        return start + len(events)
+
+    def commit_staged(self, write_id: UUID, batch_id: int, parts: Mapping[UUID, int], *, once: bool) -> Committed:
+        require_staging(self.url, self.capabilities)
+        self._came_back()
+        return self._transact(lambda tx: self._commit_staged(tx, write_id, batch_id, parts, once=once))
+
+    def _commit_staged(
+        self, tx: Transaction, write_id: UUID, batch_id: int, parts: Mapping[UUID, int], *, once: bool
+    ) -> Committed:
+        done = Committed(repeated=True)
+        if not once or tx.run(self.staging.REMEMBER, write_id=write_id, batch_id=batch_id):
+            named = [part_id for part_id, count in parts.items() if count]
+            done = self._move_staged(tx, write_id, batch_id, named) if named else Committed()
+            require_all(done.events + done.duplicates, sum(parts.values()))
+        tx.run(self.staging.DROP_BATCH, write_id=write_id, batch_id=batch_id)
+        return done
+
+    def drop_staged(self, write_id: UUID, *, parts: Collection[UUID] | None = None) -> int:
+        require_staging(self.url, self.capabilities)
+        if parts is None:
+            return self._transact(lambda tx: tx.run(self.staging.DROP_WRITE, write_id=write_id))
+        named = list(parts)
+        return self._transact(lambda tx: tx.run(self.staging.DROP_PARTS, write_id=write_id, parts=named))
+
+    def _drop_old_staged(self) -> None:
+        if not self.capabilities.staging:
+            return
+        work = partial(
+            Transaction.run, statement=self.staging.DROP_OLD, seconds=STAGED_RETENTION_SECONDS, limit=DROP_LIMIT
+        )
+        try:
+            while self._transact(work) == DROP_LIMIT:
+                pass
+        except NotInitialised:
+            return  # the tables are of a version without staging, which this code still runs on
+
+    def _stage(self, tx: Transaction, part: Part, events: Sequence[Event], start: int) -> None:
+        raise NotImplementedError
+
+    def _move_staged(self, tx: Transaction, write_id: UUID, batch_id: int, parts: list[UUID]) -> Committed:
+        raise NotImplementedError
+
+
+def require_staging(url: str, capabilities: Capabilities) -> None:
+    """Raise `NotSupported` if the store at `url`, of these capabilities, does not stage."""
+    if not capabilities.staging:
+        raise NotSupported(
+            f"{url} has no staging, which df.writeStream and streams need to emit exactly once; "
+            "use a store on PostgreSQL or SQLite, or emit at least once with df.write"
+        )
+
+
+def require_all(found: int, expected: int) -> None:
+    """Half a batch is worse than none."""
+    if found != expected:
+        raise StoreError(
+            f"of {expected} staged rows {found} are left, so nothing was emitted: the database was restarted, or the "
+            "rows waited for more than a week; run the write again"
+        )
