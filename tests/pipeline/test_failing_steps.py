@@ -84,7 +84,8 @@ def test_an_event_that_the_store_refuses_to_settle_does_not_end_the_relay(embedd
 
     def done() -> bool:
         nonlocal longest
-        now, records = embedded.outbox.store.now(), embedded.records()
+        records = embedded.records()
+        now = embedded.outbox.store.now()  # read last: no lease was extended after it
         ends = [one.lease_expires_at for one in records if one.lease_expires_at is not None]
         longest = max([longest, *((end - now).total_seconds() for end in ends)])
         return embedded.states() == wanted

@@ -10,7 +10,7 @@ Or to lose an answer on its way, so that a client can't know whether it was hear
 
 With `delay_seconds` it is as far away as that: benchmarks use it.
 
-Bytes pass unchanged. No test has to measure time.
+`connections` counts the connections of clients. Bytes pass unchanged. No test has to measure time.
 """
 
 import selectors
@@ -30,6 +30,7 @@ class Gate:
         self._listener = socket.create_server(("127.0.0.1", port))
         self.port: int = self._listener.getsockname()[1]
         self._delay = delay_seconds
+        self.connections = 0
         self._marker = b""
         self._wanted = 0
         self._sent = b""
@@ -76,6 +77,7 @@ class Gate:
                 client, _ = self._listener.accept()
             except OSError:
                 continue
+            self.connections += 1
             try:
                 server = socket.create_connection(self._target)
             except OSError:
