@@ -98,6 +98,7 @@ def test_one_at_fault_fails_alone(spark: "SparkSession", embedded: Ground, tmp_p
     assert (dead.last_error or "").startswith("ValueError: never")
 
 
+@pytest.mark.crash
 @pytest.mark.parametrize("kind", ["queue", "dataframe"])
 def test_one_that_kills_dies_alone(spark: "SparkSession", embedded: Ground, tmp_path: Path, kind: str) -> None:
     def kill(orders: Any, ctx: BatchContext) -> None:

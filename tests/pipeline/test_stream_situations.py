@@ -192,6 +192,7 @@ def test_half_a_checkpoint_is_told_and_not_taken(
     assert (total(state), added(outbox)) == (1, [1])
 
 
+@pytest.mark.crash
 def test_an_event_that_kills_dies_alone(spark: "SparkSession", outbox: Outbox, postgres_url: str, state: str) -> None:
     """Its neighbours need not wait for its lease to expire."""
     emit(outbox, *range(8, 20), -1)
@@ -208,6 +209,7 @@ def test_an_event_that_kills_dies_alone(spark: "SparkSession", outbox: Outbox, p
     assert total(state) == sum(applied) + 100
 
 
+@pytest.mark.crash
 def test_an_event_of_a_dataframe_that_kills_dies_alone(
     spark: "SparkSession", outbox: Outbox, postgres_url: str, state: str, tmp_path: Path
 ) -> None:

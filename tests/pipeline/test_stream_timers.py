@@ -124,6 +124,7 @@ def dead(outbox: Outbox) -> dict[str, str]:
     return {json.loads(record.payload)["key"]: record.last_error or "" for record in found}
 
 
+@pytest.mark.crash
 def test_timers_that_fail_or_kill_die_alone(spark: "SparkSession", outbox: Outbox, tmp_path: Path) -> None:
     app = application(tmp_path)
     keys = ["failing", "killing", *(f"key {number}" for number in range(KEYS))]
