@@ -18,7 +18,7 @@ test-heavy: PROCESSES ?= 2
 # At the end: the slowest tests, the reason of each skip, and last the tests that failed.
 PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations=10 -rsEf
 
-.PHONY: help setup demo test test-heavy test-all check mutants bench chaos services clean lock
+.PHONY: help setup demo test test-heavy test-all check surface mutants bench chaos services clean lock
 
 help: ## List what there is
 	@echo "Usage: make <target> [ARGS='...']"
@@ -45,6 +45,9 @@ check: setup ## Check style, types, the direction of imports, and tidiness
 	@echo "mypy --strict"; $(BIN)/mypy --strict
 	@echo "lint-imports";  $(BIN)/lint-imports --no-logo
 	@echo "tidy";          $(BIN)/python -m pytest tests/test_tidy.py
+
+surface: setup ## Accept changes of what users can depend on: write the files in tests/surface/frozen anew
+	@$(BIN)/python -m tests.surface
 
 mutants: setup ## Change the core in 200 places, one at a time, and list what no test notices (ARGS='--seed 2')
 	@$(BIN)/python -m tests.support.mutants $(ARGS)

@@ -1,0 +1,1 @@
+"""Everything that users can depend on, as text: the lines in `frozen/` change only on purpose, by `make surface`."""
