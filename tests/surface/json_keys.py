@@ -14,11 +14,11 @@ from uuid import uuid4
 import penstock
 from penstock.admin import lakes
 from penstock.cli import main
+from penstock.model.stats import Relay
 from penstock.pipeline import relay, streaming
 from penstock.pipeline.lake_replay import BroughtBack, LakeCount
 from penstock.pipeline.relay import RelayReport
 from penstock.pipeline.stream_batches import Counts
-from penstock.store.base import Relay
 from penstock.streams import Context, StreamEvent
 from penstock.testing.streams import StreamHarness
 

@@ -7,7 +7,8 @@ from typing import Any
 from sqlalchemy import Dialect, inspect
 from sqlalchemy.types import NullType, TypeEngine
 
-from penstock.store import SqlStore, open_store
+from penstock.store.registry import open_store
+from penstock.store.sql.store import SqlStore
 from penstock.streams.state import open_state
 
 
