@@ -15,7 +15,7 @@ from typing import Annotated
 from fastapi import Depends, FastAPI, HTTPException, Request
 
 from penstock.model.errors import InvalidSignature
-from penstock.publish.signature import verify
+from penstock.publish.http.signature import verify
 
 app = FastAPI()
 

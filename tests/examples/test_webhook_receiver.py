@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.model.outcome import Retry
-from penstock.publish import open_publisher
+from penstock.publish.registry import open_publisher
 from penstock.testing.events import delivery
 from penstock.testing.publishers import messages, published
 

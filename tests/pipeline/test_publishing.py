@@ -15,7 +15,7 @@ from penstock.pipeline import sender as sending
 from penstock.pipeline.publishing import delivery_of, send_rows
 from penstock.pipeline.sender import Dispatch, Sender
 from penstock.pipeline.stop_channel import StopLine, hung_up, line_to
-from penstock.publish.base import Message
+from penstock.publish.api import Message
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

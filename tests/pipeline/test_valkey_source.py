@@ -8,7 +8,7 @@ from valkey_ground import GROUP, SECONDS
 
 from penstock.model.errors import PipelineError, SourceUnavailable, UsageError
 from penstock.pipeline import valkey_group
-from penstock.publish import open_publisher
+from penstock.publish.registry import open_publisher
 from penstock.testing.events import delivery
 from penstock.testing.publishers import messages
 from tests.support.processes import wait_until

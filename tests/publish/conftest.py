@@ -7,8 +7,9 @@ import pytest
 from http_receiver import TAKEN, Receiver
 from valkey import Valkey
 
-from penstock.publish import Publisher, open_publisher
-from penstock.publish.wire import payload_bytes
+from penstock.publish.api import Publisher
+from penstock.publish.json_message import payload_bytes
+from penstock.publish.registry import open_publisher
 from tests.support.servers import ValkeyServer
 
 

@@ -21,7 +21,8 @@ import pytest
 
 from penstock.model.event import Delivery
 from penstock.model.outcome import Outcome
-from penstock.publish import Publisher, Routing
+from penstock.publish.api import Publisher
+from penstock.publish.topics import Routing
 from tests.support.servers import Server
 
 TOO_LARGE = 200_000

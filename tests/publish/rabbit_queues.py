@@ -7,7 +7,7 @@ from typing import Any
 import aiormq
 from aiormq.abc import AbstractChannel, DeliveredMessage
 
-from penstock.publish.rabbitmq import ORDERING_KEY_HEADER, OWN_HEADERS, PARTITION_KEY_HEADER
+from penstock.publish.rabbitmq.publisher import ORDERING_KEY_HEADER, OWN_HEADERS, PARTITION_KEY_HEADER
 
 
 def with_channel(url: str, work: Callable[[AbstractChannel], Coroutine[Any, Any, Any]]) -> Any:

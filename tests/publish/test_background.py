@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from penstock.publish.background import Background
+from penstock.publish.event_loop import Background
 
 
 async def answer(value: int) -> int:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.publish.base import Message
-from penstock.publish.cloudevents import binary, escaped, structured
+from penstock.publish.api import Message
+from penstock.publish.http.cloudevents import binary, escaped, structured
 from penstock.testing.events import delivery
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"))

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from penstock.model.errors import PublishError
-from penstock.publish import open_publisher
+from penstock.publish.registry import open_publisher
 from penstock.testing.events import delivery
 from penstock.testing.publishers import PublisherConformance, PublisherOutcomes, messages
 
@@ -49,7 +49,7 @@ def test_a_closed_pipe_is_said_to_be_one(monkeypatch):
 def test_lines_are_out_before_the_outcomes_are():
     program = """
 import os
-from penstock.publish import open_publisher
+from penstock.publish.registry import open_publisher
 from penstock.testing.events import delivery
 from penstock.testing.publishers import messages
 open_publisher("stdout:").publish(messages([delivery(event_type="seen")]))

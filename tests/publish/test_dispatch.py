@@ -11,9 +11,9 @@ from penstock.model.errors import PublishError
 from penstock.model.lifecycle import OrderPolicy
 from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Published, Released, Retry
 from penstock.model.retry import RetryPolicy
-from penstock.publish import Routing, dispatch
-from penstock.publish.dispatch import MOST_EXCEPTIONS
-from penstock.publish.failure import ERROR_LIMIT, nothing_sent
+from penstock.publish.dispatch import MOST_EXCEPTIONS, dispatch
+from penstock.publish.errors import ERROR_LIMIT, nothing_sent
+from penstock.publish.topics import Routing
 from penstock.testing.events import CREATED_AT, delivery
 
 POLICY = RetryPolicy(initial_seconds=8, factor=2, jitter=0.5, max_attempts=10)

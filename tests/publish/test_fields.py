@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from penstock.model.event import encode_moment
-from penstock.publish.fields import created_at_text, event_id_text
+from penstock.publish.fast_text import created_at_text, event_id_text
 from penstock.testing.events import delivery
 
 

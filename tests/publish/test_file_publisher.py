@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.model.outcome import PUBLISHED, RELEASED, Retry
-from penstock.publish import open_publisher
+from penstock.publish.registry import open_publisher
 from penstock.testing.events import delivery
 from penstock.testing.publishers import PublisherConformance, attempt, messages, published
 

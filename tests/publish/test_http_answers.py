@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.model.outcome import PUBLISHED, Dead, Retry
-from penstock.publish.http_answers import outcome, retry_after
+from penstock.publish.http.responses import outcome, retry_after
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

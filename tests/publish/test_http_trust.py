@@ -10,8 +10,8 @@ from http_receiver import TAKEN, Answer, Receiver, make_certificate, only_outcom
 
 from penstock.model.errors import InvalidSignature, UsageError
 from penstock.model.outcome import PUBLISHED, Dead, Retry
-from penstock.publish import open_publisher
-from penstock.publish.signature import verify
+from penstock.publish.http.signature import verify
+from penstock.publish.registry import open_publisher
 from penstock.testing.events import delivery
 from penstock.testing.publishers import messages, published
 
@@ -45,7 +45,7 @@ def test_a_retry_is_signed_anew_under_the_same_id(receiver, opened, monkeypatch)
     monkeypatch.setenv("PENSTOCK_HTTP_SECRET", SECRET)
     publisher, event = opened(f"http://{receiver.address}/hook"), delivery()
     for moment in (1_000_000_000.0, 2_000_000_000.9):
-        monkeypatch.setattr("penstock.publish.http.time.time", lambda now=moment: now)
+        monkeypatch.setattr("penstock.publish.http.publisher.time.time", lambda now=moment: now)
         assert only_outcome(publisher, event) == PUBLISHED
     for request, now in zip(receiver.requests, (1_000_000_000, 2_000_000_000), strict=True):
         assert verify(request.headers, request.body, SECRET, now=now, tolerance_seconds=0) == str(event.event_id)

@@ -8,7 +8,7 @@ from confluent_kafka.admin import AclOperation
 from kafka_cluster import Cluster, headers
 
 from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Published, Released, Retry
-from penstock.publish import open_publisher
+from penstock.publish.registry import open_publisher
 from penstock.testing.brokers import BrokerConformance, Refusal
 from penstock.testing.events import delivery
 from penstock.testing.publishers import PublisherOutcomes, attempt, messages, published, received
@@ -238,7 +238,7 @@ def test_events_behind_a_refused_one_wait_until_it_was_sent_alone(opened, cluste
     publisher.publish(messages([delivery()]))
     # The clock of a call: it begins, waits for its reports, and then finds its time over.
     moments = iter([0.0, 0.0])
-    monkeypatch.setattr("penstock.publish.kafka.monotonic", lambda: next(moments, 6.0))
+    monkeypatch.setattr("penstock.publish.kafka.publisher.monotonic", lambda: next(moments, 6.0))
     heads = [delivery(event_type="small", ordering_key=f"key-{n}", payload=bytes(2_000)) for n in range(100)]
     behind = [delivery(event_type="small", ordering_key=f"key-{n}") for n in range(100)]
     outcomes = attempt(publisher, heads + behind)
@@ -255,7 +255,7 @@ def test_a_request_too_large_whose_events_had_no_time_to_go_alone_is_a_retry(ope
     publisher.publish(messages([delivery()]))
     # The clock of a call: it begins, waits for its reports, and then finds its time over.
     moments = iter([0.0, 0.0])
-    monkeypatch.setattr("penstock.publish.kafka.monotonic", lambda: next(moments, 6.0))
+    monkeypatch.setattr("penstock.publish.kafka.publisher.monotonic", lambda: next(moments, 6.0))
     events = [delivery(event_type="small", payload=bytes(2_000)) for _ in range(100)]
     outcomes = publisher.publish(messages(events))
     assert outcomes.keys() == {event.seq for event in events}

@@ -6,8 +6,8 @@ import pytest
 from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 
 from penstock.model.outcome import Retry
-from penstock.publish import open_publisher
-from penstock.publish.kafka_settings import PASSWORD_VARIABLE, USERNAME_VARIABLE
+from penstock.publish.kafka.settings import PASSWORD_VARIABLE, USERNAME_VARIABLE
+from penstock.publish.registry import open_publisher
 from penstock.testing.events import delivery
 from penstock.testing.publishers import messages, published
 from tests.support.servers.kafka import PASSWORD, USER

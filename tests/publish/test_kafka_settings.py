@@ -5,8 +5,8 @@ import pickle
 import pytest
 
 from penstock.model.errors import UsageError
-from penstock.publish import open_publisher
-from penstock.publish.kafka_settings import settings_of
+from penstock.publish.kafka.settings import settings_of
+from penstock.publish.registry import open_publisher
 
 
 def client_of(url, **environment):

@@ -13,7 +13,8 @@ from nats_streams import Streams
 from penstock.config.urls import mask_url
 from penstock.model.errors import MissingDriver, UsageError
 from penstock.model.outcome import Retry
-from penstock.publish import nats, open_publisher
+from penstock.publish.nats import publisher as nats
+from penstock.publish.registry import open_publisher
 from penstock.testing.events import delivery
 from penstock.testing.publishers import attempt, published
 from tests.support.servers import NatsServer

@@ -12,8 +12,10 @@ from nats.js.api import DiscardPolicy
 from nats_streams import Streams
 
 from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Retry
-from penstock.publish import Message, nats_wire, open_publisher
-from penstock.publish.nats import FLIGHT_MESSAGES, _flights
+from penstock.publish.api import Message
+from penstock.publish.nats import message as nats_wire
+from penstock.publish.nats.publisher import FLIGHT_MESSAGES, _flights
+from penstock.publish.registry import open_publisher
 from penstock.testing.brokers import BrokerConformance, Refusal
 from penstock.testing.events import delivery
 from penstock.testing.publishers import attempt, messages, published

@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from penstock.model.errors import MissingDriver, UnknownScheme, UsageError
-from penstock.publish import open_publisher
-from penstock.publish.console import ConsolePublisher
 from penstock.publish.files import FilePublisher
 from penstock.publish.null import NullPublisher
+from penstock.publish.registry import open_publisher
+from penstock.publish.stdout import ConsolePublisher
 from penstock.publish.valkey import ValkeyPublisher
 
 URLS = {

@@ -15,9 +15,11 @@ from rabbit_queues import as_received, held, make_fresh, with_channel
 from penstock.model.errors import UsageError
 from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Retry
 from penstock.model.retry import RetryPolicy
-from penstock.publish import Routing, dispatch, open_publisher
-from penstock.publish.base import Message
-from penstock.publish.rabbitmq import MESSAGE_BYTES, MESSAGE_BYTES_FROM_4, _usual_limit
+from penstock.publish.api import Message
+from penstock.publish.dispatch import dispatch
+from penstock.publish.rabbitmq.publisher import MESSAGE_BYTES, MESSAGE_BYTES_FROM_4, _usual_limit
+from penstock.publish.registry import open_publisher
+from penstock.publish.topics import Routing
 from penstock.testing.brokers import BrokerConformance, Refusal
 from penstock.testing.events import delivery
 from penstock.testing.publishers import attempt, messages, published

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.model.errors import UsageError
-from penstock.publish.routing import FIELDS, Routing
+from penstock.publish.topics import FIELDS, Routing
 from penstock.testing.events import delivery
 
 

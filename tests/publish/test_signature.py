@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.model.errors import InvalidSignature, UsageError
-from penstock.publish.signature import parse_secrets, sign, verify
+from penstock.publish.http.signature import parse_secrets, sign, verify
 
 NOW = 1_700_000_000
 SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef01234567").decode()

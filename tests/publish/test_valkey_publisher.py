@@ -11,7 +11,7 @@ from valkey.client import Pipeline
 from valkey.exceptions import ResponseError
 
 from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Retry
-from penstock.publish import open_publisher
+from penstock.publish.registry import open_publisher
 from penstock.testing.brokers import BrokerConformance, Refusal
 from penstock.testing.events import delivery
 from penstock.testing.publishers import Received, attempt, messages, published

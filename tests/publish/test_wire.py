@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.model.event import Delivery
-from penstock.publish.base import Message
-from penstock.publish.wire import as_json_fields, as_json_line, payload_bytes
+from penstock.publish.api import Message
+from penstock.publish.json_message import as_json_fields, as_json_line, payload_bytes
 from penstock.testing.events import delivery
 
 

@@ -10,7 +10,7 @@ import pytest
 from object_queues import LARGE
 
 from penstock.model.outcome import Published
-from penstock.publish import open_publisher
+from penstock.publish.registry import open_publisher
 from penstock.store.registry import open_store
 from penstock.streams.state import open_state
 from penstock.testing.events import delivery

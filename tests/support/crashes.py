@@ -40,7 +40,7 @@ from penstock.pipeline.lake_folder import LakeFolder
 from penstock.pipeline.sender import Dispatch
 from penstock.pipeline.slices import Slice
 from penstock.pipeline.stop_channel import StopAddress
-from penstock.publish.base import Message, Outcomes, Publisher
+from penstock.publish.api import Message, Outcomes, Publisher
 from penstock.store.sql.store import SqlStore
 from penstock.store.sql.transaction import Transaction
 from penstock.worker.hands import Hands

@@ -40,7 +40,7 @@ STREAMS = (
 TESTS: dict[str, Sequence[str]] = {
     "penstock.model.lifecycle": ("tests/core", *STORE),
     "penstock.model.retry": ("tests/core", "tests/publish/test_dispatch.py"),
-    "penstock.publish.dispatch": ("tests/publish/test_dispatch.py",),
+    "penstock.publish.dispatch.dispatch": ("tests/publish/test_dispatch.py",),
     "penstock.store.sql.store": STORE,
     "penstock.store.sql.outcome_rows": STORE,
     "penstock.store.sql.verbs.settle": STORE,

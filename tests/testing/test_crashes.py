@@ -11,7 +11,7 @@ import pytest
 
 from penstock.model.errors import UsageError
 from penstock.outbox import connect
-from penstock.publish.base import Message
+from penstock.publish.api import Message
 from penstock.testing.events import delivery
 from tests.support.crashes import POINTS, Crash, Plan, arm, family
 from tests.support.processes import wait_until

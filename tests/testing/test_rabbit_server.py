@@ -7,7 +7,7 @@ from pathlib import Path
 import aiormq
 import pytest
 
-from penstock.publish.background import Background
+from penstock.publish.event_loop import Background
 from tests.support.processes import living, wait_until
 from tests.support.servers import RabbitServer
 

@@ -79,7 +79,7 @@ def show(
     json: JsonOption = False,
 ) -> None:
     """Show one dead letter: why it died, its payload, where it came from, and its life so far."""
-    from penstock.publish.wire import payload_bytes
+    from penstock.publish.json_message import payload_bytes
 
     wanted = event_id(event)
     with opened(context, store) as admin:

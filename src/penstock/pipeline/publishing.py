@@ -22,8 +22,8 @@ from penstock.model.retry import RetryPolicy
 from penstock.pipeline.sender import Dispatch, Sender, blocked_keys, reachable_from_workers
 from penstock.pipeline.settling import fields_of, outcome_of, worst
 from penstock.pipeline.stop_channel import StopAddress, hung_up, line_to
-from penstock.publish import open_publisher
-from penstock.publish.routing import DEFAULT_TEMPLATE, Routing
+from penstock.publish.registry import open_publisher
+from penstock.publish.topics import DEFAULT_TEMPLATE, Routing
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

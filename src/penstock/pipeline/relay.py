@@ -31,8 +31,8 @@ from penstock.pipeline.sender import Dispatch, reachable_from_workers
 from penstock.pipeline.steps import load_step
 from penstock.pipeline.stopping import open_unless, stopped_by_signals
 from penstock.pipeline.together import run_lines
-from penstock.publish import open_publisher
-from penstock.publish.routing import Routing
+from penstock.publish.registry import open_publisher
+from penstock.publish.topics import Routing
 from penstock.store.api import Store, StoreOptions
 from penstock.store.registry import open_store
 from penstock.telemetry import log

@@ -15,10 +15,10 @@ from penstock.model.event import Delivery
 from penstock.model.lifecycle import OrderPolicy
 from penstock.model.outcome import RELEASED, Outcome, Released, Retry
 from penstock.model.retry import RetryPolicy
-from penstock.publish import open_publisher
-from penstock.publish.base import Publisher
+from penstock.publish.api import Publisher
 from penstock.publish.dispatch import dispatch
-from penstock.publish.routing import Routing
+from penstock.publish.registry import open_publisher
+from penstock.publish.topics import Routing
 
 # The sender checks for a stop request between pieces, so that a slow destination cannot delay a stop by a whole batch.
 FIRST_PIECE = 20

@@ -24,7 +24,7 @@ from penstock.pipeline.publishing import frames_of, send_frames
 from penstock.pipeline.settling import grouped_by_lease
 from penstock.pipeline.slices import gone, is_sparks, root_cause
 from penstock.pipeline.stop_channel import StopAddress
-from penstock.publish.failure import error_text, storable
+from penstock.publish.errors import error_text, storable
 from penstock.store.api import Store
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from penstock.model.event import Delivery
 from penstock.model.lifecycle import OrderPolicy, overdelivered
 from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Published, Released, Retry
 from penstock.model.retry import RetryPolicy
-from penstock.publish.base import Outcomes, Publisher
-from penstock.publish.failure import error_text, nothing_sent, storable
-from penstock.publish.routing import Routing
+from penstock.publish.api import Outcomes, Publisher
+from penstock.publish.errors import error_text, nothing_sent, storable
+from penstock.publish.topics import Routing
 
 # Exceptions that concern the destination, whichever events it was given.
 UNREACHABLE = (PublishError, ConnectionError, TimeoutError)

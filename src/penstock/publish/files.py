@@ -16,10 +16,9 @@ from penstock.config.options import flag, known_options, whole_number
 from penstock.config.permissions import create_file, make_folder
 from penstock.model.errors import UsageError
 from penstock.model.outcome import PUBLISHED, Outcome
-from penstock.publish.base import Message
-from penstock.publish.failure import error_text, nothing_sent
-from penstock.publish.unpicklable import Unpicklable
-from penstock.publish.wire import as_json_line
+from penstock.publish.api import Message, Unpicklable
+from penstock.publish.errors import error_text, nothing_sent
+from penstock.publish.json_message import as_json_line
 
 DEFAULT_ROTATE_BYTES = 128 * 1024 * 1024
 

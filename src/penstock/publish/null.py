@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from penstock.config.options import known_options
 from penstock.model.outcome import PUBLISHED, Outcome
-from penstock.publish.base import Message
-from penstock.publish.unpicklable import Unpicklable
+from penstock.publish.api import Message, Unpicklable
 
 
 class NullPublisher(Unpicklable):

@@ -19,9 +19,8 @@ from penstock.config.urls import mask_url
 from penstock.model.errors import UsageError
 from penstock.model.event import Delivery
 from penstock.model.outcome import PUBLISHED, Dead, Outcome, Retry
-from penstock.publish.base import Message
-from penstock.publish.failure import error_text
-from penstock.publish.unpicklable import Unpicklable
+from penstock.publish.api import Message, Unpicklable
+from penstock.publish.errors import error_text
 
 # Less than a relay that is to stop waits for its tasks.
 DEFAULT_TIMEOUT_SECONDS = 5.0

@@ -16,8 +16,8 @@ import pytest
 
 from penstock.model.event import Delivery
 from penstock.model.outcome import Dead, Outcome, Published, Retry
-from penstock.publish.base import Message, Publisher
-from penstock.publish.routing import Routing
+from penstock.publish.api import Message, Publisher
+from penstock.publish.topics import Routing
 from penstock.testing.events import delivery
 from penstock.testing.publishers import PublisherConformance, ReadBack, attempt, published, received
 

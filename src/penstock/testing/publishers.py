@@ -21,9 +21,9 @@ import pytest
 from penstock.model.event import Delivery
 from penstock.model.outcome import PUBLISHED, Outcome
 from penstock.model.retry import RetryPolicy
-from penstock.publish.base import Message, Publisher
+from penstock.publish.api import Message, Publisher
 from penstock.publish.dispatch import dispatch
-from penstock.publish.routing import Routing
+from penstock.publish.topics import Routing
 from penstock.testing.events import CREATED_AT, delivery
 
 BATCH = 1_000

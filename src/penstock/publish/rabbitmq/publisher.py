@@ -14,10 +14,9 @@ from penstock.config.options import TLS_OPTIONS, known_options, seconds, tls_con
 from penstock.model.errors import UsageError
 from penstock.model.event import CONTENT_TYPE, Delivery
 from penstock.model.outcome import PUBLISHED, Dead, Outcome, Retry
-from penstock.publish.amqp import CONFIRMED, REFUSED, Link, OutgoingMessage
-from penstock.publish.base import Message
-from penstock.publish.failure import storable
-from penstock.publish.unpicklable import Unpicklable
+from penstock.publish.api import Message, Unpicklable
+from penstock.publish.errors import storable
+from penstock.publish.rabbitmq.amqp import CONFIRMED, REFUSED, Link, OutgoingMessage
 
 DEFAULT_TIMEOUT_SECONDS = 5.0
 HEARTBEAT_SECONDS = 60

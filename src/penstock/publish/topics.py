@@ -11,7 +11,7 @@ from string import Formatter
 
 from penstock.model.errors import UsageError
 from penstock.model.event import Delivery
-from penstock.publish.base import Message
+from penstock.publish.api import Message
 
 DEFAULT_TEMPLATE = "{event_type}"
 FIELDS = ("event_type", "queue", "partition_key", "ordering_key")

@@ -16,7 +16,7 @@ from pika.adapters.select_connection import IOLoop
 from pika.adapters.utils.selector_ioloop_adapter import SelectorIOServicesAdapter
 from pika.exceptions import ChannelClosed, ConnectionClosed, IncompatibleProtocolError, StreamLostError
 
-from penstock.publish.failure import error_text
+from penstock.publish.errors import error_text
 
 CLOSE_SECONDS = 1.0
 PIKA_SECONDS = 10.0

@@ -21,9 +21,9 @@ from nats.js.errors import NotFoundError
 
 from penstock.model.errors import PublishError, UsageError
 from penstock.model.outcome import Dead, Outcome, Retry
-from penstock.publish.background import Loop
-from penstock.publish.base import Message
-from penstock.publish.nats_wire import message_size, outcome, subject_fault, wire_headers
+from penstock.publish.api import Message
+from penstock.publish.event_loop import Loop
+from penstock.publish.nats.message import message_size, outcome, subject_fault, wire_headers
 
 
 @dataclass(frozen=True, slots=True)

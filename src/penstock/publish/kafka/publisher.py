@@ -15,11 +15,10 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from penstock.model.event import Delivery
 from penstock.model.outcome import PUBLISHED, Dead, Outcome, Retry
-from penstock.publish.base import Message
-from penstock.publish.failure import storable
-from penstock.publish.fields import created_at_text, event_id_text
-from penstock.publish.kafka_settings import Settings, settings_of
-from penstock.publish.unpicklable import Unpicklable
+from penstock.publish.api import Message, Unpicklable
+from penstock.publish.errors import storable
+from penstock.publish.fast_text import created_at_text, event_id_text
+from penstock.publish.kafka.settings import Settings, settings_of
 
 # How long the client may take to report on what it was told to forget.
 PURGE_SECONDS = 1.0

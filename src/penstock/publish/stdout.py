@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from penstock.config.options import known_options
 from penstock.model.errors import PublishError
 from penstock.model.outcome import PUBLISHED, Outcome
-from penstock.publish.base import Message
-from penstock.publish.unpicklable import Unpicklable
-from penstock.publish.wire import as_json_line
+from penstock.publish.api import Message, Unpicklable
+from penstock.publish.json_message import as_json_line
 
 
 class ConsolePublisher(Unpicklable):

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from penstock.model.event import Delivery
 from penstock.model.outcome import PUBLISHED, Dead, Outcome, Retry
-from penstock.publish.fields import created_at_text, event_id_text
+from penstock.publish.fast_text import created_at_text, event_id_text
 
 ENCODED_HEADERS = "Penstock-Headers"
 # A server reads at most 4,096 bytes of a line that also holds the reply's subject and two sizes.

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from penstock.config.urls import mask_url
 from penstock.model.outcome import RELEASED, Outcome, Retry
-from penstock.publish.base import Message
+from penstock.publish.api import Message
 
 ERROR_LIMIT = 1_000
 

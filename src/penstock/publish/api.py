@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from penstock.model.event import Delivery
 from penstock.model.outcome import Outcome
@@ -34,3 +34,10 @@ class Publisher(Protocol):
     def close(self) -> None:
         """Flush what is under way and let go of connections."""
         ...
+
+
+class Unpicklable:
+    """Refuses to be pickled, even before it has connected, when nothing else would object."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"a {type(self).__name__} stays in its process; send its URL and open it there")

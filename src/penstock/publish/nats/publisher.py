@@ -14,11 +14,10 @@ from penstock.config.options import TLS_OPTIONS, flag, known_options, seconds, t
 from penstock.config.urls import mask_url
 from penstock.model.errors import MissingDriver, PublishError, UsageError
 from penstock.model.outcome import Outcome, Retry
-from penstock.publish.background import Background
-from penstock.publish.base import Message
-from penstock.publish.failure import error_text
-from penstock.publish.nats_connection import Access, Connection, read_credentials
-from penstock.publish.unpicklable import Unpicklable
+from penstock.publish.api import Message, Unpicklable
+from penstock.publish.errors import error_text
+from penstock.publish.event_loop import Background
+from penstock.publish.nats.connection import Access, Connection, read_credentials
 
 # Less than a relay that is to stop waits for its tasks.
 DEFAULT_TIMEOUT_SECONDS = 5.0

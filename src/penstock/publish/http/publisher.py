@@ -13,13 +13,12 @@ from datetime import UTC, datetime
 import httpx
 
 from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Retry
-from penstock.publish.background import Background
-from penstock.publish.base import Message
-from penstock.publish.failure import storable
-from penstock.publish.http_answers import outcome
-from penstock.publish.http_settings import HttpSettings, read_settings
-from penstock.publish.signature import sign
-from penstock.publish.unpicklable import Unpicklable
+from penstock.publish.api import Message, Unpicklable
+from penstock.publish.errors import storable
+from penstock.publish.event_loop import Background
+from penstock.publish.http.responses import outcome
+from penstock.publish.http.settings import HttpSettings, read_settings
+from penstock.publish.http.signature import sign
 
 BODY_BYTES = 4_096
 # One connection a lane: a pool would look through all of its connections at each request.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from penstock.model.event import CONTENT_TYPE, Delivery
-from penstock.publish.base import Message
+from penstock.publish.api import Message
 
 STRUCTURED_TYPE = "application/cloudevents+json; charset=utf-8"
 

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from penstock.model.text import payload_text
-from penstock.publish.base import Message
+from penstock.publish.api import Message
 
 # ASCII, so that no terminal, locale or line splitter can break a line; made once, because making it costs
 # more than encoding an event.

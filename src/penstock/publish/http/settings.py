@@ -14,9 +14,9 @@ import httpx
 from penstock.config.options import known_options, seconds, whole_number
 from penstock.config.urls import mask_url
 from penstock.model.errors import UsageError
-from penstock.publish.base import Message
-from penstock.publish.cloudevents import Envelope, binary, structured
-from penstock.publish.signature import parse_secrets
+from penstock.publish.api import Message
+from penstock.publish.http.cloudevents import Envelope, binary, structured
+from penstock.publish.http.signature import parse_secrets
 
 # Less than a relay that is to stop waits for its tasks.
 DEFAULT_TIMEOUT_SECONDS = 5.0
