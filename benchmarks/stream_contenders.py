@@ -17,13 +17,13 @@ from penstock import Streams, connect
 from penstock.pipeline.session import settings
 from penstock.pipeline.stores import close_stores
 from penstock.store.registry import open_store
-from penstock.streams.batches import BatchContext
-from penstock.streams.columns import arrow
+from penstock.streams.arrow_json import arrow
 from penstock.streams.context import Context, KeyState
-from penstock.streams.engine import is_users
+from penstock.streams.engine.batch_handlers import BatchContext
+from penstock.streams.engine.work import is_users
 from penstock.streams.event import StreamEvent
 from penstock.streams.sources import Frame
-from penstock.streams.state import open_state
+from penstock.streams.state.registry import open_state
 
 if TYPE_CHECKING:
     from pyarrow import Table

@@ -18,7 +18,7 @@ from penstock.pipeline.stream_rows import Batches
 from penstock.pipeline.stream_sources import Feed
 from penstock.pipeline.stream_ticks import Row
 from penstock.streams.app import Handler
-from penstock.streams.state.base import Arrival, Lines, Part, PartTransaction, Saved, Started, StateStore
+from penstock.streams.state.api import Arrival, Lines, Part, PartTransaction, Saved, Started, StateStore
 from tests.support import crashes
 
 _armed = False

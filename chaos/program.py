@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from chaos.orders import NEVER
 from penstock import Streams
 from penstock.model.errors import PenstockError, UsageError
-from penstock.streams.batches import BatchContext
 from penstock.streams.context import Context, Emitting, KeyState
+from penstock.streams.engine.batch_handlers import BatchContext
 from penstock.streams.event import StreamEvent
 from penstock.streams.sources import Frame, Kafka, Queue, Source, Valkey
-from penstock.streams.state.base import Superseded
+from penstock.streams.state.api import Superseded
 from penstock.telemetry import log
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from penstock.pipeline.stream_batches import Counts
 from penstock.streams.app import part_of
 from penstock.streams.context import Context
 from penstock.streams.event import StreamEvent
-from penstock.streams.state import open_state
-from penstock.streams.state.base import Saved, Superseded
+from penstock.streams.state.api import Saved, Superseded
+from penstock.streams.state.registry import open_state
 from penstock.testing.streams import StreamHarness
 
 Run = Callable[..., Any]

@@ -15,7 +15,7 @@ import pytest
 from penstock.cli.streams import SUPERSEDED
 from penstock.model.event import Event
 from penstock.store.sql.store import SqlStore
-from penstock.streams.state import open_state
+from penstock.streams.state.registry import open_state
 from tests.support.processes import command_of, living, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

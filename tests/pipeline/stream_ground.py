@@ -16,10 +16,10 @@ from penstock.outbox import Outbox
 from penstock.pipeline.stores import close_stores
 from penstock.pipeline.streaming import run_streams
 from penstock.streams.context import Context, KeyState
-from penstock.streams.engine import is_users
+from penstock.streams.engine.work import is_users
 from penstock.streams.event import StreamEvent
 from penstock.streams.sources import Source
-from penstock.streams.state import open_state
+from penstock.streams.state.registry import open_state
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from penstock import Outbox, Streams
 from penstock.model.lifecycle import State
 from penstock.model.selection import Selection
 from penstock.streams.context import Context, KeyState
-from penstock.streams.engine import is_users
+from penstock.streams.engine.work import is_users
 from penstock.streams.event import StreamEvent
-from penstock.streams.state import open_state
+from penstock.streams.state.registry import open_state
 
 EVENTS = 1_000
 KEYS = 20

@@ -25,7 +25,7 @@ from relay_processes import (
 
 from penstock.model.selection import Selection
 from penstock.outbox import Outbox, connect
-from penstock.streams.state import open_state
+from penstock.streams.state.registry import open_state
 from tests.support.processes import wait_until
 from tests.support.servers import SparkMaster, SparkWorker
 

@@ -10,7 +10,7 @@ import pytest
 from step_ground import Ground
 from stream_ground import DEAD, LIVE, Shop, records, states
 
-from penstock.streams.batches import BatchContext
+from penstock.streams.engine.batch_handlers import BatchContext
 from penstock.streams.sources import Frame, Queue, Source
 from tests.support.files import write_whole
 

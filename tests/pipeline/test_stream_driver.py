@@ -16,7 +16,7 @@ from penstock.model.errors import NotSupported, UsageError
 from penstock.pipeline.shipping import parcel_of
 from penstock.pipeline.streaming import require_reachable, run_streams
 from penstock.streams.app import default_key
-from penstock.streams.state import open_state
+from penstock.streams.state.registry import open_state
 
 
 @pytest.mark.parametrize("scheme", ["sqlite", "rocksdb"])

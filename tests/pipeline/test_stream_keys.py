@@ -11,7 +11,7 @@ from penstock.pipeline.stream_rows import KEYING, widened
 from penstock.pipeline.stream_sources import BLANK, COLUMNS
 from penstock.streams.app import Stream, StreamSet, default_key
 from penstock.streams.event import KEY_HEADER, STREAM_HEADER, StreamEvent
-from penstock.streams.state.base import Started
+from penstock.streams.state.api import Started
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -28,8 +28,8 @@ from penstock.pipeline.streaming import run_streams
 from penstock.streams.context import Context, KeyState
 from penstock.streams.event import StreamEvent
 from penstock.streams.sources import Frame, Source
-from penstock.streams.state import open_state
-from penstock.streams.state.base import Superseded
+from penstock.streams.state.api import Superseded
+from penstock.streams.state.registry import open_state
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from penstock.pipeline.streaming import run_streams
 from penstock.streams.app import part_of
 from penstock.streams.context import Context
 from penstock.streams.event import StreamEvent
-from penstock.streams.state import open_state
-from penstock.streams.state.base import Saved
+from penstock.streams.state.api import Saved
+from penstock.streams.state.registry import open_state
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:

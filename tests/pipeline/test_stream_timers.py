@@ -21,7 +21,7 @@ from penstock.pipeline.streaming import run_streams
 from penstock.streams import Timer, Tumbling, Window
 from penstock.streams.context import Context
 from penstock.streams.event import StreamEvent
-from penstock.streams.state import open_state
+from penstock.streams.state.registry import open_state
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:

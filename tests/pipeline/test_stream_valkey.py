@@ -17,8 +17,8 @@ from penstock.model.selection import Selection
 from penstock.pipeline.stores import close_stores
 from penstock.streams import Context, StreamEvent, Valkey
 from penstock.streams.context import KeyState
-from penstock.streams.engine import is_users
-from penstock.streams.state import open_state
+from penstock.streams.engine.work import is_users
+from penstock.streams.state.registry import open_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,7 +12,7 @@ from object_queues import LARGE
 from penstock.model.outcome import Published
 from penstock.publish.registry import open_publisher
 from penstock.store.registry import open_store
-from penstock.streams.state import open_state
+from penstock.streams.state.registry import open_state
 from penstock.testing.events import delivery
 from penstock.testing.publishers import messages
 from penstock.testing.stores.scenario import all_to, claim, emit

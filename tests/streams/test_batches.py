@@ -8,7 +8,7 @@ import pytest
 
 from penstock import Streams
 from penstock.model.errors import UsageError
-from penstock.streams.batches import BatchContext, as_table
+from penstock.streams.engine.batch_handlers import BatchContext, as_table
 from penstock.streams.event import StreamEvent
 from penstock.testing.streams import CRASH, LOST_COMMIT, StreamHarness
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from penstock import Streams
 from penstock.streams import Tumbling, Window
-from penstock.streams.clocks import Clocks, Lull, Turn, Watermark, seen
 from penstock.streams.context import Context
+from penstock.streams.engine.watermarks import Clocks, Lull, Turn, Watermark, seen
 from penstock.streams.event import StreamEvent
 from penstock.testing.streams import NOW, StreamHarness
 

@@ -10,11 +10,11 @@ from penstock import Streams
 from penstock.model.errors import UsageError
 from penstock.model.outcome import Retry
 from penstock.streams.context import Context
-from penstock.streams.engine import run_part
+from penstock.streams.engine.work import run_part
 from penstock.streams.event import ORIGIN_HEADER, StreamEvent
 from penstock.streams.sources import Kafka, Queue, Source, Valkey
-from penstock.streams.state import open_state
-from penstock.streams.state.base import EPOCH, Position
+from penstock.streams.state.api import EPOCH, Position
+from penstock.streams.state.registry import open_state
 from penstock.testing.streams import CRASH, LOST_COMMIT, StreamHarness
 
 NOW = 1_000_000.0

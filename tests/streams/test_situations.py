@@ -11,10 +11,10 @@ from penstock import Streams
 from penstock.model.outcome import Published, Retry
 from penstock.streams.app import Stream
 from penstock.streams.context import Context, KeyState
-from penstock.streams.engine import Result, run_part
+from penstock.streams.engine.work import Result, run_part
 from penstock.streams.event import StreamEvent
-from penstock.streams.state import StateStore, open_state
-from penstock.streams.state.base import Fenced, Part, Superseded
+from penstock.streams.state.api import Fenced, Part, StateStore, Superseded
+from penstock.streams.state.registry import open_state
 from penstock.testing.streams import CRASH, LOST_COMMIT, StreamHarness
 
 Handler = Callable[[StreamEvent, Context], None]

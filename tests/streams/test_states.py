@@ -12,8 +12,8 @@ import pytest
 
 from penstock.model.errors import StoreError, StoreUnavailable, UsageError
 from penstock.streams import state
-from penstock.streams.state import rocks_files
-from penstock.streams.state.base import Fenced, Saved, StateStore
+from penstock.streams.state.api import Fenced, Saved, StateStore
+from penstock.streams.state.rocksdb import files as rocks_files
 from penstock.testing.states import OpenState, StateStoreConformance
 
 
@@ -92,8 +92,8 @@ def test_a_part_that_is_lost_is_not_taken_for_an_empty_one(tmp_path: Path, schem
 
 KEEP_OPEN = """
 import sys
-from penstock.streams.state import open_state
-from penstock.streams.state.base import Started
+from penstock.streams.state.registry import open_state
+from penstock.streams.state.api import Started
 part = open_state(sys.argv[1]).open_part(Started("orders", 1, 1), 0)
 print("open", flush=True)
 sys.stdin.read()

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from penstock import Streams
 from penstock.model.errors import UsageError
 from penstock.streams.app import Stream
-from penstock.streams.batches import BatchContext, States, as_table
 from penstock.streams.context import KeyState
-from penstock.streams.engine import run_part
+from penstock.streams.engine.arrow_work import HandlerFailed, TableStates, in_order, is_plain, run_table
+from penstock.streams.engine.batch_handlers import BatchContext, States, as_table
+from penstock.streams.engine.work import run_part
 from penstock.streams.event import KEY_HEADER, StreamEvent
-from penstock.streams.state import open_state
-from penstock.streams.state.base import PartTransaction, Position, Saved
-from penstock.streams.tables import HandlerFailed, TableStates, in_order, is_plain, run_table
+from penstock.streams.state.api import PartTransaction, Position, Saved
+from penstock.streams.state.registry import open_state
 
 NOW = 1_000.0
 COUNTS = {"count": "int64", "sum": "int64"}

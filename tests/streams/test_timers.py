@@ -13,10 +13,10 @@ from penstock import Streams
 from penstock.model.errors import UsageError
 from penstock.streams import Timer
 from penstock.streams.context import Context, KeyState
+from penstock.streams.engine.timer_work import LIMIT
 from penstock.streams.event import StreamEvent
-from penstock.streams.state import open_state
+from penstock.streams.state.registry import open_state
 from penstock.streams.state.sqlite import SqliteTransaction
-from penstock.streams.timed import LIMIT
 from penstock.testing.streams import CRASH, LOST_COMMIT, NOW, StreamHarness
 
 ORIGIN = NOW.timestamp()

@@ -17,8 +17,8 @@ from penstock import Streams
 from penstock.model.errors import UsageError
 from penstock.streams import Session, Sliding, Tumbling, Window, window_of
 from penstock.streams.context import Context
+from penstock.streams.engine.windows import moment_of, window_key
 from penstock.streams.event import StreamEvent
-from penstock.streams.windows import moment_of, window_key
 from penstock.testing.streams import CRASH, LOST_COMMIT, NOW, StreamHarness
 
 MOMENTS = st.datetimes(datetime(1900, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC))

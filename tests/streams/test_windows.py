@@ -11,9 +11,9 @@ from penstock import Streams
 from penstock.model.errors import UsageError
 from penstock.streams import Session, Sliding, Tumbling, Window, window_of
 from penstock.streams.context import Context
-from penstock.streams.engine import is_users
+from penstock.streams.engine.work import is_users
 from penstock.streams.event import StreamEvent
-from penstock.streams.state import open_state
+from penstock.streams.state.registry import open_state
 from penstock.testing.streams import CRASH, LOST_COMMIT, NOW, StreamHarness
 
 

@@ -46,10 +46,10 @@ TESTS: dict[str, Sequence[str]] = {
     "penstock.store.sql.verbs.settle": STORE,
     "penstock.store.sql.sqlite.dialect": STORE,
     "penstock.store.sql.sqlite.statements": STORE,
-    "penstock.streams.clocks": STREAMS,
-    "penstock.streams.engine": STREAMS,
-    "penstock.streams.timed": STREAMS,
-    "penstock.streams.turns": STREAMS,
+    "penstock.streams.engine.watermarks": STREAMS,
+    "penstock.streams.engine.work": STREAMS,
+    "penstock.streams.engine.timer_work": STREAMS,
+    "penstock.streams.engine.partition": STREAMS,
 }
 
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {

@@ -9,7 +9,7 @@ from sqlalchemy.types import NullType, TypeEngine
 
 from penstock.store.registry import open_store
 from penstock.store.sql.store import SqlStore
-from penstock.streams.state import open_state
+from penstock.streams.state.registry import open_state
 
 
 def lines(sqlite_url: str, postgres_url: str) -> list[str]:

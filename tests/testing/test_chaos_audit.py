@@ -19,8 +19,8 @@ from chaos.steps import DRIVER, STEPS
 from chaos.trial import Tally, Verdict
 from penstock import Outbox, connect
 from penstock.model.outcome import Dead
-from penstock.streams.state import open_state
-from penstock.streams.state.base import Saved, StateStore
+from penstock.streams.state.api import Saved, StateStore
+from penstock.streams.state.registry import open_state
 from tests.support import crashes
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"

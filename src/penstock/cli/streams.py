@@ -25,8 +25,8 @@ from penstock.telemetry import log
 if TYPE_CHECKING:
     from penstock.pipeline.stream_batches import Counts
     from penstock.streams.app import StreamSet
-    from penstock.streams.looking import Kept
-    from penstock.streams.state.base import Started, StateStore
+    from penstock.streams.state.api import Started, StateStore
+    from penstock.streams.state_reader import Kept
 
 SUPERSEDED = 3
 """The exit code of a driver whose stream another one has started."""
@@ -80,7 +80,7 @@ def run(
     The application is found in the working folder or on Python's path. Its store and its state are its own unless
     others are named.
     """
-    from penstock.streams.state.base import Superseded
+    from penstock.streams.state.api import Superseded
 
     loaded = _load(app, store or context.find_root().obj, state)
     _check(context, loaded, name, master)
@@ -112,7 +112,7 @@ def _load(name: str, store: str | None, state: str | None) -> "StreamSet":
 def _check(context: typer.Context, app: "StreamSet", names: list[str] | None, master: str | None) -> None:
     """Starting Spark takes seconds: what would only fail after that is looked at before."""
     from penstock.pipeline.streaming import choose, require_reachable
-    from penstock.streams.state import open_state
+    from penstock.streams.state.registry import open_state
 
     choose(app, names)
     with closing(open_state(app.state)) as state:
@@ -152,7 +152,7 @@ def list_streams(
     json: JsonOption = False,
 ) -> None:
     """List the streams that have run, and how often: each start of a driver is an epoch."""
-    from penstock.streams.looking import look
+    from penstock.streams.state_reader import look
 
     with closing(_open(state)) as store:
         shown = ("stream", "epoch", "parts", "identity")
@@ -178,7 +178,7 @@ def show_state(
     json: JsonOption = False,
 ) -> None:
     """Show the state of a stream by key, or of one key, as it is committed: whether the stream runs or not."""
-    from penstock.streams.looking import find_stream
+    from penstock.streams.state_reader import find_stream
 
     if key is not None and prefix:
         raise UsageError("give a key or a --prefix, and not both")
@@ -195,14 +195,14 @@ def show_state(
 
 
 def _open(state: str | None) -> "StateStore":
-    from penstock.streams.state import DEFAULT_STATE, open_state
+    from penstock.streams.state.registry import DEFAULT_STATE, open_state
 
     return open_state(state or DEFAULT_STATE)
 
 
 def _one(store: "StateStore", stream: "Started", key: str) -> "Kept":
     from penstock.streams.app import part_of
-    from penstock.streams.looking import look
+    from penstock.streams.state_reader import look
 
     for kept in look(store, stream, [key], part=part_of(key, stream.parts)):
         return kept
@@ -213,7 +213,7 @@ def _one(store: "StateStore", stream: "Started", key: str) -> "Kept":
 
 def _beginning(store: "StateStore", stream: "Started", prefix: str) -> "Iterator[Kept]":
     """Keys come in order: once past the prefix, there are no more."""
-    from penstock.streams.looking import look
+    from penstock.streams.state_reader import look
 
     reached = (kept for kept in look(store, stream) if kept.key >= prefix)
     return takewhile(lambda kept: kept.key.startswith(prefix), reached)

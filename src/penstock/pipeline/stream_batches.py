@@ -27,10 +27,10 @@ from penstock.pipeline.stream_tasks import process
 from penstock.pipeline.stream_ticks import Died, Row, Ticks
 from penstock.pipeline.stream_told import OUTCOMES, UNTOLD, Trouble
 from penstock.streams.app import Stream, StreamSet
-from penstock.streams.engine import Verdict
-from penstock.streams.state import open_state
-from penstock.streams.state.base import Arrival, Started, Superseded
-from penstock.streams.turns import Firing
+from penstock.streams.engine.partition import Firing
+from penstock.streams.engine.work import Verdict
+from penstock.streams.state.api import Arrival, Started, Superseded
+from penstock.streams.state.registry import open_state
 from penstock.telemetry import log
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 
 from penstock.model.text import brief
 from penstock.streams.app import Stream
-from penstock.streams.clocks import Lull
-from penstock.streams.engine import Verdict
+from penstock.streams.engine.partition import USUAL, Firing
+from penstock.streams.engine.watermarks import Lull
+from penstock.streams.engine.work import Verdict
 from penstock.streams.event import StreamEvent
-from penstock.streams.state.base import Arrival, Started
-from penstock.streams.turns import USUAL, Firing
+from penstock.streams.state.api import Arrival, Started
 
 # What the errand of each job says anew; and the property of a job by which its tasks learn it.
 ORDERED = ("started", "acknowledged", "parts", "only", "condemned", "firing", "topics", "listing")

@@ -11,9 +11,9 @@ from penstock.model.errors import PipelineError
 from penstock.model.event import NO_HEADERS
 from penstock.pipeline.stream_errands import Errand, part_and_key
 from penstock.pipeline.stream_sources import BLANK, COLUMNS
-from penstock.streams.columns import arrow
+from penstock.streams.arrow_json import arrow
 from penstock.streams.event import StreamEvent
-from penstock.streams.state.base import EPOCH, Arrival, Position
+from penstock.streams.state.api import EPOCH, Arrival, Position
 
 if TYPE_CHECKING:
     from pyarrow import DataType, RecordBatch, Table

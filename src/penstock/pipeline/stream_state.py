@@ -19,9 +19,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from penstock.model.errors import UsageError
 from penstock.pipeline.streaming import require_reachable
 from penstock.streams.app import part_of
-from penstock.streams.looking import Kept, find_stream, look
-from penstock.streams.state import DEFAULT_STATE, open_state
-from penstock.streams.state.base import Started
+from penstock.streams.state.api import Started
+from penstock.streams.state.registry import DEFAULT_STATE, open_state
+from penstock.streams.state_reader import Kept, find_stream, look
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

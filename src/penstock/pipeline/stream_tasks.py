@@ -22,11 +22,11 @@ from penstock.pipeline.stream_errands import Errand, part_and_key
 from penstock.pipeline.stream_rows import KEYING, Batches, Row, by_part, events_in, rows_in, values, widened
 from penstock.pipeline.stream_told import LISTED, TURN, UNTOLD, Told, Trouble, all_alike, all_published, tell, told_of
 from penstock.store.api import Part as StagedPart
-from penstock.streams.engine import Verdict
-from penstock.streams.state import open_state
-from penstock.streams.state.base import Fenced, Part, StateStore, Superseded
-from penstock.streams.tables import HandlerFailed, in_order, is_plain, run_table
-from penstock.streams.turns import take_turn
+from penstock.streams.engine.arrow_work import HandlerFailed, in_order, is_plain, run_table
+from penstock.streams.engine.partition import take_turn
+from penstock.streams.engine.work import Verdict
+from penstock.streams.state.api import Fenced, Part, StateStore, Superseded
+from penstock.streams.state.registry import open_state
 from penstock.telemetry import log
 
 if TYPE_CHECKING:

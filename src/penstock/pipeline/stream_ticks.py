@@ -10,11 +10,11 @@ from penstock.pipeline.slices import gone, java_is_gone, root_cause
 from penstock.pipeline.stream_errands import Errand
 from penstock.pipeline.stream_tasks import tick
 from penstock.pipeline.stream_told import OUTCOMES, TURN, Trouble
-from penstock.streams.clocks import Clocks, Turn
-from penstock.streams.engine import Verdict
-from penstock.streams.state.base import Started, Superseded
-from penstock.streams.timed import LIMIT
-from penstock.streams.turns import Firing
+from penstock.streams.engine.partition import Firing
+from penstock.streams.engine.timer_work import LIMIT
+from penstock.streams.engine.watermarks import Clocks, Turn
+from penstock.streams.engine.work import Verdict
+from penstock.streams.state.api import Started, Superseded
 from penstock.telemetry import log
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.model.outcome import PUBLISHED, Outcome
 from penstock.pipeline.stream_errands import Errand
 from penstock.pipeline.stream_rows import Row
-from penstock.streams.columns import arrow
+from penstock.streams.arrow_json import arrow
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch, Table

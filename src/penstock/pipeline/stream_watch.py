@@ -11,7 +11,7 @@ from penstock.model.errors import PipelineError, StoreConflict, StoreUnavailable
 from penstock.pipeline.slices import root_cause
 from penstock.pipeline.stream_batches import Counts, StreamRun
 from penstock.pipeline.stream_ticks import superseded
-from penstock.streams.state import open_state
+from penstock.streams.state.registry import open_state
 from penstock.telemetry import log
 
 LOOK_SECONDS = 0.2

@@ -23,7 +23,8 @@ from penstock.store.registry import open_store
 from penstock.store.sql.verbs.staging import require_staging
 from penstock.streams.app import Stream, StreamSet
 from penstock.streams.sources import Kafka
-from penstock.streams.state import StateStore, open_state
+from penstock.streams.state.api import StateStore
+from penstock.streams.state.registry import open_state
 from penstock.telemetry import log
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 from penstock.config.urls import mask_url, store_url
 from penstock.model.errors import UsageError
 from penstock.model.event import NAME_LIMIT
-from penstock.streams.batches import BatchContext, BatchKind
-from penstock.streams.columns import check_fields
+from penstock.streams.arrow_json import check_fields
 from penstock.streams.context import Context
+from penstock.streams.engine.batch_handlers import BatchContext, BatchKind
+from penstock.streams.engine.windows import Session, Window, Windows
 from penstock.streams.event import KEY_HEADER, STREAM_HEADER, StreamEvent
 from penstock.streams.sources import Queue, Source, Valkey, as_source, consumed
-from penstock.streams.state import DEFAULT_STATE
-from penstock.streams.state.base import Timer
-from penstock.streams.windows import Session, Window, Windows
+from penstock.streams.state.api import Timer
+from penstock.streams.state.registry import DEFAULT_STATE
 
 Handler = Callable[[StreamEvent, Context], None] | Callable[[Any, BatchContext], None]
 Key = Callable[[Any], str]

@@ -13,9 +13,9 @@ import uuid_utils.compat as uuid7
 
 from penstock.model.errors import UsageError
 from penstock.model.event import DEFAULT_QUEUE, NAME_LIMIT, Event, EventId, encode_payload
+from penstock.streams.engine.windows import Window, moment_of, seconds_of
 from penstock.streams.event import decode_json
-from penstock.streams.state.base import Saved
-from penstock.streams.windows import Window, moment_of, seconds_of
+from penstock.streams.state.api import Saved
 
 _GONE = object()
 _COPIED = (dict, list)

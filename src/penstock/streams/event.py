@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from penstock.model.event import NO_HEADERS
-from penstock.streams.state.base import Arrival, Position
+from penstock.streams.state.api import Arrival, Position
 
 # On an event that failed and was moved from its source to the stream's own queue: whence it is, and its key.
 ORIGIN_HEADER = "penstock-stream-origin"

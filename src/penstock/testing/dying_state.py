@@ -12,8 +12,8 @@ import sys
 from uuid import UUID
 
 from penstock.model.event import Event, EventId
-from penstock.streams.state import open_state
-from penstock.streams.state.base import Arrival, Part, Saved
+from penstock.streams.state.api import Arrival, Part, Saved
+from penstock.streams.state.registry import open_state
 
 STREAM = "dying"
 LINE = "orders/0"

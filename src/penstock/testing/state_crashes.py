@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from penstock.streams.state.base import Arrival, Fenced, Part, Saved, StateStore, Timer
+from penstock.streams.state.api import Arrival, Fenced, Part, Saved, StateStore, Timer
 from penstock.testing import dying_state
 
 OpenState = Callable[[], StateStore]

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from penstock.streams.columns import values
-from penstock.streams.state.base import Lines, Part, PartTransaction, Saved
+from penstock.streams.arrow_json import values
+from penstock.streams.state.api import Lines, Part, PartTransaction, Saved
 from penstock.testing.state_crashes import StateScenario
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from typing import NoReturn
 
 import pytest
 
-from penstock.streams.state.base import Fenced, Part, StateStore, Timer
+from penstock.streams.state.api import Fenced, Part, StateStore, Timer
 from penstock.testing.state_crashes import STREAM, OpenState, StateScenario
 
 EVER = float("inf")

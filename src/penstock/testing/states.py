@@ -19,7 +19,7 @@ import pytest
 
 from penstock.model.errors import InvalidEvent, UsageError
 from penstock.model.event import Event, EventId
-from penstock.streams.state.base import Arrival, Fenced, Part, Saved, StateStore
+from penstock.streams.state.api import Arrival, Fenced, Part, Saved, StateStore
 from penstock.testing.state_crashes import STREAM, Crashing, OpenState, Racing, StateScenario
 from penstock.testing.state_lines import Lining
 from penstock.testing.state_timers import Timing

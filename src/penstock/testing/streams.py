@@ -11,14 +11,14 @@ from typing import Any
 from penstock.model.event import Event
 from penstock.model.outcome import Dead, Published
 from penstock.streams.app import Stream, StreamSet
-from penstock.streams.clocks import Clocks
 from penstock.streams.context import KeyState
-from penstock.streams.engine import Result, is_users
+from penstock.streams.engine.partition import Firing, take_turn
+from penstock.streams.engine.watermarks import Clocks
+from penstock.streams.engine.windows import Window, window_key, window_of
+from penstock.streams.engine.work import Result, is_users
 from penstock.streams.event import StreamEvent
-from penstock.streams.state import open_state
-from penstock.streams.state.base import Part, PartTransaction, Started
-from penstock.streams.turns import Firing, take_turn
-from penstock.streams.windows import Window, window_key, window_of
+from penstock.streams.state.api import Part, PartTransaction, Started
+from penstock.streams.state.registry import open_state
 
 CRASH = "CRASH"
 """In the input: the process dies after the commit of what came before, and nothing of that is acknowledged."""

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.model.event import Event
-from penstock.streams.columns import arrow, values
-from penstock.streams.state.base import Arrival, Lines, Outgoing, Saved, Started, Timer, new_saved, states_in
-from penstock.streams.state.folder import FENCE_TABLE, RAISE_EPOCH, Fence, FolderState, open_database, writing
-from penstock.streams.state.packing import pack_event, unpack_event
+from penstock.streams.arrow_json import arrow, values
+from penstock.streams.state.api import Arrival, Lines, Outgoing, Saved, Started, Timer, new_saved, states_in
+from penstock.streams.state.event_codec import pack_event, unpack_event
+from penstock.streams.state.local_folder import FENCE_TABLE, RAISE_EPOCH, Fence, FolderState, open_database, writing
 
 if TYPE_CHECKING:
     from pyarrow import StringArray

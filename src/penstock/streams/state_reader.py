@@ -9,8 +9,8 @@ from typing import NamedTuple
 from penstock.config.urls import mask_url
 from penstock.model.errors import UsageError
 from penstock.streams.app import part_of
-from penstock.streams.engine import is_users
-from penstock.streams.state.base import Started, StateStore
+from penstock.streams.engine.work import is_users
+from penstock.streams.state.api import Started, StateStore
 
 SHOWN_STREAMS = 20
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 from penstock.model.outcome import PUBLISHED
 from penstock.streams.app import Stream
-from penstock.streams.clocks import Lull, Turn
-from penstock.streams.engine import Result, Verdict, fresh_among, run_part
+from penstock.streams.engine.timer_work import LIMIT, TimedWork
+from penstock.streams.engine.watermarks import Lull, Turn
+from penstock.streams.engine.window_work import WindowedWork
+from penstock.streams.engine.work import Result, Verdict, fresh_among, run_part
 from penstock.streams.event import StreamEvent
-from penstock.streams.state.base import Arrival, Part
-from penstock.streams.timed import LIMIT, TimedWork
-from penstock.streams.windowed import WindowedWork
+from penstock.streams.state.api import Arrival, Part
 
 
 @dataclass(frozen=True, slots=True)

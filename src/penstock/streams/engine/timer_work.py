@@ -13,12 +13,12 @@ from heapq import heapify, heappop, heappush
 from penstock.model.outcome import Outcome
 from penstock.model.text import on_record
 from penstock.streams.app import Stream
-from penstock.streams.clocks import Lull, Turn, Watermark, seen
 from penstock.streams.context import Context, KeyState
-from penstock.streams.engine import WATERMARK, Verdict, Work, unexpired
+from penstock.streams.engine.watermarks import Lull, Turn, Watermark, seen
+from penstock.streams.engine.windows import moment_of, seconds_of
+from penstock.streams.engine.work import WATERMARK, Verdict, Work, unexpired
 from penstock.streams.event import TIME_HEADER, StreamEvent
-from penstock.streams.state.base import PartTransaction, Timer
-from penstock.streams.windows import moment_of, seconds_of
+from penstock.streams.state.api import PartTransaction, Timer
 
 TIMER_TYPE = "stream.timer"
 LIMIT = 1_000

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
-from penstock.streams.state.base import Saved
+from penstock.streams.state.api import Saved
 
 
 @dataclass(frozen=True, slots=True)

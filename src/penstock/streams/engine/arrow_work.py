@@ -10,12 +10,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.streams.app import Stream
-from penstock.streams.batches import BatchContext, States, in_kind, with_fields
-from penstock.streams.columns import EMPTY, arrow, from_lines, values, whole
+from penstock.streams.arrow_json import EMPTY, arrow, from_lines, values, whole
 from penstock.streams.context import KeyState
-from penstock.streams.engine import unexpired
+from penstock.streams.engine.batch_handlers import BatchContext, States, in_kind, with_fields
+from penstock.streams.engine.work import unexpired
 from penstock.streams.event import KEY_HEADER, decode_json
-from penstock.streams.state.base import Arrival, Lines, PartTransaction, Saved
+from penstock.streams.state.api import Arrival, Lines, PartTransaction, Saved
 
 if TYPE_CHECKING:
     from pyarrow import BinaryArray, StringArray, Table

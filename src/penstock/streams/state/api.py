@@ -17,7 +17,7 @@ from uuid import UUID
 
 from penstock.model.errors import PenstockError, UsageError
 from penstock.model.event import Event
-from penstock.streams.columns import EMPTY, values
+from penstock.streams.arrow_json import EMPTY, values
 
 if TYPE_CHECKING:
     from pyarrow import BinaryArray, StringArray

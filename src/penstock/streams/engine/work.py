@@ -20,10 +20,10 @@ from penstock.model.event import NAME_LIMIT, Event, EventId
 from penstock.model.outcome import PUBLISHED, Dead, Outcome, Retry
 from penstock.model.text import on_record
 from penstock.streams.app import Stream
-from penstock.streams.batches import BatchContext, States, as_given
 from penstock.streams.context import Context, KeyState
+from penstock.streams.engine.batch_handlers import BatchContext, States, as_given
 from penstock.streams.event import KEY_HEADER, ORIGIN_HEADER, STREAM_HEADER, StreamEvent
-from penstock.streams.state.base import EPOCH, Arrival, Part, PartTransaction, Saved
+from penstock.streams.state.api import EPOCH, Arrival, Part, PartTransaction, Saved
 
 # Beside the state of keys stands how often an event has failed. Its source also counts when a process died with it,
 # which is no failure of its own.

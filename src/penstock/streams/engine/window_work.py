@@ -18,7 +18,9 @@ from penstock.model.outcome import Outcome
 from penstock.model.text import on_record
 from penstock.streams.app import Stream
 from penstock.streams.context import Context, KeyState
-from penstock.streams.engine import MOVED_TYPE, SESSIONS, Verdict, clean
+from penstock.streams.engine.timer_work import TimedWork
+from penstock.streams.engine.windows import Session, Window, micros, moment_of, seconds_of, window_key, window_of
+from penstock.streams.engine.work import MOVED_TYPE, SESSIONS, Verdict, clean
 from penstock.streams.event import (
     END_HEADER,
     KEY_HEADER,
@@ -27,9 +29,7 @@ from penstock.streams.event import (
     STREAM_HEADER,
     StreamEvent,
 )
-from penstock.streams.state.base import PartTransaction, Saved, Timer
-from penstock.streams.timed import TimedWork
-from penstock.streams.windows import Session, Window, micros, moment_of, seconds_of, window_key, window_of
+from penstock.streams.state.api import PartTransaction, Saved, Timer
 
 WINDOW_TYPE = "stream.window"
 CLOSE = "close"

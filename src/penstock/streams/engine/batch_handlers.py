@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config.extras import needs_extra
 from penstock.model.errors import UsageError
-from penstock.streams.columns import from_json, to_json, values
+from penstock.streams.arrow_json import from_json, to_json, values
 from penstock.streams.context import Emitting, KeyState, encode_values
 from penstock.streams.event import StreamEvent, decode_json
 

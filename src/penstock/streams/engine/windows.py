@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from penstock.model.errors import UsageError
-from penstock.streams.state.base import EPOCH
+from penstock.streams.state.api import EPOCH
 
 # Between a key and the start of a window in the name of its state, which no other state of a windowed stream has.
 BETWEEN = "\x02"

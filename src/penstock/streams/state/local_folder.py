@@ -19,7 +19,7 @@ from uuid import uuid4
 from penstock.config.permissions import create_file, make_folder
 from penstock.config.urls import mask_url
 from penstock.model.errors import StoreConflict, StoreError, StoreUnavailable, UsageError
-from penstock.streams.state.base import Fenced, Saved, Started, Superseded, checked_part
+from penstock.streams.state.api import Fenced, Saved, Started, Superseded, checked_part
 
 BUSY_SECONDS = 30.0
 POLL_SECONDS = 0.02

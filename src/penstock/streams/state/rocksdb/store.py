@@ -14,22 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.config.extras import needs_extra
 from penstock.model.event import Event
-from penstock.streams.columns import EMPTY, arrow, values
-from penstock.streams.state.base import (
-    Arrival,
-    Lines,
-    Outgoing,
-    Saved,
-    Started,
-    Timer,
-    new_saved,
-    states_in,
-    text_of,
-)
-from penstock.streams.state.folder import FENCE_TABLE, RAISE_EPOCH, Fence, FolderState, open_database, writing
-from penstock.streams.state.packing import pack_event, unpack_event
-from penstock.streams.state.rocks_files import Opened, follower
-from penstock.streams.state.rocks_timers import RocksTimers
+from penstock.streams.arrow_json import EMPTY, arrow, values
+from penstock.streams.state.api import Arrival, Lines, Outgoing, Saved, Started, Timer, new_saved, states_in, text_of
+from penstock.streams.state.event_codec import pack_event, unpack_event
+from penstock.streams.state.local_folder import FENCE_TABLE, RAISE_EPOCH, Fence, FolderState, open_database, writing
+from penstock.streams.state.rocksdb.files import Opened, follower
+from penstock.streams.state.rocksdb.timers import RocksTimers
 
 if TYPE_CHECKING:
     from pyarrow import StringArray

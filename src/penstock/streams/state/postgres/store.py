@@ -13,9 +13,8 @@ from penstock.config.extras import needs_extra
 from penstock.config.urls import mask_url
 from penstock.model.errors import StoreConflict, StoreError, StoreUnavailable, UsageError
 from penstock.model.event import NAME_LIMIT, Event
-from penstock.streams.columns import values
-from penstock.streams.state import postgres_statements as statements
-from penstock.streams.state.base import (
+from penstock.streams.arrow_json import values
+from penstock.streams.state.api import (
     Arrival,
     Fenced,
     Lines,
@@ -28,7 +27,8 @@ from penstock.streams.state.base import (
     states_in,
     text_of,
 )
-from penstock.streams.state.packing import pack_event, unpack_event
+from penstock.streams.state.event_codec import pack_event, unpack_event
+from penstock.streams.state.postgres import statements
 
 if TYPE_CHECKING:
     from psycopg import Connection

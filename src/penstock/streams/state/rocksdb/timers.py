@@ -6,7 +6,7 @@ from itertools import islice
 from struct import Struct
 from typing import TYPE_CHECKING
 
-from penstock.streams.state.base import Timer
+from penstock.streams.state.api import Timer
 
 if TYPE_CHECKING:
     from rocksdict import Rdict, WriteBatch

@@ -1,0 +1,1 @@
+"""Handlers run on the events of one state partition. No Spark here."""

@@ -1,0 +1,29 @@
+"""Open the state store that a URL names. The module of a store is imported when its URL is first opened."""
+
+from importlib import import_module
+from typing import Any, cast
+
+from penstock.config.urls import mask_url, url_scheme
+from penstock.model.errors import UnknownScheme
+from penstock.streams.state.api import StateStore
+
+DEFAULT_STATE = "sqlite:///penstock-state"
+
+_POSTGRES = ("penstock.streams.state.postgres.store", "PostgresState")
+_STORES = {
+    "postgres": _POSTGRES,
+    "postgresql": _POSTGRES,
+    "rocksdb": ("penstock.streams.state.rocksdb.store", "RocksState"),
+    "sqlite": ("penstock.streams.state.sqlite", "SqliteState"),
+}
+SCHEMES = tuple(_STORES)
+
+
+def open_state(url: str = DEFAULT_STATE) -> StateStore:
+    """Return the state store behind a URL. Nothing is opened before it is used."""
+    scheme = url_scheme(url).partition("+")[0]
+    if scheme not in _STORES:
+        raise UnknownScheme(f"no state store answers to {mask_url(url)!r}; known schemes: {', '.join(SCHEMES)}")
+    module, name = _STORES[scheme]
+    store: Any = getattr(import_module(module), name)
+    return cast(StateStore, store(url))
