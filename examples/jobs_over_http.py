@@ -10,8 +10,8 @@ from pydantic import BaseModel
 
 import penstock
 from penstock.jobs import Context
-from penstock.jobs.api import create_app
 from penstock.model.errors import JobFailed
+from penstock.web.jobs_api import create_app
 from penstock.web.server import HttpServer
 
 TOKEN = "correct-horse"

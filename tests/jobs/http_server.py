@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from penstock.jobs import Jobs, JobsClient
-from penstock.jobs.api import create_app
+from penstock.web.jobs_api import create_app
 from penstock.web.server import HttpServer
 
 TOKEN = "correct-horse"

@@ -8,8 +8,8 @@ import schemathesis
 from http_server import TOKEN
 
 from penstock.jobs import Jobs
-from penstock.jobs.api import create_app
 from penstock.store.registry import open_store
+from penstock.web.jobs_api import create_app
 from tests.support.servers import PostgresServer
 
 EXAMPLES = 30

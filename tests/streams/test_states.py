@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.model.errors import StoreError, StoreUnavailable, UsageError
-from penstock.streams import state
+from penstock.streams.state import registry
 from penstock.streams.state.api import Fenced, Saved, StateStore
 from penstock.streams.state.rocksdb import files as rocks_files
 from penstock.testing.states import OpenState, StateStoreConformance
@@ -21,7 +21,7 @@ def opener(url: str) -> Iterator[OpenState]:
     with ExitStack() as stack:
 
         def open_state() -> StateStore:
-            store = state.open_state(url)
+            store = registry.open_state(url)
             stack.callback(store.close)
             return store
 
@@ -53,7 +53,7 @@ def test_the_url_names_the_store(tmp_path: Path) -> None:
         ("postgresql://someone@127.0.0.1/somewhere", True),
         ("postgresql+psycopg://someone@127.0.0.1/somewhere", True),
     ]:
-        store = state.open_state(url)
+        store = registry.open_state(url)
         assert (store.url, store.shared) == (url, shared)
 
 
@@ -70,17 +70,17 @@ def test_the_url_names_the_store(tmp_path: Path) -> None:
 )
 def test_a_url_that_can_not_be_says_why(url: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        state.open_state(url)
+        registry.open_state(url)
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
     with pytest.raises(StoreUnavailable, match=r"someone:\*\*\*@127\.0\.0\.1"):
-        state.open_state("postgresql://someone:secret@127.0.0.1:1/x?connect_timeout=2").streams()
+        registry.open_state("postgresql://someone:secret@127.0.0.1:1/x?connect_timeout=2").streams()
 
 
 @pytest.mark.parametrize("scheme", ["sqlite", "rocksdb"])
 def test_a_part_that_is_lost_is_not_taken_for_an_empty_one(tmp_path: Path, scheme: str) -> None:
-    store = state.open_state(f"{scheme}:///{tmp_path}")
+    store = registry.open_state(f"{scheme}:///{tmp_path}")
     started = store.start("orders", 2)
     for path in (tmp_path / "orders").glob("part-00001.*"):
         path.rename(tmp_path / path.name)
@@ -106,7 +106,7 @@ def test_a_process_that_keeps_a_database_open_fences_others_out(
 ) -> None:
     """For as long as it does."""
     monkeypatch.setattr(rocks_files, "OPEN_SECONDS", 0.1)
-    store = state.open_state(f"rocksdb:///{tmp_path}")
+    store = registry.open_state(f"rocksdb:///{tmp_path}")
     started = store.start("orders", 1)
     command = [sys.executable, "-c", KEEP_OPEN, store.url]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -121,7 +121,7 @@ def test_a_process_that_keeps_a_database_open_fences_others_out(
 def test_what_rocksdb_merges_is_not_thrown_away(tmp_path: Path) -> None:
     """A task is over before its part's files are merged. Still a merge comes to its end, where otherwise half of them
     would be cut short and begun again. One may be, if the machine is too busy to begin with it soon."""
-    store = state.open_state(f"rocksdb:///{tmp_path}")
+    store = registry.open_state(f"rocksdb:///{tmp_path}")
     started = store.start("orders", 1)
     merges = cut_short = 0
     for turn in range(24):
@@ -137,7 +137,7 @@ def test_what_rocksdb_merges_is_not_thrown_away(tmp_path: Path) -> None:
 
 
 def test_tasks_of_one_process_come_and_go_while_a_part_is_being_closed(tmp_path: Path) -> None:
-    store = state.open_state(f"rocksdb:///{tmp_path}")
+    store = registry.open_state(f"rocksdb:///{tmp_path}")
     started = store.start("orders", 1)
 
     def add(_: int) -> None:

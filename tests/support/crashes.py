@@ -43,7 +43,7 @@ from penstock.pipeline.stop_channel import StopAddress
 from penstock.publish.api import Message, Outcomes, Publisher
 from penstock.store.sql.store import SqlStore
 from penstock.store.sql.transaction import Transaction
-from penstock.worker.hands import Hands
+from penstock.worker.executors import Hands
 from tests.support.processes import living
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from contextlib import closing
 from typing import Any
 
 from penstock import Jobs
-from penstock.jobs.api import create_app
+from penstock.web.jobs_api import create_app
 
 PROBLEM = "application/problem+json"
 

@@ -12,7 +12,7 @@ from unittest.mock import Mock, patch
 from uuid import uuid4
 
 import penstock
-from penstock.admin import lakes
+from penstock.admin import lake as lakes
 from penstock.cli import main
 from penstock.model.stats import Relay
 from penstock.pipeline import relay, streaming

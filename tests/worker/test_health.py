@@ -12,8 +12,8 @@ from worker_commands import PATIENCE, get
 from penstock import AckPolicy, Outbox, Received, Worker
 from penstock.cli import main
 from penstock.model.errors import PenstockError, UsageError
-from penstock.worker import health
-from penstock.worker.health import health_addresses, report, serve_health
+from penstock.web import health
+from penstock.web.health import health_addresses, report, serve_health
 from penstock.worker.loops import Loop
 from tests.support.processes import wait_until
 from tests.support.servers import PostgresServer
@@ -131,7 +131,7 @@ def test_port_in_use_is_named_in_error() -> None:
 
 
 def test_missing_extra_is_named_in_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.delitem(sys.modules, "penstock.worker.health")
+    monkeypatch.delitem(sys.modules, "penstock.web.health")
     monkeypatch.setitem(sys.modules, "penstock.web.server", None)
     assert main(["worker", "shop:worker", "--health", ANYWHERE]) == 2
     told = "error: --health needs an extra that is not installed: pip install 'penstock[worker]'\n"

@@ -10,7 +10,7 @@ from penstock.model.event import Delivery
 from penstock.model.lease import Lease, LeaseId, Token
 from penstock.model.lifecycle import OrderPolicy
 from penstock.model.outcome import PUBLISHED, RELEASED, Outcome, Retry
-from penstock.worker.holdings import Holdings
+from penstock.worker.buffer import Holdings
 from penstock.worker.received import Received
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -11,7 +11,7 @@ from worker_watch import Watch, running
 from penstock import Outbox, Received, Worker
 from penstock.store.registry import open_store
 from penstock.store.sql.store import SqlStore
-from penstock.worker.lookout import CHANNEL, MAX_REMINDER_SECONDS, Lookout, Reminder, open_lookout
+from penstock.worker.notifier import CHANNEL, MAX_REMINDER_SECONDS, Lookout, Reminder, open_lookout
 from tests.support.processes import wait_until
 from tests.support.servers import PgBouncer
 
@@ -65,7 +65,7 @@ def test_every_process_is_woken_though_one_looks_out(store: SqlStore, url: str, 
 
 
 def test_another_takes_over(store: SqlStore, lookout: Lookout, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.worker.lookout.ELECTION_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.worker.notifier.ELECTION_SECONDS", 0.0)
     other = open_lookout(store, [("outbox", threading.Event())])
     assert other is not None
     lookout.step()

@@ -205,7 +205,7 @@ def test_process_killed_while_stopping_is_a_failure(ground: Ground, db: Outbox) 
 
 THREAD_WITHOUT_END = """
 import threading
-from penstock.worker import supervised
+from penstock.worker.processes import process
 
 supervised.LAST_SECONDS = 0.0
 threading.Thread(target=threading.Event().wait).start()

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from penstock.admin.documents import Document, copy_document, event_document, note_document, timeline
-from penstock.admin.wording import first_line
+from penstock.admin.serializers import Document, copy_document, event_document, note_document, timeline
+from penstock.admin.text import first_line
 from penstock.model.dead_letters import DEAD, Death, DeathMark
 from penstock.model.error_kinds import BEGINNING
 from penstock.model.errors import EventNotFound, UsageError

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from penstock.admin.findings import OLD_SNAPSHOT_SECONDS, findings
-from penstock.admin.wording import age, count
+from penstock.admin.text import age, count
 from penstock.model.errors import NotInitialised, PenstockError, StoreError
 from penstock.store.api import Store
 

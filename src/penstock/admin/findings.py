@@ -7,7 +7,7 @@ from datetime import UTC
 from shlex import quote
 from typing import Literal
 
-from penstock.admin.wording import age, count, first_line
+from penstock.admin.text import age, count, first_line
 from penstock.model.event import DEFAULT_QUEUE
 from penstock.model.stats import QueueControl, QueueStats, RelayStats, Stats
 

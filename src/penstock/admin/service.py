@@ -9,8 +9,15 @@ from typing import Any
 
 from penstock.admin.dead_letters import DeadLetterOffice
 from penstock.admin.doctor import Check, examine
-from penstock.admin.documents import Document, control_document, copy_document, event_document, note_document, timeline
 from penstock.admin.findings import Finding, alive, findings
+from penstock.admin.serializers import (
+    Document,
+    control_document,
+    copy_document,
+    event_document,
+    note_document,
+    timeline,
+)
 from penstock.model.errors import EventNotFound, UsageError
 from penstock.model.event import EventId
 from penstock.model.lifecycle import State

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.admin.wording import count
+from penstock.admin.text import count
 from penstock.cli import output
 from penstock.cli.events import add_headers_and_copies, short_error, short_time, timeline_table
 from penstock.cli.failure import USAGE

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.admin.wording import count, first_line
+from penstock.admin.text import count, first_line
 from penstock.cli import output
 from penstock.cli.filters import Filters, IdsOption, StatesOption, takes_filters
 from penstock.cli.options import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.admin.wording import count
+from penstock.admin.text import count
 from penstock.cli import output
 from penstock.cli.failure import FAILURE
 from penstock.cli.options import operator
@@ -27,7 +27,7 @@ FromLakeOption = Annotated[
 
 def replay_from_lake(store: str, lake: str, chosen: "Selection", dry_run: bool, yes: bool, json: bool) -> None:
     """Show what there is, ask if somebody is there to ask, and bring it back."""
-    from penstock.admin.lakes import lake_replay
+    from penstock.admin.lake import lake_replay
 
     with ExitStack() as opened:
         with output.waiting("starting Spark") as say:

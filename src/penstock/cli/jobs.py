@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.admin.wording import count, first_line
+from penstock.admin.text import count, first_line
 from penstock.cli import moments, output
 from penstock.cli.events import ERROR_WIDTH, STATE_STYLES, short_time
 from penstock.cli.failure import FAILURE, USAGE
@@ -71,7 +71,7 @@ def serve(
     from penstock.config.extras import needs_extra
 
     with needs_extra("the job server", "jobs"):
-        from penstock.jobs.api import create_app
+        from penstock.web.jobs_api import create_app
         from penstock.web.server import HttpServer, require_safe
 
     tokens = [*(token or ()), *_tokens_of_environment()]

@@ -2,7 +2,7 @@
 
 import typer
 
-from penstock.admin.wording import count
+from penstock.admin.text import count
 from penstock.cli import output
 from penstock.cli.filters import AllOption, Filters, IdsOption, StatesOption, require_some, takes_filters
 from penstock.cli.from_lake import FromLakeOption, replay_from_lake

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from penstock.admin.wording import count
+from penstock.admin.text import count
 from penstock.cli import output
 from penstock.cli.events import table
 from penstock.cli.failure import FAILURE

@@ -3,7 +3,7 @@
 import json
 from contextlib import suppress
 
-from penstock.admin.wording import count
+from penstock.admin.text import count
 from penstock.cli import output
 
 SHOWN_CHARACTERS = 8_000

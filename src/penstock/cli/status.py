@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.admin.wording import age, count, first_line
+from penstock.admin.text import age, count, first_line
 from penstock.cli import output
 from penstock.cli.events import since_when
 from penstock.cli.options import JsonOption, StoreOption, opened

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.admin.wording import count
+from penstock.admin.text import count
 from penstock.cli import output
 from penstock.cli.events import since_when
 from penstock.cli.filters import AllOption, Filters, IdsOption, StatesOption, require_some, takes_filters

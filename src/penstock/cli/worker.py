@@ -59,7 +59,7 @@ def worker(
 
     The worker is found in the working folder or on Python's path. Its store is its own unless --store names another.
     """
-    from penstock.worker.loading import WORKER
+    from penstock.worker.processes.launch_spec import WORKER
 
     if reload and processes > 1:
         raise UsageError("--reload is for one process; leave --processes out")
@@ -86,8 +86,8 @@ def _run(
     supervisor: int | None,
 ) -> None:
     """Run the worker in this process."""
-    from penstock.worker.loading import load_worker
-    from penstock.worker.supervised import Supervised
+    from penstock.worker.processes.launch_spec import load_worker
+    from penstock.worker.processes.process import Supervised
 
     connection = None if supervisor is None else Supervised(supervisor)  # before the user's code is imported
     worker = load_worker(name, store, graceful_timeout)
@@ -99,14 +99,14 @@ def _run(
 
 
 def _health(address: str, worker: "Worker") -> AbstractContextManager[str]:
-    from penstock.worker.health import report, serve_health
+    from penstock.web.health import report, serve_health
 
     return serve_health(address, lambda: report(worker.runtime))
 
 
 def _addresses(health: str, processes: int) -> list[str]:
     with needs_extra("--health", "worker"):
-        from penstock.worker.health import health_addresses
+        from penstock.web.health import health_addresses
     return health_addresses(health, processes)
 
 
@@ -118,8 +118,8 @@ def _command(name: str, options: Sequence[tuple[str, object]]) -> list[str]:
 
 def _supervise(commands: Sequence[Sequence[str]], watched: str | None) -> int:
     """Supervise the commands, with restarts when the code of the worker `watched` changes; return the exit code."""
-    from penstock.worker.supervisor import Supervisor
-    from penstock.worker.watching import code_changes
+    from penstock.worker.processes.reloader import code_changes
+    from penstock.worker.processes.supervisor import Supervisor
 
     changes = None if watched is None else code_changes(watched)
     return Supervisor(commands, changes).run()

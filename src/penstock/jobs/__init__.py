@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.jobs.job import ClaimedJob, Job, JobId, JobPage, JobStats, TypeStats
 from penstock.jobs.queue import Jobs
-from penstock.jobs.work import Context, Handler
+from penstock.jobs.worker_loop import Context, Handler
 
 if TYPE_CHECKING:
     from penstock.jobs.client import JobsClient

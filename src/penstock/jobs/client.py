@@ -16,7 +16,7 @@ from penstock.config.urls import mask_url
 from penstock.jobs.job import ClaimedJob, Job, JobId, JobPage, JobStats, TypeStats, as_job_id
 from penstock.jobs.payloads import encode
 from penstock.jobs.queue import HEARTBEAT_SECONDS, MAX_ATTEMPTS, Held
-from penstock.jobs.work import Handler, run
+from penstock.jobs.worker_loop import Handler, run
 from penstock.model.errors import (
     JobError,
     JobFailed,
@@ -146,7 +146,7 @@ class JobsClient:
     def work(
         self, handlers: Mapping[str, Handler], worker_id: str, *, stop: threading.Event, concurrency: int = 1
     ) -> None:
-        """Claim and handle jobs until `stop` is set: see `penstock.jobs.work`."""
+        """Claim and handle jobs until `stop` is set: see `penstock.jobs.worker_loop`."""
         run(self, handlers, worker_id, stop=stop, concurrency=concurrency)
 
     def close(self) -> None:

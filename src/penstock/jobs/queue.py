@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
 from penstock.config.urls import store_url
-from penstock.jobs.bell import Bell, pauses
 from penstock.jobs.job import (
     ClaimedJob,
     Holding,
@@ -23,9 +22,10 @@ from penstock.jobs.job import (
     claimed_job,
     holding,
 )
-from penstock.jobs.looking import Looking
 from penstock.jobs.payloads import encode, fitted
-from penstock.jobs.work import Handler, run
+from penstock.jobs.queries import Looking
+from penstock.jobs.wakeup import Bell, pauses
+from penstock.jobs.worker_loop import Handler, run
 from penstock.model.errors import (
     InvalidEvent,
     InvalidPayload,
@@ -332,7 +332,7 @@ class Jobs(Looking):
         stop: threading.Event,
         concurrency: int = 1,
     ) -> None:
-        """Claim and handle jobs until `stop` is set: see `penstock.jobs.work`."""
+        """Claim and handle jobs until `stop` is set: see `penstock.jobs.worker_loop`."""
         run(self, handlers, worker_id, stop=stop, concurrency=concurrency)
 
     def close(self) -> None:

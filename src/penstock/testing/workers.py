@@ -42,8 +42,8 @@ from penstock.outbox import Outbox
 from penstock.store.api import Store
 from penstock.store.registry import open_store
 from penstock.worker import Received, Worker
-from penstock.worker.hands import Hands
-from penstock.worker.holdings import Holdings
+from penstock.worker.buffer import Holdings
+from penstock.worker.executors import Hands
 from penstock.worker.subscription import Subscription
 
 PAGE = 1_000

@@ -1,6 +1,6 @@
 """Workers: handlers that run in the application's process, over the same store, leases and outcomes as the relay."""
 
-from penstock.worker.handling import Middleware
+from penstock.worker.handler import Middleware
 from penstock.worker.options import AckPolicy, HandlerOptions
 from penstock.worker.received import Received
 from penstock.worker.worker import Worker

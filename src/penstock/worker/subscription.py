@@ -1,5 +1,5 @@
 """One handler at work on one queue: claims come in, outcomes go out. The threads that drive it are in
-`penstock.worker.loops` and `penstock.worker.hands`."""
+`penstock.worker.loops` and `penstock.worker.executors`."""
 
 import random
 import threading
@@ -17,8 +17,8 @@ from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Published
 from penstock.store.api import Store
 from penstock.store.sql.store import SqlStore
 from penstock.telemetry import log
-from penstock.worker.handling import Handling
-from penstock.worker.holdings import Holdings
+from penstock.worker.buffer import Holdings
+from penstock.worker.handler import Handling
 from penstock.worker.received import Received
 
 FAST_IDLE_SECONDS = 0.1

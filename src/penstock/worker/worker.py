@@ -22,10 +22,10 @@ from penstock.outbox import Outbox
 from penstock.store.api import StoreOptions
 from penstock.store.registry import open_store
 from penstock.telemetry import log
-from penstock.worker.handling import Function, Handling, Middleware
+from penstock.worker.handler import Function, Handling, Middleware
 from penstock.worker.options import HandlerOptions
 from penstock.worker.periodic import Periodic
-from penstock.worker.running import Running
+from penstock.worker.runtime import Running
 
 LISTEN_SECONDS = 0.1
 

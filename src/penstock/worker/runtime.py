@@ -12,10 +12,10 @@ from penstock.model.stats import Relay
 from penstock.outbox import Outbox
 from penstock.store.api import Store, StoreOptions
 from penstock.telemetry import log
-from penstock.worker.handling import Handling
-from penstock.worker.hands import Hands, LoopHands, ThreadHands
-from penstock.worker.lookout import Lookout, open_lookout
+from penstock.worker.executors import Hands, LoopHands, ThreadHands
+from penstock.worker.handler import Handling
 from penstock.worker.loops import Fetching, Gate, Loop
+from penstock.worker.notifier import Lookout, open_lookout
 from penstock.worker.periodic import Emitting, Periodic
 from penstock.worker.subscription import Subscription
 

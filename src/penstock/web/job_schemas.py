@@ -7,7 +7,7 @@ from uuid import UUID
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from penstock.jobs.job import LEASE_LENGTH, LEASE_PATTERN
-from penstock.jobs.looking import LONGEST_NAME
+from penstock.jobs.queries import LONGEST_NAME
 from penstock.jobs.queue import MAX_ATTEMPTS
 from penstock.model.event import LONGEST_SECONDS, MAX_ATTEMPTS_LIMIT, NAME_LIMIT, PRIORITIES
 from penstock.model.lifecycle import State

@@ -15,7 +15,7 @@ from penstock.telemetry import log
 from penstock.web.guard import ProblemResponse
 from penstock.web.server import HttpServer, parse_address
 from penstock.worker.loops import Loop
-from penstock.worker.running import Running
+from penstock.worker.runtime import Running
 from penstock.worker.subscription import Subscription
 
 Report = Mapping[str, Any]

@@ -14,9 +14,16 @@ from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response, Secur
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPBearer
 
-from penstock.jobs import problems
-from penstock.jobs.bell import pauses
-from penstock.jobs.documents import (
+from penstock.jobs.job import ClaimedJob
+from penstock.jobs.queue import Jobs
+from penstock.jobs.wakeup import pauses
+from penstock.model.errors import UsageError
+from penstock.model.event import EventId
+from penstock.model.lifecycle import State
+from penstock.model.selection import Selection
+from penstock.web import problems
+from penstock.web.guard import Guard
+from penstock.web.job_schemas import (
     LONGEST_WAIT_SECONDS,
     Cancellation,
     ClaimedDocument,
@@ -36,13 +43,6 @@ from penstock.jobs.documents import (
     Submission,
     Submitted,
 )
-from penstock.jobs.job import ClaimedJob
-from penstock.jobs.queue import Jobs
-from penstock.model.errors import UsageError
-from penstock.model.event import EventId
-from penstock.model.lifecycle import State
-from penstock.model.selection import Selection
-from penstock.web.guard import Guard
 
 MAX_BODY_BYTES = 1_048_576
 THREADS = 15

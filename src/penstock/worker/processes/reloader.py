@@ -8,7 +8,7 @@ from pathlib import Path
 from penstock.config.extras import needs_extra
 from penstock.config.import_path import search_working_folder
 from penstock.model.errors import PenstockError, UsageError
-from penstock.worker.loading import WORKER
+from penstock.worker.processes.launch_spec import WORKER
 
 LOOK_MILLISECONDS = 100
 

@@ -5,8 +5,8 @@ import time
 from collections.abc import Iterator, Sequence
 from uuid import UUID
 
-from penstock.jobs.bell import pauses
 from penstock.jobs.job import NOTHING_SAID, Job, JobId, JobPage, JobStats, TypeStats, as_job_id, job
+from penstock.jobs.wakeup import pauses
 from penstock.model.errors import InvalidEvent, JobFailed, JobNotFound, JobUnfinished, UsageError
 from penstock.model.event import NAME_LIMIT
 from penstock.model.lifecycle import State
