@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.plan import EVENTS, Part
-from penstock.cli.options import JsonOption
+from penstock.cli.terminal.options import JsonOption
 from penstock.model.errors import PenstockError
 
 bench = typer.Typer(

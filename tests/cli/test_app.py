@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JError
 
-from penstock.cli import operate
+from penstock.cli.commands import maintenance as operate
 from penstock.model.event import Event
 from penstock.store.sql.store import SqlStore
 

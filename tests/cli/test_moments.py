@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from penstock.cli import moments
+from penstock.cli.terminal import times as moments
 from penstock.model.errors import UsageError
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli import relay as command
+from penstock.cli.commands import relay as command
 from penstock.model.retry import RetryPolicy
 from penstock.pipeline import relay as pipeline
 from penstock.pipeline.relay import RelayOptions, RelayReport

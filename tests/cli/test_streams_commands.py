@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock import Streams
-from penstock.cli import streams as command
+from penstock.cli.commands import streams as command
 from penstock.pipeline import streaming
 from penstock.pipeline.stream_batches import Counts
 from penstock.streams.app import part_of

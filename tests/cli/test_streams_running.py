@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.streams import SUPERSEDED
+from penstock.cli.commands.streams import SUPERSEDED
 from penstock.model.event import Event
 from penstock.store.sql.store import SqlStore
 from penstock.streams.state.registry import open_state

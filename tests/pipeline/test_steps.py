@@ -12,7 +12,7 @@ from relay_processes import assert_delivered, emit, lines
 from step_functions import even, unchanged
 from step_ground import Ground
 
-from penstock.cli.relay import summary
+from penstock.cli.commands.relay import summary
 from penstock.model.errors import UsageError
 from penstock.model.lifecycle import State
 from penstock.model.outcome import Dropped

@@ -11,21 +11,21 @@ import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from penstock.cli.broker import broker
-from penstock.cli.dead import dead
-from penstock.cli.demo import demo
-from penstock.cli.doctor import doctor
-from penstock.cli.emit import emit
-from penstock.cli.events import events, show
-from penstock.cli.failure import USAGE, tell
-from penstock.cli.jobs import jobs
-from penstock.cli.operate import init, purge, reap, replay
-from penstock.cli.options import StoreOption
-from penstock.cli.relay import relay
-from penstock.cli.status import status
-from penstock.cli.steer import cancel, limit, pause, resume
-from penstock.cli.streams import streams
-from penstock.cli.worker import worker
+from penstock.cli.commands.broker import broker
+from penstock.cli.commands.control import cancel, limit, pause, resume
+from penstock.cli.commands.dead import dead
+from penstock.cli.commands.demo import demo
+from penstock.cli.commands.doctor import doctor
+from penstock.cli.commands.emit import emit
+from penstock.cli.commands.events import events, show
+from penstock.cli.commands.jobs import jobs
+from penstock.cli.commands.maintenance import init, purge, reap, replay
+from penstock.cli.commands.relay import relay
+from penstock.cli.commands.status import status
+from penstock.cli.commands.streams import streams
+from penstock.cli.commands.worker import worker
+from penstock.cli.terminal.exit import USAGE, tell
+from penstock.cli.terminal.options import StoreOption
 
 
 class _Group(TyperGroup):

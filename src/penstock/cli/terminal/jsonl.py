@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 from uuid import UUID
 
-from penstock.cli import moments
+from penstock.cli.terminal import times as moments
 from penstock.model.errors import InvalidEvent, UsageError
 from penstock.model.event import Event, encode_payload
 

@@ -4,7 +4,7 @@ import json
 from contextlib import suppress
 
 from penstock.admin.text import count
-from penstock.cli import output
+from penstock.cli.terminal import output
 
 SHOWN_CHARACTERS = 8_000
 SHOWN_BYTES = 1_024

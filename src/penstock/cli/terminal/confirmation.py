@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from penstock.admin.text import count
-from penstock.cli import output
-from penstock.cli.events import table
-from penstock.cli.failure import FAILURE
+from penstock.cli.commands.events import table
+from penstock.cli.terminal import output
+from penstock.cli.terminal.exit import FAILURE
 from penstock.model.errors import UsageError
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli import output
-from penstock.cli.events import short_time
-from penstock.cli.failure import USAGE
-from penstock.cli.options import JsonOption, StoreOption, opened
+from penstock.cli.commands.events import short_time
+from penstock.cli.terminal import output
+from penstock.cli.terminal.exit import USAGE
+from penstock.cli.terminal.options import JsonOption, StoreOption, opened
 from penstock.config.import_path import Wanted, search_working_folder
 from penstock.config.urls import mask_url
 from penstock.model.errors import MissingDriver, UsageError

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from penstock.cli import moments, output
-from penstock.cli.event_lines import read_events
-from penstock.cli.options import JsonOption, StoreOption, opened
+from penstock.cli.terminal import output
+from penstock.cli.terminal import times as moments
+from penstock.cli.terminal.jsonl import read_events
+from penstock.cli.terminal.options import JsonOption, StoreOption, opened
 from penstock.config.routes import find_routes
 from penstock.model.errors import InvalidEvent, UsageError
 from penstock.model.event import CONTENT_TYPE, DEFAULT_QUEUE, Event

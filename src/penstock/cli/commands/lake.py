@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.admin.text import count
-from penstock.cli import output
-from penstock.cli.failure import FAILURE
-from penstock.cli.options import operator
+from penstock.cli.terminal import output
+from penstock.cli.terminal.exit import FAILURE
+from penstock.cli.terminal.options import operator
 
 if TYPE_CHECKING:
     from penstock.model.selection import Selection

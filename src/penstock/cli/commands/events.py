@@ -8,14 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.admin.text import count, first_line
-from penstock.cli import output
-from penstock.cli.filters import Filters, IdsOption, StatesOption, takes_filters
-from penstock.cli.options import (
-    JsonOption,
-    StoreOption,
-    event_id,
-    opened,
-)
+from penstock.cli.terminal import output
+from penstock.cli.terminal.filters import Filters, IdsOption, StatesOption, takes_filters
+from penstock.cli.terminal.options import JsonOption, StoreOption, event_id, opened
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

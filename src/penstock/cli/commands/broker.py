@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli import output
-from penstock.cli.options import StoreOption, chosen_store
+from penstock.cli.terminal import output
+from penstock.cli.terminal.options import StoreOption, chosen_store
 from penstock.model.errors import StoreUnavailable, UsageError
 from penstock.telemetry import log
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.admin.text import age, count, first_line
-from penstock.cli import output
-from penstock.cli.events import since_when
-from penstock.cli.options import JsonOption, StoreOption, opened
+from penstock.cli.commands.events import since_when
+from penstock.cli.terminal import output
+from penstock.cli.terminal.options import JsonOption, StoreOption, opened
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

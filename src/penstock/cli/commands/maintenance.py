@@ -3,11 +3,11 @@
 import typer
 
 from penstock.admin.text import count
-from penstock.cli import output
-from penstock.cli.filters import AllOption, Filters, IdsOption, StatesOption, require_some, takes_filters
-from penstock.cli.from_lake import FromLakeOption, replay_from_lake
-from penstock.cli.operation import Operation, require_consent
-from penstock.cli.options import (
+from penstock.cli.commands.lake import FromLakeOption, replay_from_lake
+from penstock.cli.terminal import output
+from penstock.cli.terminal.confirmation import Operation, require_consent
+from penstock.cli.terminal.filters import AllOption, Filters, IdsOption, StatesOption, require_some, takes_filters
+from penstock.cli.terminal.options import (
     DryRunOption,
     JsonOption,
     StoreOption,

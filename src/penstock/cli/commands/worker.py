@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import StoreOption
+from penstock.cli.terminal.options import StoreOption
 from penstock.config.extras import needs_extra
 from penstock.model.errors import UsageError
 from penstock.telemetry import log

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli import moments
-from penstock.cli.options import event_id
+from penstock.cli.terminal import times as moments
+from penstock.cli.terminal.options import event_id
 from penstock.model.errors import UsageError
 from penstock.model.lifecycle import State
 

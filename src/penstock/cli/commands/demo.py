@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli import output
-from penstock.cli.options import event_id
+from penstock.cli.terminal import output
+from penstock.cli.terminal.options import event_id
 from penstock.model.errors import MissingDriver, UsageError
 from penstock.model.lifecycle import State
 from penstock.model.retry import RetryPolicy

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli import output
-from penstock.cli.options import JsonOption, StoreOption, chosen_store, opened
+from penstock.cli.terminal import output
+from penstock.cli.terminal.options import JsonOption, StoreOption, chosen_store, opened
 from penstock.config.import_path import search_working_folder
 from penstock.config.routes import find_routes, parse_routes
 from penstock.model.errors import MissingDriver, UsageError

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from penstock.cli import output
-from penstock.cli.failure import FAILURE
-from penstock.cli.options import JsonOption, StoreOption, opened
+from penstock.cli.terminal import output
+from penstock.cli.terminal.exit import FAILURE
+from penstock.cli.terminal.options import JsonOption, StoreOption, opened
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

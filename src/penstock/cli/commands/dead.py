@@ -6,13 +6,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.admin.text import count
-from penstock.cli import output
-from penstock.cli.events import add_headers_and_copies, short_error, short_time, timeline_table
-from penstock.cli.failure import USAGE
-from penstock.cli.filters import AllOption, Filters, require_some, takes_filters
-from penstock.cli.operation import Operation, require_consent
-from penstock.cli.options import DryRunOption, JsonOption, StoreOption, YesOption, event_id, opened, operator
-from penstock.cli.payloads import described
+from penstock.cli.commands.events import add_headers_and_copies, short_error, short_time, timeline_table
+from penstock.cli.terminal import output
+from penstock.cli.terminal.confirmation import Operation, require_consent
+from penstock.cli.terminal.exit import USAGE
+from penstock.cli.terminal.filters import AllOption, Filters, require_some, takes_filters
+from penstock.cli.terminal.options import (
+    DryRunOption,
+    JsonOption,
+    StoreOption,
+    YesOption,
+    event_id,
+    opened,
+    operator,
+)
+from penstock.cli.terminal.payloads import described
 from penstock.model.errors import EventNotFound
 from penstock.model.lifecycle import State
 

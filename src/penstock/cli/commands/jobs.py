@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.admin.text import count, first_line
-from penstock.cli import moments, output
-from penstock.cli.events import ERROR_WIDTH, STATE_STYLES, short_time
-from penstock.cli.failure import FAILURE, USAGE
-from penstock.cli.filters import TypeOption
-from penstock.cli.options import DryRunOption, JsonOption, StoreOption, YesOption, opened, operator
+from penstock.cli.commands.events import ERROR_WIDTH, STATE_STYLES, short_time
+from penstock.cli.terminal import output
+from penstock.cli.terminal import times as moments
+from penstock.cli.terminal.exit import FAILURE, USAGE
+from penstock.cli.terminal.filters import TypeOption
+from penstock.cli.terminal.options import DryRunOption, JsonOption, StoreOption, YesOption, opened, operator
 from penstock.model.errors import UsageError
 from penstock.model.lifecycle import State
 

@@ -5,18 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.admin.text import count
-from penstock.cli import output
-from penstock.cli.events import since_when
-from penstock.cli.filters import AllOption, Filters, IdsOption, StatesOption, require_some, takes_filters
-from penstock.cli.operation import Operation
-from penstock.cli.options import (
-    DryRunOption,
-    JsonOption,
-    StoreOption,
-    YesOption,
-    opened,
-    operator,
-)
+from penstock.cli.commands.events import since_when
+from penstock.cli.terminal import output
+from penstock.cli.terminal.confirmation import Operation
+from penstock.cli.terminal.filters import AllOption, Filters, IdsOption, StatesOption, require_some, takes_filters
+from penstock.cli.terminal.options import DryRunOption, JsonOption, StoreOption, YesOption, opened, operator
 from penstock.model.errors import UsageError
 
 if TYPE_CHECKING:

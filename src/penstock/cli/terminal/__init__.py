@@ -1,0 +1,1 @@
+"""Input and output of a command: options, filters, tables, confirmations, exit codes."""
