@@ -16,7 +16,8 @@ from benchmarks.ground import Ground, rate
 from benchmarks.plan import Figure, Measured, Plan, Target, at_least
 from penstock.model.errors import MissingDriver
 from penstock.pipeline import open_session
-from penstock.pipeline.relay import RelayOptions, run_relay
+from penstock.pipeline.relay.driver import run_relay
+from penstock.pipeline.relay.spec import RelayOptions
 from tests.support.servers import KafkaServer, NatsServer, RabbitServer, ValkeyServer
 
 TOPIC = "bench"

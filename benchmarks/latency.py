@@ -13,7 +13,8 @@ import psycopg
 from benchmarks.ground import Ground
 from benchmarks.plan import EVENT_TYPE, PAYLOAD, Figure, Measured, Plan, at_most
 from penstock import Outbox, connect
-from penstock.pipeline.relay import RelayOptions, run_relay
+from penstock.pipeline.relay.driver import run_relay
+from penstock.pipeline.relay.spec import RelayOptions
 from tests.support.processes import wait_until
 
 START_SECONDS = 60.0

@@ -7,7 +7,8 @@ import psycopg
 from benchmarks.ground import Ground, calm, rate
 from benchmarks.plan import EVENT_TYPE, PAYLOAD, Figure, Measured, Plan, at_least
 from penstock.pipeline import open_session
-from penstock.pipeline.relay import RelayOptions, run_relay
+from penstock.pipeline.relay.driver import run_relay
+from penstock.pipeline.relay.spec import RelayOptions
 
 EVENTS_A_KEY = 20
 _SETTLED = "SELECT settled_at AS at FROM penstock_archive"

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from benchmarks.ground import Ground
 from benchmarks.stream_input import Input, Totals, add_up, read
 from penstock import Streams, connect
-from penstock.pipeline.session import settings
-from penstock.pipeline.stores import close_stores
+from penstock.pipeline.spark.session import settings
+from penstock.runtime.store_cache import close_stores
 from penstock.store.registry import open_store
 from penstock.streams.arrow_json import arrow
 from penstock.streams.context import Context, KeyState

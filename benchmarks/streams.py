@@ -31,7 +31,7 @@ from benchmarks.stream_contenders import (
 from benchmarks.stream_input import Input, prepare
 from benchmarks.stream_recovery import Recovery, measure_recovery
 from penstock.model.errors import PenstockError, UsageError
-from penstock.pipeline.stream_sources import QUEUE_LIMIT
+from penstock.pipeline.streams.sources.queue import QUEUE_LIMIT
 from tests.support.servers import PostgresServer
 
 SPARKS = "transformWithState"

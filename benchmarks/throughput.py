@@ -12,7 +12,8 @@ from benchmarks.cpu import cpu_seconds
 from benchmarks.ground import Ground, calm, rate
 from benchmarks.plan import Figure, Measured, Plan, at_least
 from penstock.pipeline import open_session
-from penstock.pipeline.relay import RelayOptions, run_relay
+from penstock.pipeline.relay.driver import run_relay
+from penstock.pipeline.relay.spec import RelayOptions
 
 SETTLED = "SELECT settled_at AS at FROM penstock_archive"
 

@@ -11,12 +11,14 @@ from functools import wraps
 from typing import Any
 
 from penstock.model.event import Event
-from penstock.pipeline import stream_batches, stream_keys, stream_tasks
-from penstock.pipeline.stream_batches import StreamRun
-from penstock.pipeline.stream_errands import Errand
-from penstock.pipeline.stream_rows import Batches
-from penstock.pipeline.stream_sources import Feed
-from penstock.pipeline.stream_ticks import Row
+from penstock.pipeline.streams import partitioning as stream_keys
+from penstock.pipeline.streams import run as stream_batches
+from penstock.pipeline.streams import task as stream_tasks
+from penstock.pipeline.streams.jobs import Row
+from penstock.pipeline.streams.rows import Batches
+from penstock.pipeline.streams.run import StreamRun
+from penstock.pipeline.streams.sources.base import Feed
+from penstock.pipeline.streams.task_spec import Errand
 from penstock.streams.app import Handler
 from penstock.streams.state.api import Arrival, Lines, Part, PartTransaction, Saved, Started, StateStore
 from tests.support import crashes

@@ -105,7 +105,7 @@ def count(order: dict[str, Any], attempts: int, state: KeyState, emitting: Emitt
 def main(given: dict[str, Any]) -> int:
     """Run until killed, superseded, or, with `once`, until nothing is ready."""
     from chaos import crashing
-    from penstock.pipeline.streaming import run_streams
+    from penstock.pipeline.streams.driver import run_streams
 
     settings = Settings(**given)
     log.to_stderr()

@@ -10,9 +10,9 @@ import pytest
 from penstock.model.event import Event
 from penstock.model.selection import Selection
 from penstock.outbox import connect
-from penstock.pipeline.sink import COLUMNS as WRITTEN
-from penstock.pipeline.source import COLUMNS as READ
-from penstock.pipeline.source import SourceOptions
+from penstock.pipeline.datasource.columns import COLUMNS as READ
+from penstock.pipeline.datasource.reader import SourceOptions
+from penstock.pipeline.datasource.writer import COLUMNS as WRITTEN
 
 PAGE = (Path(__file__).parents[1] / "docs" / "spark.md").read_text()
 

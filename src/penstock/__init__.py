@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.jobs import Jobs, JobsClient
     from penstock.model.selection import Selection
     from penstock.outbox import Outbox, connect
-    from penstock.pipeline.stream_app import Streams
+    from penstock.pipeline.streams.app import Streams
     from penstock.worker import AckPolicy, Received, Worker
 
 __version__ = "0.1.0"
@@ -61,7 +61,7 @@ _LAZY = {
     "Outbox": "penstock.outbox",
     "Routes": "penstock.config.routes",
     "Selection": "penstock.store.api",
-    "Streams": "penstock.pipeline.stream_app",
+    "Streams": "penstock.pipeline.streams.app",
     "Worker": "penstock.worker",
     "AckPolicy": "penstock.worker",
     "Received": "penstock.worker",

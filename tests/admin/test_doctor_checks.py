@@ -10,7 +10,7 @@ from penstock.admin import doctor
 from penstock.admin.doctor import Check, Level, examine, healthy
 from penstock.model.errors import PipelineError
 from penstock.model.event import Event
-from penstock.pipeline import java
+from penstock.pipeline.spark import java
 from penstock.store.registry import open_store
 from penstock.store.sql.store import SqlStore
 

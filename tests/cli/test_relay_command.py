@@ -12,8 +12,9 @@ import pytest
 
 from penstock.cli.commands import relay as command
 from penstock.model.retry import RetryPolicy
-from penstock.pipeline import relay as pipeline
-from penstock.pipeline.relay import RelayOptions, RelayReport
+from penstock.pipeline.relay import driver as pipeline
+from penstock.pipeline.relay.report import RelayReport
+from penstock.pipeline.relay.spec import RelayOptions
 from penstock.store.sql.store import SqlStore
 
 Run = Callable[..., Any]

@@ -12,8 +12,8 @@ import pytest
 
 from penstock import Streams
 from penstock.cli.commands import streams as command
-from penstock.pipeline import streaming
-from penstock.pipeline.stream_batches import Counts
+from penstock.pipeline.streams import driver as streaming
+from penstock.pipeline.streams.run import Counts
 from penstock.streams.app import part_of
 from penstock.streams.context import Context
 from penstock.streams.event import StreamEvent

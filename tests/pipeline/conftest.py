@@ -12,8 +12,8 @@ from valkey_ground import ValkeyGround
 
 from penstock.model.errors import UsageError
 from penstock.outbox import connect
-from penstock.pipeline import stop_channel
-from penstock.pipeline.kafka_jars import connector_jars
+from penstock.pipeline.spark import stop_channel
+from penstock.pipeline.streams.sources.kafka.connector_jars import connector_jars
 from tests.support.servers import ValkeyServer
 
 if TYPE_CHECKING:

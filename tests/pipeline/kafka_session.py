@@ -9,7 +9,7 @@ from stream_ground import remember
 
 from penstock import Streams
 from penstock.model.errors import UsageError
-from penstock.pipeline.session import open_session
+from penstock.pipeline.spark.session import open_session
 from penstock.streams.sources import Kafka
 
 if __name__ == "__main__":

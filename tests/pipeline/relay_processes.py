@@ -37,7 +37,8 @@ import json, sys
 from dataclasses import asdict
 from penstock.telemetry import log
 from penstock.model.errors import PenstockError
-from penstock.pipeline.relay import RelayOptions, run_relay
+from penstock.pipeline.relay.spec import RelayOptions
+from penstock.pipeline.relay.driver import run_relay
 from penstock.config.routes import parse_routes
 from tests.support import crashes
 

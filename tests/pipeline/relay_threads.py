@@ -4,7 +4,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from penstock.pipeline.relay import RelayOptions, RelayReport, run_relay
+from penstock.pipeline.relay.driver import run_relay
+from penstock.pipeline.relay.report import RelayReport
+from penstock.pipeline.relay.spec import RelayOptions
 
 END_SECONDS = 180.0
 

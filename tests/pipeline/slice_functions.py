@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from penstock.pipeline.slices import Slice
+from penstock.pipeline.spark.slices import Slice
 from tests.support.files import write_whole
 
 cached: list[int] = []

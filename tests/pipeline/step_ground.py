@@ -12,7 +12,9 @@ from penstock.model.lifecycle import State
 from penstock.model.records import Record
 from penstock.model.selection import Selection
 from penstock.outbox import Outbox
-from penstock.pipeline.relay import RelayOptions, RelayReport, run_relay
+from penstock.pipeline.relay.driver import run_relay
+from penstock.pipeline.relay.report import RelayReport
+from penstock.pipeline.relay.spec import RelayOptions
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from penstock.model.lifecycle import State
 from penstock.model.records import Record
 from penstock.model.selection import Selection
 from penstock.outbox import Outbox
-from penstock.pipeline.stores import close_stores
-from penstock.pipeline.streaming import run_streams
+from penstock.pipeline.streams.driver import run_streams
+from penstock.runtime.store_cache import close_stores
 from penstock.streams.context import Context, KeyState
 from penstock.streams.engine.work import is_users
 from penstock.streams.event import StreamEvent

@@ -80,6 +80,6 @@ def _expected() -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    from penstock.pipeline.streaming import run_streams
+    from penstock.pipeline.streams.driver import run_streams
 
     run_streams(application(sys.argv[1], sys.argv[2]), master=f"local[{sys.argv[3]}]")

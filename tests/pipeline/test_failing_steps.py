@@ -192,7 +192,7 @@ def take_over(ground: Ground, lease: str) -> set[int]:
 
 def test_a_partition_that_is_read_again_is_settled_under_its_new_token(ground: Ground) -> None:
     """As when an executor is lost with what it had cached: the same run claims again, and the old tokens are void."""
-    from penstock.pipeline.stores import close_stores
+    from penstock.runtime.store_cache import close_stores
 
     ids = emit(ground.outbox, 50)
 

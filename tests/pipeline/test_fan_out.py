@@ -16,8 +16,9 @@ from penstock.model.lifecycle import State
 from penstock.model.retry import RetryPolicy
 from penstock.model.selection import Selection
 from penstock.outbox import Outbox, connect
-from penstock.pipeline import lake
-from penstock.pipeline.relay import RelayOptions, run_relay
+from penstock.pipeline.lake import layout as lake
+from penstock.pipeline.relay.driver import run_relay
+from penstock.pipeline.relay.spec import RelayOptions
 from tests.support.processes import wait_until
 from tests.support.servers import ValkeyServer
 

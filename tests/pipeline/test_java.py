@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.model.errors import PipelineError
-from penstock.pipeline.java import cache_folder, find_java, java_version, parse_version, quiet_home
+from penstock.pipeline.spark.java import cache_folder, find_java, java_version, parse_version, quiet_home
 
 
 def make_java(home: Path, version: str, script: str = "exit 9") -> Path:
@@ -21,7 +21,7 @@ def make_java(home: Path, version: str, script: str = "exit 9") -> Path:
 
 @pytest.fixture
 def no_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.pipeline.java._packaged", lambda: None)
+    monkeypatch.setattr("penstock.pipeline.spark.java._packaged", lambda: None)
 
 
 @pytest.mark.parametrize(

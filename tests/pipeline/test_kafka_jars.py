@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from penstock.model.errors import UsageError
-from penstock.pipeline.installation import core_jar
-from penstock.pipeline.kafka_feed import reader_options
-from penstock.pipeline.kafka_jars import PARTS, VARIABLE, connector_jars, coordinates
+from penstock.pipeline.spark.installation import core_jar
+from penstock.pipeline.streams.sources.kafka.connector_jars import PARTS, VARIABLE, connector_jars, coordinates
+from penstock.pipeline.streams.sources.kafka.source import reader_options
 from penstock.streams.sources import Kafka
 
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.9.1"

@@ -20,9 +20,10 @@ from penstock.model.records import Record
 from penstock.model.retry import RetryPolicy
 from penstock.model.selection import Selection
 from penstock.outbox import Outbox, connect
-from penstock.pipeline.lake import Lake, folder_name, read
-from penstock.pipeline.relay import RelayOptions, run_relay
-from penstock.pipeline.stores import close_stores
+from penstock.pipeline.lake.layout import Lake, folder_name, read
+from penstock.pipeline.relay.driver import run_relay
+from penstock.pipeline.relay.spec import RelayOptions
+from penstock.runtime.store_cache import close_stores
 from penstock.store.registry import open_store
 from tests.support.processes import wait_until
 

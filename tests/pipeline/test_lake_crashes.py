@@ -16,11 +16,13 @@ from penstock.model.event import Event
 from penstock.model.lease import Claim, Lease, LeaseId, Token
 from penstock.model.outcome import PUBLISHED
 from penstock.outbox import Outbox, connect
-from penstock.pipeline.lake import read
-from penstock.pipeline.lake_folder import LakeFolder, Note
-from penstock.pipeline.lake_sweep import Sweep
-from penstock.pipeline.relay import RelayOptions, RelayReport, run_relay
-from penstock.pipeline.stores import close_stores
+from penstock.pipeline.lake.files import LakeFolder, Note
+from penstock.pipeline.lake.layout import read
+from penstock.pipeline.lake.recovery import Sweep
+from penstock.pipeline.relay.driver import run_relay
+from penstock.pipeline.relay.report import RelayReport
+from penstock.pipeline.relay.spec import RelayOptions
+from penstock.runtime.store_cache import close_stores
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:

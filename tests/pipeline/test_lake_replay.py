@@ -16,11 +16,12 @@ from penstock.model.lifecycle import State
 from penstock.model.records import Record
 from penstock.model.selection import Selection
 from penstock.outbox import Outbox, connect
-from penstock.pipeline import lake_replay
-from penstock.pipeline.lake import read
-from penstock.pipeline.lake_replay import BroughtBack, LakeReplay
-from penstock.pipeline.relay import RelayOptions, run_relay
-from penstock.pipeline.stores import close_stores
+from penstock.pipeline.lake import replay as lake_replay
+from penstock.pipeline.lake.layout import read
+from penstock.pipeline.lake.replay import BroughtBack, LakeReplay
+from penstock.pipeline.relay.driver import run_relay
+from penstock.pipeline.relay.spec import RelayOptions
+from penstock.runtime.store_cache import close_stores
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

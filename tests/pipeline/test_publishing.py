@@ -11,10 +11,10 @@ from penstock.model.event import Delivery
 from penstock.model.lifecycle import OrderPolicy
 from penstock.model.outcome import PUBLISHED, RELEASED, Outcome, Retry
 from penstock.model.retry import RetryPolicy
-from penstock.pipeline import sender as sending
-from penstock.pipeline.publishing import delivery_of, send_rows
-from penstock.pipeline.sender import Dispatch, Sender
-from penstock.pipeline.stop_channel import StopLine, hung_up, line_to
+from penstock.pipeline.datasource import sender as sending
+from penstock.pipeline.datasource.publish import delivery_of, send_rows
+from penstock.pipeline.datasource.sender import Dispatch, Sender
+from penstock.pipeline.spark.stop_channel import StopLine, hung_up, line_to
 from penstock.publish.api import Message
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

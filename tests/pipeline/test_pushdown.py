@@ -23,9 +23,10 @@ from penstock.model.event import Event
 from penstock.model.lifecycle import State
 from penstock.model.outcome import PUBLISHED, Dead
 from penstock.model.selection import Selection
-from penstock.pipeline.pushdown import narrow
-from penstock.pipeline.source import FilteringReader, SourceOptions, register
-from penstock.pipeline.stores import close_stores
+from penstock.pipeline.datasource.filters import narrow
+from penstock.pipeline.datasource.reader import FilteringReader, SourceOptions
+from penstock.pipeline.formats import register
+from penstock.runtime.store_cache import close_stores
 from penstock.store.registry import open_store
 from penstock.store.sql.store import SqlStore
 

@@ -24,8 +24,9 @@ from penstock.model.records import Record
 from penstock.model.retry import RetryPolicy
 from penstock.model.selection import Selection
 from penstock.outbox import Outbox, connect
-from penstock.pipeline import relay as relaying
-from penstock.pipeline.relay import RelayOptions, run_relay
+from penstock.pipeline.relay import driver as relaying
+from penstock.pipeline.relay.driver import run_relay
+from penstock.pipeline.relay.spec import RelayOptions
 from tests.support.processes import wait_until
 from tests.support.servers import ValkeyServer
 
@@ -204,13 +205,13 @@ def test_a_draining_relay_does_not_mistake_a_flood_of_urgent_news_for_the_end(
     outbox: Outbox, options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = emit(outbox, 5, priority=-10)
-    turn = relaying._turn
+    turn = relaying._run_lanes
 
     def flood_first(*given: Any) -> None:
         emit(outbox, 400, priority=10)
         turn(*given)
 
-    monkeypatch.setattr(relaying, "_turn", flood_first)
+    monkeypatch.setattr(relaying, "_run_lanes", flood_first)
     run_relay(options(batch=50, parallelism=1))
     assert_delivered(ids, delivered(tmp_path / "out"), repeats=0)
 

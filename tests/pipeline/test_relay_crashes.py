@@ -35,8 +35,9 @@ from penstock.model.event import EventId
 from penstock.model.lifecycle import State
 from penstock.model.selection import Selection
 from penstock.outbox import Outbox, connect
-from penstock.pipeline.installation import spark_home
-from penstock.pipeline.relay import RelayOptions, run_relay
+from penstock.pipeline.relay.driver import run_relay
+from penstock.pipeline.relay.spec import RelayOptions
+from penstock.pipeline.spark.installation import spark_home
 from tests.support.files import write_whole
 from tests.support.processes import command_of, wait_until
 from tests.support.servers import PostgresServer, ValkeyServer

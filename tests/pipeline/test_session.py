@@ -11,11 +11,11 @@ from zipfile import ZipFile
 import pytest
 
 from penstock.model.errors import UsageError
-from penstock.pipeline import session
-from penstock.pipeline.archive import VARIABLE, archive_options, archive_path
-from penstock.pipeline.installation import home_without_zips, spark_home
-from penstock.pipeline.java import find_java
-from penstock.pipeline.session import (
+from penstock.pipeline.spark import session
+from penstock.pipeline.spark.class_archive import VARIABLE, archive_options, archive_path
+from penstock.pipeline.spark.installation import home_without_zips, spark_home
+from penstock.pipeline.spark.java import find_java
+from penstock.pipeline.spark.session import (
     LOG_SETTINGS,
     configure,
     is_local,
@@ -49,7 +49,7 @@ def test_masters_on_this_machine(master: str) -> None:
     assert is_local(master)
     settings = session_settings(master)
     assert settings["spark.driver.host"] == "127.0.0.1"
-    assert settings["spark.python.daemon.module"] == "penstock.pipeline.daemon"
+    assert settings["spark.python.daemon.module"] == "penstock.pipeline.spark.python_daemon"
     assert str(Path(session.__file__).parents[2]) in settings["spark.executorEnv.PYTHONPATH"].split(":")
     assert settings.keys() >= {f"spark.executorEnv.MALLOC_{what}_THRESHOLD_" for what in ("TRIM", "MMAP")}
 
@@ -100,7 +100,7 @@ def test_sockets_to_python_workers_are_private(spark: "SparkSession") -> None:
 
 
 def test_the_package_imports_without_spark() -> None:
-    code = "import sys, penstock.pipeline, penstock.pipeline.session; sys.exit('pyspark' in sys.modules)"
+    code = "import sys, penstock.pipeline, penstock.pipeline.spark.session; sys.exit('pyspark' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

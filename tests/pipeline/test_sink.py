@@ -14,10 +14,11 @@ from penstock.model.errors import InvalidEvent, NotSupported, UsageError
 from penstock.model.records import Record
 from penstock.model.selection import Selection
 from penstock.outbox import Outbox, connect
-from penstock.pipeline.sink import COLUMNS, Staged, StreamWriter, Target, _events, check
-from penstock.pipeline.slices import root_cause
-from penstock.pipeline.source import PenstockDataSource, SourceOptions, register
-from penstock.pipeline.stores import close_stores
+from penstock.pipeline.datasource.reader import PenstockDataSource, SourceOptions
+from penstock.pipeline.datasource.writer import COLUMNS, Staged, StreamWriter, Target, _events, check
+from penstock.pipeline.formats import register
+from penstock.pipeline.spark.errors import root_cause
+from penstock.runtime.store_cache import close_stores
 from penstock.store.sql.schema import staged
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ import pytest
 import slice_functions
 
 from penstock.model.errors import PipelineError, UsageError
-from penstock.pipeline.slices import Patience, Slice, root_cause, run_slices
-from penstock.pipeline.stop_channel import StopLine, line_to
+from penstock.pipeline.spark.errors import root_cause
+from penstock.pipeline.spark.slices import Patience, Slice, run_slices
+from penstock.pipeline.spark.stop_channel import StopLine, line_to
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -289,7 +290,7 @@ DRIVER = """
 import sys, signal, threading
 import slice_functions
 from penstock.pipeline import open_session
-from penstock.pipeline.slices import run_slices
+from penstock.pipeline.spark.slices import run_slices
 
 folder, stop = sys.argv[1], threading.Event()
 spark = open_session("local[2]", "driver")

@@ -17,11 +17,12 @@ from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Retry
 from penstock.model.records import Record
 from penstock.model.selection import Selection
 from penstock.outbox import Outbox, connect
-from penstock.pipeline import source
-from penstock.pipeline.settling import by_lease, settle, worst
-from penstock.pipeline.slices import root_cause
-from penstock.pipeline.source import EventReader, SeqBlocks, SourceOptions, lease_of, register
-from penstock.pipeline.stores import close_stores
+from penstock.pipeline.datasource import reader as source
+from penstock.pipeline.datasource.reader import EventReader, SeqBlocks, SourceOptions, lease_of
+from penstock.pipeline.datasource.settle import by_lease, settle, worst
+from penstock.pipeline.formats import register
+from penstock.pipeline.spark.errors import root_cause
+from penstock.runtime.store_cache import close_stores
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession

@@ -17,8 +17,8 @@ from penstock.model.errors import UsageError
 from penstock.model.lifecycle import State
 from penstock.model.outcome import Dropped
 from penstock.model.retry import RetryPolicy
-from penstock.pipeline.relay import RelayOptions
-from penstock.pipeline.slices import _LOOK_SECONDS
+from penstock.pipeline.relay.spec import RelayOptions
+from penstock.pipeline.spark.slices import _LOOK_SECONDS
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from penstock.pipeline.stop_channel import MOST_UNKNOWN, StopLine, hung_up, line_to
+from penstock.pipeline.spark.stop_channel import MOST_UNKNOWN, StopLine, hung_up, line_to
 from tests.support.processes import wait_until
 
 SECONDS = 60.0

@@ -13,8 +13,8 @@ import pytest
 
 from penstock import Streams
 from penstock.model.errors import NotSupported, UsageError
-from penstock.pipeline.shipping import parcel_of
-from penstock.pipeline.streaming import require_reachable, run_streams
+from penstock.pipeline.spark.code_shipping import parcel_of
+from penstock.pipeline.streams.driver import require_reachable, run_streams
 from penstock.streams.app import default_key
 from penstock.streams.state.registry import open_state
 

@@ -14,8 +14,8 @@ from stream_ground import DEAD, LIVE, Shop, records, remember, states
 
 from penstock.model.errors import PipelineError, UsageError
 from penstock.model.selection import Selection
-from penstock.pipeline.kafka_feed import KafkaFeed
-from penstock.pipeline.kafka_jars import coordinates
+from penstock.pipeline.streams.sources.kafka.connector_jars import coordinates
+from penstock.pipeline.streams.sources.kafka.source import KafkaFeed
 from penstock.streams.context import Context
 from penstock.streams.event import StreamEvent
 from penstock.streams.sources import Kafka

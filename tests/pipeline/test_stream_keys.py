@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.pipeline.stream_errands import Errand
-from penstock.pipeline.stream_keys import keyed
-from penstock.pipeline.stream_rows import KEYING, widened
-from penstock.pipeline.stream_sources import BLANK, COLUMNS
+from penstock.pipeline.streams.partitioning import keyed
+from penstock.pipeline.streams.rows import KEYING, widened
+from penstock.pipeline.streams.sources.base import BLANK, COLUMNS
+from penstock.pipeline.streams.task_spec import Errand
 from penstock.streams.app import Stream, StreamSet, default_key
 from penstock.streams.event import KEY_HEADER, STREAM_HEADER, StreamEvent
 from penstock.streams.state.api import Started

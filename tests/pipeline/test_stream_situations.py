@@ -20,11 +20,11 @@ from penstock.model.lifecycle import State
 from penstock.model.outcome import PUBLISHED
 from penstock.model.records import Record
 from penstock.model.selection import Selection
-from penstock.pipeline.stores import close_stores
-from penstock.pipeline.stream_errands import Errand
-from penstock.pipeline.stream_sources import COLUMNS
-from penstock.pipeline.stream_tasks import assign, process
-from penstock.pipeline.streaming import run_streams
+from penstock.pipeline.streams.driver import run_streams
+from penstock.pipeline.streams.sources.base import COLUMNS
+from penstock.pipeline.streams.task import assign, process
+from penstock.pipeline.streams.task_spec import Errand
+from penstock.runtime.store_cache import close_stores
 from penstock.streams.context import Context, KeyState
 from penstock.streams.event import StreamEvent
 from penstock.streams.sources import Frame, Source

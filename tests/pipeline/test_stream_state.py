@@ -14,10 +14,10 @@ from step_ground import Ground
 
 from penstock import Streams
 from penstock.model.errors import UsageError
-from penstock.pipeline.source import register
-from penstock.pipeline.stores import close_stores
-from penstock.pipeline.stream_state import StateDataSource, StateOptions, StateReader, read
-from penstock.pipeline.streaming import run_streams
+from penstock.pipeline.formats import register
+from penstock.pipeline.streams.driver import run_streams
+from penstock.pipeline.streams.state_datasource import StateDataSource, StateOptions, StateReader, read
+from penstock.runtime.store_cache import close_stores
 from penstock.streams.app import part_of
 from penstock.streams.context import Context
 from penstock.streams.event import StreamEvent

@@ -15,9 +15,9 @@ import pytest
 from penstock import Outbox, Streams, connect
 from penstock.model.lifecycle import State
 from penstock.model.selection import Selection
-from penstock.pipeline.stores import close_stores
-from penstock.pipeline.stream_batches import StreamRun
-from penstock.pipeline.streaming import run_streams
+from penstock.pipeline.streams.driver import run_streams
+from penstock.pipeline.streams.run import StreamRun
+from penstock.runtime.store_cache import close_stores
 from penstock.streams import Timer, Tumbling, Window
 from penstock.streams.context import Context
 from penstock.streams.event import StreamEvent

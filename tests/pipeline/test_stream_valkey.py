@@ -14,7 +14,7 @@ from penstock.model.errors import PipelineError
 from penstock.model.lifecycle import State
 from penstock.model.records import Record
 from penstock.model.selection import Selection
-from penstock.pipeline.stores import close_stores
+from penstock.runtime.store_cache import close_stores
 from penstock.streams import Context, StreamEvent, Valkey
 from penstock.streams.context import KeyState
 from penstock.streams.engine.work import is_users
@@ -142,7 +142,7 @@ def test_one_that_never_succeeds_is_a_dead_letter_and_can_be_redriven(ground: Gr
 def test_what_was_committed_and_not_acknowledged_changes_nothing_when_it_comes_again(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.pipeline import valkey_feed
+    from penstock.pipeline.streams.sources.valkey import source as valkey_feed
 
     ground.add(1)
     ground.add(2)

@@ -9,8 +9,8 @@ import pytest
 from stream_processes import application, check, emit_orders, unsettled
 
 from penstock import Outbox, connect
-from penstock.pipeline.stores import close_stores
-from penstock.pipeline.streaming import run_streams
+from penstock.pipeline.streams.driver import run_streams
+from penstock.runtime.store_cache import close_stores
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

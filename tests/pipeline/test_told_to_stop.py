@@ -9,9 +9,9 @@ from step_ground import Ground
 
 from penstock import Streams
 from penstock.model.errors import PipelineError
-from penstock.pipeline.stopping import open_unless
-from penstock.pipeline.stores import close_stores
-from penstock.pipeline.streaming import run_streams
+from penstock.pipeline.spark.shutdown import open_unless
+from penstock.pipeline.streams.driver import run_streams
+from penstock.runtime.store_cache import close_stores
 from tests.support.processes import command_of, living, wait_until
 
 if TYPE_CHECKING:

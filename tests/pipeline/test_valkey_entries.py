@@ -8,9 +8,9 @@ from valkey.exceptions import ConnectionError as LostConnection
 from valkey.exceptions import NoPermissionError, ReadOnlyError, ResponseError
 
 from penstock.model.errors import PipelineError, SourceUnavailable, UsageError
-from penstock.pipeline.valkey_entries import Entry, EntryId, Rows, entry_of, in_order, pages
-from penstock.pipeline.valkey_group import plain_error
-from penstock.pipeline.valkey_source import StreamOptions
+from penstock.pipeline.streams.sources.valkey.consumer_group import plain_error
+from penstock.pipeline.streams.sources.valkey.datasource import StreamOptions
+from penstock.pipeline.streams.sources.valkey.entries import Entry, EntryId, Rows, entry_of, in_order, pages
 
 URL = "valkey://:secret@127.0.0.1/0"
 NEEDED = {"url": URL, "stream": "orders", "group": "totals"}

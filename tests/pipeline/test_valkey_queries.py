@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from valkey_ground import GROUP, SECONDS, ValkeyGround
 
-from penstock.pipeline.slices import root_cause
-from penstock.pipeline.valkey_entries import COLUMNS
-from penstock.pipeline.valkey_source import register
+from penstock.pipeline.spark.errors import root_cause
+from penstock.pipeline.streams.sources.valkey.datasource import register
+from penstock.pipeline.streams.sources.valkey.entries import COLUMNS
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import pytest
 from valkey_ground import GROUP, SECONDS
 
 from penstock.model.errors import PipelineError, SourceUnavailable, UsageError
-from penstock.pipeline import valkey_group
+from penstock.pipeline.streams.sources.valkey import consumer_group as valkey_group
 from penstock.publish.registry import open_publisher
 from penstock.testing.events import delivery
 from penstock.testing.publishers import messages

@@ -5,8 +5,8 @@ from typing import Any
 
 from valkey import Valkey
 
-from penstock.pipeline.valkey_group import acknowledge
-from penstock.pipeline.valkey_source import EntryReader, StreamOptions
+from penstock.pipeline.streams.sources.valkey.consumer_group import acknowledge
+from penstock.pipeline.streams.sources.valkey.datasource import EntryReader, StreamOptions
 from tests.support.processes import wait_until
 from tests.support.servers import ValkeyServer
 

@@ -9,7 +9,7 @@ from http_receiver import make_certificate
 
 from penstock.model.errors import SourceUnavailable
 from penstock.model.outcome import PUBLISHED, Retry
-from penstock.pipeline.valkey_group import Group
+from penstock.pipeline.streams.sources.valkey.consumer_group import Group
 from penstock.publish.registry import open_publisher
 from penstock.testing.events import delivery
 from penstock.testing.publishers import attempt, messages

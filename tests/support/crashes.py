@@ -33,13 +33,16 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from chaos.steps import STEPS
 from penstock.model.errors import UsageError
 from penstock.model.outcome import Retry
-from penstock.pipeline import carry as carrying
-from penstock.pipeline import publishing, relay, sender
-from penstock.pipeline.carry import Errand, Tally
-from penstock.pipeline.lake_folder import LakeFolder
-from penstock.pipeline.sender import Dispatch
-from penstock.pipeline.slices import Slice
-from penstock.pipeline.stop_channel import StopAddress
+from penstock.pipeline.counts import SliceCounts
+from penstock.pipeline.datasource import publish as publishing
+from penstock.pipeline.datasource import sender
+from penstock.pipeline.datasource.sender import Dispatch
+from penstock.pipeline.lake.files import LakeFolder
+from penstock.pipeline.relay import driver as relay
+from penstock.pipeline.relay import task as carrying
+from penstock.pipeline.relay.spec import RelayTaskSpec
+from penstock.pipeline.spark.slices import Slice
+from penstock.pipeline.spark.stop_channel import StopAddress
 from penstock.publish.api import Message, Outcomes, Publisher
 from penstock.store.sql.store import SqlStore
 from penstock.store.sql.transaction import Transaction
@@ -191,10 +194,10 @@ def arm(text: str | None = None) -> bool:
     return True
 
 
-def carry(errand: Errand, turn: Slice) -> Tally:
+def carry(spec: RelayTaskSpec, turn: Slice) -> SliceCounts:
     """What the workers of an armed relay run: they arm themselves, then carry as ever."""
     arm()
-    return carrying.carry(errand, turn)
+    return carrying.carry(spec, turn)
 
 
 def send_partition(

@@ -7,8 +7,8 @@ and there it arms them too.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.sink import Staged, StreamWriter
-from penstock.pipeline.source import PenstockDataSource
+from penstock.pipeline.datasource.reader import PenstockDataSource
+from penstock.pipeline.datasource.writer import Staged, StreamWriter
 from tests.support import crashes
 
 if TYPE_CHECKING:

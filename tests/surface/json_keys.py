@@ -15,10 +15,11 @@ import penstock
 from penstock.admin import lake as lakes
 from penstock.cli import main
 from penstock.model.stats import Relay
-from penstock.pipeline import relay, streaming
-from penstock.pipeline.lake_replay import BroughtBack, LakeCount
-from penstock.pipeline.relay import RelayReport
-from penstock.pipeline.stream_batches import Counts
+from penstock.pipeline.lake.replay import BroughtBack, LakeCount
+from penstock.pipeline.relay import driver as relay
+from penstock.pipeline.relay.report import RelayReport
+from penstock.pipeline.streams import driver as streaming
+from penstock.pipeline.streams.run import Counts
 from penstock.streams import Context, StreamEvent
 from penstock.testing.streams import StreamHarness
 

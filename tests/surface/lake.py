@@ -7,9 +7,9 @@ from unittest.mock import MagicMock, patch
 from uuid import UUID
 
 from penstock.model.lease import Lease, LeaseId, Token
-from penstock.pipeline import lake_folder
-from penstock.pipeline.lake import COLUMNS, folder_name
-from penstock.pipeline.lake_folder import LakeFolder, Note
+from penstock.pipeline.lake import files as lake_folder
+from penstock.pipeline.lake.files import LakeFolder, Note
+from penstock.pipeline.lake.layout import COLUMNS, folder_name
 
 LEASE, TOKEN = UUID(int=1), UUID(int=2)
 NAMES = {str(LEASE): "<lease>", str(TOKEN): "<token>", r"\d+-[0-9a-f]{32}": "<seconds>-<id>"}

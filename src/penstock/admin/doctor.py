@@ -15,6 +15,7 @@ from pathlib import Path
 from penstock.admin.findings import OLD_SNAPSHOT_SECONDS, findings
 from penstock.admin.text import age, count
 from penstock.model.errors import NotInitialised, PenstockError, StoreError
+from penstock.pipeline.spark.java import find_java, java_version
 from penstock.store.api import Store
 
 OLDEST_PYTHON = (3, 11)
@@ -91,8 +92,6 @@ def _spark() -> Check:
 
 
 def _java() -> Check:
-    from penstock.pipeline.java import find_java, java_version
-
     try:
         home = find_java()
     except PenstockError as error:

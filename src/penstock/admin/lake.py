@@ -6,8 +6,9 @@ from importlib.util import find_spec
 
 from penstock.model.errors import MissingDriver
 from penstock.model.selection import Selection
-from penstock.pipeline.lake import Lake
-from penstock.pipeline.lake_replay import LakeReplay, check_selection
+from penstock.pipeline.lake.layout import Lake
+from penstock.pipeline.lake.replay import LakeReplay, check_selection
+from penstock.pipeline.spark.session import open_session
 from penstock.store.registry import open_store
 
 
@@ -20,6 +21,4 @@ def lake_replay(store: str, lake: str, selection: Selection, *, master: str | No
         raise MissingDriver("the lake", "spark")
     with closing(open_store(store)) as opened:
         opened.stats()
-        from penstock.pipeline.session import open_session
-
         yield LakeReplay(open_session(master, "penstock replay"), lake, selection, opened)

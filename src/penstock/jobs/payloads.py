@@ -5,6 +5,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from penstock.model.errors import InvalidEvent, InvalidPayload
+from penstock.model.text import describe
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -50,8 +51,6 @@ def fitted(raw: bytes, model: "type[BaseModel] | None") -> Any:
     if model is None:
         return value
     from pydantic import ValidationError
-
-    from penstock.worker.arguments import describe
 
     try:
         return model.model_validate_json(raw)

@@ -2,6 +2,8 @@
 
 import base64
 import traceback
+from collections.abc import Sequence
+from typing import Any
 
 
 def storable(error: str) -> str:
@@ -32,3 +34,13 @@ def payload_text(payload: bytes) -> tuple[str, str]:
         return payload.decode(), "utf-8"
     except UnicodeDecodeError:
         return base64.b64encode(payload).decode(), "base64"
+
+
+ERRORS_SHOWN = 10
+
+
+def describe(errors: Sequence[Any]) -> str:
+    """The faults of a payload on one line, each with where it is."""
+    shown = [f"{'.'.join(map(str, one['loc'])) or 'payload'}: {one['msg']}" for one in errors[:ERRORS_SHOWN]]
+    more = len(errors) - len(shown)
+    return "invalid payload: " + "; ".join(shown) + (f"; and {more} more" if more > 0 else "")

@@ -1,15 +1,20 @@
-"""The data pipeline on Spark. Importing this package brings no Spark along: that comes with the first use."""
+"""The data pipeline on Spark. Importing this package does not import Spark: the first use of a name does."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from penstock.config.extras import needs_extra
+
 if TYPE_CHECKING:
     from penstock.model.outcome import Dropped
-    from penstock.pipeline.publishing import publish
-    from penstock.pipeline.relay import RelayOptions, RelayReport, run_relay
-    from penstock.pipeline.session import configure, open_session
-    from penstock.pipeline.settling import settle
-    from penstock.pipeline.source import register
+    from penstock.pipeline.datasource.publish import publish
+    from penstock.pipeline.datasource.settle import settle
+    from penstock.pipeline.formats import register
+    from penstock.pipeline.relay.driver import run_relay
+    from penstock.pipeline.relay.report import RelayReport
+    from penstock.pipeline.relay.spec import RelayOptions
+    from penstock.pipeline.spark.session import configure, open_session
+    from penstock.pipeline.streams.driver import run_streams as run_streams
 
 __all__ = [
     "Dropped",
@@ -24,19 +29,21 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Dropped": "relay",
-    "RelayOptions": "relay",
-    "RelayReport": "relay",
-    "configure": "session",
-    "open_session": "session",
-    "publish": "publishing",
-    "register": "source",
-    "run_relay": "relay",
-    "settle": "settling",
+    "Dropped": "penstock.model.outcome",
+    "RelayOptions": "penstock.pipeline.relay.spec",
+    "RelayReport": "penstock.pipeline.relay.report",
+    "configure": "penstock.pipeline.spark.session",
+    "open_session": "penstock.pipeline.spark.session",
+    "publish": "penstock.pipeline.datasource.publish",
+    "register": "penstock.pipeline.formats",
+    "run_relay": "penstock.pipeline.relay.driver",
+    "run_streams": "penstock.pipeline.streams.driver",
+    "settle": "penstock.pipeline.datasource.settle",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+        with needs_extra("the pipeline", "spark"):
+            return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

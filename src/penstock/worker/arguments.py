@@ -8,10 +8,10 @@ from typing import Any, get_args, get_origin
 from penstock.config.extras import needs_extra
 from penstock.model.errors import InvalidPayload, UsageError
 from penstock.model.event import Delivery
+from penstock.model.text import describe
 from penstock.worker.received import Received
 
 Read = Callable[[Received], Any]
-ERRORS_SHOWN = 10
 
 
 def reader_of(handler: Callable[..., Any], *, batch: bool) -> Callable[[Sequence[Received]], tuple[Any, ...]]:
@@ -89,13 +89,6 @@ def _checked(wanted: Any) -> Read:
             raise InvalidPayload(describe(error.errors(include_url=False, include_input=False))) from error
 
     return read
-
-
-def describe(errors: Sequence[Any]) -> str:
-    """The faults of a payload on one line, each with where it is."""
-    shown = [f"{'.'.join(map(str, one['loc'])) or 'payload'}: {one['msg']}" for one in errors[:ERRORS_SHOWN]]
-    more = len(errors) - len(shown)
-    return "invalid payload: " + "; ".join(shown) + (f"; and {more} more" if more > 0 else "")
 
 
 def _name(handler: Callable[..., Any]) -> str:

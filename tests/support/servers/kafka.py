@@ -9,7 +9,7 @@ import subprocess
 from pathlib import Path
 
 from penstock.config.extras import needs_extra
-from penstock.pipeline.java import find_java
+from penstock.pipeline.spark.java import find_java
 from tests.support.installations import find_kafka
 from tests.support.processes import free_port
 from tests.support.servers.base import Server

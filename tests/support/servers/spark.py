@@ -7,8 +7,8 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.pipeline.installation import core_jar, spark_home
-from penstock.pipeline.java import find_java, quiet_home
+from penstock.pipeline.spark.installation import core_jar, spark_home
+from penstock.pipeline.spark.java import find_java, quiet_home
 from tests.support.processes import command_of, free_port, living
 from tests.support.servers.base import Server
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.admin.service import Admin
     from penstock.model.selection import Selection
     from penstock.outbox import Outbox
-    from penstock.pipeline.relay import RelayReport
+    from penstock.pipeline import RelayReport
 
 ORDERS = 1_000
 INVOICES = 20
@@ -156,7 +156,7 @@ class _Shop:
             yield connection
 
     def _relay(self, queue: str, destination: str) -> "RelayReport":
-        from penstock.pipeline.relay import RelayOptions, run_relay
+        from penstock.pipeline import RelayOptions, run_relay
 
         options = RelayOptions(
             store=f"sqlite:///{self.folder / 'shop.db'}",

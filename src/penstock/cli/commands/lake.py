@@ -15,7 +15,7 @@ from penstock.cli.terminal.options import operator
 
 if TYPE_CHECKING:
     from penstock.model.selection import Selection
-    from penstock.pipeline.lake_replay import BroughtBack, LakeCount, LakeReplay
+    from penstock.pipeline.lake.replay import BroughtBack, LakeCount, LakeReplay
 
 SHOWN_KINDS = 20
 

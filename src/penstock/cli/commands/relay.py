@@ -19,7 +19,7 @@ from penstock.model.retry import RetryPolicy
 from penstock.telemetry import log
 
 if TYPE_CHECKING:
-    from penstock.pipeline.relay import RelayOptions, RelayReport
+    from penstock.pipeline import RelayOptions, RelayReport
 
 COUNTS = ("claimed", "published", "discarded", "retried", "dead", "released", "lost", "routed")
 
@@ -117,7 +117,7 @@ def _where(to: str | None, route: list[str], config: str | None) -> dict[str, An
 
 def _options(store: str, retry: RetryPolicy, given: dict[str, Any]) -> "RelayOptions":
     """Everything that can be wrong with what was typed is told here, before Spark starts."""
-    from penstock.pipeline.relay import RelayOptions
+    from penstock.pipeline import RelayOptions
 
     if given["step"] is not None:
         search_working_folder()
@@ -142,14 +142,14 @@ def _check(context: typer.Context, options: "RelayOptions") -> None:
 
 
 def _run(options: "RelayOptions") -> "RelayReport":
-    from penstock.pipeline.relay import run_relay
+    from penstock.pipeline import run_relay
 
     log.to_stderr()
     return run_relay(options)
 
 
 def _run_once(options: "RelayOptions") -> "RelayReport":
-    from penstock.pipeline.relay import run_relay
+    from penstock.pipeline import run_relay
 
     log.to_stderr(logging.WARNING)
     with output.waiting("starting Spark") as say:

@@ -23,7 +23,7 @@ from penstock.model.event import DEFAULT_QUEUE
 from penstock.telemetry import log
 
 if TYPE_CHECKING:
-    from penstock.pipeline.stream_batches import Counts
+    from penstock.pipeline.streams.run import Counts
     from penstock.streams.app import StreamSet
     from penstock.streams.state.api import Started, StateStore
     from penstock.streams.state_reader import Kept
@@ -111,7 +111,7 @@ def _load(name: str, store: str | None, state: str | None) -> "StreamSet":
 
 def _check(context: typer.Context, app: "StreamSet", names: list[str] | None, master: str | None) -> None:
     """Starting Spark takes seconds: what would only fail after that is looked at before."""
-    from penstock.pipeline.streaming import choose, require_reachable
+    from penstock.pipeline.streams.driver import choose, require_reachable
     from penstock.streams.state.registry import open_state
 
     choose(app, names)
@@ -125,7 +125,7 @@ def _check(context: typer.Context, app: "StreamSet", names: list[str] | None, ma
 
 
 def _run(app: "StreamSet", **given: Any) -> "Mapping[str, Counts]":
-    from penstock.pipeline.streaming import run_streams
+    from penstock.pipeline import run_streams
 
     if not given["once"]:
         return run_streams(app, **given)

@@ -41,7 +41,7 @@ def _judge(error: Exception) -> tuple[int, str]:
 
 
 def _unforeseen(error: Exception) -> str:
-    from penstock.pipeline.slices import is_sparks, root_cause
+    from penstock.pipeline.spark.errors import is_sparks, root_cause
 
     if is_sparks(error):  # the message has the stack trace of the JVM
         return f"Spark failed: {root_cause(str(error))}"

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from penstock.config.extras import needs_extra
@@ -112,8 +113,8 @@ class Runtime:
         with self._lock:
             if self._candidate is None:
                 with needs_extra("a broker on object storage", "objects"):
-                    from penstock.store.objects.server import Candidate
-                self._candidate = Candidate(self._address, self._bucket, self._micros)
+                    server = import_module("penstock.store.objects.server")  # it needs a web server
+                self._candidate = server.Candidate(self._address, self._bucket, self._micros)
             return self._candidate.committer
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Supervisor of a worker's processes: starts them, restarts those that end, and stops them together.
 
-Each process is connected to the supervisor by a socket (`penstock.worker.processes.process`). The process sends one byte
-when its worker runs. The supervisor closes its end to stop the process, and the kernel closes it if the supervisor is
-killed. Nothing else is exchanged: a process reports its errors and its health itself.
+Each process is connected to the supervisor by a socket (`penstock.worker.processes.process`). The process sends one
+byte when its worker runs. The supervisor closes its end to stop the process, and the kernel closes it if the supervisor
+is killed. Nothing else is exchanged: a process reports its errors and its health itself.
 """
 
 import math

@@ -1,0 +1,57 @@
+"""Counts of one slice on one task."""
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+
+from penstock.model.lease import Settlement
+from penstock.model.outcome import Outcome
+
+MAX_TROUBLES = 5
+STEP_FAILED = "step failed: "
+
+
+@dataclass(slots=True)
+class SliceCounts:
+    """What came of a turn."""
+
+    claimed: int = 0
+    published: int = 0
+    discarded: int = 0
+    """Settled as published without being sent, because the step dropped them."""
+    retried: int = 0
+    dead: int = 0
+    released: int = 0
+    lost: int = 0
+    routed: int = 0
+    drained: bool = False
+    troubles: list[str] = field(default_factory=list)
+    deaths: list[str] = field(default_factory=list)
+
+    def count(self, settlement: Settlement, discarded: Set[int] = frozenset()) -> None:
+        self.published += len(settlement.published - discarded)
+        self.discarded += len(settlement.published & discarded)
+        self.retried += len(settlement.retried)
+        self.dead += len(settlement.dead)
+        self.released += len(settlement.released)
+        self.lost += len(settlement.lost)
+
+    def trouble(self, error: Exception | str) -> None:
+        _note(self.troubles, str(error) or type(error).__name__)
+
+    def explain(self, settlement: Settlement, outcomes: Mapping[int, Outcome]) -> None:
+        """Keep an example of why events failed, for the log."""
+        if settlement.retried:
+            error = _first_error(settlement.retried, outcomes)
+            self.trouble(error if error.startswith(STEP_FAILED) else f"publishing failed: {error}")
+        if settlement.dead:
+            _note(self.deaths, _first_error(settlement.dead, outcomes))
+
+
+def _note(lines: list[str], line: str) -> None:
+    """Each line once, and of a thousand different ones only the first few."""
+    if line not in lines and len(lines) < MAX_TROUBLES:
+        lines.append(line)
+
+
+def _first_error(failed: frozenset[int], outcomes: Mapping[int, Outcome]) -> str:
+    return next(str(getattr(outcome, "error", "")) for seq, outcome in outcomes.items() if seq in failed)

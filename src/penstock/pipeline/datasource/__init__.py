@@ -1,0 +1,1 @@
+"""`format("penstock")`: events as DataFrames, and DataFrames as events."""

@@ -1,0 +1,115 @@
+"""Settling what a streaming DataFrame claimed: outcomes by (lease, token), and the worst outcome of an event wins.
+
+A step between may have copied, moved or failed rows; the columns seq, lease and token must survive it.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from penstock.config.urls import store_url
+from penstock.model.errors import UsageError
+from penstock.model.event import DEFAULT_QUEUE
+from penstock.model.lease import Lease, LeaseId, Settlement, Token
+from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Dropped, Outcome, Published, Released, Retry
+from penstock.runtime.store_cache import store_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+NEEDED = ("seq", "lease", "token")
+OPTIONAL = ("outcome", "error", "delay_seconds")
+_SEVERITY: Mapping[type[Outcome], int] = {Published: 0, Released: 1, Retry: 2, Dead: 3}
+
+
+def settle(
+    batch: "DataFrame",
+    store: str | None = None,
+    *,
+    outcomes: Mapping[int, Outcome] | None = None,
+    dropped: Dropped | str = Dropped.DEAD,
+) -> Settlement:
+    """Settle the events of a micro-batch, inside `foreachBatch`.
+
+    With `outcomes`, as `publish` returns them, `batch` is the batch as it was claimed; events without an outcome were
+    dropped by a transformation, and `dropped` says what becomes of them. Without `outcomes` a column `outcome`
+    (PUBLISHED, RETRY, DEAD or RELEASED; with `error` and `delay_seconds` beside it) counts, and without that column all
+    events were published. Reading a batch twice claims it anew: persist a batch that is read before it is settled.
+    """
+    missing = [name for name in NEEDED if name not in batch.columns]
+    if missing:
+        raise UsageError(f"settling needs the columns {', '.join(NEEDED)}; a step dropped {', '.join(missing)}")
+    otherwise = _dropped(dropped).outcome
+    told = () if outcomes is not None else (name for name in OPTIONAL if name in batch.columns)
+    rows = (row.asDict() for row in batch.select(*NEEDED, *told).collect())
+    target = store_of(store_url(store))
+    if outcomes is None:
+        grouped = by_lease(rows)
+    else:
+        grouped = grouped_by_lease((row, outcomes.get(row["seq"], otherwise)) for row in rows)
+    return _sum(target.settle(lease, given) for lease, given in grouped.items())
+
+
+def by_lease(rows: Iterable[Mapping[str, Any]]) -> dict[Lease, dict[int, Outcome]]:
+    """Group the outcomes that the rows describe by the lease that they name."""
+    return grouped_by_lease((row, outcome_of(row)) for row in rows)
+
+
+def grouped_by_lease(rows: Iterable[tuple[Mapping[str, Any], Outcome]]) -> dict[Lease, dict[int, Outcome]]:
+    """Group outcomes by the lease that their row names, then by seq; the worst outcome of an event wins."""
+    named: dict[tuple[str, str], dict[int, Outcome]] = {}
+    for row, outcome in rows:
+        outcomes = named.setdefault((row["lease"], row["token"]), {})
+        outcomes[row["seq"]] = worst(outcomes.get(row["seq"], PUBLISHED), outcome)
+    return {
+        Lease(LeaseId(UUID(lease)), Token(UUID(token)), DEFAULT_QUEUE): outcomes
+        for (lease, token), outcomes in named.items()
+    }
+
+
+def _dropped(given: Dropped | str) -> Dropped:
+    try:
+        return Dropped(given)
+    except ValueError:
+        raise UsageError(f"unknown value {given!r} for dropped; expected one of {', '.join(Dropped)}") from None
+
+
+def worst(one: Outcome, other: Outcome) -> Outcome:
+    return other if _SEVERITY[type(other)] > _SEVERITY[type(one)] else one
+
+
+def outcome_of(row: Mapping[str, Any]) -> Outcome:
+    """Return the outcome that the columns `outcome`, `error` and `delay_seconds` of a row describe."""
+    error = row.get("error") or "failed in a pipeline step"
+    match (row.get("outcome") or "PUBLISHED").upper():
+        case "PUBLISHED":
+            return PUBLISHED
+        case "RELEASED":
+            return RELEASED
+        case "RETRY":
+            return Retry(error, row.get("delay_seconds"))
+        case "DEAD":
+            return Dead(error)
+        case unknown:
+            raise UsageError(f"{unknown!r} is not an outcome; there are PUBLISHED, RETRY, DEAD and RELEASED")
+
+
+def fields_of(outcome: Outcome) -> tuple[str, str | None, float | None]:
+    """Return an outcome as the columns `outcome`, `error` and `delay_seconds`."""
+    match outcome:
+        case Published():
+            return "PUBLISHED", None, None
+        case Released():
+            return "RELEASED", None, None
+        case Retry(error=error, delay_seconds=delay):
+            return "RETRY", error, delay
+        case Dead(error=error):
+            return "DEAD", error, None
+
+
+def _sum(settlements: Iterable[Settlement]) -> Settlement:
+    parts: dict[str, frozenset[int]] = {}
+    for settlement in settlements:
+        for name in Settlement.__slots__:
+            parts[name] = parts.get(name, frozenset()) | getattr(settlement, name)
+    return Settlement(**parts)

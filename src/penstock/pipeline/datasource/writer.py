@@ -1,0 +1,223 @@
+"""`format("penstock")`, the way in: rows of a DataFrame become events, all of a write or none of it, where the store
+stages. Where it does not, a batch write emits task by task, at least once, and a stream is refused.
+
+Tasks stage their rows under an id that no other attempt has; the driver's commit moves the attempts that Spark counts
+into the outbox, in one transaction. A stream's commit also writes down its batch in that transaction, and a batch that
+Spark runs again finds it there. Ids made from partitions and row numbers would not do: both change with the number of
+cores.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import UUID, uuid4
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from penstock.model.errors import InvalidEvent, UsageError
+from penstock.model.event import DEDUPE_SECONDS, DEFAULT_QUEUE, Event, EventId, encode_payload
+from penstock.runtime.store_cache import store_of
+from penstock.store.api import Part
+from penstock.store.sql.verbs.staging import require_staging
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyspark.sql.types import StructType
+
+_WHOLE = ("tinyint", "smallint", "int", "bigint")
+_NUMBER = (*_WHOLE, "float", "double", "decimal")
+
+# The columns of a DataFrame that is written, and the kinds that each may have.
+COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "event_type": ("string",),
+    "payload": ("binary", "string"),
+    "queue": ("string",),
+    "headers": ("map<string,string>",),
+    "partition_key": ("string",),
+    "ordering_key": ("string",),
+    "priority": _WHOLE,
+    "available_at": ("timestamp",),
+    "delay_seconds": _NUMBER,
+    "max_attempts": _WHOLE,
+    "dedupe_key": ("string",),
+    "dedupe_seconds": _NUMBER,
+    "event_id": ("string",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where rows go, and what a row without a queue or a type of its own gets."""
+
+    store: str
+    queue: str = DEFAULT_QUEUE
+    event_type: str | None = None
+
+
+@dataclass(frozen=True)
+class Staged(WriterCommitMessage):
+    """What a task tells the driver: which part it staged of which write, and how many rows are in it."""
+
+    write_id: UUID
+    part_id: UUID
+    count: int
+
+
+def check(schema: "StructType", target: Target, *, overwrite: bool) -> None:
+    """Refuse what can't be written, before any task runs."""
+    if overwrite:
+        raise UsageError('events are only ever added: write with mode("append"), stream with outputMode("append")')
+    names = [field.name.lower() for field in schema.fields]
+    unknown = [field.name for field in schema.fields if field.name.lower() not in COLUMNS]
+    if unknown:
+        raise UsageError(f"events have no column {', '.join(unknown)}; the columns are {', '.join(COLUMNS)}")
+    missing = {"payload", *(() if target.event_type else ("event_type",))} - set(names)
+    if missing:
+        hint = ' (or the option "event_type")' if "event_type" in missing else ""
+        raise UsageError(f"events need the column {', '.join(sorted(missing))}{hint}")
+    if len(set(names)) < len(names):
+        raise UsageError(f"each column may come once; there are {', '.join(names)}")
+    for field in schema.fields:
+        kind, kinds = field.dataType.simpleString(), COLUMNS[field.name.lower()]
+        if kind.partition("(")[0] not in kinds:
+            raise UsageError(f"the column {field.name} must be {' or '.join(kinds)}, not {kind}")
+
+
+def batch_writer(target: Target) -> DataSourceArrowWriter:
+    """Return the writer of a batch: atomic where the store stages."""
+    return BulkWriter(target) if store_of(target.store).capabilities.staging else AppendingWriter(target)
+
+
+def stream_writer(target: Target) -> "StreamWriter":
+    """Return the writer of a stream; raise `NotSupported` if the store does not stage."""
+    store = store_of(target.store)
+    require_staging(store.url, store.capabilities)
+    return StreamWriter(target)
+
+
+class AppendingWriter(DataSourceArrowWriter):
+    """Emits a DataFrame at least once: each batch of rows in a transaction of its own, visible at once. A failed write
+    keeps what it has emitted, and a task that Spark runs again emits its rows again."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    def write(self, iterator: Iterator["RecordBatch"]) -> WriterCommitMessage:  # type: ignore[override]
+        store, place, count = store_of(self.target.store), _context().partitionId(), 0
+        for batch in iterator:
+            count += len(store.append(_events(batch, self.target, place, count)))
+        return WriterCommitMessage()
+
+
+class BulkWriter(DataSourceArrowWriter):
+    """Emits a DataFrame: all of it, or nothing."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self._write_id = uuid4()
+
+    def write(self, iterator: Iterator["RecordBatch"]) -> Staged:  # type: ignore[override]
+        return _stage(self.target, Part(uuid4(), self._write_id, place=_context().partitionId()), iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        store_of(self.target.store).commit_staged(self._write_id, 0, _parts(messages), once=False)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:  # noqa: ARG002
+        store_of(self.target.store).drop_staged(self._write_id)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Emits the batches of a streaming query, each exactly once. The query is known by the id in its checkpoint: its
+    tasks are told, and tell the driver's side, which is not."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    def write(self, iterator: Iterator["RecordBatch"]) -> Staged:  # type: ignore[override]
+        context = _context()
+        query = context.getLocalProperty("sql.streaming.queryId")
+        batch = context.getLocalProperty("streaming.sql.batchId")
+        if query is None or batch is None:
+            raise UsageError("a stream is written inside a streaming query only; write with df.write instead")
+        return _stage(self.target, Part(uuid4(), UUID(query), int(batch), context.partitionId()), iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        for query in _writes(messages):
+            store_of(self.target.store).commit_staged(query, batchId, _parts(messages), once=True)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
+        """What other attempts have staged goes with the query's next commit."""
+        for query in _writes(messages):
+            store_of(self.target.store).drop_staged(query, parts=_parts(messages))
+
+
+def _stage(target: Target, part: Part, batches: Iterable["RecordBatch"]) -> Staged:
+    """A transaction for each batch of rows: none stays open while Spark works out the next."""
+    store, count = store_of(target.store), 0
+    for batch in batches:
+        count = store.stage(part, _events(batch, target, part.place, count), start=count)
+    return Staged(part.write_id, part.part_id, count)
+
+
+def _events(batch: "RecordBatch", target: Target, place: int, start: int) -> list[Event]:
+    names = [name.lower() for name in batch.schema.names]
+    rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+    events: list[Event] = []
+    for number, values in enumerate(rows, start):
+        try:
+            events.append(_event(dict(zip(names, values, strict=True)), target))
+        except InvalidEvent as error:
+            raise InvalidEvent(f"{error} (row {number} of partition {place})") from None
+    return events
+
+
+def _event(row: dict[str, Any], target: Target) -> Event:
+    """A NULL is as good as no column; only the payload has to be there."""
+    defaults = {"event_type": target.event_type, "queue": target.queue}
+    given: dict[str, Any] = {**defaults, **{name: value for name, value in row.items() if value is not None}}
+    if "payload" not in given:
+        raise InvalidEvent("payload is NULL; write an empty one if that is meant")
+    payload, headers = encode_payload(given["payload"], dict(given.get("headers", ())))
+    return Event(
+        event_type=given["event_type"],
+        payload=payload,
+        queue=given["queue"],
+        headers=headers,
+        partition_key=given.get("partition_key"),
+        ordering_key=given.get("ordering_key"),
+        priority=given.get("priority", 0),
+        available_at=given.get("available_at"),
+        delay_seconds=_float(given.get("delay_seconds")),
+        max_attempts=given.get("max_attempts"),
+        dedupe_key=given.get("dedupe_key"),
+        dedupe_seconds=float(given.get("dedupe_seconds", DEDUPE_SECONDS)),
+        event_id=_event_id(given.get("event_id")),
+    )
+
+
+def _float(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def _event_id(text: str | None) -> EventId | None:
+    try:
+        return None if text is None else EventId(UUID(text))
+    except ValueError:
+        raise InvalidEvent(f"event_id must be a UUID, not {text!r}") from None
+
+
+def _context() -> Any:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None, "rows are written by Spark's tasks"
+    return context
+
+
+def _parts(messages: Iterable[WriterCommitMessage | None]) -> dict[UUID, int]:
+    return {one.part_id: one.count for one in messages if isinstance(one, Staged)}
+
+
+def _writes(messages: Iterable[WriterCommitMessage | None]) -> set[UUID]:
+    """The query that the messages come from: one, or none if no task got so far."""
+    return {one.write_id for one in messages if isinstance(one, Staged)}

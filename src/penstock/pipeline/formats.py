@@ -1,0 +1,15 @@
+"""The Spark formats `penstock` and `penstock-state`."""
+
+from typing import TYPE_CHECKING
+
+from penstock.pipeline.datasource.reader import register_events
+from penstock.pipeline.streams.state_datasource import StateDataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def register(spark: "SparkSession") -> None:
+    """Make `format("penstock")` and `format("penstock-state")` known to a session."""
+    register_events(spark)
+    spark.dataSource.register(StateDataSource)

@@ -1,0 +1,1 @@
+"""The lake: events as Parquet files."""

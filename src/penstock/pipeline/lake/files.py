@@ -1,0 +1,165 @@
+"""The files of a lake, through Spark's own file systems: whatever path Spark can write, this can.
+
+A batch is written to a hidden folder first, and its files are then moved in under names that no other batch has. A
+note, written before the first file is moved, says what the move is about: whoever finds one that was never taken away
+knows what to finish or to clear up.
+"""
+
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import UUID, uuid4
+
+from penstock.model.errors import PipelineError
+from penstock.model.lease import Lease, LeaseId, Token
+from penstock.pipeline.lake.layout import shaped
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+HIDDEN = "_penstock"
+MAX_RECORDS_A_FILE = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a relay is about to move in: the files, and the events that they hold, all claimed under one lease."""
+
+    lease: Lease
+    seqs: list[int]
+    witness: str
+    """One of the events: a store that doesn't know it is not the one that they came from."""
+    files: list[str]
+
+    @property
+    def name(self) -> str:
+        return f"{self.lease.lease_id}.{self.lease.token}.json"
+
+    def to_json(self) -> str:
+        lease = self.lease
+        return json.dumps(
+            {
+                "lease": str(lease.lease_id),
+                "token": str(lease.token),
+                "queue": lease.queue,
+                "lease_seconds": lease.lease_seconds,
+                "witness": self.witness,
+                "files": self.files,
+                "seqs": self.seqs,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "Note":
+        read = json.loads(text)
+        lease = Lease(LeaseId(UUID(read["lease"])), Token(UUID(read["token"])), read["queue"], read["lease_seconds"])
+        return cls(lease, read["seqs"], read["witness"], read["files"])
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A file that is written, and where it belongs."""
+
+    source: str
+    target: str
+    lease: str
+    token: str
+
+
+class LakeFolder:
+    """A lake's folder, from the driver. All paths that it takes and gives are relative to it."""
+
+    def __init__(self, spark: "SparkSession", path: str) -> None:
+        context: Any = spark.sparkContext
+        self._jvm = context._jvm
+        self._root = self._jvm.org.apache.hadoop.fs.Path(path)
+        self._fs = self._root.getFileSystem(context._jsc.hadoopConfiguration())
+
+    def stage(self, events: "DataFrame") -> tuple[str, list[Staged]]:
+        """Have the executors write claimed events where no reader looks: the folder, and what is in it."""
+        folder = f"{HIDDEN}/staging/{int(time.time())}-{uuid4().hex}"
+        # The query's own session: nobody else's files change. The default is a form that Parquet has given up.
+        events.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        folders = ("lease", "token", "day", "event_type")
+        writer = shaped(events).sortWithinPartitions(*folders, "seq").write.partitionBy(*folders)
+        writer = writer.option("maxRecordsPerFile", MAX_RECORDS_A_FILE).option("compression", "zstd")
+        writer.parquet(self._path(folder).toString())
+        return folder, list(self._staged(folder))
+
+    def _staged(self, folder: str) -> Iterator[Staged]:
+        numbers: dict[str, int] = {}
+        for file in sorted(self._below(folder)):
+            parts = file.removeprefix(f"{folder}/").split("/")
+            if len(parts) == 5 and parts[-1].endswith(".parquet"):
+                lease, token = (part.partition("=")[2] for part in parts[:2])
+                number = numbers[lease] = numbers.get(lease, -1) + 1
+                yield Staged(file, f"{parts[2]}/{parts[3]}/{lease}.{token}-{number}.parquet", lease, token)
+
+    def forget_staged(self, older_than_seconds: float) -> None:
+        """Clear away what relays wrote and died before they moved it. The names say when: S3 doesn't for folders."""
+        found = (re.match(rf"({HIDDEN}/staging/(\d+)-\w+)/", path) for path in self._below(f"{HIDDEN}/staging"))
+        begun = {name[1]: int(name[2]) for name in found if name is not None}
+        self.delete(name for name, moment in begun.items() if moment < time.time() - older_than_seconds)
+
+    def move(self, file: Staged) -> None:
+        target = self._path(file.target)
+        self._fs.mkdirs(target.getParent())
+        if not self._fs.rename(self._path(file.source), target):
+            raise PipelineError(f"{file.target} could not be moved into the lake")
+
+    def delete(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            self._fs.delete(self._path(path), True)
+
+    def holds(self, paths: Iterable[str]) -> bool:
+        return all(self._fs.exists(self._path(path)) for path in paths)
+
+    # -- notes ------------------------------------------------------------------------------------------------
+
+    def put(self, note: Note) -> None:
+        """Write a note; it is there as a whole or not at all."""
+        fresh, final = f"{HIDDEN}/notes/.{note.name}", f"{HIDDEN}/notes/{note.name}"
+        stream = self._fs.create(self._path(fresh), True)
+        try:
+            stream.write(bytearray(note.to_json().encode()))
+        finally:
+            stream.close()
+        if not self._fs.rename(self._path(fresh), self._path(final)):
+            raise PipelineError(f"{final} could not be written")
+
+    def take_away(self, note: Note) -> None:
+        self.delete([f"{HIDDEN}/notes/{note.name}"])
+
+    def notes(self, lease_id: object = "") -> list[Note]:
+        """The notes that are there: all, or those of one lease."""
+        names = (path.rpartition("/")[2] for path in self._below(f"{HIDDEN}/notes"))
+        wanted = [name for name in names if name.startswith(str(lease_id)) and not name.startswith(".")]
+        return [note for name in sorted(wanted) if (note := self._note(name)) is not None]
+
+    def _note(self, name: str) -> Note | None:
+        path = self._path(f"{HIDDEN}/notes/{name}")
+        if not self._fs.exists(path):
+            return None  # its relay was done with it in the meantime
+        stream = self._fs.open(path)
+        try:
+            return Note.from_json(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    # -- paths ------------------------------------------------------------------------------------------------
+
+    def _path(self, relative: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(self._root, relative)
+
+    def _below(self, folder: str) -> Iterator[str]:
+        """All files below a folder, however deep."""
+        path = self._path(folder)
+        if not self._fs.exists(path):
+            return
+        root = self._fs.makeQualified(self._root).toString()
+        found = self._fs.listFiles(path, True)
+        while found.hasNext():
+            yield found.next().getPath().toString().removeprefix(root).lstrip("/")

@@ -1,0 +1,155 @@
+"""The lake: events as Parquet files, in folders by day and type. How it is laid out, and how it is read.
+
+    lake/day=2026-01-31/event_type=order.placed/<lease>.<token>-0.parquet
+    lake/_penstock/…     the relay's own: what it is writing; readers of Parquet skip folders that begin so
+
+Writing it is `penstock.pipeline.lake.writer`'s, bringing events back `penstock.pipeline.lake.replay`'s.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from penstock.config.options import known_options, seconds, whole_number
+from penstock.config.urls import mask_url, url_scheme
+from penstock.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+SCHEME = "lake"
+BATCH_EVENTS = 20_000
+EVERY_SECONDS = 30.0
+# What a file holds; the day and the folder's name for the type stand in the path.
+COLUMNS = {
+    "seq": "BIGINT",
+    "event_id": "STRING",
+    "type": "STRING",
+    "queue": "STRING",
+    "payload": "BINARY",
+    "headers": "MAP<STRING, STRING>",
+    "partition_key": "STRING",
+    "ordering_key": "STRING",
+    "priority": "INT",
+    "created_at": "TIMESTAMP",
+    "available_at": "TIMESTAMP",
+    "attempts": "INT",
+    "deliveries": "INT",
+    "max_attempts": "INT",
+    "replays": "INT",
+}
+FOLDERS = ("day", "event_type")
+
+_MICROSECONDS_A_DAY = 86_400_000_000
+# A folder's name has 255 bytes at most, and what it can't hold as it is takes three for one.
+_NAME_LIMIT = 200
+_PLAIN = "A-Za-z0-9._-"
+_SHORTENED = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Lake:
+    """Where a lake is, and how the relay fills it."""
+
+    path: str
+    batch_events: int = BATCH_EVENTS
+    every_seconds: float = EVERY_SECONDS
+
+    @classmethod
+    def parse(cls, url: str) -> "Lake":
+        """From a URL such as `lake:/var/lake` or `lake:s3a://bucket/prefix?every_seconds=60`."""
+        options = known_options(url, ("batch_events", "every_seconds"))
+        path = url.partition(":")[2].partition("?")[0].rstrip("/")
+        if not is_lake(url) or not re.match(r"/|[A-Za-z][A-Za-z0-9+.-]+:/", path):
+            raise UsageError(
+                f"{mask_url(url)!r} is no lake; one looks like lake:/var/lake or lake:s3a://bucket/prefix: "
+                "a whole path, or a URL that Spark can write to"
+            )
+        batch_events = whole_number(options, "batch_events") or BATCH_EVENTS
+        return cls(path, batch_events, seconds(options, "every_seconds", EVERY_SECONDS))
+
+
+def is_lake(url: str) -> bool:
+    return url_scheme(url) == SCHEME
+
+
+def read(
+    spark: "SparkSession",
+    path: str,
+    *,
+    event_type: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+) -> "DataFrame":
+    """The events of a lake, each one once: of an event that was delivered again, its latest delivery.
+
+    `event_type`, `since` and `until` (by the time of emission; `until` itself is left out) spare Spark the other
+    folders. `path` is the lake's path or its `lake:` URL.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as on
+
+    found = _files(spark, Lake.parse(path).path if path.startswith(f"{SCHEME}:") else path)
+    if event_type is not None:
+        found = found.where((on.col("event_type") == folder_name(event_type)) & (on.col("type") == event_type))
+    if since is not None:
+        found = found.where((on.col("day") >= _day(since)) & (on.col("created_at") >= since))
+    if until is not None:
+        found = found.where((on.col("day") <= _day(until)) & (on.col("created_at") < until))
+    # The type takes part so that a filter on it reaches the folders; an event has one only.
+    latest = Window.partitionBy("event_type", "event_id").orderBy(
+        *(on.desc(name) for name in ("created_at", "seq", "replays", "deliveries"))
+    )
+    once = found.withColumn("nth", on.row_number().over(latest)).where("nth = 1").drop("nth")
+    return once.select(*(on.col("type").alias("event_type") if name == "type" else name for name in ("day", *COLUMNS)))
+
+
+def _files(spark: "SparkSession", path: str) -> "DataFrame":
+    from pyspark.errors import AnalysisException
+
+    schema = ", ".join(f"{name} {kind}" for name, kind in {**COLUMNS, "day": "DATE", "event_type": "STRING"}.items())
+    try:
+        return spark.read.schema(schema).parquet(path)
+    except AnalysisException as error:
+        if "PATH_NOT_FOUND" not in str(error):
+            raise
+        raise UsageError(f"there is no lake at {mask_url(path)}: nothing was relayed there yet") from None
+
+
+def shaped(events: "DataFrame") -> "DataFrame":
+    """Claimed events as the files hold them, with the folders that they belong to, their lease and its token."""
+    from pyspark.sql import functions as on
+
+    # By arithmetic: a day by the calendar would be one of the session's time zone.
+    days = on.floor(on.unix_micros("created_at") / on.lit(_MICROSECONDS_A_DAY)).cast("int")
+    columns = [on.col("event_type").alias(name) if name == "type" else on.col(name) for name in COLUMNS]
+    day = on.date_from_unix_date(days).alias("day")
+    return events.select("lease", "token", day, _folder_column().alias("event_type"), *columns)
+
+
+def folder_name(event_type: str) -> str:
+    """A type as a folder can hold it anywhere: itself if it is short and ASCII, else its beginning and a digest."""
+    others = re.sub(f"[{_PLAIN}]", "", event_type)
+    if event_type.isascii() and len(event_type) + 2 * len(others) <= _NAME_LIMIT and not event_type.startswith("__"):
+        return event_type
+    plain = re.sub(f"[^{_PLAIN}]", "_", event_type)[:_SHORTENED]
+    return f"{plain}~{hashlib.sha256(event_type.encode()).hexdigest()[:16]}"
+
+
+def _folder_column() -> "Column":
+    """`folder_name`, for Spark."""
+    from pyspark.sql import functions as on
+
+    kind = on.col("event_type")
+    others = on.regexp_replace(kind, f"[{_PLAIN}]", "")
+    ascii_only = on.octet_length(kind) == on.length(kind)
+    fits = on.length(kind) + 2 * on.length(others) <= _NAME_LIMIT
+    plain = on.substring(on.regexp_replace(kind, f"[^{_PLAIN}]", "_"), 1, _SHORTENED)
+    short = on.concat(plain, on.lit("~"), on.substring(on.sha2(kind, 256), 1, 16))
+    return on.when(ascii_only & fits & ~kind.startswith("__"), kind).otherwise(short)
+
+
+def _day(moment: datetime) -> str:
+    return moment.astimezone(UTC).date().isoformat()

@@ -1,0 +1,1 @@
+"""The relay: Spark tasks that claim, dispatch and settle."""

@@ -1,0 +1,139 @@
+"""The relay's driver: starts Spark, keeps the slices turning, reaps expired leases, and stops when told to.
+
+It is stateless. What is claimed, and by whom, stands in the store; losing the driver, an executor or the checkpoint
+costs one lease expiry. What a task does in its slice is in `penstock.pipeline.relay.task`.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from penstock.model.errors import NotSupported
+from penstock.pipeline.lake.layout import is_lake
+from penstock.pipeline.lake.writer import run_lake
+from penstock.pipeline.relay.parallel import run_all
+from penstock.pipeline.relay.report import RelayProgress, RelayReport
+from penstock.pipeline.relay.router import route
+from penstock.pipeline.relay.spec import Lane, RelayOptions, lanes_of, load_step
+from penstock.pipeline.relay.step_driver import run_steps
+from penstock.pipeline.relay.task import carry
+from penstock.pipeline.spark.session import open_session
+from penstock.pipeline.spark.shutdown import open_unless
+from penstock.pipeline.spark.slices import Patience, run_slices
+from penstock.runtime.housekeeping import Housekeeping
+from penstock.runtime.signals import stopped_by_signals
+from penstock.store.api import Store, StoreOptions
+from penstock.store.registry import open_store
+from penstock.telemetry import log
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+GRACE_SECONDS = 8.0
+FAILED_SLICES = 5
+
+
+def run_relay(
+    options: RelayOptions,
+    *,
+    progress: Callable[[RelayReport], None] | None = None,
+    stop: threading.Event | None = None,
+) -> RelayReport:
+    """Relay until `stop` is set, SIGTERM or Ctrl-C comes, or, with `once`, until what is pending now is done."""
+    report = RelayReport()
+    ending = stop or threading.Event()
+    with closing(open_store(options.store, StoreOptions(order_policy=options.order_policy))) as store:
+        if options.routes is not None and not store.capabilities.routing:
+            raise NotSupported(
+                f"{store.url} can't route events to several queues: give the relay one destination (--to), emit to a "
+                "queue for each destination, or use PostgreSQL, MySQL or SQLite"
+            )
+        store.ready(options.queue)  # an unreachable or uninitialised store is told before Spark starts
+        lanes = lanes_of(options, _until_now(store) if options.once else None)
+        progress_so_far = RelayProgress(report, options.once, progress)
+        served = [(lane.spec.queue, lane.to) for lane in lanes]
+        one_writer = not store.capabilities.concurrent_writers
+        with stopped_by_signals(ending), Housekeeping(store, served, options.lease_seconds, progress_so_far.reaped):
+            _run_lanes(options, lanes, one_writer, ending, progress_so_far)
+    return report
+
+
+def _until_now(store: Store) -> datetime:
+    """The end of a relay that drains; what a dead one has left behind is to be in front of it."""
+    while store.reap():
+        pass
+    return store.now()
+
+
+def _run_lanes(
+    options: RelayOptions, lanes: Sequence[Lane], one_writer: bool, ending: threading.Event, progress: RelayProgress
+) -> None:
+    told = {"queue": options.queue, "to": ", ".join(lane.to for lane in lanes), "master": options.master or "local"}
+    log.info("relay starts", **told)
+    master = _master(options, len(lanes), one_writer)
+    spark = open_unless(ending, partial(open_session, master, f"penstock relay {options.queue}"))
+    if spark is None:
+        return
+    tasks = _parallelism(options, spark.sparkContext.defaultParallelism, len(lanes), one_writer)
+    # What is to be drained is first routed, all of it, and then published.
+    stages = [lanes[:1], lanes[1:]] if options.once and len(lanes) > 1 else [lanes]
+    for stage in stages:
+        if not ending.is_set():
+            run_all([partial(_run_lane, spark, options, lane, tasks, progress) for lane in stage], ending)
+    report = progress.report
+    discarded = {"discarded": report.discarded} if report.discarded else {}
+    log.info("relay stops", published=report.published, **discarded, retried=report.retried, dead=report.dead)
+
+
+def _run_lane(
+    spark: "SparkSession", options: RelayOptions, lane: Lane, tasks: int, progress: RelayProgress, stop: threading.Event
+) -> None:
+    checkpoint = options.checkpoint
+    if checkpoint is not None and options.routes is not None:
+        checkpoint = f"{checkpoint.rstrip('/')}/{lane.spec.queue}"
+    spec, to = lane.spec, lane.spec.dispatch
+    if is_lake(to.destination):
+        own = replace(options, routes=None, destination=to.destination, queue=spec.queue, retry=to.retry)
+        run_lake(spark, replace(own, checkpoint=checkpoint), spec.until, tasks, stop, progress.enter)
+        return
+    common: dict[str, Any] = {
+        "parallelism": tasks,
+        "checkpoint": checkpoint,
+        "name": f"penstock-relay-{lane.spec.queue}-{uuid4().hex[:8]}",  # two may run in one session
+        "stop": stop,
+        "grace_seconds": GRACE_SECONDS,
+        "patience": Patience(failures=FAILED_SLICES, through_deaths=True),
+        "on_failure": _warn,
+    }
+    if options.step is None:
+        seconds = options.slice_seconds
+        function = carry if spec.routes is None else route
+        run_slices(spark, function, spec, slice_seconds=seconds, on_slice=progress.enter, **common)
+        return
+    run_steps(spark, spec, load_step(options.step), options.dropped, on_batch=progress.enter, **common)
+
+
+def _master(options: RelayOptions, lanes: int, one_writer: bool) -> str:
+    """On this machine a slot for a task is only a thread: as many as it takes that no lane waits for another."""
+    cores = os.cpu_count() or 1
+    if options.master is not None or lanes == 1:
+        return options.master or "local[*]"
+    return f"local[{lanes * _parallelism(options, max(lanes, lanes * cores // 2), lanes, one_writer)}]"
+
+
+def _parallelism(options: RelayOptions, slots: int, lanes: int, one_writer: bool) -> int:
+    """Every lane has its share of the slots; one where the store takes one writer at a time and more would queue up."""
+    if lanes > slots:
+        log.warn("a slow destination will hold up others: Spark has too few cores", cores=slots, needed=lanes)
+    return options.parallelism or (1 if one_writer else max(1, slots // lanes))
+
+
+def _warn(cause: str, seconds: float) -> None:
+    log.warn("a slice failed, trying again", in_seconds=seconds, cause=cause)

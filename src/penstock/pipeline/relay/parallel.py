@@ -1,0 +1,36 @@
+"""Several things that run at the same time, each until it is told to stop. If one fails, all end and it is told why."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+Run = Callable[[threading.Event], None]
+"""Runs until the event is set, and may set it itself when it is done."""
+
+_LOOK_SECONDS = 0.1
+
+
+def run_all(runs: Sequence[Run], ending: threading.Event) -> None:
+    """Run them all, each with a stop event of its own, until each is done or `ending` is set."""
+    stops = [threading.Event() for _ in runs]
+    failures: list[BaseException] = []
+
+    def run(line: Run, stop: threading.Event) -> None:
+        try:
+            line(stop)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [
+        threading.Thread(target=run, args=pair, name=f"penstock-line-{number}", daemon=True)
+        for number, pair in enumerate(zip(runs, stops, strict=True))
+    ]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        if failures or ending.wait(_LOOK_SECONDS):
+            for stop in stops:
+                stop.set()
+            for thread in threads:
+                thread.join()
+    if failures:
+        raise failures[0]

@@ -1,0 +1,48 @@
+"""One task's turn of the router, on an executor: events of a queue move on to the queues of their destinations.
+
+From there each destination has a relay of its own, so that one that fails neither delays nor repeats another. What
+no route matches is laid out as a dead letter.
+"""
+
+from penstock.config.routes import queue_of
+from penstock.model.lease import Claim
+from penstock.model.outcome import Dead, Outcome
+from penstock.pipeline.counts import SliceCounts
+from penstock.pipeline.relay.spec import RelayTaskSpec
+from penstock.pipeline.relay.task import TaskResources, take_turn
+from penstock.pipeline.spark.slices import Slice
+from penstock.runtime.retrying import insist
+
+
+def route(spec: RelayTaskSpec, turn: Slice) -> SliceCounts:
+    """Route events until the slice is over, or, for a spec with an end, until there are none left."""
+    return take_turn(spec, turn, _route)
+
+
+def _route(resources: TaskResources, spec: RelayTaskSpec, claim: Claim, turn: Slice, tally: SliceCounts) -> None:
+    assert spec.routes is not None
+    queues: dict[int, list[str]] = {}
+    unrouted: dict[int, Outcome] = {}
+    for event in claim.events:
+        names = spec.routes.destinations_of(event.event_type)
+        if names:
+            queues[event.seq] = [queue_of(spec.queue, name) for name in names]
+        else:
+            unrouted[event.seq] = Dead(f"no route matches {event.event_type}: add one, then replay")
+    with resources.lease_keeper.beating(claim.lease):
+        moved = insist(
+            lambda: resources.store.route(claim.lease, queues), spec.lease_seconds, lambda: turn.stopped, tally.trouble
+        )
+        settlement = insist(
+            lambda: resources.store.settle(claim.lease, unrouted),
+            spec.lease_seconds,
+            lambda: turn.stopped,
+            tally.trouble,
+        )
+    tally.claimed += len(claim)
+    if moved is not None:
+        tally.routed += len(moved.released)
+        tally.lost += len(moved.lost)
+    if settlement is not None:
+        tally.count(settlement)
+        tally.explain(settlement, unrouted)

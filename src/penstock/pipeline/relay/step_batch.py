@@ -1,0 +1,224 @@
+"""A step: a user's function between claim and dispatch, run on one micro-batch.
+
+A micro-batch with a step is `settle(batch, outcomes=publish(step(batch), to=…), dropped=…)`. This module adds the
+isolation of events that the step or a publisher cannot take: a failing batch is split into smaller pieces, until such
+an event fails alone. The query around it is in `penstock.pipeline.relay.step_driver`.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from penstock.model.errors import NotInitialised, StoreError, UsageError
+from penstock.model.lease import Lease, LeaseId
+from penstock.model.lifecycle import OrderPolicy
+from penstock.model.outcome import RELEASED, Dropped, Outcome, Released, Retry
+from penstock.pipeline.counts import STEP_FAILED, SliceCounts
+from penstock.pipeline.datasource.publish import frames_of, send_frames
+from penstock.pipeline.datasource.settle import grouped_by_lease
+from penstock.pipeline.relay.spec import RelayTaskSpec
+from penstock.pipeline.spark.errors import gone, is_sparks, root_cause
+from penstock.pipeline.spark.stop_channel import StopAddress
+from penstock.publish.errors import error_text, storable
+from penstock.runtime.lease_keeper import LeaseKeeper
+from penstock.runtime.retrying import insist
+from penstock.store.api import Store
+
+if TYPE_CHECKING:
+    import threading
+
+    from pyspark.sql import DataFrame
+
+    from penstock.pipeline.relay.spec import Step
+
+SPLIT = 10
+# After this many events that failed alone, the step is at fault and not the events.
+MAX_GUILTY = 5
+
+Result = TypeVar("Result")
+
+
+class Claimed(NamedTuple):
+    """The columns of a claimed event that the driver reads."""
+
+    seq: int
+    lease: str
+    token: str
+    ordering_key: str | None
+    created_at: datetime
+    attempts: int
+    max_attempts: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """The settings that all micro-batches of a relay with a step share."""
+
+    spec: RelayTaskSpec
+    step: "Step"
+    dropped: Dropped
+    store: Store
+    lease_keeper: LeaseKeeper
+    stop: "threading.Event"
+    stop_address: StopAddress
+
+
+class StepBatch:
+    """One micro-batch: its claimed events and their outcomes so far."""
+
+    def __init__(
+        self, work: StepWork, events: "DataFrame", run: str, held: Callable[[], Mapping[LeaseId, Lease]]
+    ) -> None:
+        self.publishing = False
+        self.tally = SliceCounts()
+        self._work = work
+        self._run = run
+        self._held = held
+        self._events = events
+        self._claimed: list[Claimed] = []
+        self._outcomes: dict[int, Outcome] = {}
+        self._discarded: set[int] = set()
+        self._guilty = 0
+        self.refused = False
+        """Whether the store refused to settle. Then the leases are to expire, so that suspects are claimed alone."""
+
+    def run(self) -> SliceCounts:
+        """Claim, publish, settle."""
+        self._events.persist()  # a second action would claim a second time
+        try:
+            self._claim()
+            with ExitStack() as beating:
+                for lease in grouped_by_lease(self._rows()):
+                    beating.enter_context(self._work.lease_keeper.beating(lease))
+                self._publish_all()
+                self._settle()
+        finally:
+            self._events.unpersist()
+        return self.tally
+
+    def cancel(self) -> None:
+        """Cancel the running Spark job, unless it publishes."""
+        if not self.publishing:
+            self._events.sparkSession.sparkContext.cancelJobGroup(self._run)
+
+    def _claim(self) -> None:
+        try:
+            rows = self._events.select(*Claimed._fields).collect()
+        except Exception as error:
+            self._require_java(error)
+            if self._work.stop.is_set():
+                return  # the job was cancelled; the query releases what was claimed nevertheless
+            raise
+        self._claimed = sorted(Claimed(*row) for row in rows)
+        self.tally.claimed = len(self._claimed)
+
+    def _publish_all(self) -> None:
+        """Publish the whole batch, or, as long as the step fails, pieces of it in order."""
+        pieces: list[Sequence[Claimed]] = [self._claimed] if self._claimed else []
+        while pieces and not self._work.stop.is_set():
+            piece = self._unblocked(pieces.pop())
+            try:
+                self._publish(piece)
+            except UsageError:
+                raise
+            except Exception as error:
+                pieces += reversed(self._split(piece, error))
+        for piece in pieces:
+            self._note(piece, RELEASED)
+
+    def _publish(self, piece: Sequence[Claimed]) -> None:
+        if not piece:
+            return
+        self.publishing = False
+        work, events = self._work, self._events if len(piece) == len(self._claimed) else self._only(piece)
+        sent = send_frames(
+            frames_of(work.step(events), work.spec.dispatch.destination),
+            work.spec.dispatch,
+            self._events,
+            stop_address=work.stop_address,
+            computed=lambda: setattr(self, "publishing", True),
+        )
+        self._outcomes.update({one.seq: sent.get(one.seq, work.dropped.outcome) for one in piece})
+        if work.dropped is Dropped.DISCARD:
+            self._discarded.update(one.seq for one in piece if one.seq not in sent)
+
+    def _only(self, piece: Sequence[Claimed]) -> "DataFrame":
+        from pyspark.sql import functions as on
+
+        return self._events.where(on.col("seq").isin([one.seq for one in piece]))
+
+    def _split(self, piece: Sequence[Claimed], error: Exception) -> list[Sequence[Claimed]]:
+        """Return smaller pieces to try; none, and a retry for each event, if splitting would not help."""
+        self._require_java(error)
+        if self._work.stop.is_set() and not self.publishing:
+            self._note(piece, RELEASED)  # the step's job was cancelled
+            return []
+        self._guilty += len(piece) == 1
+        if len(piece) > 1 and self._guilty < MAX_GUILTY and not _is_about_columns(error):
+            size = -(-len(piece) // SPLIT)
+            return [piece[start : start + size] for start in range(0, len(piece), size)]
+        cause = storable(f"{STEP_FAILED}{root_cause(str(error)) if is_sparks(error) else error_text(error)}")
+        self._outcomes.update({one.seq: self._retry(one, cause) for one in piece})
+        return []
+
+    def _retry(self, one: Claimed, error: str) -> Outcome:
+        return self._work.spec.dispatch.retry.decide(
+            error,
+            attempts=one.attempts,
+            age_seconds=time.time() - one.created_at.astimezone(UTC).timestamp(),
+            roll=random.random(),
+            event_max_attempts=one.max_attempts,
+        )
+
+    def _unblocked(self, piece: Sequence[Claimed]) -> Sequence[Claimed]:
+        """Release the events whose ordering key an earlier piece left unfinished; return the others."""
+        kinds = Released if self._work.spec.dispatch.order_policy is OrderPolicy.SKIP else Retry | Released
+        keys = {one.seq: one.ordering_key for one in self._claimed}
+        blocked = {keys.get(seq) for seq, outcome in self._outcomes.items() if isinstance(outcome, kinds)} - {None}
+        self._note([one for one in piece if one.ordering_key in blocked], RELEASED)
+        return [one for one in piece if one.ordering_key not in blocked]
+
+    def _note(self, piece: Iterable[Claimed], outcome: Outcome) -> None:
+        self._outcomes.update({one.seq: outcome for one in piece})
+
+    def _require_java(self, error: Exception) -> None:
+        try:
+            self._events.sparkSession.sparkContext.defaultParallelism  # noqa: B018
+        except Exception:
+            raise gone(error) from None
+
+    def _rows(self) -> Iterator[tuple[dict[str, Any], Outcome]]:
+        """Yield every claimed event with its outcome; an event that was not published is released."""
+        return ((one._asdict(), self._outcomes.get(one.seq, RELEASED)) for one in self._claimed)
+
+    def _settle(self) -> None:
+        """Settle under the current tokens: a partition that Spark had to read again was claimed again."""
+        held = (self._insist(self._held) if self._claimed else None) or {}
+        for lease, outcomes in grouped_by_lease(self._rows()).items():
+            settle = partial(self._work.store.settle, held.get(lease.lease_id, lease), outcomes)
+            if settlement := self._insist(settle):
+                self.tally.count(settlement, self._discarded)
+                self.tally.explain(settlement, outcomes)
+
+    def _insist(self, verb: Callable[[], Result]) -> Result | None:
+        """Call a verb of the store through an outage. If the store refuses, other batches go on."""
+        try:
+            return insist(verb, self._work.spec.lease_seconds, self._work.stop.is_set, self.tally.trouble)
+        except NotInitialised:
+            raise
+        except StoreError as error:
+            self.refused = True
+            self.tally.trouble(error)
+            return None
+
+
+def _is_about_columns(error: Exception) -> bool:
+    """True if Spark could not plan the step, which no other batch of events would change."""
+    from pyspark.errors import AnalysisException
+
+    return isinstance(error, AnalysisException)

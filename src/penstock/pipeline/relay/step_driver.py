@@ -1,0 +1,149 @@
+"""The relay with a step: a streaming query on `format("penstock")` whose every micro-batch goes through the step.
+
+`penstock.pipeline.relay.step_batch` handles a batch.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from penstock.model.errors import PenstockError, StoreConflict, StoreUnavailable, UsageError
+from penstock.model.lease import Lease, LeaseId
+from penstock.model.outcome import Dropped
+from penstock.pipeline.counts import SliceCounts
+from penstock.pipeline.datasource.reader import lease_of, register_events
+from penstock.pipeline.relay.spec import RelayTaskSpec
+from penstock.pipeline.relay.step_batch import StepBatch, StepWork
+from penstock.pipeline.spark.slices import BatchHandler, OnFailure, Patience, run_batches
+from penstock.pipeline.spark.stop_channel import StopLine
+from penstock.runtime.lease_keeper import LeaseKeeper
+from penstock.runtime.starvation import any_starving
+from penstock.store.api import StoreOptions
+from penstock.store.registry import open_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from penstock.pipeline.relay.spec import Step
+
+# How often the source is asked for new events; a batch that takes longer is followed by the next one at once.
+TRIGGER = "100 milliseconds"
+# A batch whose events were all released would be claimed again at once, and again.
+FRUITLESS_SECONDS = 1.0
+SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+
+
+def run_steps(
+    spark: "SparkSession",
+    spec: RelayTaskSpec,
+    step: "Step",
+    dropped: Dropped,
+    *,
+    parallelism: int,
+    on_batch: Callable[[int, list[SliceCounts]], bool],
+    checkpoint: str | None,
+    name: str,
+    stop: threading.Event,
+    grace_seconds: float,
+    patience: Patience,
+    on_failure: OnFailure,
+) -> None:
+    """Run micro-batches through `step` until `on_batch` returns False, `stop` is set, or a draining relay is done."""
+    configuration = spark.sparkContext.getConf()
+    if configuration.get("spark.speculation") == "true":
+        raise UsageError("a second copy of a task would claim a second time: set spark.speculation to false")
+    host = configuration.get("spark.driver.host") or "127.0.0.1"
+    options = StoreOptions(order_policy=spec.dispatch.order_policy)
+    with ExitStack() as stack:
+        store = stack.enter_context(closing(open_store(spec.store, options)))
+        line = stack.enter_context(StopLine(host, configuration.get("spark.driver.bindAddress") or host))
+        lease_keeper = LeaseKeeper(store, spec.lease_seconds / 3)
+        stack.callback(lease_keeper.stop)
+        batches = _Batches(StepWork(spec, step, dropped, store, lease_keeper, stop, line.address), parallelism)
+        run_batches(
+            _claims(spark, spec, parallelism),
+            BatchHandler(batches.handle, batches.drained, batches.interrupt),
+            line=line,
+            on_batch=on_batch,
+            checkpoint=checkpoint,
+            name=name,
+            stop=stop,
+            grace_seconds=grace_seconds,
+            patience=patience,
+            on_failure=on_failure,
+        )
+
+
+def _claims(spark: "SparkSession", spec: RelayTaskSpec, parallelism: int) -> "DataStreamWriter":
+    register_events(spark)
+    source = spark.readStream.format("penstock").options(
+        store=spec.store,
+        queue=spec.queue,
+        limit=spec.batch,
+        partitions=parallelism,
+        lease_seconds=spec.lease_seconds,
+        max_attempts=spec.dispatch.retry.max_attempts,
+        patient=True,
+    )
+    return source.load().writeStream.trigger(processingTime=TRIGGER)
+
+
+class _Batches:
+    """The micro-batches of a query with a step."""
+
+    def __init__(self, work: StepWork, parallelism: int) -> None:
+        self._work = work
+        self._parallelism = parallelism
+        self._current: StepBatch | None = None
+
+    def handle(self, events: "DataFrame", number: int) -> list[SliceCounts]:
+        """Run one micro-batch, in the thread of Spark's callback."""
+        session = events.sparkSession
+        if session.conf.get(SHUFFLE_PARTITIONS) == "200":  # Spark's default is for terabytes
+            session.conf.set(SHUFFLE_PARTITIONS, str(self._parallelism))
+        context = session.sparkContext
+        query, run = context.getLocalProperty("sql.streaming.queryId"), context.getLocalProperty("spark.jobGroup.id")
+        assert query is not None
+        assert run is not None
+        lease_ids = [lease_of(query, number + 1, index) for index in range(self._parallelism)]
+        held = partial(self._held, run, lease_ids)
+        self._current = batch = StepBatch(self._work, events, run, held)
+        try:
+            tally = batch.run()
+        finally:
+            self._current = None
+            with suppress(PenstockError):  # then unsettled events return when their leases expire
+                for lease in () if batch.refused else held().values():
+                    self._work.store.release(lease)
+        settled = tally.published + tally.discarded + tally.retried + tally.dead + tally.lost
+        fruitless = tally.claimed > 0 and not settled
+        tally.drained = self._work.spec.until is not None and (fruitless or self.drained())
+        if fruitless:
+            self._work.stop.wait(FRUITLESS_SECONDS)
+        return [tally]
+
+    def _held(self, run: str, lease_ids: Sequence[LeaseId]) -> dict[LeaseId, Lease]:
+        """Return the leases that this run of the query holds. A newer driver's claims have another claimant."""
+        seconds = self._work.spec.lease_seconds  # the store knows when a lease expires, not for how long it was
+        leases = [one.lease for one in self._work.store.held(lease_ids) if one.claimant.startswith(f"spark:{run}:")]
+        return {lease.lease_id: replace(lease, lease_seconds=seconds) for lease in leases}
+
+    def drained(self) -> bool:
+        """True if a draining relay has no ready event from before its end. Only valid while no batch runs."""
+        spec, store = self._work.spec, self._work.store
+        if spec.until is None:
+            return False
+        try:
+            store.look_at_all()
+            return not store.ready(spec.queue) or not any_starving(store, spec.queue, spec.until)
+        except (StoreUnavailable, StoreConflict):
+            return False
+
+    def interrupt(self) -> None:
+        """Cancel the Spark jobs of a running step. Publishing tasks notice a stop request by themselves."""
+        if (batch := self._current) is not None:
+            batch.cancel()

@@ -1,0 +1,153 @@
+"""One task's turn of the relay, on an executor: probe, claim, dispatch, settle, in a loop until its slice is over.
+
+The store, the publisher and the heartbeats open once per worker process, lazily, and stay open from slice to slice.
+The driver's side is `penstock.pipeline.relay.driver`.
+"""
+
+import gc
+import os
+import random
+import socket
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeVar
+
+from penstock.model.errors import NotInitialised, StoreConflict, StoreError, StoreUnavailable
+from penstock.model.lease import Claim
+from penstock.pipeline.counts import SliceCounts
+from penstock.pipeline.datasource.sender import Sender
+from penstock.pipeline.relay.spec import RelayTaskSpec
+from penstock.pipeline.spark.slices import Slice
+from penstock.runtime.lease_keeper import LeaseKeeper
+from penstock.runtime.retrying import insist
+from penstock.runtime.starvation import any_starving
+from penstock.store.api import Store, StoreOptions
+from penstock.store.registry import open_store
+
+MIN_IDLE_SECONDS = 0.002
+MAX_IDLE_SECONDS = 0.05
+IDLE_GROWTH = 1.5
+MAX_BACKOFF_SECONDS = 2.0
+# A relay that drains gives up after this many errors of the store in a row, other than outages and conflicts.
+MAX_REFUSALS = 5
+MAX_OPEN = 16
+# Python's collector looks after every 700 new objects whether some refer to each other in circles. A claim makes
+# thousands that don't, and the looking was a third of a worker's time.
+COLLECT_AFTER = 50_000
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResources:
+    """What a worker process keeps open for a spec."""
+
+    store: Store
+    sender: Sender
+    lease_keeper: LeaseKeeper
+    claimant: str
+
+    def let_go(self) -> None:
+        self.lease_keeper.stop()
+        self.sender.close()
+        self.store.close()
+
+
+_resources: OrderedDict[str, TaskResources] = OrderedDict()
+
+
+Handle = Callable[[TaskResources, RelayTaskSpec, Claim, Slice, SliceCounts], None]
+
+
+def carry(spec: RelayTaskSpec, turn: Slice) -> SliceCounts:
+    """Publish events until the slice is over, or, for a spec with an end, until there are none left."""
+    return take_turn(spec, turn, _publish)
+
+
+def take_turn(spec: RelayTaskSpec, turn: Slice, handle: Handle) -> SliceCounts:
+    """Claim, and hand over what was claimed, in a loop."""
+    resources = open_resources(spec)
+    tally = SliceCounts()
+    idle, backoff, probe = MIN_IDLE_SECONDS, MIN_IDLE_SECONDS, False
+    refusals = 0
+    while not turn.over and not tally.drained:
+        try:
+            claim = _next_claim(resources, spec, probe)
+            if claim:
+                handle(resources, spec, claim, turn, tally)
+                idle = MIN_IDLE_SECONDS
+            elif spec.until is None:
+                turn.pause(idle)
+                idle = min(idle * IDLE_GROWTH, MAX_IDLE_SECONDS)
+            tally.drained = spec.until is not None and not _any_left(resources.store, spec, spec.until, claim)
+            probe = claim is None or len(claim) < spec.batch
+            backoff, refusals = MIN_IDLE_SECONDS, 0
+        except StoreError as error:
+            refusals = 0 if isinstance(error, StoreUnavailable | StoreConflict) else refusals + 1
+            if isinstance(error, NotInitialised) or (spec.until is not None and refusals == MAX_REFUSALS):
+                raise
+            tally.trouble(error)
+            turn.pause(backoff * (1 + random.random()))
+            backoff = min(backoff * 2, MAX_BACKOFF_SECONDS)
+    return tally
+
+
+def _next_claim(resources: TaskResources, spec: RelayTaskSpec, probe: bool) -> Claim | None:
+    """A claim, after a cheap probe if the last one brought less than it might have."""
+    claim = None if probe and not resources.store.ready(spec.queue) else _claim(resources, spec)
+    if claim or spec.until is None:
+        return claim
+    resources.store.look_at_all()  # before it ends, a relay that drains leaves no corner out
+    return _claim(resources, spec)
+
+
+def _any_left(store: Store, spec: RelayTaskSpec, until: datetime, claim: Claim | None) -> bool:
+    """Whether events from before `until` may be waiting, after a claim that brought what there was."""
+    if not claim:
+        return False
+    if any(event.created_at <= until for event in claim.events):
+        return True
+    return len(claim) >= spec.batch and any_starving(store, spec.queue, until)
+
+
+def open_resources(spec: RelayTaskSpec) -> TaskResources:
+    """What this process keeps open for the spec; of errands long past it lets go."""
+    name = repr(spec)
+    if name not in _resources:
+        gc.set_threshold(COLLECT_AFTER)
+        store = open_store(spec.store, StoreOptions(order_policy=spec.dispatch.order_policy))
+        lease_keeper = LeaseKeeper(store, spec.lease_seconds / 3)
+        claimant = f"{socket.gethostname()}:{os.getpid()}"
+        _resources[name] = TaskResources(store, Sender(spec.dispatch), lease_keeper, claimant)
+        while len(_resources) > MAX_OPEN:
+            _resources.popitem(last=False)[1].let_go()
+    _resources.move_to_end(name)
+    return _resources[name]
+
+
+def _claim(resources: TaskResources, spec: RelayTaskSpec) -> Claim:
+    return resources.store.claim(
+        spec.queue,
+        limit=spec.batch,
+        claimant=resources.claimant,
+        lease_seconds=spec.lease_seconds,
+        max_attempts=spec.dispatch.retry.max_attempts,
+    )
+
+
+def _publish(resources: TaskResources, spec: RelayTaskSpec, claim: Claim, turn: Slice, tally: SliceCounts) -> None:
+    tally.claimed += len(claim)
+    with resources.lease_keeper.beating(claim.lease):
+        outcomes = resources.sender.send(claim.events, lambda: turn.stopped)
+        settlement = insist(
+            lambda: resources.store.settle(claim.lease, outcomes),
+            spec.lease_seconds,
+            lambda: turn.stopped,
+            tally.trouble,
+        )
+    if settlement is None:
+        return
+    tally.count(settlement)
+    tally.explain(settlement, outcomes)

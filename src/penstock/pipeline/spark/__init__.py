@@ -1,0 +1,1 @@
+"""Spark: sessions, slices, the stop channel, shipped code."""

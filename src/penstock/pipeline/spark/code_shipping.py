@@ -1,0 +1,87 @@
+"""Sends Penstock itself to a cluster's executors, and the user's own code with it: the same on both sides, and nothing
+of it to install there.
+
+What is installed here, such as the client libraries of the store and the brokers, has compiled parts and must be on the
+nodes: in their Python, or in an environment that Spark unpacks there (docs/spark.md).
+"""
+
+import atexit
+import shutil
+import sys
+import sysconfig
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+PACKAGE = Path(__file__).parents[2]
+_NOT_THEIRS = ("__main__", "penstock")
+_INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+
+@cache
+def parcel() -> Path:
+    """The package as a zip file, which stays as long as this process: executors fetch it whenever they start."""
+    return pack(_lasting_folder())
+
+
+def pack(folder: Path) -> Path:
+    """The package as a zip file in this folder."""
+    return _zip(folder / "penstock.zip", [PACKAGE])
+
+
+def parcel_of(functions: Iterable[Callable[..., Any]]) -> Path | None:
+    """The code of these functions as a zip file: the modules or packages that they belong to, and what was imported
+    from beside those. None if all of it is installed, or in the script that runs, which travels with its functions.
+    """
+    places = {place for function in functions for place in _places(_module_of(function)) if not _is_installed(place)}
+    beside = {place.parent for place in places}
+    imported = [module for name, module in dict(sys.modules).items() if "." not in name and name not in _NOT_THEIRS]
+    places |= {place for module in imported for place in _places(module) if place.parent in beside}
+    return _zip(_lasting_folder() / "streams.zip", sorted(places)) if places else None
+
+
+def _module_of(function: Any) -> ModuleType | None:
+    """The top module or package of what a function is made of."""
+    while isinstance(function, partial):
+        function = function.func
+    name = str(getattr(function, "__module__", "")).partition(".")[0]
+    return None if name in _NOT_THEIRS else sys.modules.get(name)
+
+
+def _places(module: ModuleType | None) -> list[Path]:
+    """The folders of a package, or the file of a module."""
+    if (folders := getattr(module, "__path__", None)) is not None:
+        return [Path(folder).resolve() for folder in folders]
+    file = getattr(module, "__file__", None)
+    return [Path(file).resolve()] if file and file.endswith(".py") else []
+
+
+def _is_installed(place: Path) -> bool:
+    return any(place.is_relative_to(folder.resolve()) for folder in _INSTALLED)
+
+
+def _lasting_folder() -> Path:
+    folder = tempfile.mkdtemp(prefix="penstock-ship-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def _zip(path: Path, places: Iterable[Path]) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for place in places:
+            for file in _files(place):
+                archive.write(file, file.relative_to(place.parent))
+    return path
+
+
+def _files(place: Path) -> Iterator[Path]:
+    if place.is_file():
+        yield place
+        return
+    for file in sorted(place.rglob("*")):
+        if file.is_file() and "__pycache__" not in file.parts:
+            yield file

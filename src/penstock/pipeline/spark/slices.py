@@ -1,0 +1,320 @@
+"""Runs a Python function in time slices on Spark: a streaming query whose every micro-batch is one slice.
+
+In a slice each of N tasks calls the function once, and the function loops until its slice is over; what it returns
+reaches the driver. Spark schedules the slices, retries failed tasks and tells when it can't go on. Rows never
+pass through Java. What the function does, and to what, is the caller's business.
+"""
+
+import functools
+import importlib
+import re
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from penstock.model.errors import PipelineError, UsageError
+from penstock.pipeline.spark.errors import gone, is_sparks, java_is_gone, root_cause, state_of, stop_query
+from penstock.pipeline.spark.stop_channel import StopAddress, StopLine, hung_up, line_to
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result")
+
+INTERRUPT_SECONDS = 2.0
+_LOOK_SECONDS = 0.5
+_BATCH_PROPERTY = "streaming.sql.batchId"
+_DEATHS = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailure|Python worker .*crashed")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How much failure is borne. A slice has failed when one of its tasks did in spite of Spark's retries; after
+    `failures` of them in a row all ends, and between them there is a pause, longer each time.
+
+    With `through_deaths` it goes on for as long as workers get to run the function and die in it: that is the doing of
+    what they were given to work on, which comes and goes, and not of a broken installation, which stays.
+    """
+
+    failures: int = 1
+    through_deaths: bool = False
+    first_seconds: float = 0.5
+    cap_seconds: float = 5.0
+
+    def pause_seconds(self, failures: int) -> float:
+        return float(min(self.first_seconds * 2.0 ** min(failures - 1, 30), self.cap_seconds))
+
+
+IMPATIENT = Patience()
+OnFailure = Callable[[str, float], None]
+
+
+def _no() -> bool:
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class BatchHandler(Generic[Result]):
+    """What the driver does with the micro-batches of a query."""
+
+    handle: Callable[["DataFrame", int], list[Result]]
+    idle: Callable[[], bool] = _no
+    """Called now and then while no batch runs; the query ends once it returns True."""
+    interrupt: Callable[[], object] = _no
+    """Called once if a batch still runs `INTERRUPT_SECONDS` after a stop."""
+
+
+class Slice:
+    """A task's turn: when it ends, and whether it is to end now. Lives in the worker."""
+
+    def __init__(self, number: int, partition: int, seconds: float, line: "socket.socket | None") -> None:
+        self.number = number
+        self.partition = partition
+        self._deadline = time.monotonic() + seconds
+        self._line = line
+
+    @property
+    def over(self) -> bool:
+        return not self.pause(0)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether all is to stop, slice over or not."""
+        return hung_up(self._line)
+
+    @property
+    def remaining_seconds(self) -> float:
+        return max(0.0, self._deadline - time.monotonic())
+
+    def pause(self, seconds: float) -> bool:
+        """Wait, but not past the end of the slice, and not a moment longer when all is to stop. Whether to go on."""
+        wait = min(seconds, self.remaining_seconds)
+        if self._line is None or select.select([self._line], [], [], wait)[0]:
+            return False  # nothing is ever sent on the line: if there is something to read, the driver hung up
+        return time.monotonic() < self._deadline
+
+
+def rest(_: object, turn: Slice) -> int:
+    """A function that does nothing until its slice is over: to warm Spark up, and to measure it."""
+    while turn.pause(1.0):
+        pass
+    return turn.number
+
+
+def run_slices(
+    spark: "SparkSession",
+    function: Callable[[Argument, Slice], Result],
+    argument: Argument,
+    *,
+    parallelism: int,
+    slice_seconds: float,
+    on_slice: Callable[[int, list[Result]], bool],
+    checkpoint: str | None = None,
+    name: str | None = None,
+    stop: threading.Event | None = None,
+    grace_seconds: float = 30.0,
+    patience: Patience = IMPATIENT,
+    on_failure: OnFailure | None = None,
+) -> None:
+    """Run slices until `on_slice`, which gets each slice's number and results, returns False, or `stop` is set.
+
+    `function` travels by its name, so that what its module caches in a worker stays there: it has to be importable
+    on the workers. Stopping tells the running functions, waits up to `grace_seconds` for them, hands over their
+    results, and only then ends the query. A failure past all `patience` raises PipelineError; of the others
+    `on_failure` is told the cause, and how many seconds of pause follow.
+    """
+    _require_importable(function)
+    host = spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
+    with StopLine(host, spark.sparkContext.getConf().get("spark.driver.bindAddress") or host) as line:
+        task = functools.partial(_run_task, function, argument, slice_seconds, line.address)
+        tasks = spark.sparkContext.parallelize(range(parallelism), parallelism).mapPartitionsWithIndex(task)
+        turns = _Turns(
+            BatchHandler(lambda *_: tasks.collect()), on_slice, line, stop or threading.Event(), patience, on_failure
+        )
+        # A clock, not a source: one row a batch, which nobody reads, and a next batch as soon as the last one is done.
+        clock = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
+        _run_query(clock.writeStream, turns, checkpoint, name, grace_seconds)
+
+
+def run_batches(
+    writer: "DataStreamWriter",
+    handler: BatchHandler[Result],
+    *,
+    line: "StopLine",
+    on_batch: Callable[[int, list[Result]], bool],
+    checkpoint: str | None,
+    name: str,
+    stop: threading.Event,
+    grace_seconds: float,
+    patience: Patience,
+    on_failure: OnFailure,
+) -> None:
+    """Do the same for micro-batches with rows of their own, each of which `handler` gets as a DataFrame."""
+    turns = _Turns(handler, on_batch, line, stop, patience, on_failure)
+    _run_query(writer, turns, checkpoint, name, grace_seconds)
+
+
+def _run_query(
+    writer: "DataStreamWriter", turns: "_Turns", checkpoint: str | None, name: str | None, grace_seconds: float
+) -> None:
+    """Run a query, and start it again when it failed by itself, for as long as that is to be borne."""
+    query = _start(writer, turns, checkpoint, name)
+    try:
+        while not turns.wait(query):
+            query = _start(writer, turns, checkpoint, name)
+    finally:
+        turns.end(query, grace_seconds)
+    if turns.failure is not None:
+        raise turns.failure
+
+
+class _Turns:
+    """The driver's side of the slices: what each micro-batch does, and what came of it."""
+
+    def __init__(
+        self,
+        handler: BatchHandler[Any],
+        on_slice: Callable[[int, list[Any]], bool],
+        line: StopLine,
+        stop: threading.Event,
+        patience: Patience,
+        on_failure: OnFailure | None,
+    ) -> None:
+        self.failure: BaseException | None = None
+        self._handler = handler
+        self._on_slice = on_slice
+        self._line = line
+        self._stop = stop
+        self._patience = patience
+        self._on_failure = on_failure
+        self._failures = 0
+        self._busy = threading.Lock()
+
+    def run(self, batch: "DataFrame", number: int) -> None:
+        """One micro-batch. Errors are kept and not raised: Spark would only wrap them in a stack of its own."""
+        with self._busy:
+            if self._stop.is_set():
+                return
+            try:
+                results = self._handler.handle(batch, number)
+            except BaseException as error:
+                self._failed(error)
+                return
+            try:
+                self._failures = 0
+                self._line.answer()
+                if not self._on_slice(number, results):
+                    self._stop.set()
+            except BaseException as error:
+                self._give_up(error)
+
+    def wait(self, query: "StreamingQuery") -> bool:
+        """Until all is over: True; or until the query has failed by itself, and is to be started again: False."""
+        while not self._stop.wait(_LOOK_SECONDS):
+            active, error = state_of(query)
+            if error is not None:
+                self._failed(error)
+                return self._stop.is_set()
+            if not active:
+                return True  # somebody stopped it, through Spark
+            self._end_if_idle()
+        return True
+
+    def _end_if_idle(self) -> None:
+        """Ask `idle` while no micro-batch runs: a running one may hold events that it will release."""
+        if self._busy.acquire(blocking=False):
+            try:
+                if self._handler.idle():
+                    self._stop.set()
+            finally:
+                self._busy.release()
+
+    def _failed(self, error: BaseException) -> None:
+        """Bear it for now, and pause; or give up."""
+        if java_is_gone(error):
+            self._give_up(gone(error))
+            return
+        cause = root_cause(str(error))
+        came_so_far = self._line.answer() > 0
+        self._failures += 1
+        died = self._patience.through_deaths and came_so_far and _DEATHS.search(cause) is not None
+        bearable = is_sparks(error) and (died or self._failures < self._patience.failures)
+        if self._stop.is_set() or not bearable:
+            self._give_up(error)
+            return
+        seconds = self._patience.pause_seconds(1 if died else self._failures)
+        if self._on_failure is not None:
+            self._on_failure(cause, seconds)
+        self._stop.wait(seconds)
+
+    def _give_up(self, error: BaseException) -> None:
+        self.failure = self.failure or _readable(error)
+        self._stop.set()
+
+    def end(self, query: "StreamingQuery", grace_seconds: float) -> None:
+        self._stop.set()
+        self._line.hang_up()
+        ended = self._busy.acquire(timeout=min(INTERRUPT_SECONDS, grace_seconds))
+        if not ended:
+            self._handler.interrupt()
+        if ended or self._busy.acquire(timeout=grace_seconds):
+            self._busy.release()  # from here on a micro-batch does nothing
+        else:
+            self.failure = PipelineError(
+                f"a slice went on for {grace_seconds:g} s after it was to end, and was cut short"
+            )
+        stopping = stop_query(query)
+        self.failure = self.failure or stopping
+
+
+def _start(writer: "DataStreamWriter", turns: _Turns, checkpoint: str | None, name: str | None) -> "StreamingQuery":
+    writer = writer.foreachBatch(turns.run)
+    if name is not None:
+        writer = writer.queryName(name)
+    if checkpoint is not None:
+        writer = writer.option("checkpointLocation", checkpoint)
+    try:
+        return writer.start()
+    except Exception as error:
+        raise _readable(error) from None
+
+
+def _readable(error: BaseException) -> BaseException:
+    """Errors of Java and Spark as one line; the caller's own stay what they are."""
+    return PipelineError(f"a slice failed for good: {root_cause(str(error))}") if is_sparks(error) else error
+
+
+def _require_importable(function: Callable[..., Any]) -> None:
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if module in (None, "__main__") or "<" in name:
+        raise UsageError(f"a slice's function must be importable by its name; put {function!r} into a module")
+    found: Any = importlib.import_module(str(module))
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not function:
+        raise UsageError(f"a slice's function must be importable by its name, and {module}.{name} is something else")
+
+
+# On the worker
+
+
+def _run_task(
+    function: Callable[[Argument, Slice], Result],
+    argument: Argument,
+    seconds: float,
+    address: StopAddress,
+    partition: int,
+    _: Iterable[int],
+) -> Iterator[Result]:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    number = context.getLocalProperty(_BATCH_PROPERTY) if context else None
+    yield function(argument, Slice(int(number or 0), partition, seconds, line_to(address)))

@@ -1,0 +1,189 @@
+"""Streams on Spark, the driver's side: streaming queries for each, whose micro-batches are claimed, shuffled to the
+parts that their keys belong to, processed there, and then acknowledged."""
+
+import shutil
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING
+
+from penstock.config.urls import url_scheme
+from penstock.model.errors import UsageError
+from penstock.pipeline.spark.code_shipping import parcel_of
+from penstock.pipeline.spark.errors import gone, java_is_gone
+from penstock.pipeline.spark.session import DEFAULT_MASTER, is_local, is_running, open_session
+from penstock.pipeline.spark.shutdown import open_unless
+from penstock.pipeline.streams.monitor import Progress, Watch
+from penstock.pipeline.streams.run import Counts, StreamRun
+from penstock.pipeline.streams.sources.kafka.connector_jars import connector_jars
+from penstock.runtime.housekeeping import Housekeeping
+from penstock.runtime.signals import stopped_by_signals
+from penstock.store.registry import open_store
+from penstock.store.sql.verbs.staging import require_staging
+from penstock.streams.app import Stream, StreamSet
+from penstock.streams.sources import Kafka
+from penstock.streams.state.api import StateStore
+from penstock.streams.state.registry import open_state
+from penstock.telemetry import log
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def run_streams(
+    app: StreamSet,
+    *,
+    spark: "SparkSession | None" = None,
+    master: str | None = None,
+    names: Sequence[str] | None = None,
+    once: bool = False,
+    checkpoint: str | None = None,
+    stop: threading.Event | None = None,
+    parallelism: int = 2,
+    progress: Progress | None = None,
+    jars: str | None = None,
+) -> Mapping[str, Counts]:
+    """Run an application's streams until `stop` is set, SIGTERM or Ctrl-C comes; with `once`, until nothing is ready.
+    The batch in hand is finished first. Returns what became of the events, by stream; `progress` hears it meanwhile.
+
+    Spark's checkpoint keeps nothing that counts, except for sources that only it knows the progress of: without
+    `checkpoint` it lies in a temporary folder. `jars` is a folder with those of Spark's connector to Kafka, for streams
+    that read it. `Superseded` if another driver has started one of the streams.
+    """
+    _require_exactly_once(app.store)
+    chosen = choose(app, names)
+    _require_stores(app, (master or DEFAULT_MASTER) if spark is None else spark.sparkContext.master)
+    ending = stop or threading.Event()
+    with stopped_by_signals(ending), _java():
+        session = open_unless(ending, lambda: spark or _open_session(master, chosen, jars, lasting=not once))
+        if session is None:
+            return {stream.name: Counts() for stream in chosen}
+        _require_stores(app, session.sparkContext.master)
+        runs = _runs(session, app, chosen, parallelism)
+        with (
+            _kept(app.store, chosen),
+            _held(app.state, chosen),
+            _folder(checkpoint) as folder,
+            _started(runs, folder),
+        ):
+            watch = Watch(runs, app.state, progress)
+            (watch.until_drained if once else watch.until)(ending)
+    return {run.stream.name: run.counts for run in runs}
+
+
+def _require_stores(app: StreamSet, master: str | None) -> None:
+    """Refuse state and events on one machine's disk where tasks run on others."""
+    require_reachable(open_state(app.state), master)
+    if url_scheme(app.store).startswith("sqlite") and not is_local(master or ""):
+        raise UsageError(f"{app.store} is on one machine's disk; on a cluster keep events in PostgreSQL")
+
+
+def _runs(spark: "SparkSession", app: StreamSet, streams: Sequence[Stream], parallelism: int) -> list[StreamRun]:
+    with closing(open_state(app.state)) as state:
+        started = [state.start(stream.name, stream.parts) for stream in streams]
+    return [StreamRun(spark, app, stream, one, parallelism) for stream, one in zip(streams, started, strict=True)]
+
+
+def require_reachable(state: StateStore, master: str | None) -> None:
+    """Refuse state on one machine's disk where tasks run on others."""
+    if not state.shared and not is_local(master or ""):
+        raise UsageError(f"{state.url} is on one machine's disk; on a cluster keep the state in PostgreSQL")
+
+
+def _open_session(master: str | None, streams: Sequence[Stream], jars: str | None, *, lasting: bool) -> "SparkSession":
+    session = open_session(master, "penstock streams", jars=_needed_jars(streams, jars), lasting=lasting)
+    if not is_local(session.sparkContext.master or ""):
+        functions = [function for stream in streams for function in (stream.handler, stream.key)]
+        if (code := parcel_of(functions)) is not None:
+            session.sparkContext.addPyFile(str(code))
+    return session
+
+
+def choose(app: StreamSet, names: Sequence[str] | None = None) -> list[Stream]:
+    """An application's streams, or those of these names."""
+    unknown = sorted(set(names or ()) - app.streams.keys())
+    if unknown:
+        raise UsageError(f"there is no stream {unknown[0]!r}; there are: {', '.join(sorted(app.streams)) or 'none'}")
+    if not app.streams:
+        raise UsageError('this application has no streams: give it one, @app.stream("queue")')
+    return [stream for name, stream in app.streams.items() if names is None or name in names]
+
+
+def _needed_jars(streams: Sequence[Stream], folder: str | None) -> Sequence[Path]:
+    """What must be on Java's class path; once Java runs, it is too late."""
+    reads_kafka = any(isinstance(stream.source, Kafka) for stream in streams)
+    return connector_jars(folder) if reads_kafka and not is_running() else ()
+
+
+def _require_exactly_once(url: str) -> None:
+    """Refuse a store that can't take what streams emit exactly once."""
+    with closing(open_store(url)) as store:
+        require_staging(store.url, store.capabilities)
+
+
+@contextmanager
+def _kept(url: str, streams: Sequence[Stream]) -> Iterator[None]:
+    """While these run, what dead ones held comes back: nobody else may be there to reap it."""
+    lease_seconds = min(stream.lease_seconds for stream in streams)
+    with closing(open_store(url)) as store, Housekeeping(store, [], lease_seconds):
+        yield
+
+
+@contextmanager
+def _held(url: str, streams: Sequence[Stream]) -> Iterator[None]:
+    """While these run, their tasks find the state as the ones before left it."""
+    with ExitStack() as stack:
+        state = stack.enter_context(closing(open_state(url)))
+        for stream in streams:
+            stack.enter_context(state.held(stream.name))
+        yield
+
+
+@contextmanager
+def _folder(checkpoint: str | None) -> Iterator[str]:
+    if checkpoint is not None:
+        yield checkpoint
+        return
+    made = mkdtemp(prefix="penstock-streams-")
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+@contextmanager
+def _java() -> Iterator[None]:
+    """While Spark's Java process lives; that it was killed is told in a line."""
+    try:
+        yield
+    except Exception as error:
+        if java_is_gone(error):
+            raise gone(error) from None
+        raise
+
+
+@contextmanager
+def _started(runs: Sequence[StreamRun], folder: str) -> Iterator[None]:
+    try:
+        for run in runs:
+            run.launch(folder)
+        yield
+    finally:
+        for run in runs:
+            run.stop()
+        for run in runs:
+            run.finish()
+            for query in run.queries:
+                query.stop()
+            counts = run.counts
+            log.info(
+                "stream stops",
+                name=run.stream.name,
+                applied=counts.applied,
+                retried=counts.retried,
+                dead=counts.dead,
+            )
+        for run in runs:
+            run.close()

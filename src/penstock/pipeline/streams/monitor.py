@@ -1,0 +1,140 @@
+"""What a driver does while its streams run: it looks whether they are well and still its own, and tells how they
+fare."""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+
+from penstock.model.errors import PipelineError, StoreConflict, StoreUnavailable
+from penstock.pipeline.spark.errors import root_cause
+from penstock.pipeline.streams.jobs import superseded
+from penstock.pipeline.streams.run import Counts, StreamRun
+from penstock.streams.state.registry import open_state
+from penstock.telemetry import log
+
+LOOK_SECONDS = 0.2
+OWN_SECONDS = 5.0
+TELL_SECONDS = 10.0
+# What no stream is to end by: a machine with too much to do, as Spark waits ten seconds for a Python; and that the one
+# in which it asks a source how far it is was killed, of which Spark says no more than that the query ended.
+PASSING = re.compile(
+    r"Python worker failed to connect back|Broken pipe|Connection reset|terminated with exception:\s+SQLSTATE"
+)
+MOST_RESTARTS = 10
+
+Progress = Callable[[Mapping[str, Counts]], None]
+
+
+class Watch:
+    """Over streams that run. `Superseded` if another driver has started one of them, whether events come or not."""
+
+    def __init__(self, runs: Sequence[StreamRun], state: str, progress: Progress | None = None) -> None:
+        self._runs = runs
+        self._state = state
+        self._progress = progress
+        self._told = {run.stream.name: Counts() for run in runs}
+        self._told_at = self._looked_at = time.monotonic()
+        self._failure: Exception | None = None
+        self._restarts = 0
+        self._changing = threading.Lock()
+
+    def until(self, stop: threading.Event) -> None:
+        """Watch until told to stop."""
+        for run in self._runs:
+            run.start_ticking()
+        while not stop.wait(LOOK_SECONDS):
+            self._look()
+
+    def until_drained(self, stop: threading.Event) -> None:
+        """Watch until nothing is ready, in one stream after the other, or told to stop."""
+        draining = threading.Thread(target=self._drain, name="penstock-draining", daemon=True)
+        draining.start()
+        while draining.is_alive() and not stop.is_set():
+            draining.join(LOOK_SECONDS)
+            self._look()
+        if self._failure is not None and not stop.is_set():
+            raise PipelineError(f"a stream has failed: {root_cause(str(self._failure))}")
+
+    def _drain(self) -> None:
+        try:
+            for run in self._runs:
+                self._drain_events(run)
+                while run.tick():  # what fires may emit what is read here
+                    self._drain_events(run)
+        except Exception as error:
+            self._failure = error
+
+    def _drain_events(self, run: StreamRun) -> None:
+        """The source first: what fails there comes to the queue beside it."""
+        for at in range(len(run.queries)):
+            while not self._drained(run, at):
+                continue
+
+    def _drained(self, run: StreamRun, at: int) -> bool:
+        try:
+            run.queries[at].processAllAvailable()
+        except Exception:
+            if not self._restarted(run, at):
+                raise
+            return False
+        return True
+
+    def _restarted(self, run: StreamRun, at: int) -> bool:
+        """Whether a query that failed by what passes was started again, here or just now by another thread."""
+        with self._changing:
+            error = run.queries[at].exception()
+            if run.error is not None:
+                return False
+            if error is None:
+                return run.queries[at].isActive
+            if not PASSING.search(str(error)) or self._restarts >= MOST_RESTARTS:
+                return False
+            self._restarts += 1
+            log.warn("stream is started again", name=run.stream.name, error=root_cause(str(error)))
+            run.launch_again(at)
+            return True
+
+    def _look(self) -> None:
+        now = time.monotonic()
+        for run in self._runs:
+            self._look_at(run)
+        if now - self._looked_at >= OWN_SECONDS:
+            self._looked_at = now
+            self._require_own()
+        if now - self._told_at >= TELL_SECONDS:
+            self._tell(now - self._told_at)
+            self._told_at = now
+        if self._progress is not None:
+            self._progress({run.stream.name: run.counts for run in self._runs})
+
+    def _look_at(self, run: StreamRun) -> None:
+        for at, query in enumerate(run.queries):
+            if run.error is not None:
+                raise run.error
+            error = query.exception()
+            if error is not None and not self._restarted(run, at):
+                raise PipelineError(f"stream {run.stream.name} has failed: {root_cause(str(error))}")
+
+    def _require_own(self) -> None:
+        """A driver that has no events would else never hear of the one that took its place."""
+        state = open_state(self._state)
+        try:
+            known = {found.stream: found for found in state.streams()}
+        except (StoreConflict, StoreUnavailable):
+            return  # the next look may get through
+        finally:
+            state.close()
+        for run in self._runs:
+            if known.get(run.stream.name, run.started) != run.started:
+                raise superseded(run.started)
+
+    def _tell(self, seconds: float) -> None:
+        for run in self._runs:
+            before, now = asdict(self._told[run.stream.name]), asdict(run.counts)
+            fresh = {name: now[name] - before[name] for name in now if now[name] > before[name]}
+            self._told[run.stream.name] = replace(run.counts)
+            if fresh:
+                rate = fresh.get("applied", 0) / seconds
+                log.info("stream", name=run.stream.name, **fresh, applied_per_second=f"{rate:.1f}")

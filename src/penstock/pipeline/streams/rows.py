@@ -1,0 +1,173 @@
+"""The rows of a stream on their way from Spark to Python: as tables, one for each part, and as events."""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from penstock.model.errors import PipelineError
+from penstock.model.event import NO_HEADERS
+from penstock.pipeline.streams.sources.base import BLANK, COLUMNS
+from penstock.pipeline.streams.task_spec import Errand, part_and_key
+from penstock.streams.arrow_json import arrow
+from penstock.streams.event import StreamEvent
+from penstock.streams.state.api import EPOCH, Arrival, Position
+
+if TYPE_CHECKING:
+    from pyarrow import DataType, RecordBatch, Table
+
+KEYING = {"stream_key": "STRING", "key_error": "STRING"}
+
+Batches = Iterator["RecordBatch"]
+
+
+def events_in(batch: "RecordBatch | Table", keys: Sequence[str]) -> list[StreamEvent]:
+    """The events of rows, with these keys."""
+    columns = {name: values(batch, name) for name in COLUMNS if name not in ("seq", "token", "created_at")}
+    fields = zip(
+        columns["event_id"],
+        keys,
+        columns["payload"],
+        columns["event_type"],
+        [json.loads(text) if text else NO_HEADERS for text in columns["headers"]],
+        _moments(batch, "created_at"),
+        columns["replays"],
+        columns["attempts"],
+        columns["partition_key"],
+        columns["ordering_key"],
+        _positions(columns["line"], columns["offset"]),
+        [lease is not None for lease in columns["lease"]],
+        strict=True,
+    )
+    return list(map(_new_event, fields))
+
+
+def _positions(lines: list[str | None], offsets: list[int | None]) -> list[Position | None]:
+    placed = map(_new_position, zip(lines, offsets, strict=True))
+    return [None if one[0] is None else one for one in placed]
+
+
+def _moments(batch: "RecordBatch | Table", name: str) -> list[datetime | None]:
+    """Times, made by hand: Arrow takes twenty times as long for each that has a time zone."""
+    pa, _ = arrow()
+
+    micros: list[int | None] = batch.column(name).cast(pa.int64()).to_pylist()
+    return [None if one is None else EPOCH + timedelta(microseconds=one) for one in micros]
+
+
+def by_part(errand: Errand, batches: Batches) -> "Iterator[tuple[int, Table]]":
+    """What an errand is about of the rows that came, in the order of their parts."""
+    pa, pc = arrow()
+
+    given = list(batches)
+    if not given:
+        return
+    rows = _named(errand, _chosen(errand, widened(pa.Table.from_batches(given))))
+    found: list[Any] = rows.column("part").unique().to_pylist()
+    numbers = sorted(found)
+    for number in numbers:
+        yield number, rows if len(numbers) == 1 else rows.filter(pc.equal(rows.column("part"), number))
+
+
+def widened(rows: "Table") -> "Table":
+    """With all columns, those that the source hasn't being blank."""
+    pa, pc = arrow()
+
+    given: dict[str, Any] = dict(zip(rows.column_names, rows.columns, strict=True))
+    for name, kind in _kinds().items():
+        if name not in given:
+            given[name] = pa.repeat(pa.scalar(BLANK.get(name), kind), rows.num_rows)
+    if "stream_key" not in rows.column_names:
+        given["stream_key"] = _partition_keys(given["partition_key"])
+    if given["event_id"].null_count:  # they are known by where they stand
+        places = pc.binary_join_element_wise(given["line"], given["offset"].cast(pa.string()), "/")
+        given["event_id"] = pc.coalesce(given["event_id"], places)
+    whole: Table = pa.table(given)
+    return whole
+
+
+def _partition_keys(keys: Any) -> Any:
+    """Those that can be keys: see `stream_keys.own_key`."""
+    pa, pc = arrow()
+
+    unfit = pc.or_(pc.equal(keys, ""), pc.match_substring(keys, "\x00"))
+    return keys if not pc.any(unfit).as_py() else pc.if_else(unfit, pa.scalar(None, pa.string()), keys)
+
+
+def _kinds() -> "dict[str, DataType]":
+    """All columns, with their types."""
+    pa, _ = arrow()
+
+    text, number = pa.string(), pa.int64()
+    others = {"seq": number, "offset": number, "attempts": pa.int32(), "replays": pa.int32()}
+    kinds = {name: others.get(name, text) for name in (*KEYING, *COLUMNS)}
+    return kinds | {"created_at": pa.timestamp("us", tz="UTC")}
+
+
+def _named(errand: Errand, rows: "Table") -> "Table":
+    """With the lines of topics called as they are known."""
+    pa, pc = arrow()
+
+    if errand.topics is None:
+        return rows
+    lines = rows.column("line").unique()
+    called: list[str | None] = []
+    for line in lines.to_pylist():
+        topic, _, partition = ("", "", "") if line is None else line.partition("/")
+        if line is not None and topic not in errand.topics:
+            raise PipelineError(f"Kafka has no topic any more that records were read of: {topic}")
+        called.append(None if line is None else f"{errand.topics[topic]}/{partition}")
+    names = pa.array(called, pa.string()).take(pc.index_in(rows.column("line"), value_set=lines).combine_chunks())
+    return rows.set_column(rows.schema.get_field_index("line"), "line", names)
+
+
+def _chosen(errand: Errand, rows: "Table") -> "Table":
+    pa, _ = arrow()
+
+    if errand.parts is None and errand.only is None:
+        return rows
+    parts, ids, replays = (values(rows, name) for name in ("part", "event_id", "replays"))
+    wanted = [
+        (errand.parts is None or part in errand.parts) and (errand.only is None or arrival in errand.only)
+        for part, arrival in zip(parts, map(Arrival, ids, replays), strict=True)
+    ]
+    return rows.filter(pa.array(wanted, pa.bool_()))
+
+
+class Row(NamedTuple):
+    """An event, and what its source knows it by."""
+
+    place: tuple[str, int, int]
+    """Rows are processed in this order."""
+    key_error: str | None
+    seq: int
+    lease: str | None
+    token: str | None
+    event: StreamEvent
+
+
+def rows_in(errand: Errand, table: "Table") -> list[Row]:
+    """In the order in which they are processed."""
+    columns = {name: values(table, name) for name in (*KEYING, "line", "offset", "seq", "lease", "token")}
+    events = events_in(table, [key or "" for key in columns["stream_key"]])
+    errors, seqs = columns["key_error"], columns["seq"]
+    if None in columns["stream_key"]:  # why, Spark doesn't say
+        errors = [None if event.key else part_and_key(errand, event)[2] for event in events]
+    lines, offsets = [line or "" for line in columns["line"]], [offset or 0 for offset in columns["offset"]]
+    places = zip(lines, offsets, seqs, strict=True)
+    made = map(_new_row, zip(places, errors, seqs, columns["lease"], columns["token"], events, strict=True))
+    return sorted(made, key=_place)
+
+
+def values(batch: "RecordBatch | Table", name: str) -> list[Any]:
+    """A column."""
+    return batch.column(name).to_pylist()
+
+
+# What is made for each event is made without a call of Python's.
+_new_event: Callable[[tuple[Any, ...]], StreamEvent] = partial(tuple.__new__, StreamEvent)
+_new_position: Callable[[tuple[Any, ...]], Position] = partial(tuple.__new__, Position)
+_new_row: Callable[[tuple[Any, ...]], Row] = partial(tuple.__new__, Row)
+_place = itemgetter(0)

@@ -1,0 +1,377 @@
+"""The micro-batches of one stream, on the driver: run, tried again where a part could not be had, and acknowledged.
+
+A batch whose tasks die time and again holds an event that kills whoever runs it. It is looked for by halving the
+batch, and dies alone.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+from uuid import UUID
+
+from penstock.model.errors import PenstockError, PipelineError, SourceUnavailable, StoreConflict, StoreUnavailable
+from penstock.model.event import DEFAULT_QUEUE
+from penstock.model.lease import Lease, LeaseId, Token
+from penstock.model.outcome import Published
+from penstock.model.text import brief
+from penstock.pipeline.datasource.settle import by_lease
+from penstock.pipeline.spark.session import settings
+from penstock.pipeline.streams.jobs import Died, Row, Ticks
+from penstock.pipeline.streams.partitioning import keyed
+from penstock.pipeline.streams.results import OUTCOMES, UNTOLD, Trouble
+from penstock.pipeline.streams.sources.base import Feed
+from penstock.pipeline.streams.sources.registry import feeds_of
+from penstock.pipeline.streams.task import process
+from penstock.pipeline.streams.task_spec import ORDER, Errand
+from penstock.runtime.store_cache import store_of
+from penstock.streams.app import Stream, StreamSet
+from penstock.streams.engine.partition import Firing
+from penstock.streams.engine.work import Verdict
+from penstock.streams.state.api import Arrival, Started, Superseded
+from penstock.streams.state.registry import open_state
+from penstock.telemetry import log
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+TRIGGER = "100 milliseconds"
+# In a stream's checkpoint, that of the query for its own queue.
+OWN_CHECKPOINT = "own-queue"
+SETTINGS = {
+    # Planning a job anew while it runs takes longer than all the rest of a small batch.
+    "spark.sql.adaptive.enabled": "false",
+    # What a plan is made of goes to the tasks as it is: Spark needn't search closures for what they hold.
+    "spark.sql.execution.usePartitionEvaluator": "true",
+    # Spark checks its own optimizer after each of its steps.
+    "spark.sql.lightweightPlanChangeValidation": "false",
+    # To keep within a number of bytes, Spark adds up all columns again for each row: a fifth of a task's time. So few
+    # rows at a time that they fit, if they have less than 4 MB each.
+    "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647b",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
+    # On a local disk Hadoop keeps a checksum beside each file, and starts a process for each to set its mode: 6 ms for
+    # every line of a checkpoint. Without, the file that is renamed into its place is all there is to a line.
+    "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "fs.file.impl.disable.cache": "true",
+}
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 5.0
+FORGET_SECONDS = 3_600.0
+# More than this of one batch are no events that kill: whoever runs them is ill.
+MOST_CONDEMNED = 10
+KILLED = "the process that handled it died, each time, with no other event in its hands"
+TICK_SECONDS = 1.0
+STOP_SECONDS = 30.0
+
+Result = TypeVar("Result")
+
+
+class Stopped(Exception):
+    """The stream is told to stop while a batch waits."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What became of a stream's events so far."""
+
+    batches: int = 0
+    applied: int = 0
+    retried: int = 0
+    dead: int = 0
+    fired: int = 0
+    """Timers, and windows that closed."""
+
+
+class StreamRun:
+    """One stream's queries: one for its source, and one for the queue beside it, if there is one. One for both would be
+    planned for both, in every batch."""
+
+    def __init__(
+        self, spark: "SparkSession", app: StreamSet, stream: Stream, started: Started, parallelism: int
+    ) -> None:
+        self.stream = stream
+        self.started = started
+        self.counts = Counts()
+        self.error: PenstockError | None = None
+        """Why it ended, in its own words: Spark's would bury it."""
+        self._spark = spark
+        self.queries: list[StreamingQuery] = []
+        self._feeds = feeds_of(stream, app.store, parallelism)
+        self._errand = Errand(stream, started, app.store, app.state, self._feeds[0].tells)
+        self._acknowledged: dict[int, list[Arrival]] = {}
+        self._stopping = threading.Event()
+        self._busy = threading.Lock()
+        """Two jobs at once would fence one another."""
+        self._ticking: threading.Thread | None = None
+        self._ticks = Ticks(spark, self._errand)
+        self._folder = ""
+        self._forgot = 0.0
+        self._jobs = 0
+        log.info("stream runs", stream=stream.name, epoch=started.epoch, parts=started.parts)
+
+    def launch(self, folder: str) -> None:
+        """Start the queries, with their checkpoints in this folder."""
+        self._folder = folder
+        for at in range(len(self._feeds)):
+            self.queries.append(self._begin(at))
+
+    def launch_again(self, at: int) -> None:
+        """Start one of them once more, where its checkpoint is."""
+        self.queries[at] = self._begin(at)
+
+    def _begin(self, at: int) -> "StreamingQuery":
+        """Start a query; what Spark has against it is told in a line."""
+        from pyspark.errors import PySparkException
+
+        try:
+            return self._start(at)
+        except PySparkException as error:
+            raise PipelineError(f"stream {self.stream.name} can't be started: {brief(error)}") from error
+
+    def _start(self, at: int) -> "StreamingQuery":
+        feed = self._feeds[at]
+        # What a job is to know travels as a property of it where it is planned ahead, and has to be small then: not so
+        # where sources acknowledge.
+        ahead = not (feed.tells or feed.leases)
+        errand = replace(self._errand, ahead=ahead)
+        # Before the batches: what is here is planned once, what is in each of them every time, for a tenth of a second.
+        rows = keyed(feed.load(self._spark), errand)
+        if ahead:
+            rows = self._processed(rows, errand)
+        places = [self._folder, self.stream.name, feed.edition, OWN_CHECKPOINT if at else ""]
+        writer = rows.writeStream.foreachBatch(partial(self._handle, feed, errand))
+        writer = writer.queryName(f"penstock {self.stream.name}{' (own queue)' if at else ''}")
+        writer = writer.option("checkpointLocation", "/".join(filter(None, places)))
+        with settings(self._spark, SETTINGS):
+            return writer.trigger(processingTime=TRIGGER).start()
+
+    def _processed(self, rows: "DataFrame", errand: Errand) -> "DataFrame":
+        from pyspark.sql import functions as F  # noqa: N812
+
+        tasks = self._ticks.tasks
+        # By number: a hash would give some tasks many parts, and others none.
+        return rows.repartitionById(tasks, F.col("part") % tasks).mapInArrow(process(errand), OUTCOMES)
+
+    def stop(self) -> None:
+        """End what waits, and begin nothing more."""
+        self._stopping.set()
+        if self._ticking is not None:
+            self._ticking.join(STOP_SECONDS)
+
+    def finish(self) -> None:
+        """Wait for the batch in hand: it is acknowledged, or has failed."""
+        with self._busy:
+            return
+
+    def close(self) -> None:
+        """Its queries have ended."""
+        for feed in self._feeds:
+            feed.close()
+
+    def start_ticking(self) -> None:
+        """From now on, fire what is due also while no events come."""
+        if self.stream.has_timers:
+            self._ticking = threading.Thread(target=self._tick_on, daemon=True)
+            self._ticking.start()
+
+    def tick(self) -> bool:
+        """Fire what is due now in parts that have no events; returns whether anything has."""
+        if not self.stream.has_timers:
+            return False
+        with self._busy:
+            if self._is_drained():
+                self._ticks.drained()
+            fired = self._ticks.run()
+            self.counts.fired = self._ticks.fired
+        return fired
+
+    def _is_drained(self) -> bool:
+        """True if the source had nothing new when Spark last asked. Before the first answer, the message is another."""
+        if not self.queries:
+            return False
+        status = self.queries[0].status
+        return not status["isDataAvailable"] and str(status["message"]).startswith("Waiting for")
+
+    def _tick_on(self) -> None:
+        while not self._stopping.wait(TICK_SECONDS):
+            try:
+                while self.tick() and not self._stopping.is_set():
+                    continue
+            except Exception as error:
+                if not self._stopping.is_set():
+                    self.error = error if isinstance(error, PenstockError) else PipelineError(brief(error))
+                return
+
+    def _handle(self, feed: Feed, errand: Errand, batch: "DataFrame", _number: int) -> None:
+        """One batch. What ends the stream is kept, and Spark is not told: it would bury it, and shout."""
+        with self._busy:
+            try:
+                if self._stopping.is_set():
+                    raise Stopped
+                self._process(feed, errand, batch)
+            except (PenstockError, Stopped) as error:
+                self.error = self.error or (error if isinstance(error, PenstockError) else None)
+                self._stopping.set()
+                if not feed.leases:
+                    raise  # only Spark knows how far this source is: the batch must not count as done
+            except Exception as error:
+                if not self._stopping.is_set():
+                    self.error = PipelineError(f"stream {self.stream.name} has failed: {brief(error)}")
+                raise
+
+    def _process(self, feed: Feed, errand: Errand, batch: "DataFrame") -> None:
+        self._forget()
+        self._jobs = 0
+        topics = self._patiently(feed.topics)
+        errand = replace(errand, acknowledged=self._acknowledged, topics=topics)
+        try:
+            rows = self._run(batch, errand)
+        except Died as died:
+            log.warn("tasks died; looking for an event that kills them", stream=self.stream.name, error=died)
+            rows = self._run_carefully(batch, replace(errand, firing=Firing(limit=0)))
+        except Superseded:
+            self._release(batch, errand)
+            raise
+        self._trimmed({row["part"] for row in rows})
+        self.counts.applied += sum(int(row["error"]) for row in rows if row["outcome"] == UNTOLD)
+        rows = [row for row in rows if row["outcome"] != UNTOLD]
+        self._acknowledge(feed, rows if self._jobs == 1 else self._under_new_tokens(rows))
+
+    def _release(self, batch: "DataFrame", errand: Errand) -> None:
+        """The other driver is to have the batch's events at once, and not when their leases are over."""
+        store = store_of(self._errand.store)
+        try:
+            for lease, token in {(row["lease"], row["token"]) for row in self._list(batch, errand)}:
+                if lease is not None:
+                    store.release(Lease(LeaseId(UUID(lease)), Token(UUID(token)), DEFAULT_QUEUE))
+        except Exception as error:
+            log.warn("events stay leased for a while", stream=self.stream.name, error=brief(error))
+
+    def _run(self, batch: "DataFrame", errand: Errand) -> list[Row]:
+        """What became of all events of the batch, however long the state of some of them can't be reached."""
+        done: list[Row] = []
+        for pause in _pauses():
+            rows = self._job(batch, errand)
+            waiting = {row["part"]: row["error"] for row in rows if row["outcome"] == Trouble.WAITING}
+            done += [row for row in rows if row["outcome"] not in set(Trouble)]
+            if not waiting:
+                break
+            log.warn(
+                "parts are tried again", stream=self.stream.name, parts=len(waiting), error=next(iter(waiting.values()))
+            )
+            errand = replace(errand, parts=frozenset(waiting))
+            self._pause(pause)
+        return done
+
+    def _job(self, batch: "DataFrame", errand: Errand) -> list[Row]:
+        self._jobs += 1
+        errand = self._ticks.next_turn(errand)
+        if errand.ahead:
+            self._spark.sparkContext.setLocalProperty(ORDER, errand.order())
+            return self._ticks.collect(batch)
+        return self._ticks.collect(self._processed(batch, errand))
+
+    def _list(self, batch: "DataFrame", errand: Errand) -> list[Row]:
+        """The batch's events, those of each part in order."""
+        return self._job(batch, replace(errand, listing=True))
+
+    def _run_carefully(self, batch: "DataFrame", errand: Errand) -> list[Row]:
+        condemned: list[Arrival] = []
+        found = self._list(batch, errand)
+        arrivals = list(dict.fromkeys(Arrival(row["event_id"], row["replays"]) for row in found))
+        return self._halve(batch, errand, arrivals, condemned)
+
+    def _halve(
+        self, batch: "DataFrame", errand: Errand, arrivals: Sequence[Arrival], condemned: list[Arrival]
+    ) -> list[Row]:
+        """Run these events, those before others first; where their tasks die, each half for itself."""
+        try:
+            return self._run(batch, replace(errand, only=frozenset(arrivals)))
+        except Died as died:
+            if len(arrivals) > 1:
+                middle = len(arrivals) // 2
+                first = self._halve(batch, errand, arrivals[:middle], condemned)
+                return first + self._halve(batch, errand, arrivals[middle:], condemned)
+            condemned += arrivals
+            if len(condemned) > MOST_CONDEMNED:
+                raise PipelineError(f"more than {MOST_CONDEMNED} events kill whoever handles them: {died}") from died
+        log.warn("an event kills whoever handles it", stream=self.stream.name, event_id=arrivals[0].event_id)
+        verdicts = {arrivals[0]: Verdict(KILLED, final=True)}
+        return self._run(batch, replace(errand, only=frozenset(arrivals), condemned=verdicts))
+
+    def _under_new_tokens(self, rows: Sequence[Row]) -> list[Row]:
+        """Every job on a batch reads it again, and so repeats its claims: the tokens of the jobs before are void."""
+        leases = [LeaseId(UUID(lease)) for lease in {row["lease"] for row in rows} if lease is not None]
+        held = self._patiently(lambda: store_of(self._errand.store).held(leases))
+        tokens = {str(one.lease.lease_id): str(one.lease.token) for one in held}
+        return [{**row, "token": tokens.get(row["lease"], row["token"])} for row in rows]
+
+    def _acknowledge(self, feed: Feed, rows: Sequence[Row]) -> None:
+        """The state is committed: now the source may know. What it doesn't take any more comes again, and changes
+        nothing then."""
+        leased = [row for row in rows if row["lease"] is not None]
+        done = self._patiently(lambda: self._settle(leased))
+        others = [row for row in rows if row["lease"] is None]
+        if others:
+            self._patiently(lambda: feed.acknowledge([row["event_id"] for row in others]))
+        for row in rows:
+            if row["lease"] is None or (row["seq"] in done and row["outcome"] == "PUBLISHED"):
+                self._acknowledged.setdefault(row["part"], []).append(Arrival(row["event_id"], row["replays"]))
+        self._count(rows)
+
+    def _trimmed(self, parts: set[int]) -> None:
+        """These parts have forgotten what their source has the acknowledgement of; the others are yet to hear."""
+        self._acknowledged = {part: known for part, known in self._acknowledged.items() if part not in parts}
+
+    def _settle(self, rows: Sequence[Row]) -> set[int]:
+        """Returns the seqs of those that are in the state, and that the queue won't bring again."""
+        store = store_of(self._errand.store)
+        done: set[int] = set()
+        for lease, outcomes in by_lease(rows).items():
+            told = store.settle(lease, outcomes)
+            done |= {seq for seq in told.published | told.already_settled if isinstance(outcomes[seq], Published)}
+        return done
+
+    def _count(self, rows: Sequence[Row]) -> None:
+        outcomes = [row["outcome"] for row in rows]
+        self.counts.batches += 1
+        self.counts.applied += outcomes.count("PUBLISHED")
+        self.counts.retried += outcomes.count("RETRY")
+        self.counts.dead += outcomes.count("DEAD")
+        self.counts.fired = self._ticks.fired
+
+    def _forget(self) -> None:
+        """Now and then, what the inbox held for so long that nobody brings it again. Between batches: nobody else has
+        the parts."""
+        if time.monotonic() < self._forgot + FORGET_SECONDS and self._forgot:
+            return
+        self._forgot = time.monotonic()
+        state = open_state(self._errand.state)
+        try:
+            keep = self._feeds[0].remember_seconds
+            self._patiently(lambda: state.forget(self.stream.name, older_than_seconds=keep))
+        finally:
+            state.close()
+
+    def _patiently(self, call: Callable[[], Result]) -> Result:
+        for pause in _pauses():
+            try:
+                return call()
+            except (SourceUnavailable, StoreConflict, StoreUnavailable) as error:
+                log.warn("trying again", stream=self.stream.name, error=brief(error))
+            self._pause(pause)
+        raise AssertionError("pauses never end")
+
+    def _pause(self, seconds: float) -> None:
+        if self._stopping.wait(seconds):
+            raise Stopped
+
+
+def _pauses() -> Iterator[float]:
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        yield pause
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)

@@ -1,0 +1,88 @@
+"""What a stream reads, on Spark: each source as a DataFrame of the same columns, and how it is told what was done."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.streams.event import KEY_HEADER, ORIGIN_HEADER, STREAM_HEADER
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+COLUMNS = {
+    "seq": "BIGINT",
+    "event_id": "STRING",
+    "event_type": "STRING",
+    "payload": "BINARY",
+    "headers": "MAP<STRING, STRING>",
+    "partition_key": "STRING",
+    "ordering_key": "STRING",
+    "created_at": "TIMESTAMP",
+    "attempts": "INT",
+    "replays": "INT",
+    "lease": "STRING",
+    "token": "STRING",
+    "line": "STRING",
+    "offset": "BIGINT",
+}
+"""What every source brings. Rows are processed in the order of line, offset and seq. A lease and its token are of a
+queue, a line and an offset of a source whose order is fixed."""
+
+BLANK = {"attempts": 0, "replays": 0, "seq": 0, "event_type": ""}
+"""What stands in columns that are never null where a source has nothing."""
+
+STREAM_HEADERS = (ORIGIN_HEADER, KEY_HEADER, STREAM_HEADER)
+"""What a stream writes on events that it moved to its own queue. From elsewhere they would say what isn't so."""
+
+
+class Feed(Protocol):
+    """A source, on the driver."""
+
+    @property
+    def tells(self) -> bool:
+        """Whether it is to hear of its events one by one."""
+        ...
+
+    @property
+    def remember_seconds(self) -> float:
+        """For how long the inbox keeps events that nothing else takes out of it."""
+        ...
+
+    def load(self, spark: "SparkSession") -> "DataFrame":
+        """The stream, with those of the columns above that it has."""
+        ...
+
+    @property
+    def edition(self) -> str:
+        """What the checkpoint is of, once loaded: with another edition another checkpoint begins."""
+        ...
+
+    @property
+    def leases(self) -> bool:
+        """Whether its events are claimed."""
+        ...
+
+    def topics(self) -> Mapping[str, str] | None:
+        """Asked for each micro-batch: by the names of topics, what their lines are called; None if they are called as
+        they came. `StoreUnavailable` if that can't be told now."""
+        ...
+
+    def acknowledge(self, event_ids: Sequence[str]) -> None:
+        """The state holds these."""
+        ...
+
+    def close(self) -> None:
+        """Its stream has ended."""
+        ...
+
+
+class Steady:
+    """A source that is the same from its first batch to its last, and holds nothing open."""
+
+    edition = ""
+    leases = False
+
+    def topics(self) -> None:
+        return None
+
+    def close(self) -> None:
+        """Nothing to close."""

@@ -1,0 +1,122 @@
+"""Any streaming DataFrame as a stream's source: what its rows are known by, and what of them is the payload."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from penstock.model.errors import UsageError
+from penstock.pipeline.streams.sources.base import STREAM_HEADERS, Steady
+from penstock.streams.sources import Frame
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+FIELDS = (
+    "event_id",
+    "event_type",
+    "payload",
+    "headers",
+    "partition_key",
+    "ordering_key",
+    "created_at",
+    "line",
+    "offset",
+)
+"""The columns that are fields of an event. All others are the user's own, whatever they are called."""
+
+
+class FrameFeed(Steady):
+    """Rows of a DataFrame. Spark's checkpoint alone knows how far it is."""
+
+    tells = False
+
+    def __init__(self, source: Frame) -> None:
+        self._source = source
+        self.remember_seconds = source.remember_seconds
+
+    def load(self, spark: "SparkSession") -> "DataFrame":
+        from pyspark.sql import DataFrame
+
+        frame = self._source.open(spark)
+        if not isinstance(frame, DataFrame) or not frame.isStreaming:
+            raise UsageError("a Frame source is a function that takes the session and returns a streaming DataFrame")
+        return events_of(frame)
+
+    def acknowledge(self, event_ids: Sequence[str]) -> None:
+        """Nothing: Spark's checkpoint has it."""
+
+
+def events_of(frame: "DataFrame") -> "DataFrame":
+    """Rows as events. A row that can't be known by anything ends the stream: it could be processed twice."""
+    given = set(frame.columns)
+    by_id, by_offset = "event_id" in given, {"line", "offset"} <= given
+    if not by_id and not by_offset:
+        raise UsageError("a DataFrame needs a column event_id, or line and offset, that its events are known by")
+    chosen = {name: frame[name] for name in FIELDS if name in given}
+    chosen["payload"] = _payload(frame)
+    if "headers" in given:
+        chosen["headers"] = _headers(frame)
+    if not by_offset:
+        for name in ("line", "offset"):
+            chosen.pop(name, None)
+        chosen["event_id"] = _required(frame["event_id"].cast("string"), "event_id")
+    else:
+        chosen |= _position(frame, by_id=by_id)
+    return frame.select(*(column.alias(name) for name, column in chosen.items()))
+
+
+def _position(frame: "DataFrame", *, by_id: bool) -> "dict[str, Column]":
+    """Where there is an id, too, a row may be without a line, and is known by the id then."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    line, offset = frame["line"].cast("string"), frame["offset"].cast("bigint")
+    placed = _required(F.when(offset >= 0, offset), "offset of 0 or more")
+    if not by_id:
+        return {"line": _required(line, "line"), "offset": placed}
+    known = frame["event_id"].cast("string")
+    known = F.when(line.isNull(), _required(known, "event_id")).otherwise(known)
+    return {"line": line, "offset": F.when(line.isNotNull(), placed), "event_id": known}
+
+
+def _required(column: "Column", name: str) -> "Column":
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.coalesce(column, F.raise_error(F.lit(f"a row of the DataFrame has no {name}")))
+
+
+def _payload(frame: "DataFrame") -> "Column":
+    """Text and bytes as they are, else JSON; without such a column a JSON object of the user's own ones."""
+    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if "payload" in frame.columns:
+        nested = isinstance(frame.schema["payload"].dataType, ArrayType | MapType | StructType)
+        payload = _json(frame["payload"]) if nested else frame["payload"]
+    else:
+        own = [name for name in frame.columns if name not in FIELDS]
+        if not own:
+            raise UsageError("a DataFrame needs a column payload, or columns of its own to make one of")
+        payload = _json(F.struct(*(F.col("`" + name.replace("`", "``") + "`") for name in own)))
+    return F.coalesce(payload if _is_binary(frame) else payload.cast("string").cast("binary"), F.lit(b""))
+
+
+def _is_binary(frame: "DataFrame") -> bool:
+    from pyspark.sql.types import BinaryType
+
+    return "payload" in frame.columns and isinstance(frame.schema["payload"].dataType, BinaryType)
+
+
+def _json(column: "Column") -> "Column":
+    """With a null where a value is missing: a handler is to find every name."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.to_json(column, {"ignoreNullFields": "false"})
+
+
+def _headers(frame: "DataFrame") -> "Column":
+    from pyspark.sql import functions as F  # noqa: N812
+    from pyspark.sql.types import MapType
+
+    if not isinstance(frame.schema["headers"].dataType, MapType):
+        raise UsageError("the column headers of a DataFrame is a map of strings")
+    texts = frame["headers"].cast("map<string, string>")
+    return F.map_filter(texts, lambda name, value: value.isNotNull() & ~name.isin(*STREAM_HEADERS))

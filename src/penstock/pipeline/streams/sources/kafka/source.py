@@ -1,0 +1,183 @@
+"""Topics of Kafka as a stream's source, through Spark's own connector.
+
+Their order is fixed: the state holds how far it is in each partition. A topic that was deleted and made anew has its
+old name and begins again at offset 0, so a partition is known by the id of its topic, too.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from penstock.model.errors import PipelineError, StoreUnavailable, UsageError
+from penstock.pipeline.streams.sources.base import STREAM_HEADERS
+from penstock.pipeline.streams.sources.kafka.connector_jars import ways_to_give_it
+from penstock.pipeline.streams.sources.kafka.topic_ids import TopicIds
+from penstock.streams.sources import REMEMBER_SECONDS, Kafka
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+TYPE_HEADER = "penstock-event-type"
+TOMBSTONE_HEADER = "penstock-tombstone"
+KEY_ENCODING_HEADER = "penstock-key-encoding"
+# What only this side of Kafka may say of an event.
+OWN_HEADERS = (*STREAM_HEADERS, TOMBSTONE_HEADER, KEY_ENCODING_HEADER)
+
+DEFAULTS = {
+    "startingOffsets": "earliest",
+    "maxOffsetsPerTrigger": "100000",
+    # What Kafka has thrown away before it was read is an error to see: whoever can do without it says so.
+    "failOnDataLoss": "true",
+    # Records of transactions that were given up are none.
+    "kafka.isolation.level": "read_committed",
+}
+NOT_THEIRS = ("kafka.bootstrap.servers", "subscribe", "subscribepattern", "assign", "includeheaders")
+
+
+class KafkaFeed:
+    """Records of topics. Kafka isn't told anything: the state and Spark's checkpoint know how far it is."""
+
+    tells = False
+    leases = False
+    remember_seconds = REMEMBER_SECONDS
+
+    def __init__(self, source: Kafka) -> None:
+        self._source = source
+        self._options = reader_options(source)
+        self._ids: TopicIds | None = None
+        self._known: Mapping[str, str] = {}
+
+    def load(self, spark: "SparkSession") -> "DataFrame":
+        records = _records(spark, self._options)
+        self._ids = TopicIds(spark, self._source, self._options)
+        try:
+            self._known = self._ids.ask()
+        except StoreUnavailable as error:
+            self.close()
+            raise PipelineError(str(error)) from error
+        return events_of(records)
+
+    @property
+    def edition(self) -> str:
+        """Of which topics the checkpoint tells: of others it says nothing, whatever their names are."""
+        told = ",".join(f"{name}@{topic_id}" for name, topic_id in sorted(self._known.items()))
+        return hashlib.sha256(told.encode()).hexdigest()[:12]
+
+    def topics(self) -> Mapping[str, str]:
+        """Each `topic` as `topic@id`; brokers before Kafka 2.8 have no ids."""
+        assert self._ids is not None, "a batch comes after load"
+        now = self._ids.ask()
+        for name, topic_id in now.items():
+            if self._known.get(name, topic_id) != topic_id:
+                raise PipelineError(
+                    f"Kafka's topic {name} was deleted and made anew while it was read: start the stream again, and it "
+                    "reads the new topic from its beginning"
+                )
+        self._known = {**self._known, **now}
+        return {name: f"{name}@{known}" if known else name for name, known in self._known.items()}
+
+    def acknowledge(self, event_ids: Sequence[str]) -> None:
+        """Nothing: the state has it."""
+
+    def close(self) -> None:
+        if self._ids is not None:
+            self._ids.close()
+            self._ids = None
+
+
+def reader_options(source: Kafka) -> dict[str, str]:
+    """What Spark's connector is told: what was given, over the defaults."""
+    for name in source.options:
+        if name.lower() in NOT_THEIRS:
+            raise UsageError(f"the option {name} is not yours to set: Kafka(servers, topics, pattern=…) decides it")
+    # Spark doesn't tell capitals in the names of options.
+    given = {name.lower() for name in source.options}
+    usual = {name: value for name, value in DEFAULTS.items() if name.lower() not in given}
+    return {
+        **usual,
+        **source.options,
+        "kafka.bootstrap.servers": source.servers,
+        "subscribePattern" if source.pattern else "subscribe": source.topics,
+        "includeHeaders": "true",
+    }
+
+
+def _records(spark: "SparkSession", options: Mapping[str, str]) -> "DataFrame":
+    from pyspark.errors import AnalysisException, IllegalArgumentException
+
+    reader = spark.readStream.format("kafka").options(**options)
+    try:
+        return reader.load()
+    except IllegalArgumentException as error:
+        raise UsageError(f"Kafka can't be read so: {' '.join(str(error).split())}") from error
+    except Exception as error:
+        lacks = isinstance(error, AnalysisException) and "data source" in str(error).lower()
+        if not lacks and "NoClassDefFoundError" not in str(error):
+            raise
+        raise UsageError(
+            f"the Spark session that runs was started without the connector to Kafka, or a part of it: "
+            f"{ways_to_give_it()}, in a process that has not started Spark yet"
+        ) from error
+
+
+def events_of(records: "DataFrame") -> "DataFrame":
+    """Records of Spark's connector as events, which are known by their places."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    key, value = records["key"], records["value"]
+    readable = _text(key).isNotNull() & ~F.contains(_text(key), F.lit("\x00"))
+    line = F.concat_ws("/", records["topic"], records["partition"].cast("string"))
+    headers = _headers(records["headers"])
+    marks = (
+        _mark(value.isNull(), TOMBSTONE_HEADER, "true"),
+        _mark(key.isNotNull() & ~readable, KEY_ENCODING_HEADER, "base64"),
+    )
+    return records.select(
+        F.coalesce(F.try_element_at(headers, F.lit(TYPE_HEADER)), records["topic"]).alias("event_type"),
+        F.coalesce(value, F.lit(b"")).alias("payload"),
+        F.map_concat(headers, *marks).alias("headers"),
+        F.when(readable, _text(key)).otherwise(_base64(key)).alias("partition_key"),
+        records["timestamp"].alias("created_at"),
+        line.alias("line"),
+        records["offset"].alias("offset"),
+    )
+
+
+def _text(column: "Column") -> "Column":
+    """Bytes as text; null where they are none."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.try_validate_utf8(column.cast("string"))
+
+
+def _base64(column: "Column") -> "Column":
+    """Some settings of Spark break it into lines."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.replace(F.base64(column), F.lit("\r\n"), F.lit(""))
+
+
+def _headers(column: "Column") -> "Column":
+    """Kafka allows a name twice: the last one counts. What is no text is left out."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    def add(found: "Column", header: "Column") -> "Column":
+        others = F.map_filter(found, lambda name, _: name != header["key"])
+        return F.map_concat(others, F.create_map(header["key"], _text(header["value"])))
+
+    def usable(header: "Column") -> "Column":
+        return _text(header["value"]).isNotNull() & ~header["key"].isin(*OWN_HEADERS)
+
+    return F.aggregate(F.coalesce(F.filter(column, usable), F.array()), _no_headers(), add)
+
+
+def _mark(holds: "Column", name: str, value: str) -> "Column":
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.when(holds, F.create_map(F.lit(name), F.lit(value))).otherwise(_no_headers())
+
+
+def _no_headers() -> "Column":
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return F.create_map().cast("map<string, string>")

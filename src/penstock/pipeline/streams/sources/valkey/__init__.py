@@ -1,0 +1,1 @@
+"""Valkey and Redis streams."""

@@ -1,0 +1,258 @@
+"""Consumer groups of Valkey and Redis streams: whether there is anything to take, taking it, and acknowledging it.
+
+The group is the truth: what it has handed out and was never acknowledged is given again, first to whom it was given,
+and once it has lain idle to anybody. Clients open once per process and never travel.
+"""
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+from valkey import Valkey
+from valkey.exceptions import (
+    AuthenticationError,
+    AuthenticationWrongNumberOfArgsError,
+    AuthorizationError,
+    ClusterDownError,
+    NoPermissionError,
+    ReadOnlyError,
+    ResponseError,
+    TryAgainError,
+    ValkeyError,
+)
+from valkey.exceptions import ConnectionError as LostConnection
+from valkey.exceptions import TimeoutError as NoAnswer
+
+from penstock.config.options import known_options
+from penstock.config.urls import mask_url
+from penstock.model.errors import PenstockError, PipelineError, SourceUnavailable, UsageError
+from penstock.pipeline.streams.sources.valkey.entries import Entry, EntryId, entry_of, in_order
+from penstock.publish.valkey import CLIENT_OPTIONS, open_client, replies_of
+
+PAGE = 1_000
+BEGINNING = "0"
+ONLY_NEW = "$"
+
+_REFUSED = (AuthenticationError, AuthenticationWrongNumberOfArgsError, AuthorizationError, NoPermissionError)
+_PASSING = (LostConnection, NoAnswer, OSError, ReadOnlyError, ClusterDownError, TryAgainError)
+# What older servers say to XAUTOCLAIM, XPENDING with IDLE, and ranges that leave out their first id.
+_TOO_OLD = re.compile(r"unknown command|syntax error|Invalid stream ID", re.IGNORECASE)
+_NO_GROUP = re.compile(r"NOGROUP|no such key", re.IGNORECASE)
+
+
+@lru_cache(maxsize=8)
+def client_of(url: str) -> Valkey:
+    """The process's own client, not connected before it is used."""
+    return open_client(url, known_options(url, CLIENT_OPTIONS))
+
+
+class Group:
+    """One consumer group of one stream."""
+
+    def __init__(self, url: str, stream: str, name: str) -> None:
+        self.stream = stream
+        self.name = name
+        self._url = url
+
+    def ensure(self, start: str) -> None:
+        """Create the group, and the stream, unless they are there; of those that are, nothing changes."""
+        with self._plain_errors() as client:
+            if self._position(client) is not None:
+                return
+            try:
+                client.xgroup_create(self.stream, self.name, id=start, mkstream=True)
+            except ResponseError as error:
+                if not str(error).startswith("BUSYGROUP"):  # another was faster
+                    raise
+
+    def has_something(self, consumers: Iterable[str], min_idle_time_ms: int) -> bool:
+        """Whether these consumers would be given anything: what is theirs, what nobody sees to, or what is new."""
+        with self._plain_errors() as client:
+            return (
+                any(client.xpending_range(self.stream, self.name, "-", "+", 1, one) for one in consumers)
+                or self._first_idle(client, min_idle_time_ms) is not None
+                or self._has_new(client)
+            )
+
+    def own(self, consumer: str, limit: int) -> list[Entry]:
+        """What this consumer was given and never acknowledged. Entries deleted since are acknowledged away."""
+        found: list[Entry] = []
+        after = EntryId(0, 0)
+        with self._plain_errors() as client:
+            while len(found) < limit:
+                page = self._read(client, consumer, str(after), min(PAGE, limit - len(found)))
+                if not page:
+                    break
+                found += self._entries(page)
+                after = EntryId.parse(page[-1][0])
+                self._forget(client, [entry_id for entry_id, fields in page if not fields])
+            return self._counted(client, consumer, found)
+
+    def idle(self, consumer: str, limit: int, min_idle_time_ms: int) -> list[Entry]:
+        """What others were given and have left for so long. Entries deleted since the server itself forgets, or, one
+        before version 7, hands over: then they are the consumer's own next time."""
+        found: list[Entry] = []
+        with self._plain_errors() as client:
+            cursor = self._first_idle(client, min_idle_time_ms) if limit > 0 else None
+            while cursor is not None and len(found) < limit:
+                count = min(PAGE, limit - len(found))
+                reply: Any = client.xautoclaim(self.stream, self.name, consumer, min_idle_time_ms, cursor, count)
+                found += self._entries(reply[1])
+                cursor = None if EntryId.parse(reply[0]) == (0, 0) else reply[0]
+            return self._counted(client, consumer, found)
+
+    def new(self, consumer: str, limit: int) -> list[Entry]:
+        """What nobody was given yet."""
+        found: list[Entry] = []
+        with self._plain_errors() as client:
+            while len(found) < limit:
+                page = self._read(client, consumer, ">", min(PAGE, limit - len(found)))
+                if not page:
+                    break
+                found += self._entries(page)
+        return found
+
+    def acknowledge(self, entry_ids: Sequence[str], *, delete: bool) -> int:
+        """Acknowledge entries, and delete them from the stream too if told so; how many were pending."""
+        with self._plain_errors() as client:
+            pipeline: Any = client.pipeline(transaction=delete)  # its methods have no types
+            for start in range(0, len(entry_ids), PAGE):
+                page = entry_ids[start : start + PAGE]
+                pipeline.xack(self.stream, self.name, *page)
+                if delete:
+                    pipeline.xdel(self.stream, *page)
+            replies = replies_of(client, pipeline)
+            if failed := [reply for reply in replies if isinstance(reply, Exception)]:
+                raise failed[0]
+            return sum(int(str(reply)) for reply in (replies[::2] if delete else replies))
+
+    def _position(self, client: Any) -> str | None:
+        """The id of the last entry that anybody was given; None where there is no group."""
+        try:
+            groups = client.xinfo_groups(self.stream)
+        except ResponseError as error:
+            if _NO_GROUP.search(str(error)):
+                return None
+            raise
+        found = (group["last-delivered-id"].decode() for group in groups if group["name"] == self.name.encode())
+        return next(found, None)
+
+    def _has_new(self, client: Any) -> bool:
+        """The server's own count, the lag, is sometimes unknown, and its last id may be that of a deleted entry: it is
+        asked for the next entry instead."""
+        position = self._position(client)
+        if position is None:
+            raise PipelineError(_gone(self.stream, self.name))
+        return bool(client.xrange(self.stream, f"({position}", "+", count=1))
+
+    def _first_idle(self, client: Any, min_idle_time_ms: int) -> bytes | None:
+        found = client.xpending_range(self.stream, self.name, "-", "+", 1, idle=min_idle_time_ms)
+        return found[0]["message_id"] if found else None
+
+    def _read(self, client: Any, consumer: str, after: str, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        streams = client.xreadgroup(self.name, consumer, {self.stream: after}, count=count)
+        return list(streams[0][1]) if streams else []
+
+    def _entries(self, page: Iterable[tuple[bytes | None, dict[bytes, bytes]]]) -> Iterator[Entry]:
+        """An entry without fields was deleted: no other can have none."""
+        for entry_id, fields in page:
+            if entry_id is not None and fields:
+                yield Entry(self.stream, EntryId.parse(entry_id), fields)
+
+    def _forget(self, client: Any, entry_ids: Collection[bytes]) -> None:
+        if entry_ids:
+            client.xack(self.stream, self.name, *entry_ids)
+
+    def _counted(self, client: Any, consumer: str, entries: Sequence[Entry]) -> list[Entry]:
+        """The entries with how often they were delivered before, which the server counts."""
+        if not entries:
+            return []
+        ids = [entry.entry_id for entry in entries]
+        deliveries = dict(self._deliveries(client, consumer, min(ids), max(ids)))
+        return [
+            Entry(entry.stream, entry.entry_id, entry.fields, deliveries.get(entry.entry_id, 1) - 1)
+            for entry in entries
+        ]
+
+    def _deliveries(self, client: Any, consumer: str, first: EntryId, last: EntryId) -> Iterator[tuple[EntryId, int]]:
+        start: str | None = str(first)
+        while start is not None:
+            page = client.xpending_range(self.stream, self.name, start, str(last), PAGE, consumer)
+            for one in page:
+                yield EntryId.parse(one["message_id"]), one["times_delivered"]
+            start = f"({page[-1]['message_id'].decode()}" if len(page) == PAGE else None
+
+    @contextmanager
+    def _plain_errors(self) -> Iterator[Any]:
+        """The client, whose errors become those that a person can act upon."""
+        client = client_of(self._url)
+        try:
+            yield client
+        except (ValkeyError, OSError) as error:
+            if isinstance(error, ReadOnlyError):
+                # The server became a replica: the next command looks up anew who answers at this address.
+                client.connection_pool.disconnect()
+            raise plain_error(error, self._url, self.stream, self.name) from None
+
+
+def plain_error(error: Exception, url: str, stream: str, group: str) -> PenstockError:
+    """What a server's or the connection's error means, in words that say what to do."""
+    shown, said = mask_url(url), mask_url(str(error))
+    if isinstance(error, _REFUSED):
+        return UsageError(f"{shown} refuses these credentials, or they may not do this: {said}")
+    if isinstance(error, _PASSING):
+        return SourceUnavailable(f"{shown} can't be used now: {said}")
+    if said.startswith("WRONGTYPE"):
+        return UsageError(
+            f"the key {stream!r} at {shown} holds no stream, but something else; give the key of a stream"
+        )
+    if _NO_GROUP.search(said):
+        return PipelineError(_gone(stream, group))
+    if _TOO_OLD.search(said):
+        return UsageError(f"{shown} is too old: consumer groups need Valkey, or Redis from 6.2 on ({said})")
+    return PipelineError(f"{shown} refused a command on the stream {stream!r}: {said}")
+
+
+def _gone(stream: str, group: str) -> str:
+    """From the beginning all would come twice that was acknowledged, from anywhere else what was not would be lost:
+    that is for a person to decide."""
+    return (
+        f"the consumer group {group!r} of the stream {stream!r} is gone, and with it the record of what was "
+        f"acknowledged; make it again with XGROUP CREATE {stream} {group} 0 MKSTREAM, after which all entries come "
+        "again, or with an entry's id instead of 0, after which those behind it come"
+    )
+
+
+def take(
+    groups: Sequence[Group], consumer: str, *, limit: int, min_idle_time_ms: int, first_turn: int = 0
+) -> list[Entry]:
+    """Up to `limit` entries for this consumer, the oldest first: its own unacknowledged ones before those that others
+    left, and those before new ones. Which stream comes first changes with `first_turn`, so that none starves."""
+    turn = first_turn % len(groups)
+    in_turn = [*groups[turn:], *groups[:turn]]
+    taken: list[Entry] = []
+    for group in in_turn:
+        taken += group.own(consumer, limit - len(taken))
+    for group in in_turn:
+        taken += group.idle(consumer, limit - len(taken), min_idle_time_ms)
+    for group in in_turn:
+        taken += group.new(consumer, limit - len(taken))
+    return in_order(taken)
+
+
+def acknowledge(url: str, group: str, event_ids: Iterable[str], *, delete_acknowledged: bool = False) -> int:
+    """Tell the group that these events are done with, and say how many of them were pending.
+
+    To be called once their effects are committed. A server that is away is a `SourceUnavailable`, and may be left at
+    that: what was not acknowledged comes again. Events of a group that is not there any more count for nothing.
+    """
+    by_stream: dict[str, list[str]] = {}
+    for event_id in event_ids:
+        stream, entry_id = entry_of(event_id)
+        by_stream.setdefault(stream, []).append(entry_id)
+    return sum(
+        Group(url, stream, group).acknowledge(entry_ids, delete=delete_acknowledged)
+        for stream, entry_ids in by_stream.items()
+    )

@@ -1,0 +1,214 @@
+"""`format("penstock-valkey")`: the entries of Valkey and Redis streams as a streaming DataFrame, by consumer groups.
+
+Partition i reads as a consumer of its own, and what that consumer was given and never acknowledged is given to it
+again, first of all. So a batch that runs again has at least what is left of it, and may have more. The group is the
+truth; Spark's offset only counts, and remembers the consumers' names. `acknowledge` is for when all is committed.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+from penstock.config.extras import needs_extra
+from penstock.config.options import flag, whole_number
+from penstock.config.urls import url_scheme
+from penstock.model.errors import SourceUnavailable, UnknownScheme, UsageError
+from penstock.pipeline.datasource.columns import arrow_schema
+from penstock.pipeline.datasource.reader import recognised
+from penstock.pipeline.streams.sources.valkey.entries import COLUMNS, Entry, Rows, pages
+from penstock.telemetry import log
+
+with needs_extra("format penstock-valkey", "valkey"):
+    from penstock.pipeline.streams.sources.valkey.consumer_group import (
+        BEGINNING,
+        ONLY_NEW,
+        Group,
+        acknowledge,
+        client_of,
+        take,
+    )
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyspark.sql import SparkSession
+
+__all__ = ["StreamOptions", "ValkeyDataSource", "acknowledge", "register"]
+
+FORMAT = "penstock-valkey"
+SCHEMES = ("redis", "rediss", "valkey", "valkeys")
+STARTS = {"beginning": BEGINNING, "new": ONLY_NEW}
+WAIT_SECONDS = 0.5
+
+Offset = dict[str, Any]
+
+
+def register(spark: "SparkSession") -> None:
+    """Make `format("penstock-valkey")` known to a session."""
+    spark.dataSource.register(ValkeyDataSource)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """The options of `format("penstock-valkey")`, checked."""
+
+    url: str
+    stream: str
+    group: str
+    consumer: str | None = None
+    partitions: int = 1
+    limit: int = 10_000
+    min_idle_time_ms: int = 60_000
+    payload_field: str = "payload"
+    start: str = "beginning"
+    patient: bool = False
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> "StreamOptions":
+        given = recognised(options, cls.__dataclass_fields__, FORMAT)
+        for name in ("url", "stream", "group"):
+            if not given.get(name, "").strip(" ,"):
+                raise UsageError(f"format {FORMAT} needs the option {name}")
+        numbers = {name: whole_number(given, name) for name in ("partitions", "limit", "min_idle_time_ms")}
+        converted: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
+        checked = cls(**{**given, **converted, "patient": flag(given, "patient", False)})
+        checked.check()
+        return checked
+
+    def check(self) -> None:
+        """Say what can be said before anything is asked of the server."""
+        if self.start not in STARTS:
+            raise UsageError(f"start is {' or '.join(STARTS)}, not {self.start!r}")
+        if url_scheme(self.url) not in SCHEMES:
+            raise UnknownScheme(f"format {FORMAT} takes URLs that begin with {', '.join(f'{s}:' for s in SCHEMES)}")
+        client_of(self.url)
+
+    def groups(self) -> list[Group]:
+        """The group in each of the streams."""
+        names = dict.fromkeys(name.strip() for name in self.stream.split(","))
+        return [Group(self.url, name, self.group) for name in names if name]
+
+
+class ValkeyDataSource(DataSource):
+    """Options: url, stream (several with commas), group, consumer (a prefix), partitions, limit (entries a batch and
+    partition), min_idle_time_ms, payload_field, start (beginning or new, for a group that is not there yet) and
+    patient (a server that can't be reached is waited for, and doesn't end the stream)."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        # Here, at `load()`: PySpark hides an error of a stream's reader behind one of its own.
+        self._checked = StreamOptions.parse(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+
+    def streamReader(self, schema: Any) -> "EntryReader":  # noqa: ARG002, N802
+        return EntryReader(self._checked)
+
+
+class ConsumerPartition(InputPartition):
+    """One consumer's part of micro-batch `batch`."""
+
+    def __init__(self, batch: int, index: int, consumer: str) -> None:
+        super().__init__((batch, index, consumer))
+        self.batch = batch
+        self.index = index
+        self.consumer = consumer
+
+
+class EntryReader(DataSourceStreamReader):
+    """Takes entries, on the executors."""
+
+    def __init__(self, options: StreamOptions) -> None:
+        self._options = options
+        self._waits = False
+
+    def initialOffset(self) -> Offset:  # noqa: N802
+        """Without a name given, the consumers get one that no other query has; the checkpoint keeps it."""
+        return {"b": 0, "n": 0, "c": self._options.consumer or f"penstock-{uuid4().hex[:12]}"}
+
+    def latestOffset(self, start: Offset, limit: Any) -> Offset:  # noqa: ARG002, N802
+        """The next batch, if there is anything for it. The batch before it has ended, and all that it was going to
+        acknowledge is acknowledged: what is still pending for its consumers is to come again."""
+        following = {
+            "b": start["b"] + 1,
+            "n": self._options.partitions,
+            "c": self._options.consumer or start["c"],
+        }
+        try:
+            found = self._finds_something(following)
+        except SourceUnavailable as error:
+            self._wait_for(error)
+            return start
+        self._waits = False
+        return following if found else start
+
+    def _finds_something(self, following: Offset) -> bool:
+        groups = self._options.groups()
+        if following["b"] == 1:
+            # Later a group that is gone must not come back unnoticed: it would give again what was acknowledged.
+            for group in groups:
+                group.ensure(STARTS[self._options.start])
+        consumers = [partition.consumer for partition in _partitions(following)]
+        return any(group.has_something(consumers, self._options.min_idle_time_ms) for group in groups)
+
+    def _wait_for(self, error: SourceUnavailable) -> None:
+        """Only the patient wait, and say so once."""
+        if not self._options.patient:
+            raise error
+        if not self._waits:
+            log.warn("waits for a stream's server", error=error)
+        self._waits = True
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[ConsumerPartition]:
+        return [] if start == end else _partitions(end)
+
+    def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
+        assert isinstance(partition, ConsumerPartition)
+        rows = Rows(self._options.payload_field)
+        for page in pages(self._take(partition)):
+            yield _record_batch([rows.row(entry) for entry in page])
+        if rows.dropped_headers:
+            log.warn(
+                "headers of stream entries were dropped, because they are not UTF-8",
+                stream=self._options.stream,
+                count=rows.dropped_headers,
+            )
+
+    def _take(self, partition: ConsumerPartition) -> list[Entry]:
+        """From the beginning again after a connection was lost: what got lost with it is the consumer's own by now."""
+        while True:
+            try:
+                return take(
+                    self._options.groups(),
+                    partition.consumer,
+                    limit=self._options.limit,
+                    min_idle_time_ms=self._options.min_idle_time_ms,
+                    first_turn=partition.batch + partition.index,
+                )
+            except SourceUnavailable as error:
+                self._wait_for(error)
+                time.sleep(WAIT_SECONDS)
+
+
+def _partitions(offset: Offset) -> list[ConsumerPartition]:
+    return [ConsumerPartition(offset["b"], index, f"{offset['c']}-{index}") for index in range(offset["n"])]
+
+
+def _record_batch(rows: list[dict[str, Any]]) -> "RecordBatch":
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_pylist(rows, schema=_schema())
+
+
+@lru_cache(maxsize=1)
+def _schema() -> Any:
+    return arrow_schema(COLUMNS)

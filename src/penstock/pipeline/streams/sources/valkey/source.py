@@ -1,0 +1,38 @@
+"""Streams of Valkey and Redis as a source of a stream."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from penstock.pipeline.streams.sources.base import Steady
+from penstock.pipeline.streams.sources.valkey.datasource import StreamOptions, acknowledge, register
+from penstock.streams.sources import REMEMBER_SECONDS, Valkey
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class ValkeyFeed(Steady):
+    """Entries of Valkey's streams. Only one driver reads under the stream's name: it has its entries again at once."""
+
+    tells = True
+    remember_seconds = REMEMBER_SECONDS
+
+    def __init__(self, source: Valkey, consumer: str) -> None:
+        self._source = source
+        self._options = {
+            "url": source.url,
+            "stream": source.stream,
+            "group": source.group,
+            "consumer": consumer,
+            "min_idle_time_ms": str(source.min_idle_time_ms),
+            "patient": "true",
+            **source.options,
+        }
+        StreamOptions.parse(self._options)  # Spark would bury what is wrong with them
+
+    def load(self, spark: "SparkSession") -> "DataFrame":
+        register(spark)
+        return spark.readStream.format("penstock-valkey").options(**self._options).load()
+
+    def acknowledge(self, event_ids: Sequence[str]) -> None:
+        acknowledge(self._source.url, self._source.group, event_ids)

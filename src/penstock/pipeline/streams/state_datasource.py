@@ -1,0 +1,134 @@
+"""The state of a stream as a DataFrame, also while the stream runs: `read`, and `format("penstock-state")`.
+
+One partition for each part of the stream, which is read where its task runs: nothing goes through the driver's memory.
+Each part is read as it is committed at that moment; parts don't wait for each other.
+
+Keys are named by an option, and not by the query's filters: Spark keeps what a filter has narrowed for every later
+query on the same DataFrame, also for those without it.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from penstock.model.errors import UsageError
+from penstock.pipeline.streams.driver import require_reachable
+from penstock.streams.app import part_of
+from penstock.streams.state.api import Started
+from penstock.streams.state.registry import DEFAULT_STATE, open_state
+from penstock.streams.state_reader import Kept, find_stream, look
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyspark.sql import DataFrame, SparkSession
+
+NAME = "penstock-state"
+COLUMNS = "key STRING, part INT, state STRING, expires_at TIMESTAMP"
+READ_PAGE = 5_000
+
+
+def read(
+    spark: "SparkSession", stream: str, *, state: str = DEFAULT_STATE, keys: Sequence[str] | None = None
+) -> "DataFrame":
+    """The state of a stream: a row for each key, or for each of these, with `state` as JSON."""
+    with closing(open_state(state)) as store:
+        require_reachable(store, spark.sparkContext.master)
+        find_stream(store, stream)
+    spark.dataSource.register(StateDataSource)
+    options = {"stream": stream, "state": state} | ({} if keys is None else {"keys": json.dumps(list(keys))})
+    return spark.read.format(NAME).options(**options).load()
+
+
+@dataclass(frozen=True, slots=True)
+class StateOptions:
+    """The options of `format("penstock-state")`, checked."""
+
+    stream: str
+    state: str = DEFAULT_STATE
+    keys: frozenset[str] | None = None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> "StateOptions":
+        given: dict[str, Any] = {name.lower(): value for name, value in options.items()}
+        unknown = sorted(given.keys() - cls.__dataclass_fields__.keys())
+        if unknown:
+            raise UsageError(f"format {NAME} has no option {unknown[0]!r}; it takes stream, state and keys")
+        if "stream" not in given:
+            raise UsageError(f'format {NAME} needs to know which stream: .option("stream", …)')
+        return cls(**given | ({"keys": _keys(given["keys"])} if "keys" in given else {}))
+
+
+def _keys(text: str) -> frozenset[str]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or not all(isinstance(key, str) for key in found):
+        raise UsageError(f'keys must be an array of JSON, such as ["ada", "bob"], not {text!r}')
+    return frozenset(found)
+
+
+class StateDataSource(DataSource):
+    """Options: stream, the name of one; state, the URL of its state store; keys, an array of JSON, if only those."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self._checked = StateOptions.parse(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> str:
+        return COLUMNS
+
+    def reader(self, schema: Any) -> "StateReader":  # noqa: ARG002
+        return StateReader(self._checked)
+
+
+class StatePartition(InputPartition):
+    """One part of the stream."""
+
+    def __init__(self, started: Started, number: int) -> None:
+        super().__init__(number)
+        self.started = started
+        self.number = number
+
+
+class StateReader(DataSourceReader):
+    """Reads state part by part; single keys are looked up, and only in the parts that have them."""
+
+    def __init__(self, options: StateOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[StatePartition]:
+        with closing(open_state(self._options.state)) as store:
+            started = find_stream(store, self._options.stream)
+        if self._options.keys is None:
+            return [StatePartition(started, number) for number in range(started.parts)]
+        numbers = sorted({part_of(key, started.parts) for key in self._options.keys})
+        return [StatePartition(started, number) for number in numbers or [0]]  # of none Spark would make one
+
+    def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
+        assert isinstance(partition, StatePartition)
+        with closing(open_state(self._options.state)) as store:
+            found = look(store, partition.started, self._options.keys, part=partition.number)
+            while page := list(islice(found, READ_PAGE)):
+                yield _record_batch(page)
+
+
+def _record_batch(page: Sequence[Kept]) -> "RecordBatch":
+    import pyarrow as pa
+
+    columns: dict[str, Any] = {
+        "key": pa.array([kept.key for kept in page], pa.string()),
+        "part": pa.array([kept.part for kept in page], pa.int32()),
+        "state": pa.array([kept.state for kept in page], pa.string()),
+        "expires_at": pa.array([kept.expires_at for kept in page], pa.timestamp("us", tz="UTC")),
+    }
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))

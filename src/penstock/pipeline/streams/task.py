@@ -1,0 +1,205 @@
+"""A stream's work on the executors: which part a row belongs to, and the transaction of each part.
+
+State stores and the outbox open once per worker process, lazily. What travels is the stream itself, a small value with
+the user's functions.
+"""
+
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
+
+from penstock.model.errors import PenstockError, StoreConflict, StoreError, StoreUnavailable
+from penstock.model.event import DEFAULT_QUEUE
+from penstock.model.lease import Lease, LeaseId, Token
+from penstock.model.text import brief
+from penstock.pipeline.streams.results import (
+    LISTED,
+    TURN,
+    UNTOLD,
+    Told,
+    Trouble,
+    all_alike,
+    all_published,
+    tell,
+    told_of,
+)
+from penstock.pipeline.streams.rows import KEYING, Batches, Row, by_part, events_in, rows_in, values, widened
+from penstock.pipeline.streams.task_spec import Errand, part_and_key
+from penstock.runtime.store_cache import store_of
+from penstock.store.api import Part as StagedPart
+from penstock.streams.engine.arrow_work import HandlerFailed, in_order, is_plain, run_table
+from penstock.streams.engine.partition import take_turn
+from penstock.streams.engine.work import Verdict
+from penstock.streams.state.api import Fenced, Part, StateStore, Superseded
+from penstock.streams.state.registry import open_state
+from penstock.telemetry import log
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch, Table
+
+# So many more things than before, so many times, until the young, the older and the oldest are searched for garbage.
+COLLECTING = (100_000, 20, 100)
+
+
+def assign(errand: Errand) -> Callable[[Batches], Batches]:
+    """Adds to each row its key and the part that belongs to. A key that can't be had fails its own event only."""
+
+    def run(batches: Batches) -> Batches:
+        import pyarrow as pa
+
+        for batch in batches:
+            rows = widened(pa.Table.from_batches([batch]))
+            keyed = [part_and_key(errand, event) for event in events_in(rows, [""] * batch.num_rows)]
+            parts = pa.array([part for part, _, _ in keyed], pa.int32())
+            keys = pa.array([key for _, key, _ in keyed], pa.string())
+            errors = pa.array([error for _, _, error in keyed], pa.string())
+            names = ["part", *KEYING, *batch.schema.names]
+            yield pa.RecordBatch.from_arrays([parts, keys, errors, *batch.columns], names=names)
+
+    return run
+
+
+def process(errand: Errand) -> Callable[[Batches], Batches]:
+    """Runs the transaction of each part among the rows, and tells what became of every event."""
+
+    def run(batches: Batches) -> Batches:
+        told = errand.as_ordered()
+        with _rarely_collecting():
+            for number, rows in by_part(told, batches):
+                if told.listing:
+                    yield from all_alike(number, in_order(rows), LISTED)
+                else:
+                    yield from _outcomes(told, number, rows)
+
+    return run
+
+
+def tick(errand: Errand) -> Callable[[Batches], Batches]:
+    """Gives a turn, without events, to those of the parts in the rows that the errand is about."""
+
+    def run(batches: Batches) -> Batches:
+        for batch in batches:
+            for number in values(batch, "part"):
+                if errand.parts is None or number in errand.parts:
+                    yield from _outcomes(errand, number, None)
+
+    return run
+
+
+@contextmanager
+def _rarely_collecting() -> Iterator[None]:
+    """Let Python look for garbage less often: it does so whenever many small things were made, and rows are many small
+    things of which not one is garbage. It would take a third of the time."""
+    before = gc.get_threshold()
+    gc.set_threshold(*COLLECTING)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def _outcomes(errand: Errand, number: int, rows: "Table | None") -> "list[RecordBatch]":
+    try:
+        with _held(errand, rows):
+            return _process_part(errand, number, rows)
+    except Superseded as error:
+        told = Told(Trouble.SUPERSEDED, str(error))
+    except (Fenced, StoreConflict, StoreUnavailable) as error:
+        told = Told(Trouble.WAITING, brief(error))
+    except PenstockError as error:
+        told = Told(Trouble.BROKEN, brief(error))
+    return [told_of(number, [told])]
+
+
+def _process_part(errand: Errand, number: int, rows: "Table | None") -> "list[RecordBatch]":
+    part = _state(errand.state).open_part(errand.started, number)
+    try:
+        part.trim(errand.acknowledged.get(number, ()))
+        told = None if rows is None else _as_a_table(errand, number, part, rows)
+        if told is None:
+            told = [told_of(number, _one_by_one(errand, number, part, [] if rows is None else rows_in(errand, rows)))]
+        _send(errand, number, part)
+    finally:
+        part.close()
+    return told
+
+
+def _as_a_table(errand: Errand, number: int, part: Part, rows: "Table") -> "list[RecordBatch] | None":
+    """What became of the events of a batch handler; None if they have to be looked at one by one."""
+    if errand.stream.batch is None or errand.condemned or not is_plain(rows):
+        return None
+    ordered = in_order(rows)
+    try:
+        with part.transaction() as tx:
+            run_table(tx, errand.stream, ordered, time.time())
+    except HandlerFailed:
+        return None
+    return all_published(errand, number, ordered)
+
+
+def _one_by_one(errand: Errand, number: int, part: Part, rows: list[Row]) -> list[Told]:
+    unkeyed = {row.event.arrival: Verdict(row.key_error) for row in rows if row.key_error is not None}
+    firing = replace(errand.firing, lull=errand.lulls.get(number))
+    condemned = {**unkeyed, **errand.condemned}
+    events = [row.event for row in rows]
+    results, turn = take_turn(part, errand.stream, events, time.time(), condemned, firing)
+    outcomes = zip(rows, results, strict=True)
+    told = [tell(row, result.outcome) for row, result in outcomes if errand.tells or row.lease is not None]
+    if len(told) < len(rows):
+        told.append(Told(UNTOLD, str(len(rows) - len(told))))
+    return told if turn is None else [*told, Told(TURN, None, turn=turn.text())]
+
+
+@contextmanager
+def _held(errand: Errand, rows: "Table | None") -> Iterator[None]:
+    """Keep the leases of these rows for as long as their handlers take."""
+    named: set[tuple[str, str]] = set()
+    if rows is not None and rows.column("lease").null_count < rows.num_rows:
+        pairs = zip(values(rows, "lease"), values(rows, "token"), strict=True)
+        named = {(lease, token) for lease, token in pairs if lease is not None}
+    seconds = errand.stream.lease_seconds
+    leases = [Lease(LeaseId(UUID(lease)), Token(UUID(token)), DEFAULT_QUEUE, seconds) for lease, token in named]
+    if not leases:
+        yield
+        return
+    done = threading.Event()
+    keeping = threading.Thread(target=_keep, args=(errand, leases, done), daemon=True)
+    keeping.start()
+    try:
+        yield
+    finally:
+        done.set()
+        keeping.join()
+
+
+def _keep(errand: Errand, leases: list[Lease], done: threading.Event) -> None:
+    while leases and not done.wait(errand.stream.lease_seconds / 3):
+        try:
+            leases = store_of(errand.store).extend(leases)
+        except StoreError as error:
+            log.warn("leases can't be extended yet", stream=errand.stream.name, error=brief(error))
+
+
+def _send(errand: Errand, number: int, part: Part) -> None:
+    """Put what was emitted into the outbox, which takes each numbered batch once, however often it comes."""
+    write_id = uuid5(NAMESPACE_OID, f"{errand.started.identity}/{errand.stream.name}/{number}")
+    store = store_of(errand.store)
+    for outgoing in part.outgoing():
+        staged = StagedPart(UUID(int=uuid4().int), write_id, outgoing.batch)
+        store.stage(staged, outgoing.events)
+        store.commit_staged(write_id, outgoing.batch, {staged.part_id: len(outgoing.events)}, once=True)
+        part.sent(outgoing.batch)
+
+
+_states: dict[str, StateStore] = {}
+
+
+def _state(url: str) -> StateStore:
+    if url not in _states:
+        _states[url] = open_state(url)
+    return _states[url]

@@ -1,0 +1,1 @@
+"""Parts that relays, streams, workers and jobs share."""

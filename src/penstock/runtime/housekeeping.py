@@ -1,0 +1,77 @@
+"""Housekeeping of a long-running process: reap expired leases, tend the tables, announce the process."""
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from uuid import uuid4
+
+from penstock.model.errors import PenstockError
+from penstock.model.stats import Relay
+from penstock.store.api import Store
+from penstock.telemetry import log
+
+REAP_SECONDS = 5.0
+TEND_SECONDS = 60.0
+SIGN_OFF_SECONDS = 1.0
+
+
+class Housekeeping:
+    """A thread that reaps expired leases, tends the tables, and announces the process."""
+
+    def __init__(
+        self,
+        store: Store,
+        served: Sequence[tuple[str, str]],
+        lease_seconds: float,
+        on_reaped: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """Announce a relay for each queue and destination in `served`."""
+        host = f"{socket.gethostname()}:{os.getpid()}"
+        self._store = store
+        self._relays = [Relay(uuid4(), queue, destination, host) for queue, destination in served]
+        self._on_reaped = on_reaped
+        self._every_seconds = min(REAP_SECONDS, lease_seconds / 2)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="penstock-housekeeping", daemon=True)
+
+    def __enter__(self) -> "Housekeeping":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join(timeout=SIGN_OFF_SECONDS)
+        if self._thread.is_alive():
+            return  # the store doesn't answer: others see by the missing heartbeat that this relay has gone
+        try:
+            for relay in self._relays:
+                self._store.forget(relay.relay_id)
+        except PenstockError as error:
+            log.debug("could not sign off", cause=error)
+
+    def _run(self) -> None:
+        tended = 0.0
+        reachable = True
+        while True:
+            try:
+                for relay in self._relays:
+                    self._store.beat(relay)
+                self._reap()
+                if time.monotonic() - tended > TEND_SECONDS:
+                    self._store.tend()
+                    tended = time.monotonic()
+                if not reachable:
+                    log.info("the store is back")
+                reachable = True
+            except PenstockError as error:
+                log.warn("housekeeping failed, trying again", cause=error)
+                reachable = False
+            if self._over.wait(self._every_seconds):
+                return
+
+    def _reap(self) -> None:
+        while not self._over.is_set() and (count := self._store.reap()):
+            self._on_reaped(count)
+            log.warn("reaped events of expired leases", events=count)

@@ -1,0 +1,49 @@
+"""Heartbeats of the leases that a process holds, from one thread."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock.model.errors import PenstockError
+from penstock.model.lease import Lease
+from penstock.store.api import Store
+
+
+class LeaseKeeper:
+    """Heartbeats for whatever leases this process holds, from one thread, so that slow publishing keeps its lease."""
+
+    def __init__(self, store: Store, every_seconds: float) -> None:
+        self._store = store
+        self._every_seconds = every_seconds
+        self._held: dict[Lease, float] = {}
+        self._changed = threading.Lock()
+        self._over = threading.Event()
+        threading.Thread(target=self._beat, name="penstock-heart", daemon=True).start()
+
+    @contextmanager
+    def beating(self, lease: Lease) -> Iterator[None]:
+        with self._changed:
+            self._held[lease] = time.monotonic()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._held.pop(lease, None)
+
+    def stop(self) -> None:
+        self._over.set()
+
+    def _beat(self) -> None:
+        while not self._over.wait(self._every_seconds / 2):
+            due = time.monotonic() - self._every_seconds / 2
+            with self._changed:
+                old = [lease for lease, since in self._held.items() if since <= due]
+            if old:
+                self._extend(old)
+
+    def _extend(self, leases: list[Lease]) -> None:
+        try:
+            self._store.extend(leases)
+        except PenstockError:
+            return  # the next beat tries again; if none comes through, settling says what was lost

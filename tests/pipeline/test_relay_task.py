@@ -1,0 +1,153 @@
+"""What a relay is told and what its tasks decide, without Spark."""
+
+import gc
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from socket import socketpair
+
+import pytest
+
+from penstock.model.errors import NotInitialised, StoreError, UnknownScheme, UsageError
+from penstock.model.lifecycle import OrderPolicy, State
+from penstock.model.outcome import RELEASED, Dead, Retry
+from penstock.model.selection import Selection
+from penstock.outbox import Outbox, connect
+from penstock.pipeline.counts import MAX_TROUBLES, SliceCounts
+from penstock.pipeline.datasource.sender import FIRST_PIECE, PIECE, SLOW_SECONDS, Dispatch, Pace, blocked_keys
+from penstock.pipeline.relay.driver import run_relay
+from penstock.pipeline.relay.spec import RelayOptions, RelayTaskSpec
+from penstock.pipeline.relay.task import MAX_REFUSALS, carry, open_resources
+from penstock.pipeline.spark.slices import Slice
+from penstock.store.sql.store import SqlStore
+from penstock.testing.events import delivery
+
+
+@pytest.mark.parametrize("name", ["batch", "parallelism", "lease_seconds", "slice_seconds", "max_deliveries"])
+def test_numbers_that_can_not_be_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=f"^{name.replace('_', ' ')} must be greater than 0, not 0$"):
+        RelayOptions(store="sqlite://", destination="null:", **{name: 0})  # type: ignore[arg-type]
+
+
+def test_a_destination_that_nobody_knows_is_refused_before_anything_starts() -> None:
+    with pytest.raises(UnknownScheme, match="no destination answers to carrier-pigeon"):
+        RelayOptions(store="sqlite://", destination="carrier-pigeon://loft")
+
+
+def test_a_store_without_tables_is_told_before_spark_starts(postgres_url: str) -> None:
+    with pytest.raises(NotInitialised, match="penstock init"):
+        run_relay(RelayOptions(store=postgres_url, destination="null:", once=True))
+
+
+def pace_of_a_fast_destination() -> Pace:
+    pace = Pace()
+    while pace.size < PIECE:
+        pace.learn(pace.size, 0.001)
+    return pace
+
+
+def test_a_destination_is_handed_more_while_it_is_quick() -> None:
+    pace = Pace()
+    assert pace.size == FIRST_PIECE
+    pace.learn(FIRST_PIECE, 0.001)
+    assert pace.size == 2 * FIRST_PIECE
+    pace.learn(2 * FIRST_PIECE, 1.0)
+    assert pace.size == 2 * FIRST_PIECE
+
+
+def test_a_short_piece_says_nothing_about_long_ones() -> None:
+    pace = pace_of_a_fast_destination()
+    pace.learn(1, 0.001)
+    assert pace.size == PIECE
+
+
+def test_a_destination_that_takes_long_for_each_event_is_handed_fewer() -> None:
+    pace = pace_of_a_fast_destination()
+    for _ in range(10):
+        pace.learn(pace.size, pace.size * 0.1)
+    assert pace.size * 0.1 <= SLOW_SECONDS
+
+
+def test_a_destination_that_takes_long_for_any_call_is_not_handed_ever_fewer() -> None:
+    pace = pace_of_a_fast_destination()
+    sizes = []
+    for _ in range(20):
+        pace.learn(pace.size, 3.0)
+        sizes.append(pace.size)
+    assert min(sizes) >= PIECE // 4
+
+
+def test_what_was_released_holds_up_its_key_under_either_policy() -> None:
+    failed, behind, dead = delivery(ordering_key="a"), delivery(ordering_key="b"), delivery(ordering_key="c")
+    outcomes = {failed.seq: Retry("down"), behind.seq: RELEASED, dead.seq: Dead("bad")}
+    assert blocked_keys([failed, behind, dead], outcomes, OrderPolicy.BLOCK) == {"a", "b"}
+    assert blocked_keys([failed, behind, dead], outcomes, OrderPolicy.SKIP) == {"b"}
+
+
+def test_a_tally_tells_each_trouble_once_and_not_all_of_a_thousand() -> None:
+    tally = SliceCounts()
+    for number in range(1_000):
+        tally.trouble(f"trouble {number % 100}")
+    assert tally.troubles == [f"trouble {number}" for number in range(MAX_TROUBLES)]
+
+
+@pytest.fixture
+def outbox(tmp_path: Path) -> Iterator[Outbox]:
+    with connect(f"sqlite:///{tmp_path}/penstock.db") as made:
+        made.store.initialise()
+        yield made
+
+
+def drain(outbox: Outbox) -> SliceCounts:
+    """Run a task of a relay that drains, one event at a time."""
+    assert isinstance(outbox.store, SqlStore)
+    until = outbox.store.now() + timedelta(seconds=1)
+    errand = RelayTaskSpec(
+        store=outbox.store.url,
+        queue="outbox",
+        batch=1,
+        lease_seconds=60.0,
+        dispatch=Dispatch(destination="null:"),
+        until=until,
+    )
+    here, there = socketpair()
+    threshold = gc.get_threshold()
+    try:
+        with here, there:
+            return carry(errand, Slice(0, 0, 60.0, here))
+    finally:
+        open_resources(errand).let_go()
+        gc.set_threshold(*threshold)
+
+
+def refuse_to_settle(outbox: Outbox, condition: str) -> None:
+    with outbox.store.transaction() as connection:
+        connection.exec_driver_sql(
+            f"CREATE TRIGGER refusing BEFORE INSERT ON penstock_archive WHEN {condition} "
+            "BEGIN SELECT RAISE(ABORT, 'not this one'); END"
+        )
+
+
+def test_an_event_that_the_store_refuses_to_settle_does_not_stop_the_others(outbox: Outbox) -> None:
+    outbox.emit_many([outbox.event("x", str(number)) for number in range(5)])
+    refuse_to_settle(outbox, "NEW.seq IN (1, 4)")
+    tally = drain(outbox)
+    assert (tally.claimed, tally.published, tally.drained) == (5, 3, True)
+    (trouble,) = tally.troubles
+    assert trouble.endswith("refused: not this one")
+
+
+def test_a_relay_that_drains_ends_when_the_store_refuses_everything(outbox: Outbox) -> None:
+    outbox.emit_many([outbox.event("x", str(number)) for number in range(2 * MAX_REFUSALS)])
+    refuse_to_settle(outbox, "true")
+    with pytest.raises(StoreError, match="refused: not this one"):
+        drain(outbox)
+    assert len(outbox.store.find(Selection(states=frozenset({State.CLAIMED}))).records) == MAX_REFUSALS
+
+
+def test_a_relay_whose_tables_are_gone_ends(outbox: Outbox) -> None:
+    outbox.emit("x")
+    with outbox.store.transaction() as connection:
+        connection.exec_driver_sql("DROP TABLE penstock_leases")
+    with pytest.raises(NotInitialised, match="penstock init"):
+        drain(outbox)
