@@ -16,7 +16,7 @@ from penstock import Outbox, Selection
 from penstock.admin.doctor import Check, Level, examine
 from penstock.alembic import PREFIX
 
-GUIDE = Path(__file__).resolve().parent.parent / "docs" / "stores.md"
+GUIDE = Path(__file__).resolve().parent.parent / "docs" / "guides" / "stores.md"
 ENV = """
 from alembic import context
 from sqlalchemy import Column, Index, Integer, MetaData, String, Table

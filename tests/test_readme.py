@@ -1,19 +1,31 @@
-"""The README's blocks run as they stand, from top to bottom, in one folder."""
+"""The commands and programs of README and of the tutorial run as printed, from top to bottom, in one folder.
+
+A Python block whose first line is a comment with a file name is saved under this name. A command line that ends with
+"# until Ctrl-C" is interrupted after it has settled all events.
+"""
 
 import os
 import re
-import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parents[1] / "README.md"
+from penstock.outbox import connect
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "docs" / "tutorial" / "getting-started.md"]
+STORE = "sqlite:///shop.db"
+UNTIL_INTERRUPTED = "# until Ctrl-C"
+LIMIT = 180
 
 
-def blocks() -> list[tuple[str, str]]:
-    found = re.findall(r"^```(python|sh)\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
+def blocks(page: Path) -> list[tuple[str, str]]:
+    found = re.findall(r"^```(python|sh)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     return [(kind, text) for kind, text in found if not text.startswith("make ")]
 
 
@@ -21,27 +33,65 @@ def make_targets() -> set[str]:
     return set(re.findall(r"^make (\w+)", README.read_text(), re.MULTILINE))
 
 
-def test_the_make_commands_exist() -> None:
+def test_make_commands_exist() -> None:
     makefile = README.with_name("Makefile").read_text()
     assert make_targets() >= {"demo", "test"}
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in make_targets())
 
 
+def test_readme_shows_no_test_support() -> None:
+    assert "penstock.testing" not in README.read_text()
+
+
 @pytest.mark.spark
 @pytest.mark.slow
-def test_the_blocks_run(tmp_path: Path) -> None:
-    output = Path("/tmp/penstock-readme")
-    shutil.rmtree(output, ignore_errors=True)
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    environment["PENSTOCK_STORE"] = "sqlite:///shop.db"
-    assert len(blocks()) >= 4
-    for kind, text in blocks():
-        command = [sys.executable, "-c", text] if kind == "python" else ["sh", "-ec", text]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=180, check=False
-        )
-        assert done.returncode == 0, f"{text}\n{done.stdout}\n{done.stderr}"
-    lines = [line for path in output.rglob("*.jsonl") for line in path.read_text().splitlines()]
-    shutil.rmtree(output)
-    assert len(lines) == 1
-    assert '"order.placed"' in lines[0]
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PENSTOCK_STORE", STORE)
+    assert len(blocks(page)) >= 4
+    for kind, text in blocks(page):
+        if kind == "python":
+            run_program(text)
+        else:
+            run_commands(text)
+    (line,) = [line for path in (tmp_path / "events").iterdir() for line in path.read_text().splitlines()]
+    assert '"order.placed"' in line
+
+
+def run_program(text: str) -> None:
+    name = re.match(r"# (\w+\.py)\n", text)
+    if name:
+        Path(name[1]).write_text(text)
+    else:
+        run([sys.executable, "-c", text])
+
+
+def run_commands(text: str) -> None:
+    lines = text.splitlines()
+    if not lines[-1].endswith(UNTIL_INTERRUPTED):
+        run(["sh", "-ec", text])
+        return
+    run(["sh", "-ec", "\n".join(lines[:-1])])
+    with subprocess.Popen(["sh", "-ec", f"exec {lines[-1]}"]) as process:
+        try:
+            await_settled(process)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(LIMIT) == 0
+        finally:
+            process.kill()
+
+
+def run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert done.returncode == 0, f"{command[-1]}\n{done.stdout}\n{done.stderr}"
+
+
+def await_settled(process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + LIMIT
+    with connect(STORE) as outbox:
+        while unsettled := [queue for queue in outbox.store.stats().queues if queue.pending or queue.claimed]:
+            assert process.poll() is None, f"ended with exit code {process.returncode} and left {unsettled}"
+            assert time.monotonic() < deadline, f"not settled after {LIMIT} s: {unsettled}"
+            time.sleep(0.1)

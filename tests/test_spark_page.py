@@ -1,4 +1,4 @@
-"""The blocks of docs/spark.md run as they stand, from top to bottom, as one script."""
+"""The blocks of docs/guides/spark.md run as they stand, from top to bottom, as one script."""
 
 import re
 import subprocess
@@ -14,7 +14,7 @@ from penstock.pipeline.datasource.columns import COLUMNS as READ
 from penstock.pipeline.datasource.reader import SourceOptions
 from penstock.pipeline.datasource.writer import COLUMNS as WRITTEN
 
-PAGE = (Path(__file__).parents[1] / "docs" / "spark.md").read_text()
+PAGE = (Path(__file__).parents[1] / "docs" / "guides" / "spark.md").read_text()
 
 
 def test_every_column_and_option_is_named() -> None:

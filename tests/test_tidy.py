@@ -23,8 +23,6 @@ LONGER: dict[str, str] = {}
 # The brackets keep these patterns from finding themselves.
 UNFINISHED = re.compile(r"\b(?:TO[D]O|FIX[M]E|XX[X])\b")
 MACHINE_PATH = re.compile(r"(?<![\w.~}\])-])/(?:roo[t]\b|wor[k]/|hom[e]/\w|User[s]/\w)")
-FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\(<?([^)\s>]+)|^\[[^\]]+\]:\s*(\S+)", re.MULTILINE)
 
 
 @cache
@@ -108,23 +106,6 @@ def test_no_path_of_one_machine_is_written_down() -> None:
     assert found(MACHINE_PATH) == []
 
 
-def test_local_links_lead_somewhere() -> None:
-    dead = [
-        f"{path}: {target}"
-        for path, text in texts()
-        if path.suffix == ".md"
-        for target in local_targets(text)
-        if not (ROOT / path.parent / target).exists()
-    ]
-    assert dead == []
-
-
-def local_targets(text: str) -> list[str]:
-    targets = ("".join(match.groups("")) for match in LINK.finditer(FENCE.sub("", text)))
-    without_anchors = (target.partition("#")[0] for target in targets)
-    return [target for target in without_anchors if target and not re.match(r"[a-z][a-z0-9+.-]*:", target)]
-
-
 def test_the_changelog_has_a_place_for_what_is_next() -> None:
     assert re.search(r"^## \[Unreleased\]$", source(Path("CHANGELOG.md")), re.MULTILINE)
 
@@ -134,11 +115,6 @@ def test_the_patterns_find_what_they_are_for() -> None:
     assert MACHINE_PATH.search("cd /ro" + "ot/penstock")
     assert MACHINE_PATH.search("file:///ho" + "me/someone/events")
     assert not MACHINE_PATH.search("tasks/wor" + "k/1 and ~/wor" + "k/x and /var/lib")
-    assert local_targets("[a](b.md#c) [d](https://e) ![f](g.png)\n\n```\n[x](y)\n```\n[h]: i/j.md") == [
-        "b.md",
-        "g.png",
-        "i/j.md",
-    ]
 
 
 def test_every_module_of_tests_has_a_name_of_its_own() -> None:

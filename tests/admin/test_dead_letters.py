@@ -244,7 +244,7 @@ def test_the_list_brings_no_payloads(office: DeadLetterOffice, store: SqlStore) 
 
 
 def test_the_program_on_the_page_runs(tmp_path: Path) -> None:
-    page = Path(__file__).parents[2] / "docs" / "dead-letters.md"
+    page = Path(__file__).parents[2] / "docs" / "guides" / "dead-letters.md"
     (program,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -8,7 +8,7 @@ from typer.main import get_command
 
 from penstock.cli.app import app
 
-PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text()
 
 
 def test_every_command_has_a_section() -> None:

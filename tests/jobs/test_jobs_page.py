@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = (Path(__file__).parents[2] / "docs" / "jobs.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "jobs.md").read_text()
 SOON = 60.0
 PENSTOCK = [sys.executable, "-c", "import sys; from penstock.cli import main; sys.exit(main())"]
 PAGES_SERVER = "http://127.0.0.1:8070"

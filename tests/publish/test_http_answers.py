@@ -53,7 +53,7 @@ def test_every_status_means_something(status: int) -> None:
 
 
 def test_destinations_page_lists_each_status_with_its_outcome() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "destinations.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "destinations.md").read_text()
     listed: dict[str, set[int]] = {"retry": set(), "dead": set()}
     for answer, ends in re.findall(r"^\| \| (4\d\d, [^|]*) \| (retry|dead)", page, re.MULTILINE):
         listed[ends] |= {int(status) for status in re.findall(r"\d{3}", answer)}

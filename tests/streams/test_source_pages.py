@@ -8,7 +8,7 @@ import pytest
 
 from penstock.streams.sources import Frame, Kafka
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[2] / "docs" / "guides"
 
 
 @pytest.mark.parametrize(("page", "kind"), [("kafka-source", Kafka), ("frame-source", Frame)])

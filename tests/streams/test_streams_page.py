@@ -9,7 +9,7 @@ import pytest
 from penstock.streams.event import StreamEvent
 from penstock.testing.streams import StreamHarness
 
-PAGES = Path(__file__).parents[2] / "docs"
+PAGES = Path(__file__).parents[2] / "docs" / "guides"
 
 
 @pytest.mark.parametrize(("page", "count"), [("streams.md", 4), ("windows.md", 3)])

@@ -23,7 +23,7 @@ from penstock.streams.state.api import Saved, StateStore
 from penstock.streams.state.registry import open_state
 from tests.support import crashes
 
-PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
+PAGE = Path(__file__).parents[2] / "docs" / "internals" / "reliability.md"
 
 
 def test_a_report_tells_all_as_a_table_and_as_json() -> None:

@@ -12,7 +12,7 @@ import pytest
 from penstock import AckPolicy
 from penstock.worker import HandlerOptions
 
-PAGE = (Path(__file__).parents[2] / "docs" / "workers.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "workers.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 

@@ -2,7 +2,7 @@
 of it to install there.
 
 What is installed here, such as the client libraries of the store and the brokers, has compiled parts and must be on the
-nodes: in their Python, or in an environment that Spark unpacks there (docs/spark.md).
+nodes: in their Python, or in an environment that Spark unpacks there (docs/guides/spark.md).
 """
 
 import atexit
