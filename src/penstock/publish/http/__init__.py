@@ -1,1 +1,1 @@
-"""Webhooks."""
+"""Publisher of webhooks, as signed CloudEvents."""

@@ -1,1 +1,1 @@
-"""Apache Kafka."""
+"""Publisher for Apache Kafka."""

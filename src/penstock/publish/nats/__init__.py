@@ -1,1 +1,1 @@
-"""NATS JetStream."""
+"""Publisher for NATS JetStream."""

@@ -1,1 +1,1 @@
-"""RabbitMQ."""
+"""Publisher for RabbitMQ."""

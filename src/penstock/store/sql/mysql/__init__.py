@@ -1,1 +1,1 @@
-"""MySQL and MariaDB."""
+"""Store on MySQL and MariaDB."""

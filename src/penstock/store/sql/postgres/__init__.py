@@ -1,1 +1,1 @@
-"""PostgreSQL."""
+"""Store on PostgreSQL."""

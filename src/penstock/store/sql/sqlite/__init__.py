@@ -1,1 +1,1 @@
-"""SQLite."""
+"""Store on SQLite."""

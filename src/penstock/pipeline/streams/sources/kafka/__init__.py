@@ -1,1 +1,1 @@
-"""Apache Kafka."""
+"""Source of streams: topics of Apache Kafka."""

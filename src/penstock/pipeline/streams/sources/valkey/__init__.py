@@ -1,1 +1,1 @@
-"""Valkey and Redis streams."""
+"""Source of streams: streams of Valkey and Redis."""
