@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from penstock.model.dead_letters import DeathCount, DeathMark, DeathPage
+from penstock.model.errors import NotSupported
 from penstock.model.event import Event, EventId
 from penstock.model.lease import (
     DEFAULT_LEASE_SECONDS,
@@ -307,3 +308,12 @@ class Store(Steering, Keeping, DeathRecords, Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def require_staging(url: str, capabilities: Capabilities) -> None:
+    """Raise `NotSupported` if the store at `url`, of these capabilities, does not stage."""
+    if not capabilities.staging:
+        raise NotSupported(
+            f"{url} has no staging, which df.writeStream and streams need to emit exactly once; "
+            "use a store on PostgreSQL or SQLite, or emit at least once with df.write"
+        )

@@ -17,8 +17,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from penstock.model.errors import InvalidEvent, UsageError
 from penstock.model.event import DEDUPE_SECONDS, DEFAULT_QUEUE, Event, EventId, encode_payload
 from penstock.runtime.store_cache import store_of
-from penstock.store.api import Part
-from penstock.store.sql.verbs.staging import require_staging
+from penstock.store.api import Part, require_staging
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

@@ -20,8 +20,9 @@ from uuid import UUID, uuid4
 
 from penstock.model.errors import NotInitialised, PipelineError, StoreConflict, StoreError, StoreUnavailable
 from penstock.model.lease import DEFAULT_LEASE_SECONDS, Lease, LeaseId, Settlement, Token
-from penstock.model.lifecycle import overdelivered, weight
+from penstock.model.lifecycle import OrderPolicy, overdelivered, weight
 from penstock.model.outcome import PUBLISHED, Dead, Outcome
+from penstock.model.retry import RetryPolicy
 from penstock.pipeline.counts import SliceCounts
 from penstock.pipeline.datasource.reader import register_events
 from penstock.pipeline.lake.files import HIDDEN, LakeFolder, Note, Staged
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from penstock.pipeline.relay.spec import RelayOptions
-
 OnBatch = Callable[[int, list[SliceCounts]], bool]
 
 # Nobody beats for a lease while Spark is still claiming under it and others.
@@ -53,9 +52,24 @@ PATIENCE = Patience(failures=5)
 _OUTAGES = re.compile(r"\b(?:StoreUnavailable|StoreConflict)\b")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LakeOptions:
+    """Options of a relay to a lake."""
+
+    store: str
+    destination: str
+    queue: str
+    lease_seconds: float
+    retry: RetryPolicy
+    order_policy: OrderPolicy
+    max_deliveries: int | None
+    master: str | None
+    checkpoint: str | None
+
+
 def run_lake(
     spark: "SparkSession",
-    options: "RelayOptions",
+    options: LakeOptions,
     until: datetime | None,
     parallelism: int,
     ending: threading.Event,
@@ -91,14 +105,14 @@ class LakeRelay:
     def __init__(
         self,
         spark: "SparkSession",
-        options: "RelayOptions",
+        options: LakeOptions,
         store: Store,
         until: datetime | None,
         parallelism: int,
         ending: threading.Event,
         on_batch: OnBatch,
     ) -> None:
-        self.lake = Lake.parse(options.destination or "")
+        self.lake = Lake.parse(options.destination)
         self._spark = spark
         self._options = options
         self._store = store
@@ -341,7 +355,7 @@ def _claims(events: "DataFrame", queue: str, lease_seconds: float) -> list[Claim
 
 
 @contextmanager
-def _checkpoint(options: "RelayOptions", lake: Lake) -> Iterator[str]:
+def _checkpoint(options: LakeOptions, lake: Lake) -> Iterator[str]:
     """The folder that lets a query go on where it failed; for this run only, unless the user names a lasting one."""
     if options.checkpoint is not None:
         yield options.checkpoint

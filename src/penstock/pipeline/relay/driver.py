@@ -8,7 +8,6 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from uuid import uuid4
 
 from penstock.model.errors import NotSupported
 from penstock.pipeline.lake.layout import is_lake
-from penstock.pipeline.lake.writer import run_lake
+from penstock.pipeline.lake.writer import LakeOptions, run_lake
 from penstock.pipeline.relay.parallel import run_all
 from penstock.pipeline.relay.report import RelayProgress, RelayReport
 from penstock.pipeline.relay.router import route
@@ -100,8 +99,18 @@ def _run_lane(
         checkpoint = f"{checkpoint.rstrip('/')}/{lane.spec.queue}"
     spec, to = lane.spec, lane.spec.dispatch
     if is_lake(to.destination):
-        own = replace(options, routes=None, destination=to.destination, queue=spec.queue, retry=to.retry)
-        run_lake(spark, replace(own, checkpoint=checkpoint), spec.until, tasks, stop, progress.enter)
+        own = LakeOptions(
+            store=options.store,
+            destination=to.destination,
+            queue=spec.queue,
+            lease_seconds=options.lease_seconds,
+            retry=to.retry,
+            order_policy=options.order_policy,
+            max_deliveries=options.max_deliveries,
+            master=options.master,
+            checkpoint=checkpoint,
+        )
+        run_lake(spark, own, spec.until, tasks, stop, progress.enter)
         return
     common: dict[str, Any] = {
         "parallelism": tasks,

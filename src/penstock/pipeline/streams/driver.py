@@ -20,8 +20,8 @@ from penstock.pipeline.streams.run import Counts, StreamRun
 from penstock.pipeline.streams.sources.kafka.connector_jars import connector_jars
 from penstock.runtime.housekeeping import Housekeeping
 from penstock.runtime.signals import stopped_by_signals
+from penstock.store.api import require_staging
 from penstock.store.registry import open_store
-from penstock.store.sql.verbs.staging import require_staging
 from penstock.streams.app import Stream, StreamSet
 from penstock.streams.sources import Kafka
 from penstock.streams.state.api import StateStore

@@ -29,6 +29,7 @@ from penstock.store.api import (
     Progress,
     StoreOptions,
     Upgrade,
+    require_staging,
 )
 from penstock.store.event_ids import ids_for, refuse_twins
 from penstock.store.objects import codec
@@ -38,7 +39,6 @@ from penstock.store.objects.bucket import Overtaken
 from penstock.store.objects.document import FORMAT, OBJECT, Document
 from penstock.store.objects.leadership import Runtime
 from penstock.store.objects.operations.selections import to_request
-from penstock.store.sql.verbs.staging import require_staging
 
 SWEEP_SECONDS = 3_600.0
 

@@ -9,9 +9,9 @@ from functools import partial
 from types import ModuleType
 from uuid import UUID
 
-from penstock.model.errors import NotInitialised, NotSupported, StoreError
+from penstock.model.errors import NotInitialised, StoreError
 from penstock.model.event import Event
-from penstock.store.api import Capabilities, Committed, Part
+from penstock.store.api import Committed, Part, require_staging
 from penstock.store.sql.dialect import Moves
 from penstock.store.sql.transaction import Transaction
 
@@ -74,15 +74,6 @@ class Staging(Moves):
 
     def _move_staged(self, tx: Transaction, write_id: UUID, batch_id: int, parts: list[UUID]) -> Committed:
         raise NotImplementedError
-
-
-def require_staging(url: str, capabilities: Capabilities) -> None:
-    """Raise `NotSupported` if the store at `url`, of these capabilities, does not stage."""
-    if not capabilities.staging:
-        raise NotSupported(
-            f"{url} has no staging, which df.writeStream and streams need to emit exactly once; "
-            "use a store on PostgreSQL or SQLite, or emit at least once with df.write"
-        )
 
 
 def require_all(found: int, expected: int) -> None:
