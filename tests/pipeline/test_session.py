@@ -50,7 +50,7 @@ def test_masters_on_this_machine(master: str) -> None:
     settings = session_settings(master)
     assert settings["spark.driver.host"] == "127.0.0.1"
     assert settings["spark.python.daemon.module"] == "penstock.pipeline.spark.python_daemon"
-    assert str(Path(session.__file__).parents[2]) in settings["spark.executorEnv.PYTHONPATH"].split(":")
+    assert str(Path(session.__file__).parents[3]) in settings["spark.executorEnv.PYTHONPATH"].split(":")
     assert settings.keys() >= {f"spark.executorEnv.MALLOC_{what}_THRESHOLD_" for what in ("TRIM", "MMAP")}
 
 
