@@ -145,19 +145,24 @@ def _expression(text: str) -> Any:
 # Leases
 
 
-def test_heartbeats_keep_the_leases_of_a_slow_batch(ground: Ground) -> None:
+def test_heartbeats_extend_the_leases_of_a_slow_batch_by_their_own_length(ground: Ground) -> None:
     """The relay's own housekeeping reaps all the while, and so does the test."""
     ids = emit(ground.outbox, 100)
     reaped: list[int] = []
+    left: list[float] = []
 
     def take_long(events: "DataFrame") -> "DataFrame":
         until = time.monotonic() + LEASE_SECONDS * 1.5
         while time.monotonic() < until:
             reaped.append(ground.outbox.store.reap())
+            expiries = {one.lease_expires_at for one in ground.in_state(State.CLAIMED)} - {None}
+            now = ground.outbox.store.now()  # read last: no lease was extended after it
+            left.extend((expiry - now).total_seconds() for expiry in expiries if expiry is not None)
             time.sleep(0.05)
         return events
 
     report = ground.relay(take_long, lease_seconds=LEASE_SECONDS)
+    assert 0 < max(left) <= LEASE_SECONDS
     assert sum(reaped) == report.reaped == 0
     assert (report.claimed, report.published, report.lost) == (100, 100, 0)
     assert_delivered(ids, ground.published(), repeats=0)

@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -94,7 +94,8 @@ class StepBatch:
             self._claim()
             with ExitStack() as beating:
                 for lease in grouped_by_lease(self._rows()):
-                    beating.enter_context(self._work.lease_keeper.beating(lease))
+                    own = replace(lease, lease_seconds=self._work.spec.lease_seconds)  # rows do not name the length
+                    beating.enter_context(self._work.lease_keeper.beating(own))
                 self._publish_all()
                 self._settle()
         finally:
