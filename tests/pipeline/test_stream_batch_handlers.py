@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from step_ground import Ground
-from stream_ground import DEAD, LIVE, Shop, records, states
+from step_env import Ground
+from stream_env import DEAD, LIVE, Shop, records, states
 
 from penstock.streams.engine.batch_handlers import BatchContext
 from penstock.streams.sources import Frame, Queue, Source

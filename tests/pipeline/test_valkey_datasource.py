@@ -4,7 +4,7 @@ and what never does."""
 import threading
 
 import pytest
-from valkey_ground import GROUP, SECONDS
+from valkey_env import GROUP, SECONDS
 
 from penstock.model.errors import PipelineError, SourceUnavailable, UsageError
 from penstock.pipeline.streams.sources.valkey import consumer_group as valkey_group

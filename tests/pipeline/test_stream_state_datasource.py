@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from step_ground import Ground
+from step_env import Ground
 
 from penstock import Streams
 from penstock.model.errors import UsageError

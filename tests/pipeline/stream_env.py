@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from step_ground import Ground
+from step_env import Ground
 
 from penstock import Streams
 from penstock.model.lifecycle import State

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NoReturn
 
 import pytest
-from step_ground import Ground
+from step_env import Ground
 
 from penstock import Streams
 from penstock.model.errors import PipelineError

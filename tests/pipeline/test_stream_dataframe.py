@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from step_ground import Ground
-from stream_ground import DEAD, LIVE, Shop, remember
+from step_env import Ground
+from stream_env import DEAD, LIVE, Shop, remember
 
 from penstock.model.errors import PenstockError, PipelineError, UsageError
 from penstock.model.selection import Selection

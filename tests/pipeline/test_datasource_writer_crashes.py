@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sink_processes import ROWS, NumberStream
+from datasource_writer_processes import ROWS, NumberStream
 
 from penstock.outbox import connect
 
