@@ -1,4 +1,4 @@
-"""The admin service on real stores: queues paused and limited, events called off, and what was said of them."""
+"""The admin service on real stores: pause, limit, cancel, and the findings about them."""
 
 import json
 from collections.abc import Callable, Iterator

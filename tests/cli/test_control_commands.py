@@ -1,4 +1,4 @@
-"""`penstock pause`, `resume`, `limit` and `cancel`, and how status, show and doctor tell of them."""
+"""`penstock pause`, `resume`, `limit` and `cancel`, and their effect on status, show and doctor."""
 
 import json
 from collections.abc import Callable

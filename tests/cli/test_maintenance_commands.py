@@ -1,4 +1,4 @@
-"""`penstock init`, `reap`, `replay` and `purge`: previews, questions, and what they do."""
+"""`penstock init`, `reap`, `replay` and `purge`: previews, confirmations and effects."""
 
 import signal
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`penstock status`, `events`, `show` and `doctor`: for people and, with --json, for programs."""
+"""`penstock status`, `events`, `show` and `doctor`: tables, and JSON with --json."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

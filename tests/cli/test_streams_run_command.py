@@ -1,4 +1,4 @@
-"""`penstock streams run` with a real Spark, in a process of its own: the way that a new user goes, and how it ends."""
+"""`penstock streams run` with a real Spark, in a process of its own: first steps of a new user, and shutdown."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Times and lengths of time as people type them."""
+"""Parsing of times and durations on the command line."""
 
 from datetime import UTC, datetime, timedelta
 

@@ -1,4 +1,4 @@
-"""Waiting for jobs and for their results, payload models, and the loop of a worker."""
+"""Waiting for jobs and for their results, payload models, and the worker loop."""
 
 import threading
 from collections import Counter

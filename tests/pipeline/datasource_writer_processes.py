@@ -1,4 +1,4 @@
-"""A stream that emits numbers, in a process of its own, for tests that kill it; and what came out of it."""
+"""A stream that emits numbers, in a process of its own, for tests that kill it and read its events."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Topics for the tests of streams that read Kafka: made, filled, deleted."""
+"""Kafka topics for the tests of streams: create, fill, delete."""
 
 import json
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The ground that tests of relays with a step stand on."""
+"""Store, outbox and output folder for tests of relays with a step."""
 
 import json
 from collections import Counter

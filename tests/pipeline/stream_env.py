@@ -1,4 +1,4 @@
-"""The ground that tests of streams over other sources than queues stand on."""
+"""Streams over sources other than queues, and their records and states, for tests."""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Filters of a query that the store answers: the same rows as without them, and fewer of them on the way."""
+"""Filters pushed down to the store: the same rows, fewer of them transferred."""
 
 import random
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`format("penstock")`: streams that claim under leases of their own making, batches that only look, and settling."""
+"""`format("penstock")` as a source: streams that claim under leases, batches that only read, and settling."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Writing DataFrames as events: all of a write or none, a stream's batches once, and clear words for what can't be."""
+"""`format("penstock")` as a sink: atomic writes, each batch of a stream once, and errors for invalid rows."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator

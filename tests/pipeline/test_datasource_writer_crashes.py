@@ -1,4 +1,4 @@
-"""Streams that emit, killed where it could hurt and run again with other cores and partitions: each event once."""
+"""Streams that emit, killed at critical steps and restarted with other cores and partitions: each event once."""
 
 import signal
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Drivers that are stopped while they start end in order."""
+"""Shutdown of drivers that are still starting."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

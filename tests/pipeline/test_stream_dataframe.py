@@ -1,4 +1,4 @@
-"""Streams over streaming DataFrames of any source: files that appear, and rows that Spark makes up."""
+"""Streams over streaming DataFrames: new files, and generated rows."""
 
 import json
 from collections.abc import Callable

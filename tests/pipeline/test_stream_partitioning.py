@@ -1,4 +1,4 @@
-"""Which part an event belongs to: told by Spark as Python would tell it."""
+"""State partition of an event: Spark and Python compute the same one."""
 
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""State as a DataFrame: exactly what handlers keep, part by part, also while the stream runs."""
+"""State as a DataFrame: all keys of each state partition, also while the stream runs."""
 
 import threading
 import time

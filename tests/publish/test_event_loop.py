@@ -1,4 +1,4 @@
-"""The loop that asyncio clients run on."""
+"""The event loop of asyncio clients."""
 
 import asyncio
 import threading

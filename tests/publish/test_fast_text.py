@@ -1,4 +1,4 @@
-"""An event's id and time as text: the quick way says what the long way says."""
+"""Ids and times of events as text: the fast conversion equals the standard one."""
 
 from datetime import UTC, datetime, timedelta, timezone
 from uuid import UUID

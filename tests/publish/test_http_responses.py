@@ -1,4 +1,4 @@
-"""What a receiver's answer means."""
+"""Outcomes of HTTP responses."""
 
 import re
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Whom `https://` trusts, and how it is trusted: signatures, tokens, certificates, and secrets that stay secret."""
+"""Security of `https://`: signatures, tokens, certificates, and secrets that stay out of logs."""
 
 import base64
 import pickle

@@ -1,4 +1,4 @@
-"""Which topic an event goes to."""
+"""Topics of events, from a template in the URL."""
 
 import pickle
 

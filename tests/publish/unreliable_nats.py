@@ -1,4 +1,4 @@
-"""A server that speaks just enough of NATS to acknowledge some messages, then hangs up or falls silent."""
+"""A minimal NATS server that acknowledges some messages, then closes the connection or stops answering."""
 
 import re
 import socket

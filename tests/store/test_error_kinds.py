@@ -1,4 +1,4 @@
-"""Errors by their text: what is of one kind, and patterns that find a text in any case and nothing else."""
+"""Kinds of errors by their text, and patterns that match a text in any case."""
 
 import re
 

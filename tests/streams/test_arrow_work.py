@@ -1,4 +1,4 @@
-"""Batch handlers over Arrow tables: the same as over events, whichever way they go."""
+"""Batch handlers over Arrow tables: the same results as over events."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""Handlers of many events at once: the same promises as for those of one."""
+"""Batch handlers: the guarantees of handlers of single events."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The three state stores against the suite that every one has to pass."""
+"""Conformance suite on the three state stores."""
 
 import subprocess
 import sys

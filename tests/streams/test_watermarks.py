@@ -1,4 +1,4 @@
-"""The time in a stream: watermarks that never go back, and parts without events that move on all the same."""
+"""Watermarks: they never go back, and state partitions without events don't hold them up."""
 
 import json
 from datetime import timedelta

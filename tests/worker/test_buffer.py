@@ -1,4 +1,4 @@
-"""What a subscription holds, step by step: pure bookkeeping, without a store."""
+"""The buffer of a subscription, step by step, without a store."""
 
 import threading
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Waking idle workers: by NOTIFY on PostgreSQL, by the clock behind a pooler and elsewhere."""
+"""Wake-up of idle workers: by NOTIFY on PostgreSQL, by polling behind a pooler and elsewhere."""
 
 import itertools
 import threading

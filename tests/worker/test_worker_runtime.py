@@ -1,4 +1,4 @@
-"""Stopping gracefully, keeping leases alive, taking back those of the dead, and living through outages."""
+"""Runtime of a worker: graceful shutdown, heartbeats, reaping of expired leases, and outages of the store."""
 
 import asyncio
 import threading
