@@ -44,7 +44,8 @@ check: setup ## Check style, types, the direction of imports, tidiness and links
 	@echo "ruff format";   $(BIN)/ruff format --check --quiet .
 	@echo "mypy --strict"; $(BIN)/mypy --strict
 	@echo "lint-imports";  $(BIN)/lint-imports --no-logo
-	@echo "tidy, links";   $(BIN)/python -m pytest tests/test_tidy.py tests/test_links.py tests/architecture
+	@echo "tidy, links";   $(BIN)/python -m pytest tests/test_tidy.py tests/test_tree.py tests/test_links.py tests/architecture
+	@$(BIN)/python -m tests.test_tidy
 
 surface: setup ## Accept changes of what users can depend on: write the files in tests/surface/frozen anew
 	@$(BIN)/python -m tests.surface
