@@ -1,4 +1,4 @@
-"""The buffer of a subscription, step by step, without a store."""
+"""What a subscription holds, step by step: pure bookkeeping, without a store."""
 
 import threading
 from datetime import UTC, datetime
