@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from tests.architecture import imports
@@ -13,16 +14,20 @@ BEGIN = "<!-- Written by `make architecture`. -->"
 END = "<!-- End of the written part. -->"
 BLOCK = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
 
-# Stores import these modules of `web`, whose other modules import stores: one node would close a cycle.
-SERVER = {"web.server", "web.guard"}
-
 
 def package_of(module: str) -> str | None:
     """Return the node of a module in the picture of all packages: the first part of its name below `penstock`."""
-    name = module.removeprefix("penstock.")
-    if module == "penstock" or name == "__main__":
+    if module in ("penstock", "penstock.__main__"):
         return None
-    return "web.server" if name in SERVER else name.split(".")[0]
+    return "web.server" if module in server() else module.split(".")[1]
+
+
+@cache
+def server() -> set[str]:
+    """Return the modules of `web` that stores import. Its other modules import stores: one node would close a cycle."""
+    stores = [module for module in imports.modules() if module.startswith("penstock.store.")]
+    used = set[str]().union(*(imports.modules()[module] for module in stores))
+    return {name for name in used if name.startswith("penstock.web.")}
 
 
 def pipeline_part_of(module: str) -> str | None:
