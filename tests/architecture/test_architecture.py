@@ -21,7 +21,10 @@ def test_packages_do_not_import_each_other(group_of: picture.GroupOf) -> None:
 
 
 def test_tree_lists_every_package_once() -> None:
-    assert sorted(tree.shown()) == tree.on_disk()
+    shown, on_disk = tree.shown(), tree.on_disk()
+    assert sorted(shown) == sorted(set(shown))
+    assert set(shown) - set(on_disk) == set(), "remove them from the tree in docs/internals/architecture.md"
+    assert set(on_disk) - set(shown) == set(), "add them to the tree in docs/internals/architecture.md"
 
 
 def test_modules_that_the_page_names_exist() -> None:
