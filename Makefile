@@ -18,11 +18,11 @@ test-heavy: PROCESSES ?= 2
 # At the end: the slowest tests, the reason of each skip, and last the tests that failed.
 PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations=10 -rsEf
 
-.PHONY: help setup demo test test-heavy test-all check surface mutants bench chaos services clean lock
+.PHONY: help setup demo test test-heavy test-all check surface architecture mutants bench chaos services clean lock
 
 help: ## List what there is
 	@echo "Usage: make <target> [ARGS='...']"
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 setup: $(STAMP) ## Make .venv with everything that is needed; does nothing when it is up to date
 	@:
@@ -44,10 +44,14 @@ check: setup ## Check style, types, the direction of imports, tidiness and links
 	@echo "ruff format";   $(BIN)/ruff format --check --quiet .
 	@echo "mypy --strict"; $(BIN)/mypy --strict
 	@echo "lint-imports";  $(BIN)/lint-imports --no-logo
-	@echo "tidy, links";   $(BIN)/python -m pytest tests/test_tidy.py tests/test_links.py
+	@echo "tidy, links";   $(BIN)/python -m pytest tests/test_tidy.py tests/test_tree.py tests/test_links.py tests/architecture
+	@$(BIN)/python -m tests.test_tidy
 
 surface: setup ## Accept changes of what users can depend on: write the files in tests/surface/frozen anew
 	@$(BIN)/python -m tests.surface
+
+architecture: setup ## Write the picture of the imports in docs/internals/architecture.md anew
+	@$(BIN)/python -m tests.architecture
 
 mutants: setup ## Change the core in 200 places, one at a time, and list what no test notices (ARGS='--seed 2')
 	@$(BIN)/python -m tests.support.mutants $(ARGS)

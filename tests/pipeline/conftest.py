@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from step_ground import Ground
+from step_env import Ground
 from valkey import Valkey
-from valkey_ground import ValkeyGround
+from valkey_env import ValkeyGround
 
 from penstock.model.errors import UsageError
 from penstock.outbox import connect

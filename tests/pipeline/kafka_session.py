@@ -5,7 +5,7 @@ python kafka_session.py STORE STATE SERVERS TOPIC [before]
 
 import sys
 
-from stream_ground import remember
+from stream_env import remember
 
 from penstock import Streams
 from penstock.model.errors import UsageError

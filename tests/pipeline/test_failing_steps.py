@@ -12,8 +12,8 @@ from uuid import UUID
 import pytest
 from relay_processes import assert_delivered, emit, lines
 from relay_threads import running
+from step_env import Ground
 from step_functions import unchanged
-from step_ground import Ground
 
 from penstock.model.errors import StoreUnavailable
 from penstock.model.lease import LeaseId

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from relay_processes import IN_HAND, RelayProcess, assert_delivered, emit
-from step_ground import Ground
+from step_env import Ground
 
 from penstock.model.lifecycle import State
 from tests.support.processes import wait_until

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from relay_processes import assert_delivered, emit, lines
+from step_env import Ground
 from step_functions import even, unchanged
-from step_ground import Ground
 
 from penstock.cli.commands.relay import summary
 from penstock.model.errors import UsageError

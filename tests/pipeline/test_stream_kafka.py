@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kafka_ground import Topics
-from step_ground import Ground
-from stream_ground import DEAD, LIVE, Shop, records, remember, states
+from kafka_env import Topics
+from step_env import Ground
+from stream_env import DEAD, LIVE, Shop, records, remember, states
 
 from penstock.model.errors import PipelineError, UsageError
 from penstock.model.selection import Selection

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from valkey_ground import ValkeyGround
+from valkey_env import ValkeyGround
 
 from penstock import Outbox, Streams, connect
 from penstock.model.errors import PipelineError

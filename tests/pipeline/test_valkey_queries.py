@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from valkey_ground import GROUP, SECONDS, ValkeyGround
+from valkey_env import GROUP, SECONDS, ValkeyGround
 
 from penstock.pipeline.spark.errors import root_cause
 from penstock.pipeline.streams.sources.valkey.datasource import register

@@ -7,9 +7,9 @@ import threading
 from concurrent.futures import Future
 
 import pytest
-from half_deaf_nats import HalfDeafServer
 from nats.js.api import DiscardPolicy
 from nats_streams import Streams
+from unreliable_nats import HalfDeafServer
 
 from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Retry
 from penstock.publish.api import Message

@@ -33,8 +33,8 @@ TOO_LATE = "was imported before it could be changed"
 
 STORE = ("tests/store/test_sqlite.py",)
 STREAMS = (
-    *("tests/streams/test_clocks.py", "tests/streams/test_engine.py", "tests/streams/test_timers.py"),
-    *("tests/streams/test_windows.py", "tests/streams/test_situations.py", "tests/streams/test_batches.py"),
+    *("tests/streams/test_watermarks.py", "tests/streams/test_engine.py", "tests/streams/test_timers.py"),
+    *("tests/streams/test_windows.py", "tests/streams/test_situations.py", "tests/streams/test_batch_handlers.py"),
     *("-k", "not postgresql and not rocksdb"),
 )
 TESTS: dict[str, Sequence[str]] = {

@@ -1,0 +1,104 @@
+"""Streams over sources other than queues, and their records and states, for tests."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from step_env import Ground
+
+from penstock import Streams
+from penstock.model.lifecycle import State
+from penstock.model.records import Record
+from penstock.model.selection import Selection
+from penstock.outbox import Outbox
+from penstock.pipeline.streams.driver import run_streams
+from penstock.runtime.store_cache import close_stores
+from penstock.streams.context import Context, KeyState
+from penstock.streams.engine.work import is_users
+from penstock.streams.event import StreamEvent
+from penstock.streams.sources import Source
+from penstock.streams.state.registry import open_state
+from tests.support.processes import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SECONDS = 120.0
+
+LIVE = frozenset({State.PENDING, State.CLAIMED})
+DEAD = frozenset({State.DEAD})
+
+
+def states(url: str, stream: str) -> dict[str, dict[str, Any]]:
+    """The state of every key; none before the stream first ran."""
+    store = open_state(url)
+    try:
+        if stream not in {started.stream for started in store.streams()}:
+            return {}
+        return {key: dict(KeyState(saved)) for key, saved in store.read(stream) if is_users(key)}
+    finally:
+        store.close()
+
+
+def records(outbox: Outbox, queue: str, states: frozenset[State] | None = None) -> list[Record]:
+    return list(outbox.store.find(Selection(queue=queue, states=states), limit=100_000).records)
+
+
+class Shop:
+    """A stream called "shop" over any source: run, and then looked at."""
+
+    def __init__(
+        self, spark: "SparkSession", ground: Ground, source: Source, handler: Any = None, **given: Any
+    ) -> None:
+        self.ground = ground
+        self.state = f"sqlite:///{ground.folder}/state"
+        self.app = Streams(ground.url, state=self.state)
+        self._spark = spark
+        self.app.stream(source, name="shop", parts=3, retry_seconds=0.01, **given)(handler or remember)
+
+    def run(self, checkpoint: Path | None = None) -> None:
+        """All that is ready."""
+        self._run(checkpoint, once=True)
+
+    def run_until(self, holds: Callable[[], bool], checkpoint: Path | None = None) -> None:
+        """Failed events come again when their time has come."""
+
+        def once_more() -> bool:
+            self.run(checkpoint)
+            return holds()
+
+        assert wait_until(once_more, SECONDS)
+
+    def run_beside(self, holds: Callable[[], bool]) -> None:
+        """Without an end, until it holds."""
+        stop = threading.Event()
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(self._run, None, stop=stop)
+            try:
+                assert wait_until(lambda: running.done() or holds(), SECONDS)
+            finally:
+                stop.set()
+            running.result()
+
+    def _run(self, checkpoint: Path | None, **given: Any) -> None:
+        folder = None if checkpoint is None else str(checkpoint)
+        try:
+            run_streams(self.app, spark=self._spark, checkpoint=folder, **given)
+        finally:
+            close_stores()
+
+    def seen(self) -> dict[str, list[Any]]:
+        """What `remember` has kept, by key."""
+        return {key: found["seen"] for key, found in states(self.state, "shop").items()}
+
+    def records(self, states: frozenset[State] | None = None) -> list[Record]:
+        """In the queue that its failures are moved to."""
+        return records(self.ground.outbox, "streams/shop", states)
+
+
+def remember(event: StreamEvent, ctx: Context) -> None:
+    """The numbers of a key, in the order in which they were processed."""
+    ctx.state["seen"] = [*ctx.state.get("seen", []), event.json()["number"]]
+    ctx.emit("order.seen", event.json(), queue="seen")

@@ -1,0 +1,56 @@
+"""Streams that emit, killed at critical steps and restarted with other cores and partitions: each event once."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from datasource_writer_processes import ROWS, NumberStream
+
+from penstock.outbox import connect
+
+pytestmark = [pytest.mark.crash, pytest.mark.spark, pytest.mark.slow]
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def stream(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[NumberStream]:
+    url = f"sqlite:///{tmp_path}/shop.db" if request.param == "sqlite" else request.getfixturevalue("postgres_url")
+    with connect(url) as outbox:
+        outbox.store.initialise()
+        yield NumberStream(tmp_path, url, outbox)
+
+
+only_on_postgres = pytest.mark.parametrize("stream", ["postgresql"], indirect=True)
+
+
+@only_on_postgres
+def test_killed_between_staging_and_commit(stream: NumberStream) -> None:
+    assert stream.run(2, 4, crash="after-stage:1:family") == -signal.SIGKILL, stream.log
+    assert (stream.emitted(), stream.committed(), stream.known_to_spark()) == ({}, [], [])
+    assert stream.staged() > 0
+    assert stream.run(1, 3) == 0, stream.log
+    stream.assert_each_once()
+
+
+@only_on_postgres
+def test_killed_inside_the_commit(stream: NumberStream) -> None:
+    """After the statement that made events of the rows, and before they were committed."""
+    assert stream.run(2, 2, crash="in-commit:6:family") == -signal.SIGKILL, stream.log
+    assert (stream.emitted(), stream.committed(), stream.staged()) == ({}, [], ROWS)
+    assert stream.run(3, 5) == 0, stream.log
+    stream.assert_each_once()
+
+
+def test_killed_after_the_commit_and_before_spark_knew(stream: NumberStream) -> None:
+    assert stream.run(2, 3, crash="after-commit:1:family") == -signal.SIGKILL, stream.log
+    assert (sum(stream.emitted().values()), stream.committed(), stream.known_to_spark()) == (ROWS, [0], [])
+    assert stream.run(3, 2) == 0, stream.log
+    stream.assert_each_once()
+
+
+@only_on_postgres
+def test_a_worker_that_dies_after_it_staged_is_replaced(stream: NumberStream) -> None:
+    stream.plan.write_text("after-stage")
+    assert stream.run(2, 3, crash=f"@{stream.plan}") == 0, stream.log
+    assert stream.plan.with_name("plan.fired").exists()
+    stream.assert_each_once()

@@ -1,0 +1,89 @@
+"""State partition of an event: Spark and Python compute the same one."""
+
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock.pipeline.streams.partitioning import keyed
+from penstock.pipeline.streams.rows import KEYING, widened
+from penstock.pipeline.streams.sources.base import BLANK, COLUMNS
+from penstock.pipeline.streams.task_spec import Errand
+from penstock.streams.app import Stream, StreamSet, default_key
+from penstock.streams.event import KEY_HEADER, STREAM_HEADER, StreamEvent
+from penstock.streams.state.api import Started
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = "event_id STRING, partition_key STRING, ordering_key STRING, headers MAP<STRING, STRING>, payload BINARY"
+EVENTS = [
+    ("plain", "ada", None, None),
+    ("not-ascii", "Žofie 🚰", None, {}),
+    ("ordered", None, "grace", None),
+    ("both", "ada", "grace", None),
+    ("moved", "ada", None, {KEY_HEADER: "alan", STREAM_HEADER: "total", "other": "1"}),
+    ("moved by another", "ada", None, {KEY_HEADER: "alonzo", STREAM_HEADER: "others"}),
+    ("moved-without", "ada", None, {KEY_HEADER: "", STREAM_HEADER: "total"}),
+    ("empty", "", "grace", None),
+    ("none", None, None, None),
+    ("nul", "a\x00b", None, None),
+]
+
+
+def _stream(**options: Any) -> Stream:
+    app = StreamSet("sqlite:///unused.db")
+
+    @app.stream("orders", parts=7, **options)
+    def total(event: StreamEvent, ctx: object) -> None:
+        """Nothing."""
+
+    return app.streams["total"]
+
+
+def _errand(**options: Any) -> Errand:
+    return Errand(_stream(**options), Started("total", 1, 7), "sqlite:///unused.db", "sqlite:///unused")
+
+
+def _own_key(event: StreamEvent) -> str:
+    """What Spark tells by itself for streams without a key function."""
+    return default_key(event)
+
+
+def _told(frame: "DataFrame") -> dict[str, tuple[int, str, str | None]]:
+    rows = frame.select("event_id", "part", "stream_key", "headers").collect()
+    return {row.event_id: (row.part, row.stream_key or "", row.headers) for row in rows}
+
+
+def test_an_events_own_key_is_told_by_spark_as_python_would(spark: "SparkSession") -> None:
+    events = spark.createDataFrame([(*fields, bytearray(b"{}")) for fields in EVENTS], SCHEMA)
+    by_spark = _told(keyed(events, _errand()))
+    assert by_spark == _told(keyed(events, _errand(key=_own_key)))
+    assert {key for _, key, _ in by_spark.values()} == {"ada", "Žofie 🚰", "grace", "alan", ""}
+
+
+@pytest.mark.parametrize("options", [{}, {"key": _own_key}], ids=["Spark", "Python"])
+def test_what_a_source_has_not_is_blank(spark: "SparkSession", options: dict[str, Any]) -> None:
+    import pyarrow as pa
+
+    source = spark.sql("SELECT 'a' AS line, 7L AS offset, 'ada' AS partition_key, CAST('1' AS BINARY) AS payload")
+    rows = keyed(source, _errand(**options))
+    assert set(rows.columns) - {"stream_key", "key_error"} == {"part", *source.columns}
+    blank = {**dict.fromkeys((*COLUMNS, *KEYING)), **BLANK}
+    known = {"line": "a", "offset": 7, "partition_key": "ada", "payload": b"1", "part": _stream().part_of("ada", 7)}
+    assert widened(rows.toArrow()).to_pylist() == [{**blank, **known, "stream_key": "ada", "event_id": "a/7"}]
+    assert widened(pa.table({"part": [1]}).slice(0, 0)).num_rows == 0
+
+
+def test_a_partition_key_that_is_the_key_is_not_told_twice(spark: "SparkSession") -> None:
+    keys = ["ada", "", "a\x00b", None]
+    source = spark.createDataFrame(
+        [(str(place), key) for place, key in enumerate(keys)], "event_id STRING, partition_key STRING"
+    )
+    rows = keyed(source, _errand())
+    assert "stream_key" not in rows.columns
+    told = sorted(widened(rows.toArrow()).to_pylist(), key=itemgetter("event_id"))
+    assert [one["stream_key"] for one in told] == ["ada", None, None, None]
+    assert [one["part"] for one in told] == [_stream().part_of("ada", 7), 0, 0, 0]

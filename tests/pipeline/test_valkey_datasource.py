@@ -1,0 +1,350 @@
+"""`format("penstock-valkey")` against a real server, its reader called as Spark calls it: what comes, what comes again,
+and what never does."""
+
+import threading
+
+import pytest
+from valkey_env import GROUP, SECONDS
+
+from penstock.model.errors import PipelineError, SourceUnavailable, UsageError
+from penstock.pipeline.streams.sources.valkey import consumer_group as valkey_group
+from penstock.publish.registry import open_publisher
+from penstock.testing.events import delivery
+from penstock.testing.publishers import messages
+from tests.support.processes import wait_until
+from tests.support.servers import ValkeyServer
+
+# So short that what was left a moment ago is anybody's.
+SOON = 50
+
+
+def test_entries_come_in_order_and_only_once_acknowledged_no_more(valkey):
+    added = valkey.add(5)
+    query = valkey.query()
+    rows = query.batch()
+    assert [row["event_id"] for row in rows] == added
+    assert [row["payload"] for row in rows] == [b"0", b"1", b"2", b"3", b"4"]
+    assert sorted(row["seq"] for row in rows) == [row["seq"] for row in rows]
+    assert {row["attempts"] for row in rows} == {0}
+    assert valkey.acknowledge(added) == 5
+    assert query.batch() is None
+    assert valkey.pending() == 0
+
+
+def test_what_our_publisher_appends_comes_as_its_events(valkey):
+    publisher = open_publisher(valkey.url)
+    event = delivery(event_type="orders", headers={"trace": "1"}, partition_key="ada", ordering_key="line")
+    publisher.publish(messages([event]))
+    publisher.close()
+    [row] = valkey.query().batch()
+    assert (row["event_type"], row["payload"]) == ("orders", event.payload)
+    assert (row["partition_key"], row["ordering_key"]) == ("ada", "line")
+    headers = dict(row["headers"])
+    assert (headers["trace"], headers["event_id"]) == ("1", str(event.event_id))
+
+
+def test_a_group_begins_with_all_entries_or_only_with_new_ones(valkey):
+    old = valkey.add(3)
+    late = valkey.query(start="new")
+    assert late.batch() is None
+    new = valkey.add(2)
+    assert late.work() == new
+    assert valkey.query(group="others").ids() == old + new
+
+
+def test_a_stream_that_is_not_there_yet_is_waited_for(valkey):
+    query = valkey.query()
+    assert query.batch() is None
+    added = valkey.add(1)
+    assert query.work() == added
+
+
+def test_a_batch_has_at_most_so_many_entries(valkey):
+    added = valkey.add(2_500)
+    query = valkey.query(limit=1_200)
+    assert [query.work(), query.work(), query.work(), query.work()] == [
+        added[:1_200],
+        added[1_200:2_400],
+        added[2_400:],
+        None,
+    ]
+
+
+def test_several_streams_are_read_together_and_none_starves(valkey):
+    orders, refunds = valkey.add(100), valkey.add(3, "shop/refunds")
+    query = valkey.query(stream="orders,shop/refunds", limit=10)
+    first_two = {event_id for _ in range(2) for event_id in query.work()}
+    assert first_two > set(refunds)
+    rest = []
+    while (found := query.work()) is not None:
+        rest += found
+    assert sorted(first_two | set(rest)) == sorted(orders + refunds)
+    assert (valkey.pending(), valkey.pending("shop/refunds")) == (0, 0)
+
+
+def test_ids_of_several_streams_are_in_order_as_numbers(valkey):
+    for entry_id, stream in [("9-1", "orders"), ("10-1", "refunds"), ("10-10", "orders")]:
+        valkey.add_as(entry_id, stream)
+    valkey.add_as("100-1", "refunds")
+    query = valkey.query(stream="refunds,orders")
+    assert query.work() == ["orders/9-1", "refunds/10-1", "orders/10-10", "refunds/100-1"]
+    assert query.batch() is None
+
+
+def test_new_entries_are_seen_though_their_ids_sort_before_the_last_as_strings(valkey):
+    valkey.add_as("9-1")
+    query = valkey.query()
+    assert query.work() == ["orders/9-1"]
+    valkey.add_as("10-1")
+    assert query.work() == ["orders/10-1"]
+    assert query.batch() is None
+
+
+def test_a_batch_that_runs_again_has_what_is_left_of_it_and_counts_its_attempts(valkey):
+    added = valkey.add(4)
+    query = valkey.query()
+    start = query.offset
+    assert query.ids() == added
+    valkey.acknowledge(added[:1])
+    later = valkey.add(1)
+    again = query.rows(start, query.offset)
+    assert [row["event_id"] for row in again] == added[1:] + later
+    assert [row["attempts"] for row in again] == [1, 1, 1, 0]
+
+
+def test_attempts_are_known_beyond_one_page(valkey):
+    added = valkey.add(2_300)
+    query = valkey.query()
+    query.batch()
+    again = query.batch()
+    assert [row["event_id"] for row in again] == added
+    assert {row["attempts"] for row in again} == {1}
+
+
+def test_what_a_batch_did_not_acknowledge_is_in_the_next(valkey):
+    added = valkey.add(3)
+    query = valkey.query()
+    assert query.ids() == added
+    valkey.acknowledge([added[0], added[2]])
+    assert query.work() == [added[1]]
+    assert query.batch() is None
+
+
+def test_with_a_name_of_its_own_a_query_without_its_checkpoint_has_its_entries_at_once(valkey):
+    added = valkey.add(3)
+    assert valkey.query(consumer="shop").ids() == added
+    later = valkey.add(1)
+    assert valkey.query(consumer="shop").work() == added + later
+
+
+def test_without_a_checkpoint_or_a_name_entries_come_once_they_are_idle(valkey):
+    added = valkey.add(3)
+    assert valkey.query().ids() == added
+    stranger = valkey.query(min_idle_time_ms=600_000)
+    assert stranger.batch() is None
+    heir = valkey.query(min_idle_time_ms=SOON)
+    assert [row["event_id"] for row in heir.awaited()] == added
+    valkey.acknowledge(added)
+    assert heir.batch() is None
+
+
+def test_what_a_dead_consumer_left_is_taken_over_though_newer_entries_are_acknowledged(valkey):
+    valkey.group()
+    old = valkey.add(3)
+    assert valkey.read_as("dead", 2) == old[:2]
+    query = valkey.query(min_idle_time_ms=600_000)
+    assert query.work() == old[2:]
+    newer = valkey.add(2)
+    assert query.work() == newer
+    assert query.batch() is None
+    heir = valkey.query(min_idle_time_ms=SOON)
+    assert [(row["event_id"], row["attempts"]) for row in heir.awaited()] == [(old[0], 1), (old[1], 1)]
+    valkey.acknowledge(old)
+    assert heir.batch() is None
+    assert valkey.pending() == 0
+
+
+def test_more_idle_entries_than_a_page_are_all_taken_over(valkey):
+    valkey.group()
+    added = valkey.add(2_300)
+    valkey.read_as("dead", 2_300)
+    assert wait_until(
+        lambda: valkey.client.xpending_range("orders", GROUP, "-", "+", 3_000, idle=SOON)[2_299:], SECONDS
+    )
+    query = valkey.query(min_idle_time_ms=SOON, limit=2_200)
+    assert query.work() == added[:2_200]
+    assert query.work() == added[2_200:]
+    assert query.batch() is None
+
+
+def test_consumers_of_partitions_that_are_no_more_are_inherited_from(valkey):
+    valkey.add(6)
+    wide = valkey.query(consumer="shop", partitions=3, limit=2)
+    assert len(wide.ids()) == 6
+    narrow = valkey.query(consumer="shop", partitions=1, min_idle_time_ms=SOON)
+    while valkey.pending():
+        valkey.acknowledge([row["event_id"] for row in narrow.awaited()])
+    assert narrow.batch() is None
+
+
+def test_partitions_share_the_entries(valkey):
+    added = valkey.add(10)
+    query = valkey.query(partitions=3, limit=4)
+    assert sorted(query.work()) == sorted(added)
+    assert query.batch() is None
+
+
+def test_two_queries_of_a_group_have_each_entry_once(valkey):
+    added = valkey.add(100)
+    one, other = valkey.query(limit=7), valkey.query(limit=9)
+    seen = []
+    while (batches := [one.ids(), other.ids()]) != [None, None]:
+        seen += [event_id for batch in batches for event_id in batch or ()]
+        valkey.acknowledge([event_id for batch in batches for event_id in batch or ()])
+    assert sorted(seen) == sorted(added)
+
+
+def test_deleted_entries_are_acknowledged_away(valkey):
+    added = valkey.add(5)
+    query = valkey.query()
+    assert query.ids() == added
+    valkey.client.xtrim("orders", minid=added[3].rpartition("/")[2], approximate=False)
+    valkey.client.xdel("orders", added[4].rpartition("/")[2])
+    assert query.ids() == [added[3]]
+    assert valkey.pending() == 1
+
+
+def test_deleted_entries_that_a_dead_consumer_left_are_forgotten(valkey):
+    valkey.group()
+    added = valkey.add(3)
+    valkey.read_as("dead", 3)
+    valkey.client.xdel("orders", *[event_id.rpartition("/")[2] for event_id in added[:2]])
+    query = valkey.query(min_idle_time_ms=SOON)
+    assert [row["event_id"] for row in query.awaited()] == added[2:]
+    assert valkey.pending() == 1
+
+
+def test_new_entries_that_were_deleted_before_anyone_read_them_make_no_batch(valkey):
+    """The stream's last id is then beyond the last that was delivered, for ever."""
+    query = valkey.query()
+    valkey.add(1)
+    assert len(query.work()) == 1
+    valkey.client.xdel("orders", *[event_id.rpartition("/")[2] for event_id in valkey.add(2)])
+    assert query.batch() is None
+
+
+def test_entries_that_others_are_busy_with_make_no_batch(valkey):
+    valkey.group()
+    valkey.add(3)
+    valkey.read_as("busy", 3)
+    assert valkey.query().batch() is None
+
+
+def test_acknowledged_entries_can_be_deleted(valkey):
+    added, refunds = valkey.add(2_500), valkey.add(2, "refunds")
+    query = valkey.query(stream="orders,refunds")
+    query.ids()
+    assert valkey.acknowledge(added[:2_400] + refunds[:1], delete_acknowledged=True) == 2_401
+    assert (valkey.client.xlen("orders"), valkey.client.xlen("refunds")) == (100, 1)
+    assert valkey.acknowledge(added[:2_400]) == 0
+    assert valkey.acknowledge([]) == 0
+
+
+def test_a_group_that_was_destroyed_is_an_error_that_says_what_to_do(valkey):
+    added = valkey.add(2)
+    query = valkey.query(patient="true")
+    assert query.work() == added
+    valkey.client.xgroup_destroy("orders", GROUP)
+    message = r"^the consumer group 'totals' of the stream 'orders' is gone.*XGROUP CREATE orders totals 0 MKSTREAM"
+    with pytest.raises(PipelineError, match=message):
+        query.batch()
+    [partition] = query.reader.partitions({}, query.offset)
+    with pytest.raises(PipelineError, match=message):
+        list(query.reader.read(partition))
+    valkey.group(start=added[0].rpartition("/")[2])
+    assert query.work() == added[1:]
+
+
+def test_a_deleted_stream_is_an_error_too(valkey):
+    valkey.add(1)
+    query = valkey.query()
+    query.work()
+    valkey.client.delete("orders")
+    with pytest.raises(PipelineError, match="is gone"):
+        query.batch()
+
+
+def test_a_key_that_is_no_stream_is_told(valkey):
+    valkey.client.set("orders", "text")
+    with pytest.raises(UsageError, match=r"^the key 'orders' at valkey:\S+ holds no stream, but something else"):
+        valkey.query(patient="true").batch()
+    with pytest.raises(UsageError, match="holds no stream"):
+        valkey.acknowledge(["orders/1-1"])
+
+
+@pytest.mark.parametrize("credentials", ["", ":wrong@"])
+def test_a_wrong_password_is_told_and_not_shown(valkey, credentials):
+    valkey.client.config_set("requirepass", "right")
+    query = valkey.query(url=f"redis://{credentials}127.0.0.1:{valkey.server.port}", patient="true")
+    with pytest.raises(UsageError, match="refuses these credentials") as refused:
+        query.batch()
+    assert "wrong@" not in str(refused.value)
+    trusted = valkey.query(url=f"redis://:right@127.0.0.1:{valkey.server.port}")
+    assert trusted.batch() is None
+
+
+def test_a_server_too_old_for_autoclaim_is_told(valkey, tmp_path):
+    (tmp_path / "old.conf").write_text('rename-command XAUTOCLAIM ""\n')
+    with ValkeyServer(fsync=False, settings={"include": tmp_path / "old.conf"}) as server:
+        valkey.url = server.url()
+        client = valkey_group.client_of(valkey.url)
+        client.xadd("orders", {"payload": "x"})
+        client.xgroup_create("orders", GROUP, id="0")
+        client.xreadgroup(GROUP, "dead", {"orders": ">"})
+        query = valkey.query(min_idle_time_ms=1)
+        with pytest.raises(UsageError, match=r"is too old: .* Redis from 6\.2 on \(unknown command 'XAUTOCLAIM'"):
+            query.awaited()
+        client.close()
+
+
+def test_a_server_that_is_away_ends_only_the_impatient(valkey):
+    added = valkey.add(2)
+    patient, impatient = valkey.query(patient="true"), valkey.query()
+    assert patient.ids() == added
+    valkey.server.kill()
+    assert patient.batch() is None
+    with pytest.raises(SourceUnavailable, match=r"^valkey://127\.0\.0\.1:\d+/0 can't be used now: "):
+        impatient.batch()
+    with pytest.raises(SourceUnavailable):
+        valkey.acknowledge(added)
+    valkey.server.start()
+    assert patient.work() == added
+    assert impatient.batch() is None
+
+
+def test_a_task_waits_for_a_server_that_went_away_before_it_read(valkey):
+    added = valkey.add(3)
+    query = valkey.query(patient="true")
+    start = query.offset
+    end = query.reader.latestOffset(start, None)
+    valkey.server.kill()
+    later = threading.Timer(0.7, valkey.server.start)
+    later.start()
+    assert [row["event_id"] for row in query.rows(start, end)] == added
+    later.join()
+
+
+def test_a_lost_answer_costs_no_entry(valkey):
+    """The server has handed the entries to this very consumer, and nobody has heard of it."""
+    valkey.group()
+    query = valkey.query()
+    added = valkey.add(3)
+    valkey.read_as(f"{query.offset['c']}-0", 2)
+    assert query.work() == added
+    assert valkey.pending() == 0
+
+
+def test_headers_that_are_not_text_are_reported(valkey, caplog):
+    valkey.add(2, bad=b"\xff")
+    assert [dict(row["headers"]) for row in valkey.query().batch()] == [{}, {}]
+    assert "headers of stream entries were dropped, because they are not UTF-8 stream=orders count=2" in caplog.text

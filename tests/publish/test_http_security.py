@@ -1,0 +1,219 @@
+"""Security of `https://`: signatures, tokens, certificates, and secrets that stay out of logs."""
+
+import base64
+import pickle
+import ssl
+import subprocess
+
+import pytest
+from http_receiver import TAKEN, Answer, Receiver, make_certificate, only_outcome
+
+from penstock.model.errors import InvalidSignature, UsageError
+from penstock.model.outcome import PUBLISHED, Dead, Retry
+from penstock.publish.http.signature import verify
+from penstock.publish.registry import open_publisher
+from penstock.testing.events import delivery
+from penstock.testing.publishers import messages, published
+
+SECRET = "whsec_" + base64.b64encode(b"a secret of the receiver").decode()
+
+
+@pytest.mark.parametrize("mode", ["binary", "structured"])
+def test_a_request_is_signed_if_there_is_a_secret(receiver, opened, monkeypatch, mode):
+    monkeypatch.setenv("PENSTOCK_HTTP_SECRET", SECRET)
+    events = [delivery(payload=b"\xff\x00\n"), delivery(payload=b"")]
+    assert opened(f"http://{receiver.address}/hook?mode={mode}").publish(messages(events)) == published(events)
+    verified = {verify(request.headers, request.body, SECRET) for request in receiver.requests}
+    assert verified == {str(event.event_id) for event in events}
+
+
+def test_a_request_that_was_tampered_with_is_not_trusted(receiver, opened, monkeypatch):
+    monkeypatch.setenv("SHOP_SECRET", SECRET)
+    only_outcome(opened(f"http://{receiver.address}/hook?secret_env=SHOP_SECRET"), delivery())
+    [request] = receiver.requests
+    for headers, body in (
+        (request.headers, request.body + b" "),
+        ({**request.headers, "webhook-id": "another"}, request.body),
+        ({**request.headers, "webhook-timestamp": str(int(request.headers["webhook-timestamp"]) + 1)}, request.body),
+    ):
+        with pytest.raises(InvalidSignature, match="not one of this body"):
+            verify(headers, body, SECRET)
+
+
+def test_a_retry_is_signed_anew_under_the_same_id(receiver, opened, monkeypatch):
+    """The receiver would take an old time for a replay."""
+    monkeypatch.setenv("PENSTOCK_HTTP_SECRET", SECRET)
+    publisher, event = opened(f"http://{receiver.address}/hook"), delivery()
+    for moment in (1_000_000_000.0, 2_000_000_000.9):
+        monkeypatch.setattr("penstock.publish.http.publisher.time.time", lambda now=moment: now)
+        assert only_outcome(publisher, event) == PUBLISHED
+    for request, now in zip(receiver.requests, (1_000_000_000, 2_000_000_000), strict=True):
+        assert verify(request.headers, request.body, SECRET, now=now, tolerance_seconds=0) == str(event.event_id)
+
+
+def test_without_a_secret_nothing_is_signed(receiver, opened):
+    only_outcome(opened(f"http://{receiver.address}/hook"), delivery())
+    assert not any(name.startswith("webhook-") for name in receiver.requests[0].headers)
+
+
+def test_a_token_from_the_environment_is_shown(receiver, opened, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_HTTP_TOKEN", "usual-token")
+    monkeypatch.setenv("SHOP_TOKEN", "shop-token")
+    for options in ("", "?token_env=SHOP_TOKEN"):
+        only_outcome(opened(f"http://{receiver.address}/hook{options}"), delivery())
+    only_outcome(opened(f"http://me:p%40ss@{receiver.address}/hook"), delivery())
+    basic = base64.b64encode(b"me:p@ss").decode()
+    shown = [request.headers["authorization"] for request in receiver.requests]
+    assert shown == ["Bearer usual-token", "Bearer shop-token", f"Basic {basic}"]
+
+
+def test_an_event_cannot_show_credentials_of_its_own(receiver, opened, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_HTTP_TOKEN", "usual-token")
+    event = delivery(headers={"Authorization": "Bearer forged", "Idempotency-Key": "1", "Host": "elsewhere"})
+    assert only_outcome(opened(f"http://{receiver.address}/hook"), event) == PUBLISHED
+    [request] = receiver.requests
+    assert request.headers["authorization"] == "Bearer usual-token"
+    assert request.headers["idempotency-key"] == str(event.event_id)
+    assert request.headers["host"] == receiver.address
+    assert "forged" in request.headers["ce-headers"]
+
+
+@pytest.mark.parametrize("status", [302, 400, 503])
+@pytest.mark.parametrize("credentials", ["", "me:hunter2-p%40ss@"])
+def test_a_receiver_that_answers_with_the_request_gives_no_secret_away(
+    receiver, opened, monkeypatch, status, credentials
+):
+    def echo(request):
+        said = "\n".join([*request.headers.values(), "hunter2-p@ss", SECRET])
+        return Answer(status, {"location": f"https://x/?{request.headers['authorization']}"}, said.encode())
+
+    receiver.answer = echo
+    monkeypatch.setenv("PENSTOCK_HTTP_SECRET", SECRET)
+    monkeypatch.setenv("PENSTOCK_HTTP_TOKEN", "hunter2-token")
+    outcome = only_outcome(opened(f"http://{credentials}{receiver.address}/hook"), delivery())
+    assert isinstance(outcome, Retry | Dead)
+    assert "***" in outcome.error
+    for secret in ("hunter2", SECRET, base64.b64encode(b"me:hunter2").decode()[:-2]):
+        assert secret not in outcome.error
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory):
+    return make_certificate(tmp_path_factory.mktemp("ours"))
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    return make_certificate(tmp_path_factory.mktemp("theirs"))
+
+
+@pytest.fixture
+def guarded(ours):
+    """A receiver behind TLS that lets in only who shows our certificate."""
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ours.certificate)
+    tls.load_cert_chain(ours.certificate, ours.key)
+    tls.verify_mode = ssl.CERT_OPTIONAL
+    with Receiver(lambda _: TAKEN, tls=tls) as receiver:
+        receiver.tls = tls
+        yield receiver
+
+
+def test_a_certificate_that_nobody_vouches_for_is_a_retry_that_says_so(guarded, opened, theirs):
+    for options in ("", f"?ssl_ca_certs={theirs.certificate}"):
+        outcome = only_outcome(opened(f"https://{guarded.address}/hook{options}"), delivery())
+        assert isinstance(outcome, Retry)
+        assert "certificate verify failed" in outcome.error
+    assert guarded.requests == []
+
+
+def test_a_certificate_is_for_its_name_only(guarded, opened, ours):
+    url = f"https://localhost:{guarded.port}/hook?ssl_ca_certs={ours.certificate}"
+    outcome = only_outcome(opened(url), delivery())
+    assert isinstance(outcome, Retry)
+    assert guarded.requests == []
+
+
+def test_a_trusted_receiver_gets_its_events(guarded, opened, ours):
+    events = [delivery() for _ in range(100)]
+    publisher = opened(f"https://{guarded.address}/hook?ssl_ca_certs={ours.certificate}&timeout_seconds=30")
+    assert publisher.publish(messages(events)) == published(events)
+
+
+def test_a_receiver_may_ask_for_a_certificate(guarded, opened, ours, theirs):
+    guarded.tls.verify_mode = ssl.CERT_REQUIRED
+    url = f"https://{guarded.address}/hook?ssl_ca_certs={ours.certificate}"
+    shown = f"&ssl_certfile={ours.certificate}&ssl_keyfile={ours.key}"
+    strange = f"&ssl_certfile={theirs.certificate}&ssl_keyfile={theirs.key}"
+    assert isinstance(only_outcome(opened(url), delivery()), Retry)
+    assert isinstance(only_outcome(opened(url + strange), delivery()), Retry)
+    assert only_outcome(opened(url + shown), delivery()) == PUBLISHED
+
+
+def test_a_key_that_needs_a_password_is_refused_and_not_asked_for(ours, tmp_path):
+    locked = tmp_path / "locked.pem"
+    command = ["openssl", "rsa", "-aes256", "-passout", "pass:hunter2", "-in", ours.key, "-out", locked]
+    subprocess.run(command, check=True, capture_output=True)
+    with pytest.raises(UsageError, match="ssl_certfile, ssl_keyfile: can't be loaded"):
+        open_publisher(f"https://h/?ssl_certfile={ours.certificate}&ssl_keyfile={locked}")
+
+
+def test_plain_http_to_a_tls_port_and_the_reverse_are_retries(guarded, receiver, opened):
+    for url in (f"http://{guarded.address}/hook", f"https://{receiver.address}/hook"):
+        assert isinstance(only_outcome(opened(url), delivery()), Retry)
+
+
+def test_a_proxy_of_the_environment_is_used_unless_the_host_is_excepted(receiver, opened, monkeypatch):
+    monkeypatch.setenv("http_proxy", f"http://{receiver.address}")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert only_outcome(opened("http://shop.invalid/hook"), delivery()) == PUBLISHED
+    assert receiver.requests[0].path == "http://shop.invalid/hook"
+    assert only_outcome(opened(f"http://{receiver.address}/hook"), delivery()) == PUBLISHED
+    assert receiver.requests[1].path == "/hook"
+
+
+@pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("http:", "https://example.com/events"),
+        ("https:///path", "https://example.com/events"),
+        ("https://me:hunter2@host:port/", "https://example.com/events"),
+        ("https://host:0/", "https://example.com/events"),
+        ("https://me:hunter2@[host", "can't be understood"),
+        ("https://me:hunter2@ho st/", "can't be understood"),
+        ("https://me:hunter2@xn--ü/", "can't be understood"),
+        ("https://host/hook#part", "after #"),
+        ("https://host/{event_type}", "only {topic}"),
+        ("https://{topic}.host/", "only in the path"),
+        ("https://host/?mode=batched", "mode is binary or structured, not 'batched'"),
+        ("https://host/?source=", "source is a URI"),
+        ("https://host/?source=two%20words", "source is a URI"),
+        ("https://host/?concurrency=0", "concurrency is a whole number"),
+        ("https://host/?timeout_seconds=0", "timeout_seconds is a number"),
+        ("https://host/?secret=hunter2", "no option 'secret'"),
+        ("https://host/?secret_env=UNSET_HERE", "'UNSET_HERE' is empty or not set"),
+        ("https://host/?token_env=UNSET_HERE", "'UNSET_HERE' is empty or not set"),
+        ("https://host/?token_env=BAD_TOKEN", "no HTTP header can hold"),
+        ("https://me:hunter2@host/?token_env=GOOD_TOKEN", "only one of them"),
+        ("https://host/?secret_env=BAD_SECRET", "goes on in base64"),
+        ("http://host/?ssl_ca_certs=/nowhere.pem", "for https://"),
+        ("https://host/?ssl_ca_certs=/nowhere.pem", "ssl_ca_certs: can't be loaded"),
+        ("https://host/?ssl_certfile=/nowhere.pem", "ssl_certfile: can't be loaded"),
+        ("https://host/?ssl_keyfile=/nowhere.pem", "needs ssl_certfile"),
+    ],
+)
+def test_a_url_that_cannot_be_right_is_refused(monkeypatch, url, hint):
+    monkeypatch.setenv("BAD_TOKEN", "hunter2\nx")
+    monkeypatch.setenv("GOOD_TOKEN", "hunter2")
+    monkeypatch.setenv("BAD_SECRET", "whsec_hunter2!")
+    with pytest.raises(UsageError) as refusal:
+        open_publisher(url)
+    assert hint in str(refusal.value)
+    assert "hunter2" not in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_publisher_shows_no_secrets_and_stays_where_it_is():
+    publisher = open_publisher("https://me:hunter2@host/hook")
+    assert "hunter2" not in f"{publisher!r} {publisher._settings!r}"
+    with pytest.raises(TypeError, match="stays in its process"):
+        pickle.dumps(publisher)
