@@ -54,7 +54,7 @@ def test_a_missing_client_library_is_answered_with_its_extra(monkeypatch):
 
 
 def test_client_libraries_are_imported_only_when_their_url_is_opened():
-    program = "import sys, penstock.publish as p; p.open_publisher('null:'); sys.exit('valkey' in sys.modules)"
+    program = "import sys, penstock.publish.registry as p; p.open_publisher('null:'); sys.exit('valkey' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
