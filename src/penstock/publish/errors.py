@@ -21,14 +21,14 @@ def storable(error: object) -> str:
 
 
 def nothing_sent(messages: Sequence[Message], error: str) -> dict[int, Outcome]:
-    """Nothing of this batch went out: what is first in its line failed, what stood behind it was never tried."""
+    """Nothing of this batch went out: the first event of each key failed, what stood behind it was never tried."""
     outcomes: dict[int, Outcome] = {}
     failed: set[tuple[str, str]] = set()
     for event in (message.event for message in messages):
         if event.ordering_key is None:
             outcomes[event.seq] = Retry(error)
             continue
-        line = (event.queue, event.ordering_key)
-        outcomes[event.seq] = RELEASED if line in failed else Retry(error)
-        failed.add(line)
+        key = (event.queue, event.ordering_key)
+        outcomes[event.seq] = RELEASED if key in failed else Retry(error)
+        failed.add(key)
     return outcomes

@@ -67,7 +67,7 @@ def read_settings(url: str, environment: Mapping[str, str] = os.environ) -> Http
     parts = _parts(url)
     bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
     secret = _from_environment(environment, options.get("secret_env"), SECRET_VARIABLE)
-    authorization, told = _authorization(parts, options, environment)
+    authorization, credentials = _authorization(parts, options, environment)
     headers = (("user-agent", "penstock"), *authorization)
     return HttpSettings(
         origin=f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}",
@@ -77,7 +77,7 @@ def read_settings(url: str, environment: Mapping[str, str] = os.environ) -> Http
         source=_source(options),
         headers=headers,
         keys=parse_secrets(secret) if secret else (),
-        unmentionable=tuple(word for word in (*told, *secret.split()) if word),
+        unmentionable=tuple(text for text in (*credentials, *secret.split()) if text),
         tls=_tls(parts, options),
         proxy=None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme),
         timeout_seconds=seconds(options, "timeout_seconds", DEFAULT_TIMEOUT_SECONDS),

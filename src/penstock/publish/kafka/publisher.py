@@ -120,10 +120,10 @@ class KafkaPublisher(Unpicklable):
                 errors[message.event.seq] = KafkaError(KafkaError._QUEUE_FULL)
             except KafkaException as refused:
                 errors[message.event.seq] = refused.args[0]
-        trouble = _hear_out(producer, deadline)
-        if trouble is not None:
+        failure = _hear_out(producer, deadline)
+        if failure is not None:
             unanswered = (message.event.seq for message in messages if _unanswered(errors.get(message.event.seq)))
-            errors |= dict.fromkeys(unanswered, trouble)
+            errors |= dict.fromkeys(unanswered, failure)
         # After silence a new producer: it meets a broker that is back without waiting, and owes nothing to the past.
         self._spent |= any(error.fatal() or error.code() in _USED_UP for error in errors.values())
         return errors
@@ -143,7 +143,7 @@ class KafkaPublisher(Unpicklable):
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
             self._cause = error.str()
         elif not self._cause:
-            self._cause = f"{error.str()}{self._settings.when_nobody_answers}"
+            self._cause = f"{error.str()}{self._settings.unanswered_hint}"
 
     def _outcome(self, topic: str, error: KafkaError) -> Outcome:
         code = error.code()

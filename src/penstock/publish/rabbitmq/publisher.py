@@ -118,8 +118,8 @@ class RabbitPublisher(Unpicklable):
 
     def _learn_limit(self, failure: str) -> None:
         """One message too large closes the channel under all: let it be the last that gets so far."""
-        if told := _SERVERS_LIMIT.search(failure):
-            self._limit = int(told[1])
+        if found := _SERVERS_LIMIT.search(failure):
+            self._limit = int(found[1])
 
 
 def _outgoing(message: Message, message_bytes: int, frame_max: int) -> OutgoingMessage:
