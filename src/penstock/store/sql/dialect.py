@@ -1,5 +1,5 @@
-"""What a SQL backend supplies: connections, and moves that are each one set-based step. It also holds how a transaction
-is run, tried again and its errors told; which moves make up a verb is `penstock.store.sql.store`'s matter."""
+"""What a SQL backend supplies: connections, and steps that are each set-based. It also holds how a transaction
+is run, tried again and its errors told; which steps make up a verb is `penstock.store.sql.store`'s matter."""
 
 import random
 import time
@@ -22,19 +22,19 @@ from penstock.model.lease import Lease, LeaseId, Token
 from penstock.model.times import Clock
 from penstock.store.api import Capabilities, StoreOptions
 from penstock.store.sql.outcome_rows import OutcomeRow, RouteRow
-from penstock.store.sql.pool import Generations
+from penstock.store.sql.pool import PoolGenerations
 from penstock.store.sql.transaction import Transaction
 
 Result = TypeVar("Result")
 
 CONFLICT_TRIES = 8
-LINE_LIMIT = 100
+KEY_QUEUE_LIMIT = 100
 # Where a delivery keeps what claims are sorted by: compared raw, without decoding every time.
 SEQ, PRIORITY, AVAILABLE_AT = map(Delivery._fields.index, ("seq", "priority", "available_at"))
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ClaimRequest:
     """What one claim asks for."""
 
     lease: Lease
@@ -49,13 +49,13 @@ class Wanted:
             "queue": self.lease.queue,
             "types": None if self.types is None else list(self.types),
             "limit": self.limit,
-            "line_limit": min(self.limit, LINE_LIMIT),
+            "key_queue_limit": min(self.limit, KEY_QUEUE_LIMIT),
             "room": room,
             "alone": room == self.limit,
         }
 
 
-class Moves(ABC):
+class Dialect(ABC):
     """The half of a SQL store that differs from database to database."""
 
     capabilities: Capabilities
@@ -75,7 +75,7 @@ class Moves(ABC):
             # Nothing of it is shown: where it can't be read, nobody knows what in it is the password.
             example = "postgresql://user:password@host:5432/database or sqlite:///penstock.db"
             raise UsageError(f"the store's URL can't be read; one looks like {example}") from None
-        self._connections = Generations(self.engine)
+        self._connections = PoolGenerations(self.engine)
 
     # -- transactions -----------------------------------------------------------------------------------------
 
@@ -132,13 +132,13 @@ class Moves(ABC):
     @abstractmethod
     def _translate(self, error: BaseException) -> PenstockError | None: ...
     @abstractmethod
-    def _moment(self, raw: Any) -> datetime: ...
+    def _time(self, raw: Any) -> datetime: ...
     @abstractmethod
     def _append(self, cursor: Any, events: Sequence[Event]) -> list[EventId]: ...
     @abstractmethod
-    def _take_ready(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]: ...
+    def _take_ready(self, tx: Transaction, wanted: ClaimRequest, room: int) -> list[Delivery]: ...
     @abstractmethod
-    def _take_keyed(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]: ...
+    def _take_keyed(self, tx: Transaction, wanted: ClaimRequest, room: int) -> list[Delivery]: ...
     @abstractmethod
     def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool: ...
     @abstractmethod
@@ -152,7 +152,7 @@ class Moves(ABC):
     @abstractmethod
     def _route(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> frozenset[int]: ...
     @abstractmethod
-    def _hold_lines(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> None: ...
+    def _hold_keys_of(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> None: ...
     @abstractmethod
     def _release(self, tx: Transaction, lease_id: LeaseId) -> int: ...
     @abstractmethod
@@ -169,7 +169,7 @@ class Moves(ABC):
     def _purge(self, tx: Transaction, seqs: list[int]) -> int: ...
 
     @abstractmethod
-    def _came_back(self) -> None:
+    def _forget_scan_floor(self) -> None:
         """Events may have become pending with an older time: a backend that bounds its claims looks at all again."""
 
     @abstractmethod

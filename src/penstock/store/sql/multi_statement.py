@@ -1,5 +1,5 @@
-"""Moves in plain steps, for databases without statements that change and return rows at once: choose, insert, delete,
-read. What SQLite and MySQL share; each says how it chooses."""
+"""Claims and upkeep in plain steps: choose, insert, delete, read. For databases without statements that change and
+return rows at once: what SQLite and MySQL share; each says how it chooses."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 from penstock.model.event import Delivery
 from penstock.model.lease import LeaseId
 from penstock.model.lifecycle import fitting
-from penstock.store.sql.dialect import Wanted
+from penstock.store.sql.dialect import ClaimRequest
 from penstock.store.sql.store import SqlStore
 from penstock.store.sql.transaction import Transaction
 
@@ -16,14 +16,14 @@ from penstock.store.sql.transaction import Transaction
 class StepwiseStore(SqlStore):
     """A SQL store whose every move is some statements after each other, in one transaction."""
 
-    def _move(self, tx: Transaction, wanted: Wanted, chosen: list[tuple[int, int]], room: int) -> list[Delivery]:
+    def _move(self, tx: Transaction, request: ClaimRequest, chosen: list[tuple[int, int]], room: int) -> list[Delivery]:
         """Claim as many of the chosen (seq, suspect) as fit: the pure core decides how many that are."""
-        count = fitting((suspect for _, suspect in chosen), wanted.limit, taken=wanted.limit - room)
+        count = fitting((suspect for _, suspect in chosen), request.limit, taken=request.limit - room)
         seqs = [seq for seq, _ in chosen[:count]]
         if not seqs:
             return []
         for statement in self.statements.TAKE:
-            tx.run(statement, lease_id=wanted.lease.lease_id, seqs=seqs)
+            tx.run(statement, lease_id=request.lease.lease_id, seqs=seqs)
         return tx.deliveries(self.statements.READ_TAKEN, seqs=seqs)
 
     def _of_types(self, statement: str, types: Sequence[str] | None) -> str:

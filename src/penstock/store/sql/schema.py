@@ -27,7 +27,7 @@ from sqlalchemy.types import Boolean, DateTime, Double, Float, TypeDecorator, Ty
 from penstock.model.times import from_micros, to_micros
 
 
-class Moment(TypeDecorator[datetime]):
+class UtcTime(TypeDecorator[datetime]):
     """A point in time with its zone. SQLite has no such type: there it is microseconds since 1970, as a number,
     because numbers compare and add up where its date strings do neither. Nor has MySQL: there it is in UTC."""
 
@@ -53,8 +53,8 @@ class Moment(TypeDecorator[datetime]):
             case "sqlite":
                 return from_micros(value)
             case "mysql":
-                moment: datetime = value.replace(tzinfo=UTC)
-                return moment
+                time: datetime = value.replace(tzinfo=UTC)
+                return time
             case _:
                 return value.astimezone(UTC)  # type: ignore[no-any-return]
 
@@ -95,7 +95,7 @@ def _changing() -> list[Column[Any]]:
         Column("max_attempts", Integer),
         Column("replays", Integer),
         Column("suspect", SmallInteger),
-        Column("available_at", Moment),
+        Column("available_at", UtcTime),
         Column("last_error", Text),
     ]
 
@@ -112,7 +112,7 @@ events = Table(
     Column("headers", Headers),
     Column("partition_key", Text),
     Column("ordering_key", Text),
-    Column("created_at", Moment),
+    Column("created_at", UtcTime),
     Column("origin", Id),
 )
 
@@ -125,7 +125,7 @@ archive = Table(
     metadata,
     *_changing(),
     Column("state", Text),
-    Column("settled_at", Moment),
+    Column("settled_at", UtcTime),
     Column("lease_id", Id),
 )
 
@@ -139,9 +139,9 @@ leases = Table(
     Column("claims", Integer),
     Column("moved", Boolean),
     Column("max_attempts", Integer),
-    Column("claimed_at", Moment),
-    Column("expires_at", Moment),
-    Column("closed_at", Moment),
+    Column("claimed_at", UtcTime),
+    Column("expires_at", UtcTime),
+    Column("closed_at", UtcTime),
 )
 
 # Every transition but the plain good way: the timeline, and the audit trail.
@@ -150,7 +150,7 @@ history = Table(
     metadata,
     Column("id", BigInteger),
     Column("seq", BigInteger),
-    Column("at", Moment),
+    Column("at", UtcTime),
     Column("what", Text),
     Column("attempts", Integer),
     Column("lease_id", Id),
@@ -165,8 +165,8 @@ relays = Table(
     Column("queue", Text),
     Column("destination", Text),
     Column("host", Text),
-    Column("started_at", Moment),
-    Column("seen_at", Moment),
+    Column("started_at", UtcTime),
+    Column("seen_at", UtcTime),
     Column("stopping", Boolean),
 )
 
@@ -188,11 +188,11 @@ staged = Table(
     Column("ordering_key", Text),
     Column("priority", SmallInteger),
     Column("max_attempts", Integer),
-    Column("available_at", Moment),
+    Column("available_at", UtcTime),
     Column("delay_seconds", Double),
     Column("dedupe_key", Text),
     Column("dedupe_seconds", Double),
-    Column("staged_at", Moment),
+    Column("staged_at", UtcTime),
 )
 
 # Queues that somebody has paused or limited.
@@ -200,7 +200,7 @@ queues = Table(
     "penstock_queues",
     metadata,
     Column("queue", Text),
-    Column("paused_at", Moment),
+    Column("paused_at", UtcTime),
     Column("paused_by", Text),
     Column("max_claimed", Integer),
     Column("purged", BigInteger),
@@ -213,7 +213,7 @@ notes = Table(
     Column("seq", BigInteger),
     Column("progress", LargeBinary),
     Column("result", LargeBinary),
-    Column("noted_at", Moment),
+    Column("noted_at", UtcTime),
 )
 
 # The view that shows an event as one row. Inserting into it emits: the way in for async sessions and plain SQL.
@@ -236,13 +236,13 @@ outbox = Table(
     Column("replays", Integer),
     Column("suspect", SmallInteger),
     Column("last_error", Text),
-    Column("created_at", Moment),
-    Column("available_at", Moment),
-    Column("claimed_at", Moment),
+    Column("created_at", UtcTime),
+    Column("available_at", UtcTime),
+    Column("claimed_at", UtcTime),
     Column("claimed_by", Text),
-    Column("lease_expires_at", Moment),
-    Column("published_at", Moment),
-    Column("settled_at", Moment),
+    Column("lease_expires_at", UtcTime),
+    Column("published_at", UtcTime),
+    Column("settled_at", UtcTime),
     Column("dedupe_key", Text),
     Column("dedupe_seconds", Float),
     Column("delay_seconds", Float),

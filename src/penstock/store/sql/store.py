@@ -1,4 +1,4 @@
-"""The verbs, as every SQL backend carries them out. A backend supplies the moves, each one set-based; this module
+"""The verbs, as every SQL backend carries them out. A backend supplies the steps, each one set-based; this module
 says in which order they happen, inside which transaction, and what a caller is told."""
 
 from collections.abc import Callable, Sequence
@@ -22,20 +22,20 @@ from penstock.store.api import PURGE_BATCH, REAP_BATCH, REPLAY_BATCH, Progress, 
 from penstock.store.event_ids import refuse_twins
 from penstock.store.sql import migrate
 from penstock.store.sql.borrowed import borrowed
-from penstock.store.sql.dialect import AVAILABLE_AT, SEQ, Wanted
+from penstock.store.sql.dialect import AVAILABLE_AT, SEQ, ClaimRequest
 from penstock.store.sql.transaction import Transaction
 from penstock.store.sql.verbs import dead_letters, queries
-from penstock.store.sql.verbs.control import Controlling
-from penstock.store.sql.verbs.presence import Announcing
-from penstock.store.sql.verbs.settle import Settling
-from penstock.store.sql.verbs.staging import Staging
+from penstock.store.sql.verbs.control import ControlVerbs
+from penstock.store.sql.verbs.presence import PresenceVerbs
+from penstock.store.sql.verbs.settle import SettleVerbs
+from penstock.store.sql.verbs.staging import StagingVerbs
 
 UPKEEP_BATCH = 10_000
 LEASE_RETENTION_SECONDS = 86_400.0
 RELAY_RETENTION_SECONDS = 300.0
 
 
-class SqlStore(Settling, Controlling, Staging, Announcing):
+class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs, PresenceVerbs):
     """The shared half of a SQL store. See `penstock.store.api.Store` for what each verb promises."""
 
     def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
@@ -45,7 +45,7 @@ class SqlStore(Settling, Controlling, Staging, Announcing):
     # -- emit -------------------------------------------------------------------------------------------------
 
     def append(self, events: Sequence[Event], *, connection: object | None = None) -> list[EventId]:
-        self._came_back()
+        self._forget_scan_floor()
         if not events:
             return []
         refuse_twins(events)
@@ -86,7 +86,7 @@ class SqlStore(Settling, Controlling, Staging, Announcing):
         types: Sequence[str] | None,
         max_attempts: int,
     ) -> Claim:
-        repeats, moved, closed_at, lease_attempts, opened_at, control = tx.row(
+        repeats, new_claimant, closed_at, lease_attempts, opened_at, control = tx.row(
             self.statements.OPEN_LEASE,
             lease_id=lease.lease_id,
             queue=lease.queue,
@@ -98,32 +98,32 @@ class SqlStore(Settling, Controlling, Staging, Announcing):
         if closed_at is not None:
             return Claim(lease, (), repeated=True)
         if repeats:
-            if moved:
-                self._came_back()
+            if new_claimant:
+                self._forget_scan_floor()
                 self._count_lost(tx, lease.lease_id, limit, lease_attempts)
                 self._free_keys(tx, [lease.lease_id])
             events = tx.deliveries(self.statements.READ_CLAIMED, lease_id=lease.lease_id)
         else:
             room = self._allowed(tx, lease.queue, limit, control)
-            events = self._take(tx, Wanted(lease, types, self._moment(opened_at), room), room) if room else []
+            events = self._take(tx, ClaimRequest(lease, types, self._time(opened_at), room), room) if room else []
         if not events:
             tx.run(self.statements.CLOSE_LEASE, lease_id=lease.lease_id)
-        return Claim(lease, _in_turn(events), repeated=bool(repeats))
+        return Claim(lease, _in_delivery_order(events), repeated=bool(repeats))
 
-    def _take(self, tx: Transaction, wanted: Wanted, limit: int) -> list[Delivery]:
+    def _take(self, tx: Transaction, request: ClaimRequest, limit: int) -> list[Delivery]:
         """Events with a key and events without one, each first every other time: neither can starve the other."""
         self._keyed_first = not self._keyed_first
         takers = (self._take_keyed, self._take_ready)
         first, second = takers if self._keyed_first else reversed(takers)
-        events = first(tx, wanted, limit)
+        events = first(tx, request, limit)
         if len(events) < limit:
             room = limit - sum(weight(event.suspect, limit) for event in events)
-            events += second(tx, wanted, room) if room > 0 else []
+            events += second(tx, request, room) if room > 0 else []
         return events
 
-    def look_at_all(self) -> None:
+    def scan_everything(self) -> None:
         """Make the next claim and probe look at everything, and not only where something new is to be expected."""
-        self._came_back()
+        self._forget_scan_floor()
 
     def ready(self, queue: str, *, types: Sequence[str] | None = None) -> bool:
         return self._look(lambda tx: self._ready(tx, queue, types))
@@ -142,7 +142,7 @@ class SqlStore(Settling, Controlling, Staging, Announcing):
     # -- beside the flow --------------------------------------------------------------------------------------
 
     def reap(self, *, limit: int = REAP_BATCH) -> int:
-        self._came_back()
+        self._forget_scan_floor()
 
         def work(tx: Transaction) -> int:
             lease_ids, count = self._reap(tx, limit)
@@ -158,7 +158,7 @@ class SqlStore(Settling, Controlling, Staging, Announcing):
         selection.require("replay")
         if dry_run:
             return self._look(lambda tx: queries.count_settled(tx.connection, selection))
-        self._came_back()
+        self._forget_scan_floor()
         return self._in_batches(selection, REPLAY_BATCH, lambda tx, seqs: self._replay(tx, seqs, by), progress)
 
     def purge(
@@ -200,15 +200,15 @@ class SqlStore(Settling, Controlling, Staging, Announcing):
                 seqs = queries.settled_seqs(tx.connection, selection, after=start, until=until, limit=batch)
                 return (move(tx, seqs), seqs[-1]) if seqs else (0, None)
 
-            moved, last = self._transact(work)
-            total += moved
+            done, last = self._transact(work)
+            total += done
             if progress is not None:
                 progress(total)
             if last is None:
                 return total
             after = last
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Delete closed leases, dedupe windows, relays and staged rows that have outlived their retention."""
         drops = (
             (self.maintenance.DROP_OLD_LEASES, {"seconds": LEASE_RETENTION_SECONDS, "limit": UPKEEP_BATCH}),
@@ -246,7 +246,7 @@ class SqlStore(Settling, Controlling, Staging, Announcing):
     def stats(self) -> Stats:
         return self._look(
             lambda tx: queries.stats(
-                tx.connection, self._moment(tx.scalar(self.maintenance.CLOCK)), self._oldest_snapshot_seconds(tx)
+                tx.connection, self._time(tx.scalar(self.maintenance.CLOCK)), self._oldest_snapshot_seconds(tx)
             )
         )
 
@@ -260,7 +260,7 @@ class SqlStore(Settling, Controlling, Staging, Announcing):
 
     def now(self) -> datetime:
         """The time by the store's clock, which is the one that counts."""
-        return self._look(lambda tx: self._moment(tx.scalar(self.maintenance.CLOCK)))
+        return self._look(lambda tx: self._time(tx.scalar(self.maintenance.CLOCK)))
 
     def close(self) -> None:
         self.engine.dispose()
@@ -272,7 +272,7 @@ _priority = attrgetter("priority")
 _ordering_key = attrgetter("ordering_key")
 
 
-def _in_turn(events: list[Delivery]) -> list[Delivery]:
+def _in_delivery_order(events: list[Delivery]) -> list[Delivery]:
     """By priority, then time; events of an ordering key strictly as they were emitted."""
     keyed: list[Delivery] = []
     if any(map(_ordering_key, events)):

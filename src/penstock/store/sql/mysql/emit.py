@@ -10,7 +10,7 @@ from penstock.model.errors import InvalidEvent
 from penstock.model.event import Event, EventId
 from penstock.store.event_ids import ids_for, new_event_id
 from penstock.store.sql.columns import COLUMNS
-from penstock.store.sql.mysql import ordering_keys as lines
+from penstock.store.sql.mysql import ordering_keys
 from penstock.store.sql.mysql.transaction import utc
 from penstock.store.sql.transaction import Transaction
 
@@ -55,7 +55,9 @@ def append(tx: Transaction, cursor: Any, events: Sequence[Event], now: datetime)
         opened, known = _open_windows(tx, cursor, written, now)
         ids = [known.get(_window(event), event_id) for event_id, event in written]
         written = [one for place, one in enumerate(written) if one[1].dedupe_key is None or place in opened]
-    lines.hold(tx, cursor, ((event.queue, event.ordering_key) for _, event in written if event.ordering_key), now)
+    ordering_keys.hold(
+        tx, cursor, ((event.queue, event.ordering_key) for _, event in written if event.ordering_key), now
+    )
     if written:
         _write(tx, cursor, written, now)
     return ids
@@ -112,7 +114,7 @@ def _open_windows(
 
 def _windows(tx: Transaction, windows: Sequence[Window]) -> dict[Window, bytes]:
     found: dict[Window, bytes] = {}
-    for queue, names in lines.by_queue(windows):
+    for queue, names in ordering_keys.by_queue(windows):
         found |= {(queue, name): event_id for name, event_id in tx.rows(WINDOWS, queue=queue, names=names)}
     return found
 

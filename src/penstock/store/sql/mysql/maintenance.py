@@ -124,7 +124,7 @@ ON DUPLICATE KEY UPDATE result = :result, noted_at = {now}
 
 # From the table of a state, pending or claimed, to the archive.
 _STATE = f"{GIVEN} {{state}} s ON s.seq = given_seq"
-_BURY = (
+_TO_ARCHIVE = (
     f"SELECT s.seq FROM {_STATE} FOR UPDATE",
     f"""
     INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
@@ -136,7 +136,9 @@ _BURY = (
     """,
     f"DELETE s FROM {_STATE}",
 )
-BURY = {state: tuple(statement.replace("{state}", table) for statement in _BURY) for state, table in UNSETTLED.items()}
+ARCHIVE_AS_DEAD = {
+    state: tuple(statement.replace("{state}", table) for statement in _TO_ARCHIVE) for state, table in UNSETTLED.items()
+}
 
 # The next queue that has anything pending: one look into an index.
 NEXT_QUEUE = "SELECT min(queue) FROM penstock_pending FORCE INDEX (penstock_pending_ready) WHERE queue > :after"

@@ -96,7 +96,7 @@ SELECT c.seq, {{now}}, :what, c.attempts + 1, c.lease_id,
        (SELECT l.claimant FROM penstock_leases l WHERE l.lease_id = c.lease_id), :error
 FROM {CLAIMED}
 """
-BURY = f"""
+ARCHIVE_AS_DEAD = f"""
 INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
 SELECT {changing(**_LOST)}, 'DEAD', {{now}}, lease_id FROM {CLAIMED}
 """
@@ -169,7 +169,7 @@ APPLY = (
 
 # What stands behind an event that went back to its line goes back with it: whoever repeats the claim would overtake.
 WENT_BACK = f"SELECT p.ordering_key, p.seq FROM {PENDING} WHERE p.ordering_key IS NOT NULL"
-LINES_HELD = """
+HELD_KEYS_BY_SEQ = """
 SELECT seq, ordering_key FROM penstock_claimed WHERE lease_id = :lease_id AND ordering_key IS NOT NULL FOR UPDATE
 """
 

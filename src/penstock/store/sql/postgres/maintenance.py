@@ -88,7 +88,9 @@ waiting AS (
 SELECT seq FROM gone
 """
 
-LINES_HELD = "SELECT seq, ordering_key FROM penstock_claimed WHERE lease_id = :lease_id AND ordering_key IS NOT NULL"
+HELD_KEYS_BY_SEQ = (
+    "SELECT seq, ordering_key FROM penstock_claimed WHERE lease_id = :lease_id AND ordering_key IS NOT NULL"
+)
 
 PURGE = """
 WITH gone AS (DELETE FROM penstock_archive WHERE seq = ANY (CAST(:seqs AS bigint[])) RETURNING seq),
@@ -139,7 +141,7 @@ recorded AS (
 )
 SELECT count(*) FROM gone
 """
-BURY = {
+ARCHIVE_AS_DEAD = {
     state: f"WITH gone AS (DELETE FROM {table} WHERE seq = ANY (CAST(:seqs AS bigint[])) RETURNING *), {_BURY}"
     for state, table in UNSETTLED.items()
 }

@@ -5,8 +5,8 @@ As in `postgres_statements`, values are bound and only `{now}`, the clock, is pu
 
 from typing import Any
 
-from penstock.model.event import Event, EventId, encode_moment
-from penstock.store.api import Part
+from penstock.model.event import Event, EventId, encode_time
+from penstock.store.api import StagedPart
 from penstock.store.sql.columns import COLUMNS
 from penstock.store.sql.schema import staged
 
@@ -95,7 +95,9 @@ DELETE FROM penstock_staged WHERE ctid = ANY (ARRAY(
 """
 
 
-def row(part: Part, number: int, event_id: EventId, event: Event, headers: bytes | None, now: int) -> tuple[Any, ...]:
+def row(
+    part: StagedPart, number: int, event_id: EventId, event: Event, headers: bytes | None, now: int
+) -> tuple[Any, ...]:
     return (
         part.write_id.bytes,
         part.batch_id,
@@ -111,7 +113,7 @@ def row(part: Part, number: int, event_id: EventId, event: Event, headers: bytes
         event.ordering_key,
         event.priority,
         event.max_attempts,
-        None if event.available_at is None else encode_moment(event.available_at),
+        None if event.available_at is None else encode_time(event.available_at),
         event.delay_seconds,
         event.dedupe_key,
         event.dedupe_seconds,

@@ -29,10 +29,10 @@ from penstock.model.event import Delivery, Event, EventId
 from penstock.model.lease import Lease, LeaseId, Token
 from penstock.model.lifecycle import State
 from penstock.model.times import from_micros, to_micros
-from penstock.store.api import Capabilities, Committed, Part, Upgrade
+from penstock.store.api import Capabilities, Committed, StagedPart, Upgrade
 from penstock.store.event_ids import ids_for
 from penstock.store.sql.dedupe import Named, Window, first_of_windows, window, without_duplicates
-from penstock.store.sql.dialect import Wanted
+from penstock.store.sql.dialect import ClaimRequest
 from penstock.store.sql.multi_statement import StepwiseStore
 from penstock.store.sql.outcome_rows import OutcomeRow, RouteRow
 from penstock.store.sql.sqlite import maintenance, staging, statements
@@ -114,7 +114,7 @@ class SqliteStore(StepwiseStore):
             case _:
                 return None
 
-    def _moment(self, raw: Any) -> datetime:
+    def _time(self, raw: Any) -> datetime:
         return from_micros(raw)
 
     # -- emitting ---------------------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ class SqliteStore(StepwiseStore):
         cursor.executemany(maintenance.ADD_KEY, sorted(keys))
         return [holders.get(window(event), event_id) for event_id, event in given]
 
-    def _stage(self, tx: Transaction, part: Part, events: Sequence[Event], start: int) -> None:
+    def _stage(self, tx: Transaction, part: StagedPart, events: Sequence[Event], start: int) -> None:
         now = self._micros()
         rows = zip(ids_for(events), events, strict=True)
         staged = [
@@ -173,21 +173,21 @@ class SqliteStore(StepwiseStore):
 
     # -- claiming ---------------------------------------------------------------------------------------------
 
-    def _take_ready(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]:
+    def _take_ready(self, tx: Transaction, request: ClaimRequest, room: int) -> list[Delivery]:
         chosen: list[tuple[int, int]] = []
-        statement = self._of_types(statements.CHOOSE_READY, wanted.types)
-        for priority in self._levels(tx, wanted.lease.queue):
+        statement = self._of_types(statements.CHOOSE_READY, request.types)
+        for priority in self._levels(tx, request.lease.queue):
             if (left := room - len(chosen)) > 0:
-                chosen += tx.rows(statement, **wanted.parameters(left), priority=priority)
-        return self._move(tx, wanted, chosen, room)
+                chosen += tx.rows(statement, **request.parameters(left), priority=priority)
+        return self._move(tx, request, chosen, room)
 
-    def _take_keyed(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]:
-        given = wanted.parameters(room)
+    def _take_keyed(self, tx: Transaction, request: ClaimRequest, room: int) -> list[Delivery]:
+        given = request.parameters(room)
         if not tx.run(statements.TAKE_KEYS, **given):
             return []
-        rows = self._move(tx, wanted, tx.rows(self._of_types(statements.CHOOSE_LINE, wanted.types), **given), room)
+        rows = self._move(tx, request, tx.rows(self._of_types(statements.CHOOSE_KEYED, request.types), **given), room)
         # Those of other types at the head of their lines would be in the way of the next claim.
-        self._free_keys(tx, [wanted.lease.lease_id], served=wanted.types is not None)
+        self._free_keys(tx, [request.lease.lease_id], served=request.types is not None)
         return rows
 
     def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:
@@ -234,13 +234,13 @@ class SqliteStore(StepwiseStore):
         for row in rows:
             number += row.copy_id is not None
             numbered.append([row.seq, row.queue, *((number, row.copy_id.hex) if row.copy_id else (None, None))])
-        moved = [seq for (seq,) in tx.rows(maintenance.ROUTED, lease_id=lease_id, rows=numbered)]
+        routed = [seq for (seq,) in tx.rows(maintenance.ROUTED, lease_id=lease_id, rows=numbered)]
         for statement in maintenance.ROUTE:
-            tx.run(statement, lease_id=lease_id, rows=numbered, seqs=moved)
-        return frozenset(moved)
+            tx.run(statement, lease_id=lease_id, rows=numbered, seqs=routed)
+        return frozenset(routed)
 
-    def _hold_lines(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> None:
-        tx.run(maintenance.HOLD_LINES, lease_id=lease_id, rows=[[row.seq, row.queue] for row in rows])
+    def _hold_keys_of(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> None:
+        tx.run(maintenance.HOLD_KEYS_OF, lease_id=lease_id, rows=[[row.seq, row.queue] for row in rows])
 
     def _release_behind(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> None:
         behind = [row[0] for row in tx.rows(statements.BEHIND, lease_id=lease_id, seqs=seqs)]
@@ -262,7 +262,7 @@ class SqliteStore(StepwiseStore):
         given = {"dead": dead, "seqs": leaving, "staying": staying, "what": what, "error": error}
         for statement in (
             statements.RECORD_LOST,
-            statements.BURY,
+            statements.ARCHIVE_AS_DEAD,
             statements.GIVE_BACK,
             statements.DROP_CLAIMED,
             statements.STAY,
@@ -291,12 +291,12 @@ class SqliteStore(StepwiseStore):
         counts = [tx.run(statement, seqs=seqs, by=by) for statement in maintenance.REPLAY]
         return counts[-1]
 
-    def _bury(self, tx: Transaction, state: State, seqs: list[int], reason: str, by: str) -> int:
-        return [tx.run(one, seqs=seqs, reason=reason, by=by) for one in maintenance.BURY[state]][-1]
+    def _archive_as_dead(self, tx: Transaction, state: State, seqs: list[int], reason: str, by: str) -> int:
+        return [tx.run(one, seqs=seqs, reason=reason, by=by) for one in maintenance.ARCHIVE_AS_DEAD[state]][-1]
 
-    def _wake_lines(self, tx: Transaction, lines: Sequence[tuple[str, str]]) -> None:
-        if lines:
-            tx.run(maintenance.WAKE_KEYS, rows=list(map(list, lines)))
+    def _wake_keys(self, tx: Transaction, keys: Sequence[tuple[str, str]]) -> None:
+        if keys:
+            tx.run(maintenance.WAKE_KEYS, rows=list(map(list, keys)))
 
     def _levels(self, tx: Transaction, queue: str) -> list[int]:
         return [row[0] for row in tx.rows(statements.LEVELS, queue=queue)]
@@ -307,7 +307,7 @@ class SqliteStore(StepwiseStore):
     def _head(self, tx: Transaction, queue: str, priority: int) -> Any:
         return tx.row(statements.HEAD, queue=queue, priority=priority)
 
-    def _came_back(self) -> None:
+    def _forget_scan_floor(self) -> None:
         """Claims look at everything here: SQLite leaves no dead rows behind."""
 
     def _oldest_snapshot_seconds(self, tx: Transaction) -> None:  # noqa: ARG002

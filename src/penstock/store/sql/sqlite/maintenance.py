@@ -52,7 +52,7 @@ _FRESH = {
 }
 _ROUTED = f"FROM {_GIVEN} JOIN penstock_claimed c ON c.seq = g.given_seq AND c.lease_id = :lease_id"
 ROUTED = f"SELECT DISTINCT c.seq {_ROUTED}"
-HOLD_LINES = f"""
+HOLD_KEYS_OF = f"""
 INSERT INTO penstock_keys (queue, ordering_key, next_at)
 SELECT DISTINCT g.to_queue, c.ordering_key, :now {_ROUTED} WHERE c.ordering_key IS NOT NULL
 ON CONFLICT DO NOTHING
@@ -111,7 +111,7 @@ ON CONFLICT (seq) DO UPDATE SET result = excluded.result, noted_at = excluded.no
 """
 
 # From the table of a state, pending or claimed, to the archive.
-_BURY = (
+_TO_ARCHIVE = (
     f"""
     INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
     SELECT {changing(last_error=":reason")}, 'DEAD', :now, NULL FROM {{state}} WHERE seq IN {_SEQS}
@@ -122,7 +122,9 @@ _BURY = (
     """,
     f"DELETE FROM {{state}} WHERE seq IN {_SEQS}",
 )
-BURY = {state: tuple(statement.format(state=table) for statement in _BURY) for state, table in UNSETTLED.items()}
+ARCHIVE_AS_DEAD = {
+    state: tuple(statement.format(state=table) for statement in _TO_ARCHIVE) for state, table in UNSETTLED.items()
+}
 WAKE_KEYS = """
 UPDATE penstock_keys SET next_at = :now
 WHERE lease_id IS NULL AND next_at > :now

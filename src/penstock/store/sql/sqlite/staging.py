@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.model.event import Event, EventId
 from penstock.model.times import to_micros
-from penstock.store.api import Part
+from penstock.store.api import StagedPart
 from penstock.store.sql.columns import COLUMNS
 from penstock.store.sql.schema import staged
 
@@ -80,7 +80,7 @@ DELETE FROM penstock_staged WHERE rowid IN (
 """
 
 
-def row(part: Part, number: int, event_id: EventId, event: Event, now: int) -> tuple[Any, ...]:
+def row(part: StagedPart, number: int, event_id: EventId, event: Event, now: int) -> tuple[Any, ...]:
     return (
         part.write_id.hex,
         part.batch_id,

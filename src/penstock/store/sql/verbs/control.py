@@ -1,4 +1,4 @@
-"""Steering queues and single events, on every SQL backend: pauses, limits, cancellations, notes, and whose turn it is.
+"""Control of queues and single events: pauses, limits, cancellations, notes, and the heads of queues.
 `penstock.store.api` says what each verb promises."""
 
 from abc import abstractmethod
@@ -14,7 +14,7 @@ from penstock.model.selection import Selection, cancellable
 from penstock.model.stats import QueueControl
 from penstock.model.text import storable
 from penstock.store.api import CANCELLED
-from penstock.store.sql.dialect import Moves
+from penstock.store.sql.dialect import Dialect
 from penstock.store.sql.transaction import Transaction
 from penstock.store.sql.verbs import queries
 
@@ -24,8 +24,8 @@ GREATEST_LIMIT = 2**31 - 1
 Move = Callable[[Transaction, Sequence[Any]], int]
 
 
-class Controlling(Moves):
-    """The verbs of `Steering`."""
+class ControlVerbs(Dialect):
+    """Operations on queues and single events."""
 
     # -- queues -----------------------------------------------------------------------------------------------
 
@@ -35,7 +35,7 @@ class Controlling(Moves):
 
     def resume(self, queue: str) -> bool:
         require_queue(queue)
-        self._came_back()
+        self._forget_scan_floor()
         return self._transact(lambda tx: tx.run(self.maintenance.RESUME, queue=queue)) > 0
 
     def limit(self, queue: str, max_claimed: int | None) -> None:
@@ -63,7 +63,7 @@ class Controlling(Moves):
     def heads(self, prefix: str, *, queues: Collection[str] | None = None) -> Sequence[Head]:
         wanted = None if queues is None else sorted(set(queues))
         rows = self._look(lambda tx: self._heads(tx, prefix, wanted))
-        return sorted(Head(-priority, self._moment(at), seq, queue) for queue, priority, at, seq in rows)
+        return sorted(Head(-priority, self._time(at), seq, queue) for queue, priority, at, seq in rows)
 
     # -- events -----------------------------------------------------------------------------------------------
 
@@ -79,12 +79,12 @@ class Controlling(Moves):
         selection.require("cancel")
         if dry_run:
             return sum(kind.count for kind in self.unsettled_counts(selection))
-        self._came_back()
+        self._forget_scan_floor()
         chosen = cancellable(selection)
-        told = storable(reason)
+        recorded = storable(reason)
         moves: dict[State, Move] = {
-            State.PENDING: lambda tx, rows: self._cancel_waiting(tx, rows, told, by),
-            State.CLAIMED: lambda tx, rows: self._cancel_held(tx, rows, told, by),
+            State.PENDING: lambda tx, rows: self._cancel_waiting(tx, rows, recorded, by),
+            State.CLAIMED: lambda tx, rows: self._cancel_held(tx, rows, recorded, by),
         }
         total = 0
         for state in moves:
@@ -106,22 +106,22 @@ class Controlling(Moves):
                 rows = [row for row in found if row.seq <= until]
                 return (move(tx, rows), rows[-1].seq) if rows else (0, None)
 
-            moved, after = self._transact(work)
-            yield moved
+            cancelled, after = self._transact(work)
+            yield cancelled
 
     def unsettled_counts(self, selection: Selection) -> Sequence[SettledCount]:
         return self._look(lambda tx: queries.unsettled_counts(tx.connection, selection))
 
     def _cancel_waiting(self, tx: Transaction, rows: Sequence[Any], reason: str, by: str) -> int:
         """The keys are locked first, as by everyone who claims, or the two would wait for each other."""
-        self._wake_lines(tx, [(row.queue, row.ordering_key) for row in rows if row.ordering_key is not None])
-        return self._bury(tx, State.PENDING, [row.seq for row in rows], reason, by)
+        self._wake_keys(tx, [(row.queue, row.ordering_key) for row in rows if row.ordering_key is not None])
+        return self._archive_as_dead(tx, State.PENDING, [row.seq for row in rows], reason, by)
 
     def _cancel_held(self, tx: Transaction, rows: Sequence[Any], reason: str, by: str) -> int:
         """The leases are locked first, as by everyone who ends a claim."""
         seqs = [row.seq for row in rows]
         leases = [LeaseId(row[0]) for row in tx.connection.execute(queries.leases_over(seqs))]
-        count = self._bury(tx, State.CLAIMED, seqs, reason, by)
+        count = self._archive_as_dead(tx, State.CLAIMED, seqs, reason, by)
         self._free_keys(tx, leases)
         for lease_id in leases:
             tx.run(self.statements.CLOSE_LEASE, lease_id=lease_id)
@@ -148,9 +148,9 @@ class Controlling(Moves):
         """Rows of (queue, priority, time, seq)."""
 
     @abstractmethod
-    def _bury(self, tx: Transaction, state: State, seqs: list[int], reason: str, by: str) -> int:
+    def _archive_as_dead(self, tx: Transaction, state: State, seqs: list[int], reason: str, by: str) -> int:
         """Move those that still are pending, or claimed, to the archive, under no lease: a claimant has lost them."""
 
     @abstractmethod
-    def _wake_lines(self, tx: Transaction, lines: Sequence[tuple[str, str]]) -> None:
-        """Let these keys, (queue, ordering key), be looked at now: their lines change."""
+    def _wake_keys(self, tx: Transaction, keys: Sequence[tuple[str, str]]) -> None:
+        """Let these keys, (queue, ordering key), be looked at now: their events change."""

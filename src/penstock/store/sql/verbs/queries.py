@@ -25,7 +25,7 @@ from penstock.model.lifecycle import State
 from penstock.model.records import HistoryEntry, Note, Page, Record, SettledCount
 from penstock.model.selection import Selection, cancellable
 from penstock.model.stats import QueueControl, QueueStats, RelayStats, Stats
-from penstock.store.sql.schema import Moment, archive, claimed, events, leases, notes, pending, queues, relays
+from penstock.store.sql.schema import UtcTime, archive, claimed, events, leases, notes, pending, queues, relays
 from penstock.store.sql.schema import history as timeline
 
 LIVE = (pending, claimed)
@@ -211,7 +211,7 @@ def _queues(connection: Connection, now: datetime) -> list[QueueStats]:
         pending.c.queue,
         func.count().label("pending"),
         func.sum(case((pending.c.available_at <= now, 1), else_=0)).label("ready"),
-        func.min(pending.c.available_at, type_=Moment()).label("oldest"),
+        func.min(pending.c.available_at, type_=UtcTime()).label("oldest"),
     ).group_by(pending.c.queue)
     for row in connection.execute(waiting):
         age = (now - row.oldest).total_seconds()
@@ -274,9 +274,9 @@ def _part(
     lease_expires_at: Any = None,
     settled_at: Any = None,
 ) -> Select[Any]:
-    def moment(column: Any, name: str) -> ColumnElement[Any]:
+    def labelled(column: Any, name: str) -> ColumnElement[Any]:
         return (
-            (null() if column is None else column).cast(Moment()).label(name) if column is None else column.label(name)
+            (null() if column is None else column).cast(UtcTime()).label(name) if column is None else column.label(name)
         )
 
     return select(
@@ -298,10 +298,10 @@ def _part(
         table.c.suspect,
         table.c.last_error,
         state.label("state"),
-        moment(claimed_at, "claimed_at"),
+        labelled(claimed_at, "claimed_at"),
         (literal(None) if claimed_by is None else claimed_by).label("claimed_by"),
-        moment(lease_expires_at, "lease_expires_at"),
-        moment(settled_at, "settled_at"),
+        labelled(lease_expires_at, "lease_expires_at"),
+        labelled(settled_at, "settled_at"),
     ).select_from(events)
 
 
@@ -323,11 +323,11 @@ def conditions(selection: Selection, table: Any) -> list[ColumnElement[bool]]:
     if selection.until is not None:
         conditions.append(events.c.created_at < selection.until)
     if selection.error is not None:
-        conditions.append(_told(table.c.last_error, selection.error))
+        conditions.append(_error_matches(table.c.last_error, selection.error))
     return conditions
 
 
-def _told(last_error: ColumnElement[str], text: str) -> ColumnElement[bool]:
+def _error_matches(last_error: ColumnElement[str], text: str) -> ColumnElement[bool]:
     """Whether an error has this text. An empty pattern is none to every database."""
     return last_error.regexp_match(error_pattern(text)) if text else last_error.is_not(None)
 
