@@ -3,7 +3,7 @@
 As in `mysql_statements`: values are bound, lists of numbers travel as JSON, and `{now}`, the clock, is put in.
 """
 
-from penstock.store.sql.columns import COLUMNS, UNSETTLED, changing
+from penstock.store.sql.columns import COLUMNS, FRESH, REPLAYED, UNSETTLED, changing
 from penstock.store.sql.mysql.ordering_keys import KEYS
 from penstock.store.sql.mysql.statements import CLAIMED_ROWS, GIVEN
 
@@ -14,6 +14,7 @@ OWN_KEYS = f"""
 SELECT a.queue, e.ordering_key FROM {_ARCHIVED} STRAIGHT_JOIN penstock_events e ON e.seq = a.seq
 WHERE e.ordering_key IS NOT NULL
 """
+_OWN_KEY = "(SELECT e.ordering_key FROM penstock_events e WHERE e.seq = a.seq)"
 REPLAY = (
     f"""
     INSERT INTO penstock_history (seq, at, what, attempts, lease_id, `by`, detail)
@@ -23,17 +24,7 @@ REPLAY = (
     """,
     f"""
     INSERT INTO penstock_pending ({COLUMNS})
-    SELECT {
-        changing(
-            ordering_key="(SELECT e.ordering_key FROM penstock_events e WHERE e.seq = a.seq)",
-            attempts="0",
-            deliveries="0",
-            replays="replays + 1",
-            suspect="0",
-            available_at="{now}",
-            last_error="NULL",
-        )
-    } FROM {_ARCHIVED}
+    SELECT {changing(ordering_key=_OWN_KEY, **REPLAYED)} FROM {_ARCHIVED}
     """,
     f"DELETE n FROM {GIVEN} penstock_notes n ON n.seq = given_seq",
     f"DELETE a FROM {_ARCHIVED}",
@@ -53,16 +44,7 @@ JSON_TABLE(:rows, '$[*]' COLUMNS (
     to_queue VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[1]', copy_id CHAR(32) PATH '$[2]')) given
 STRAIGHT_JOIN {CLAIMED_ROWS} ON c.seq = given_seq AND c.lease_id = :lease_id
 """
-_FRESH = {
-    "queue": "to_queue",
-    "ordering_key": "c.ordering_key",
-    "attempts": "0",
-    "deliveries": "0",
-    "replays": "0",
-    "suspect": "0",
-    "available_at": "{now}",
-    "last_error": "NULL",
-}
+_FRESH = FRESH | {"queue": "to_queue", "ordering_key": "c.ordering_key"}
 ROUTED = f"SELECT DISTINCT c.seq FROM {_ROUTED} FOR UPDATE"
 ROUTE = (
     f"""

@@ -9,7 +9,7 @@ nobody. In a caller's own transaction (`settle_in`) it may be stricter and see a
 event reads with a lock, which always sees the newest. Lock order: lease, keys (sorted), claimed, pending or archive.
 """
 
-from penstock.store.sql.columns import CHANGED_BY, COLUMNS, DELIVERY, changing
+from penstock.store.sql.columns import CHANGED_BY, COLUMNS, DELIVERY, RETRIED, changing
 
 # As `Delivery` decodes it when asked: microseconds since 2000.
 _RAW_TIME = "TIMESTAMPDIFF(MICROSECOND, '2000-01-01', {})"
@@ -145,15 +145,7 @@ APPLY = (
     """,
     f"""
     INSERT INTO penstock_pending ({COLUMNS})
-    SELECT {
-        changing(
-            ordering_key="CASE WHEN NOT :skip THEN ordering_key END",
-            attempts="attempts + 1",
-            suspect="0",
-            available_at="{now} + INTERVAL delay MICROSECOND",
-            last_error="error",
-        )
-    } FROM {_OUTCOMES} WHERE kind = 'RETRY'
+    SELECT {changing(available_at="{now} + INTERVAL delay MICROSECOND", **RETRIED)} FROM {_OUTCOMES} WHERE kind = 'RETRY'
     """,
     f"""
     INSERT INTO penstock_pending ({COLUMNS})

@@ -3,16 +3,9 @@
 As in `postgres_statements`, values are bound and only `{now}`, the clock, is put in.
 """
 
-from penstock.store.sql.columns import COLUMNS, UNSETTLED, changing
+from penstock.store.sql.columns import COLUMNS, FRESH, REPLAYED, UNSETTLED, changing
 
-_FRESH = {
-    "attempts": "0",
-    "deliveries": "0",
-    "replays": "0",
-    "suspect": "0",
-    "available_at": "{now}",
-    "last_error": "CAST(NULL AS text)",
-}
+_FRESH = FRESH | {"last_error": "CAST(NULL AS text)"}
 
 # The key comes back from the event itself: one that had left its line returns to it.
 REPLAY = f"""
@@ -23,17 +16,7 @@ WITH gone AS (
 ),
 returned AS (
     INSERT INTO penstock_pending ({COLUMNS})
-    SELECT {
-    changing(
-        ordering_key="own_key",
-        attempts="0",
-        deliveries="0",
-        replays="replays + 1",
-        suspect="0",
-        available_at="{now}",
-        last_error="NULL",
-    )
-} FROM gone
+    SELECT {changing(ordering_key="own_key", **REPLAYED)} FROM gone
 ),
 forgotten AS (DELETE FROM penstock_notes WHERE seq IN (SELECT seq FROM gone)),
 recorded AS (

@@ -4,7 +4,7 @@ Values are bound (`:name`); only `{now}`, the clock, is put in when the store is
 then ordering keys (sorted), then claimed, then pending or archive.
 """
 
-from penstock.store.sql.columns import CHANGED_BY, COLUMNS, DELIVERY, changing
+from penstock.store.sql.columns import CHANGED_BY, COLUMNS, DELIVERY, RETRIED, changing
 
 # A fresh token at every claim: whoever holds an older one has lost. A closed lease stays as it was.
 OPEN_LEASE = """
@@ -255,15 +255,7 @@ buried AS (
 ),
 retried AS (
     INSERT INTO penstock_pending ({COLUMNS})
-    SELECT {
-    changing(
-        ordering_key="CASE WHEN NOT :skip THEN ordering_key END",
-        attempts="attempts + 1",
-        suspect="0",
-        available_at="{now} + delay * interval '1 second'",
-        last_error="error",
-    )
-} FROM gone WHERE outcome = 'RETRY'
+    SELECT {changing(available_at="{now} + delay * interval '1 second'", **RETRIED)} FROM gone WHERE outcome = 'RETRY'
 ),
 released AS (
     INSERT INTO penstock_pending ({COLUMNS})

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -82,7 +83,7 @@ class SqliteStore(StepwiseStore):
         return super().initialise()
 
     def _transaction(self, connection: Any, cursor: Any) -> Transaction:
-        return Transaction(connection, cursor, _unchanged, {"now": self._micros()}, adapt=_adapt, delivery=_delivery)
+        return Transaction(connection, cursor, _prepare, {"now": self._micros()}, adapt=_adapt, delivery=_delivery)
 
     def _micros(self) -> int:
         return to_micros(datetime.now(UTC) if self.clock is None else self.clock())
@@ -341,8 +342,9 @@ def _pending_row(seq: int, event: Event, now: int) -> tuple[Any, ...]:
     return (seq, event.queue, event.ordering_key, event.priority, event.max_attempts, available_at)
 
 
-def _unchanged(statement: str) -> str:
-    return statement
+@cache
+def _prepare(statement: str) -> str:
+    return statement.replace("{now}", ":now")
 
 
 def _adapt(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """The statements beside the flow on SQLite: replay, purge, relays and maintenance."""
 
-from penstock.store.sql.columns import COLUMNS, UNSETTLED, changing
+from penstock.store.sql.columns import COLUMNS, FRESH, REPLAYED, UNSETTLED, changing
 
 _SEQS = "(SELECT value FROM json_each(:seqs))"
 
@@ -18,17 +18,7 @@ REPLAY = (
     """,
     f"""
     INSERT INTO penstock_pending ({COLUMNS})
-    SELECT {
-        changing(
-            ordering_key=_OWN_KEY,
-            attempts="0",
-            deliveries="0",
-            replays="replays + 1",
-            suspect="0",
-            available_at=":now",
-            last_error="NULL",
-        )
-    } FROM penstock_archive WHERE seq IN {_SEQS}
+    SELECT {changing(ordering_key=_OWN_KEY, **REPLAYED)} FROM penstock_archive WHERE seq IN {_SEQS}
     """,
     f"DELETE FROM penstock_notes WHERE seq IN {_SEQS}",
     f"DELETE FROM penstock_archive WHERE seq IN {_SEQS}",
@@ -41,15 +31,7 @@ _GIVEN = """
 (SELECT value ->> 0 AS given_seq, value ->> 1 AS to_queue, value ->> 2 AS number, value ->> 3 AS copy_id
  FROM json_each(:rows)) g
 """
-_FRESH = {
-    "queue": "g.to_queue",
-    "attempts": "0",
-    "deliveries": "0",
-    "replays": "0",
-    "suspect": "0",
-    "available_at": ":now",
-    "last_error": "NULL",
-}
+_FRESH = FRESH | {"queue": "g.to_queue"}
 _ROUTED = f"FROM {_GIVEN} JOIN penstock_claimed c ON c.seq = g.given_seq AND c.lease_id = :lease_id"
 ROUTED = f"SELECT DISTINCT c.seq {_ROUTED}"
 HOLD_KEYS_OF = f"""

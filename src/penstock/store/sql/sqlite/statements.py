@@ -4,7 +4,7 @@ One writer at a time (`BEGIN IMMEDIATE`), so nothing is locked row by row. SQLit
 an INSERT ... SELECT and then a DELETE. Lists travel as JSON, times as microseconds (`:now`), ids as hexadecimal text.
 """
 
-from penstock.store.sql.columns import CHANGED_BY, COLUMNS, DELIVERY, changing
+from penstock.store.sql.columns import CHANGED_BY, COLUMNS, DELIVERY, RETRIED, changing
 
 OPEN_LEASE = """
 INSERT INTO penstock_leases (lease_id, queue, claimant, token, claims, moved, max_attempts, claimed_at, expires_at)
@@ -176,15 +176,7 @@ APPLY = (
     f"""
     {_GIVEN}
     INSERT INTO penstock_pending ({COLUMNS})
-    SELECT {
-        changing(
-            ordering_key="CASE WHEN NOT :skip THEN ordering_key END",
-            attempts="attempts + 1",
-            suspect="0",
-            available_at=":now + delay",
-            last_error="error",
-        )
-    } FROM gone WHERE outcome = 'RETRY'
+    SELECT {changing(available_at="{now} + delay", **RETRIED)} FROM gone WHERE outcome = 'RETRY'
     """,
     f"""
     {_GIVEN}
