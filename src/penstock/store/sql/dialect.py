@@ -21,6 +21,7 @@ from penstock.model.event import Delivery, Event, EventId
 from penstock.model.lease import Lease, LeaseId, Token
 from penstock.model.times import Clock
 from penstock.store.api import Capabilities, StoreOptions
+from penstock.store.sql import upserts
 from penstock.store.sql.outcome_rows import OutcomeRow, RouteRow
 from penstock.store.sql.pool import PoolGenerations
 from penstock.store.sql.transaction import Transaction
@@ -29,6 +30,7 @@ Result = TypeVar("Result")
 
 CONFLICT_TRIES = 8
 KEY_QUEUE_LIMIT = 100
+CLOCK = "SELECT {now}"
 # Where a delivery keeps what claims are sorted by: compared raw, without decoding every time.
 SEQ, PRIORITY, AVAILABLE_AT = map(Delivery._fields.index, ("seq", "priority", "available_at"))
 
@@ -61,6 +63,7 @@ class Dialect(ABC):
     capabilities: Capabilities
     statements: ModuleType
     maintenance: ModuleType
+    upserts: ModuleType = upserts
 
     _conflict_seconds = inf
     """Seconds after which a conflict is not tried again: by then a database that waits for locks itself has waited."""

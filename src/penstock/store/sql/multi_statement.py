@@ -12,6 +12,8 @@ from penstock.store.sql.dialect import ClaimRequest
 from penstock.store.sql.store import SqlStore
 from penstock.store.sql.transaction import Transaction
 
+PAUSED = "SELECT EXISTS (SELECT 1 FROM penstock_queues WHERE queue = :queue AND paused_at IS NOT NULL)"
+
 
 class StepwiseStore(SqlStore):
     """A SQL store whose every move is some statements after each other, in one transaction."""
@@ -49,9 +51,7 @@ class StepwiseStore(SqlStore):
 
     def _heads(self, tx: Transaction, prefix: str, queues: list[str] | None) -> list[Any]:
         names = self._queues(tx) if queues is None else queues
-        wanted = [
-            name for name in names if name.startswith(prefix) and not tx.scalar(self.maintenance.PAUSED, queue=name)
-        ]
+        wanted = [name for name in names if name.startswith(prefix) and not tx.scalar(PAUSED, queue=name)]
         return [row for name in wanted for row in self._heads_of(tx, name)]
 
     def _heads_of(self, tx: Transaction, queue: str) -> Iterator[Any]:

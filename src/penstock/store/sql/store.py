@@ -22,7 +22,7 @@ from penstock.store.api import PURGE_BATCH, REAP_BATCH, REPLAY_BATCH, Progress, 
 from penstock.store.event_ids import refuse_twins
 from penstock.store.sql import migrate
 from penstock.store.sql.borrowed import borrowed
-from penstock.store.sql.dialect import AVAILABLE_AT, SEQ, ClaimRequest
+from penstock.store.sql.dialect import AVAILABLE_AT, CLOCK, SEQ, ClaimRequest
 from penstock.store.sql.transaction import Transaction
 from penstock.store.sql.verbs import dead_letters, queries
 from penstock.store.sql.verbs.control import ControlVerbs
@@ -180,7 +180,7 @@ class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs, PresenceVerbs):
         published = queries.published_by_queue(tx.connection, seqs)
         purged = self._purge(tx, seqs)
         for queue in sorted(published):
-            tx.run(self.maintenance.COUNT_PURGED, queue=queue, count=published[queue])
+            tx.run(self.upserts.COUNT_PURGED, queue=queue, count=published[queue])
         return purged
 
     def _in_batches(
@@ -245,9 +245,7 @@ class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs, PresenceVerbs):
 
     def stats(self) -> Stats:
         return self._look(
-            lambda tx: queries.stats(
-                tx.connection, self._time(tx.scalar(self.maintenance.CLOCK)), self._oldest_snapshot_seconds(tx)
-            )
+            lambda tx: queries.stats(tx.connection, self._time(tx.scalar(CLOCK)), self._oldest_snapshot_seconds(tx))
         )
 
     def initialise(self) -> Upgrade:
@@ -260,7 +258,7 @@ class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs, PresenceVerbs):
 
     def now(self) -> datetime:
         """The time by the store's clock, which is the one that counts."""
-        return self._look(lambda tx: self._time(tx.scalar(self.maintenance.CLOCK)))
+        return self._look(lambda tx: self._time(tx.scalar(CLOCK)))
 
     def close(self) -> None:
         self.engine.dispose()

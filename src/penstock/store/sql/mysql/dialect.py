@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy import Engine, make_url
 from sqlalchemy.exc import DBAPIError
 
 from penstock.config.extras import needs_extra
@@ -23,16 +23,16 @@ from penstock.model.errors import (
 from penstock.model.event import Delivery, Event, EventId
 from penstock.model.lease import Lease, LeaseId, Token
 from penstock.model.lifecycle import State
-from penstock.model.times import Clock
-from penstock.store.api import Capabilities, StoreOptions
+from penstock.store.api import Capabilities
 from penstock.store.sql.claim_hints import ALWAYS, KeyQueueLength, ScanFloor
-from penstock.store.sql.dialect import ClaimRequest
-from penstock.store.sql.multi_statement import StepwiseStore
+from penstock.store.sql.dialect import CLOCK, ClaimRequest
+from penstock.store.sql.multi_statement import PAUSED, StepwiseStore
 from penstock.store.sql.mysql import emit as mysql_emit
-from penstock.store.sql.mysql import maintenance, ordering_keys, statements
+from penstock.store.sql.mysql import maintenance, ordering_keys, statements, upserts
 from penstock.store.sql.mysql.transaction import MysqlTransaction, adapt, delivery, utc
 from penstock.store.sql.outcome_rows import OutcomeRow, RouteRow
-from penstock.store.sql.transaction import Transaction, percent_style
+from penstock.store.sql.server_dialect import ServerDialect
+from penstock.store.sql.transaction import Transaction
 
 MICROS = 1_000_000
 # Servers close connections that nobody has used for a while, some after minutes.
@@ -45,19 +45,16 @@ NO_TABLE, NO_COLUMN, BROKEN_VIEW = 1146, 1054, 1356
 DUPLICATE, NOT_ALLOWED = 1062, 1227
 
 
-class MysqlStore(StepwiseStore):
+class MysqlStore(ServerDialect, StepwiseStore):
     capabilities = Capabilities(
         transactional_emit=True, ordering=True, concurrent_writers=True, insert_into_view=False, staging=False
     )
     statements = statements
     maintenance = maintenance
+    upserts = upserts
 
-    def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
-        super().__init__(url, options, clock)
-        self._floors: dict[str, ScanFloor] = {}
-        self._key_queues: dict[str, KeyQueueLength] = {}
-        self._now = "UTC_TIMESTAMP(6)" if clock is None else "CAST(:now AS DATETIME(6))"
-        self._prepared: dict[str, str] = {}
+    _clock_now = "UTC_TIMESTAMP(6)"
+    _given_now = "CAST(:now AS DATETIME(6))"
 
     # -- connections ------------------------------------------------------------------------------------------
 
@@ -65,17 +62,9 @@ class MysqlStore(StepwiseStore):
         with needs_extra("a MySQL or MariaDB store", "mysql"):
             import pymysql  # noqa: F401
         target = make_url(url).set(drivername="mysql+pymysql")
-        connect_args = {} if "connect_timeout" in target.query else {"connect_timeout": 10}
         # What doesn't fit is refused, not cut off, whatever the server prefers.
         always = {"sql_mode": SQL_MODE, "program_name": "penstock"}
-        return create_engine(
-            target,
-            isolation_level="READ COMMITTED",
-            pool_size=self.options.pool_size,
-            max_overflow=10,
-            pool_recycle=RECYCLE_SECONDS,
-            connect_args={**always, **connect_args},
-        )
+        return self._create_pool(target, always, pool_recycle=RECYCLE_SECONDS)
 
     @contextmanager
     def _begin(self, *, write: bool = True) -> Iterator[Transaction]:  # noqa: ARG002
@@ -90,14 +79,7 @@ class MysqlStore(StepwiseStore):
                 yield self._transaction(connection, cursor)
 
     def _transaction(self, connection: Any, cursor: Any) -> Transaction:
-        common = {} if self.clock is None else {"now": self.clock()}
-        return MysqlTransaction(connection, cursor, self._prepare, common, adapt=adapt, delivery=delivery)
-
-    def _prepare(self, statement: str) -> str:
-        prepared = self._prepared.get(statement)
-        if prepared is None:
-            prepared = self._prepared[statement] = percent_style(statement.replace("{now}", self._now))
-        return prepared
+        return MysqlTransaction(connection, cursor, self._prepare, self._time_given(), adapt=adapt, delivery=delivery)
 
     def _driver_errors(self) -> tuple[type[BaseException], ...]:
         import pymysql
@@ -126,7 +108,7 @@ class MysqlStore(StepwiseStore):
 
     def _clock(self, tx: Transaction) -> datetime:
         """The time as a DATETIME holds it."""
-        return utc(self.clock()) if self.clock is not None else tx.scalar(maintenance.CLOCK)
+        return utc(self.clock()) if self.clock is not None else tx.scalar(CLOCK)
 
     # -- emitting ---------------------------------------------------------------------------------------------
 
@@ -187,7 +169,7 @@ class MysqlStore(StepwiseStore):
         return rows
 
     def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:
-        if tx.scalar(maintenance.PAUSED, queue=queue):
+        if tx.scalar(PAUSED, queue=queue):
             return False
         floor = ScanFloor() if types is not None else self._floors.setdefault(queue, ScanFloor())
         start = floor.use()
@@ -308,10 +290,6 @@ class MysqlStore(StepwiseStore):
     def _head(self, tx: Transaction, queue: str, priority: int) -> Any:
         statement = self._of_types(statements.HEAD, None)
         return tx.row(statement, queue=queue, priority=priority, room=1, floor=ALWAYS)
-
-    def _forget_scan_floor(self) -> None:
-        for floor in self._floors.values():
-            floor.forget()
 
     def _oldest_snapshot_seconds(self, tx: Transaction) -> float | None:
         from pymysql import OperationalError

@@ -73,36 +73,12 @@ PURGE = (
     f"DELETE a FROM {_ARCHIVED}",
 )
 
-# Assignments are made from left to right: `paused_at` last, while it still says whether there was a pause.
-PAUSE = """
-INSERT INTO penstock_queues (queue, paused_at, paused_by) VALUES (:queue, {now}, :by)
-ON DUPLICATE KEY UPDATE paused_by = CASE WHEN paused_at IS NULL THEN :by ELSE paused_by END,
-    paused_at = coalesce(paused_at, {now})
-"""
-RESUME = "UPDATE penstock_queues SET paused_at = NULL, paused_by = NULL WHERE queue = :queue AND paused_at IS NOT NULL"
-LIMIT = """
-INSERT INTO penstock_queues (queue, max_claimed) VALUES (:queue, :max_claimed)
-ON DUPLICATE KEY UPDATE max_claimed = :max_claimed
-"""
-PAUSED = "SELECT EXISTS (SELECT 1 FROM penstock_queues WHERE queue = :queue AND paused_at IS NOT NULL)"
-COUNT_PURGED = """
-INSERT INTO penstock_queues (queue, purged) VALUES (:queue, :count)
-ON DUPLICATE KEY UPDATE purged = purged + :count
-"""
 LOCK_QUEUE = "SELECT max_claimed FROM penstock_queues WHERE queue = :queue FOR UPDATE"
 CLAIMED_OF_QUEUE = """
 SELECT count(*) FROM penstock_leases l FORCE INDEX (penstock_leases_open)
 STRAIGHT_JOIN penstock_claimed c ON c.lease_id = l.lease_id WHERE l.closed_at IS NULL AND l.queue = :queue
 """
 
-KEEP_PROGRESS = """
-INSERT INTO penstock_notes (seq, progress, noted_at) VALUES (:seq, :progress, {now})
-ON DUPLICATE KEY UPDATE progress = :progress, noted_at = {now}
-"""
-KEEP_RESULT = """
-INSERT INTO penstock_notes (seq, result, noted_at) VALUES (:seq, :result, {now})
-ON DUPLICATE KEY UPDATE result = :result, noted_at = {now}
-"""
 
 # From the table of a state, pending or claimed, to the archive.
 _STATE = f"{GIVEN} {{state}} s ON s.seq = given_seq"
@@ -142,17 +118,6 @@ STRAIGHT_JOIN penstock_dedupe d ON d.queue = old.queue AND d.dedupe_key = old.de
 """
 DROP_OLD_RELAYS = "DELETE FROM penstock_relays WHERE seen_at < {now} - INTERVAL ROUND(:seconds * 1000000) MICROSECOND"
 
-BEAT_RELAY = """
-INSERT INTO penstock_relays (relay_id, queue, destination, host, started_at, seen_at, stopping)
-VALUES (:relay_id, :queue, :destination, :host, {now}, {now}, :stopping)
-ON DUPLICATE KEY UPDATE seen_at = {now}, stopping = stopping OR :stopping
---;
-SELECT stopping FROM penstock_relays WHERE relay_id = :relay_id
-"""
-RELAY_STOPPING = "SELECT stopping FROM penstock_relays WHERE relay_id = :relay_id"
-FORGET_RELAY = "DELETE FROM penstock_relays WHERE relay_id = :relay_id"
-
-CLOCK = "SELECT {now}"
 
 # An open transaction keeps what was deleted since it began. Its start is told in the time zone of the system.
 OLDEST_SNAPSHOT = """

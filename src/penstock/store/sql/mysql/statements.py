@@ -145,7 +145,8 @@ APPLY = (
     """,
     f"""
     INSERT INTO penstock_pending ({COLUMNS})
-    SELECT {changing(available_at="{now} + INTERVAL delay MICROSECOND", **RETRIED)} FROM {_OUTCOMES} WHERE kind = 'RETRY'
+    SELECT {changing(available_at="{now} + INTERVAL delay MICROSECOND", **RETRIED)}
+    FROM {_OUTCOMES} WHERE kind = 'RETRY'
     """,
     f"""
     INSERT INTO penstock_pending ({COLUMNS})

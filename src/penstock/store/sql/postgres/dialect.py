@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy import Engine, make_url
 from sqlalchemy import event as hooks
 from sqlalchemy.exc import DBAPIError
 
@@ -24,15 +24,15 @@ from penstock.model.errors import (
 from penstock.model.event import Delivery, Event, EventId, encode_time
 from penstock.model.lease import Lease, LeaseId, Token
 from penstock.model.lifecycle import State
-from penstock.model.times import Clock
-from penstock.store.api import Capabilities, Committed, StagedPart, StoreOptions
+from penstock.store.api import Capabilities, Committed, StagedPart
 from penstock.store.event_ids import ids_for
 from penstock.store.sql.claim_hints import ALWAYS, KeyQueueLength, ScanFloor
 from penstock.store.sql.dedupe import first_of_windows, without_duplicates
-from penstock.store.sql.dialect import ClaimRequest
+from penstock.store.sql.dialect import CLOCK, ClaimRequest
 from penstock.store.sql.outcome_rows import OutcomeRow, RouteRow
 from penstock.store.sql.postgres import maintenance, staging, statements
 from penstock.store.sql.postgres.connections import bare, prepare_for_claims
+from penstock.store.sql.server_dialect import ServerDialect
 from penstock.store.sql.store import SqlStore
 from penstock.store.sql.transaction import Transaction, percent_style
 
@@ -46,19 +46,15 @@ EMIT_COLUMNS = (
 INSERT = f"INSERT INTO penstock_outbox ({', '.join(EMIT_COLUMNS)}) VALUES ({', '.join(['%s'] * len(EMIT_COLUMNS))})"
 
 
-class PostgresStore(SqlStore):
+class PostgresStore(ServerDialect, SqlStore):
     capabilities = Capabilities(transactional_emit=True, ordering=True, concurrent_writers=True)
     statements = statements
     maintenance = maintenance
     staging = staging
 
-    def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
-        super().__init__(url, options, clock)
-        self._floors: dict[str, ScanFloor] = {}
-        self._key_queues: dict[str, KeyQueueLength] = {}
-        # The statement's time, not the transaction's or the clock's: an index can be searched for it.
-        self._now = "statement_timestamp()" if clock is None else "CAST(:now AS timestamptz)"
-        self._prepared: dict[str, str] = {}
+    # The statement's time, not the transaction's or the clock's: an index can be searched for it.
+    _clock_now = "statement_timestamp()"
+    _given_now = "CAST(:now AS timestamptz)"
 
     # -- connections ------------------------------------------------------------------------------------------
 
@@ -66,14 +62,7 @@ class PostgresStore(SqlStore):
         with needs_extra("a PostgreSQL store", "postgres"):
             import psycopg  # noqa: F401
         target = make_url(url).set(drivername="postgresql+psycopg")
-        connect_args = {} if "connect_timeout" in target.query else {"connect_timeout": 10}
-        engine = create_engine(
-            target,
-            isolation_level="READ COMMITTED",
-            pool_size=self.options.pool_size,
-            max_overflow=10,
-            connect_args={"application_name": "penstock", **connect_args},
-        )
+        engine = self._create_pool(target, {"application_name": "penstock"})
         hooks.listen(engine, "connect", prepare_for_claims)
         return engine
 
@@ -85,14 +74,7 @@ class PostgresStore(SqlStore):
                 yield self._transaction(connection, cursor)
 
     def _transaction(self, connection: Any, cursor: Any) -> Transaction:
-        common = {} if self.clock is None else {"now": self.clock()}
-        return Transaction(connection, cursor, self._prepare, common, bare=lambda: bare(cursor.connection))
-
-    def _prepare(self, statement: str) -> str:
-        prepared = self._prepared.get(statement)
-        if prepared is None:
-            prepared = self._prepared[statement] = percent_style(statement.replace("{now}", self._now))
-        return prepared
+        return Transaction(connection, cursor, self._prepare, self._time_given(), bare=lambda: bare(cursor.connection))
 
     def _driver_errors(self) -> tuple[type[BaseException], ...]:
         import psycopg
@@ -188,10 +170,9 @@ class PostgresStore(SqlStore):
         for event in events:
             if event.ordering_key is not None:
                 keyed.setdefault(event.queue, set()).add(event.ordering_key)
-        common = {} if self.clock is None else {"now": self.clock()}
         for queue in sorted(keyed):
             given = {"queue": queue, "names": sorted(keyed[queue])}
-            cursor.execute(self._prepare(statements.HOLD_KEYS), given | common)
+            cursor.execute(self._prepare(statements.HOLD_KEYS), given | self._time_given())
 
     def _copy(self, cursor: Any, new_ids: Iterator[EventId], events: Sequence[Event]) -> list[EventId]:
         """Two COPYs, under numbers taken beforehand: the fastest way in."""
@@ -211,7 +192,7 @@ class PostgresStore(SqlStore):
         return ids
 
     def _stage(self, tx: Transaction, part: StagedPart, events: Sequence[Event], start: int) -> None:
-        now = encode_time(tx.scalar(maintenance.CLOCK))
+        now = encode_time(tx.scalar(CLOCK))
         raw: Any = tx.connection.connection.dbapi_connection
         with raw.cursor() as cursor, cursor.copy(staging.COPY) as copy:
             copy.set_types(staging.TYPES)
@@ -265,10 +246,6 @@ class PostgresStore(SqlStore):
         if found and start == ALWAYS:
             floor.forget()  # what only a full look finds, only a full look can claim
         return found
-
-    def _forget_scan_floor(self) -> None:
-        for floor in self._floors.values():
-            floor.forget()
 
     # -- leases and settling ----------------------------------------------------------------------------------
 

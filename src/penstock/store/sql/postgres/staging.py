@@ -80,14 +80,11 @@ waiting AS (
 SELECT count(*) FROM moved
 """
 
-# Of this batch, whatever attempt staged it, and of older ones.
-DROP_BATCH = "DELETE FROM penstock_staged WHERE write_id = :write_id AND batch_id <= :batch_id"
 
 DROP_PARTS = """
 DELETE FROM penstock_staged WHERE write_id = :write_id AND part_id = ANY (CAST(:parts AS uuid[]))
 """
 
-DROP_WRITE = "DELETE FROM penstock_staged WHERE write_id = :write_id"
 
 DROP_OLD = """
 DELETE FROM penstock_staged WHERE ctid = ANY (ARRAY(

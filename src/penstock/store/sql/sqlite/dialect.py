@@ -34,7 +34,7 @@ from penstock.store.api import Capabilities, Committed, StagedPart, Upgrade
 from penstock.store.event_ids import ids_for
 from penstock.store.sql.dedupe import Named, Window, first_of_windows, window, without_duplicates
 from penstock.store.sql.dialect import ClaimRequest
-from penstock.store.sql.multi_statement import StepwiseStore
+from penstock.store.sql.multi_statement import PAUSED, StepwiseStore
 from penstock.store.sql.outcome_rows import OutcomeRow, RouteRow
 from penstock.store.sql.sqlite import maintenance, staging, statements
 from penstock.store.sql.transaction import Transaction
@@ -192,7 +192,7 @@ class SqliteStore(StepwiseStore):
         return rows
 
     def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:
-        if tx.scalar(maintenance.PAUSED, queue=queue):
+        if tx.scalar(PAUSED, queue=queue):
             return False
         statement = self._of_types(statements.READY, types)
         levels = self._levels(tx, queue)

@@ -61,21 +61,6 @@ PURGE = (
     f"DELETE FROM penstock_archive WHERE seq IN {_SEQS}",
 )
 
-PAUSE = """
-INSERT INTO penstock_queues (queue, paused_at, paused_by) VALUES (:queue, :now, :by)
-ON CONFLICT (queue) DO UPDATE SET paused_at = excluded.paused_at, paused_by = excluded.paused_by
-WHERE penstock_queues.paused_at IS NULL
-"""
-RESUME = "UPDATE penstock_queues SET paused_at = NULL, paused_by = NULL WHERE queue = :queue AND paused_at IS NOT NULL"
-LIMIT = """
-INSERT INTO penstock_queues (queue, max_claimed) VALUES (:queue, :max_claimed)
-ON CONFLICT (queue) DO UPDATE SET max_claimed = excluded.max_claimed
-"""
-PAUSED = "SELECT EXISTS (SELECT 1 FROM penstock_queues WHERE queue = :queue AND paused_at IS NOT NULL)"
-COUNT_PURGED = """
-INSERT INTO penstock_queues (queue, purged) VALUES (:queue, :count)
-ON CONFLICT (queue) DO UPDATE SET purged = purged + excluded.purged
-"""
 # Nothing to lock: there is one writer at a time.
 LOCK_QUEUE = "SELECT max_claimed FROM penstock_queues WHERE queue = :queue"
 CLAIMED_OF_QUEUE = """
@@ -83,14 +68,6 @@ SELECT count(*) FROM penstock_leases l JOIN penstock_claimed c ON c.lease_id = l
 WHERE l.closed_at IS NULL AND l.queue = :queue
 """
 
-KEEP_PROGRESS = """
-INSERT INTO penstock_notes (seq, progress, noted_at) VALUES (:seq, :progress, :now)
-ON CONFLICT (seq) DO UPDATE SET progress = excluded.progress, noted_at = excluded.noted_at
-"""
-KEEP_RESULT = """
-INSERT INTO penstock_notes (seq, result, noted_at) VALUES (:seq, :result, :now)
-ON CONFLICT (seq) DO UPDATE SET result = excluded.result, noted_at = excluded.noted_at
-"""
 
 # From the table of a state, pending or claimed, to the archive.
 _TO_ARCHIVE = (
@@ -139,16 +116,6 @@ DELETE FROM penstock_dedupe WHERE (queue, dedupe_key) IN (
 """
 DROP_OLD_RELAYS = "DELETE FROM penstock_relays WHERE seen_at < :now - :seconds * 1000000"
 
-BEAT_RELAY = """
-INSERT INTO penstock_relays (relay_id, queue, destination, host, started_at, seen_at, stopping)
-VALUES (:relay_id, :queue, :destination, :host, :now, :now, :stopping)
-ON CONFLICT (relay_id) DO UPDATE SET seen_at = excluded.seen_at, stopping = max(stopping, excluded.stopping)
-RETURNING stopping
-"""
-RELAY_STOPPING = "SELECT stopping FROM penstock_relays WHERE relay_id = :relay_id"
-FORGET_RELAY = "DELETE FROM penstock_relays WHERE relay_id = :relay_id"
-
-CLOCK = "SELECT :now"
 
 EMIT_EVENT = """
 INSERT INTO penstock_events (event_id, event_type, payload, headers, partition_key, ordering_key, created_at)

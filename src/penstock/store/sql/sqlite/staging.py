@@ -65,14 +65,11 @@ SELECT e.seq, s.queue, s.ordering_key, s.priority, 0, 0, s.max_attempts, 0, 0,
 FROM penstock_staged s JOIN penstock_events e ON e.event_id = s.event_id WHERE {_CHOSEN}
 """
 
-# Of this batch, whatever attempt staged it, and of older ones.
-DROP_BATCH = "DELETE FROM penstock_staged WHERE write_id = :write_id AND batch_id <= :batch_id"
 
 DROP_PARTS = """
 DELETE FROM penstock_staged WHERE write_id = :write_id AND part_id IN (SELECT value FROM json_each(:parts))
 """
 
-DROP_WRITE = "DELETE FROM penstock_staged WHERE write_id = :write_id"
 
 DROP_OLD = """
 DELETE FROM penstock_staged WHERE rowid IN (

@@ -21,6 +21,8 @@ from penstock.store.sql.verbs import queries
 CANCEL_BATCH = 5_000
 GREATEST_LIMIT = 2**31 - 1
 
+RESUME = "UPDATE penstock_queues SET paused_at = NULL, paused_by = NULL WHERE queue = :queue AND paused_at IS NOT NULL"
+
 Move = Callable[[Transaction, Sequence[Any]], int]
 
 
@@ -31,12 +33,12 @@ class ControlVerbs(Dialect):
 
     def pause(self, queue: str, *, by: str = "operator") -> None:
         require_queue(queue)
-        self._transact(lambda tx: tx.run(self.maintenance.PAUSE, queue=queue, by=by))
+        self._transact(lambda tx: tx.run(self.upserts.PAUSE, queue=queue, by=by))
 
     def resume(self, queue: str) -> bool:
         require_queue(queue)
         self._forget_scan_floor()
-        return self._transact(lambda tx: tx.run(self.maintenance.RESUME, queue=queue)) > 0
+        return self._transact(lambda tx: tx.run(RESUME, queue=queue)) > 0
 
     def limit(self, queue: str, max_claimed: int | None) -> None:
         require_queue(queue)
@@ -44,7 +46,7 @@ class ControlVerbs(Dialect):
             raise UsageError("a limit must be 1 or more; to let nothing be claimed, pause the queue")
         if max_claimed is not None and max_claimed > GREATEST_LIMIT:
             raise UsageError(f"a limit must be at most {GREATEST_LIMIT:,}; none at all may be better")
-        self._transact(lambda tx: tx.run(self.maintenance.LIMIT, queue=queue, max_claimed=max_claimed))
+        self._transact(lambda tx: tx.run(self.upserts.LIMIT, queue=queue, max_claimed=max_claimed))
 
     def controls(self) -> Sequence[QueueControl]:
         return self._look(lambda tx: queries.controls(tx.connection))
@@ -133,7 +135,7 @@ class ControlVerbs(Dialect):
                 return frozenset()
             held = queries.held_seqs(tx.connection, lease.lease_id, list(progress))
             for seq in held:
-                tx.run(self.maintenance.KEEP_PROGRESS, seq=seq, progress=progress[seq])
+                tx.run(self.upserts.NOTE_PROGRESS, seq=seq, progress=progress[seq])
             return frozenset(held)
 
         return self._transact(work) if progress else frozenset()

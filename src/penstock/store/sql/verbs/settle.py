@@ -76,7 +76,7 @@ class SettleVerbs(Dialect):
     def _keep_or_drop(self, tx: Transaction, asked: Asked, settlement: Settlement) -> None:
         """Results are kept with what was published now; what was settled now and is not to be kept goes."""
         for seq in settlement.published & asked.results.keys():
-            tx.run(self.maintenance.KEEP_RESULT, seq=seq, result=asked.results[seq])
+            tx.run(self.upserts.NOTE_RESULT, seq=seq, result=asked.results[seq])
         dropped = asked.dropped & (settlement.published | settlement.dead)
         if dropped:
             self._purge(tx, sorted(dropped))

@@ -19,6 +19,10 @@ from penstock.store.sql.transaction import Transaction
 STAGED_RETENTION_SECONDS = 7 * 86_400.0
 DROP_LIMIT = 10_000
 
+# Of this batch, whatever attempt staged it, and of older ones.
+DROP_BATCH = "DELETE FROM penstock_staged WHERE write_id = :write_id AND batch_id <= :batch_id"
+DROP_WRITE = "DELETE FROM penstock_staged WHERE write_id = :write_id"
+
 
 class StagingVerbs(Dialect):
     """The verbs that stage and commit. See `penstock.store.api.Store` for what each promises.
@@ -47,13 +51,13 @@ class StagingVerbs(Dialect):
             named = [part_id for part_id, count in parts.items() if count]
             done = self._move_staged(tx, write_id, batch_id, named) if named else Committed()
             require_all(done.events + done.duplicates, sum(parts.values()))
-        tx.run(self.staging.DROP_BATCH, write_id=write_id, batch_id=batch_id)
+        tx.run(DROP_BATCH, write_id=write_id, batch_id=batch_id)
         return done
 
     def drop_staged(self, write_id: UUID, *, parts: Collection[UUID] | None = None) -> int:
         require_staging(self.url, self.capabilities)
         if parts is None:
-            return self._transact(lambda tx: tx.run(self.staging.DROP_WRITE, write_id=write_id))
+            return self._transact(lambda tx: tx.run(DROP_WRITE, write_id=write_id))
         named = list(parts)
         return self._transact(lambda tx: tx.run(self.staging.DROP_PARTS, write_id=write_id, parts=named))
 
