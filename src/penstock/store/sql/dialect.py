@@ -3,14 +3,14 @@ is run, tried again and its errors told; which steps make up a verb is `penstock
 
 import random
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import wraps
 from math import inf
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
@@ -19,6 +19,7 @@ from penstock.config.urls import mask_url
 from penstock.model.errors import PenstockError, StoreConflict, StoreUnavailable, UsageError
 from penstock.model.event import Delivery, Event, EventId
 from penstock.model.lease import Lease, LeaseId, Token
+from penstock.model.lifecycle import State
 from penstock.model.times import Clock
 from penstock.store.api import Capabilities, StoreOptions
 from penstock.store.sql import upserts
@@ -27,6 +28,7 @@ from penstock.store.sql.pool import PoolGenerations
 from penstock.store.sql.transaction import Transaction
 
 Result = TypeVar("Result")
+Given = ParamSpec("Given")
 
 CONFLICT_TRIES = 8
 KEY_QUEUE_LIMIT = 100
@@ -57,7 +59,51 @@ class ClaimRequest:
         }
 
 
-class Dialect(ABC):
+class Steps(Protocol):
+    """What differs from database to database: a connection, and steps that are each set-based."""
+
+    def _create_engine(self, url: str) -> Engine: ...
+    def _begin(self, *, write: bool = True) -> AbstractContextManager[Transaction]: ...
+    def _transaction(self, connection: Any, cursor: Any) -> Transaction: ...
+    def _driver_errors(self) -> tuple[type[BaseException], ...]: ...
+    def _translate(self, error: BaseException) -> PenstockError | None: ...
+    def _time(self, raw: Any) -> datetime: ...
+    def _append(self, cursor: Any, events: Sequence[Event]) -> list[EventId]: ...
+    def _take_ready(self, tx: Transaction, wanted: ClaimRequest, room: int) -> list[Delivery]: ...
+    def _take_keyed(self, tx: Transaction, wanted: ClaimRequest, room: int) -> list[Delivery]: ...
+    def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool: ...
+    def _extend(self, tx: Transaction, leases: Sequence[Lease], max_age: float) -> set[tuple[LeaseId, Token]]: ...
+    def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> frozenset[int]: ...
+    def _apply(
+        self, tx: Transaction, lease_id: LeaseId, rows: list[OutcomeRow], max_attempts: int, skip: bool
+    ) -> list[Any]: ...
+    def _route(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> frozenset[int]: ...
+    def _hold_keys_of(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> None: ...
+    def _release(self, tx: Transaction, lease_id: LeaseId) -> int: ...
+    def _release_behind(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> None: ...
+    def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId], *, served: bool = True) -> None: ...
+    def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None: ...
+    def _reap(self, tx: Transaction, limit: int) -> tuple[list[LeaseId], int]: ...
+    def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int: ...
+    def _purge(self, tx: Transaction, seqs: list[int]) -> int: ...
+
+    def _forget_scan_floor(self) -> None:
+        """Events may have become pending with an older time: a backend that bounds its claims looks at all again."""
+
+    def _oldest_snapshot_seconds(self, tx: Transaction) -> float | None:
+        """The age of the oldest snapshot that holds up vacuum, where a backend has such a thing."""
+
+    def _heads(self, tx: Transaction, prefix: str, queues: list[str] | None) -> list[Any]:
+        """Rows of (queue, priority, time, seq)."""
+
+    def _archive_as_dead(self, tx: Transaction, state: State, seqs: list[int], reason: str, by: str) -> int:
+        """Move those that still are pending, or claimed, to the archive, under no lease: a claimant has lost them."""
+
+    def _wake_keys(self, tx: Transaction, keys: Sequence[tuple[str, str]]) -> None:
+        """Let these keys, (queue, ordering key), be looked at now: their events change."""
+
+
+class Dialect(Steps):
     """The half of a SQL store that differs from database to database."""
 
     capabilities: Capabilities
@@ -121,60 +167,12 @@ class Dialect(ABC):
                 self._connections.renew(generation)
             raise translated from error
 
-    # -- what a backend supplies ------------------------------------------------------------------------------
 
-    @abstractmethod
-    def _create_engine(self, url: str) -> Engine: ...
-    @abstractmethod
-    @contextmanager
-    def _begin(self, *, write: bool = True) -> Iterator[Transaction]: ...
-    @abstractmethod
-    def _transaction(self, connection: Any, cursor: Any) -> Transaction: ...
-    @abstractmethod
-    def _driver_errors(self) -> tuple[type[BaseException], ...]: ...
-    @abstractmethod
-    def _translate(self, error: BaseException) -> PenstockError | None: ...
-    @abstractmethod
-    def _time(self, raw: Any) -> datetime: ...
-    @abstractmethod
-    def _append(self, cursor: Any, events: Sequence[Event]) -> list[EventId]: ...
-    @abstractmethod
-    def _take_ready(self, tx: Transaction, wanted: ClaimRequest, room: int) -> list[Delivery]: ...
-    @abstractmethod
-    def _take_keyed(self, tx: Transaction, wanted: ClaimRequest, room: int) -> list[Delivery]: ...
-    @abstractmethod
-    def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool: ...
-    @abstractmethod
-    def _extend(self, tx: Transaction, leases: Sequence[Lease], max_age: float) -> set[tuple[LeaseId, Token]]: ...
-    @abstractmethod
-    def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> frozenset[int]: ...
-    @abstractmethod
-    def _apply(
-        self, tx: Transaction, lease_id: LeaseId, rows: list[OutcomeRow], max_attempts: int, skip: bool
-    ) -> list[Any]: ...
-    @abstractmethod
-    def _route(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> frozenset[int]: ...
-    @abstractmethod
-    def _hold_keys_of(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> None: ...
-    @abstractmethod
-    def _release(self, tx: Transaction, lease_id: LeaseId) -> int: ...
-    @abstractmethod
-    def _release_behind(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> None: ...
-    @abstractmethod
-    def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId], *, served: bool = True) -> None: ...
-    @abstractmethod
-    def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None: ...
-    @abstractmethod
-    def _reap(self, tx: Transaction, limit: int) -> tuple[list[LeaseId], int]: ...
-    @abstractmethod
-    def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int: ...
-    @abstractmethod
-    def _purge(self, tx: Transaction, seqs: list[int]) -> int: ...
+def reading(query: Callable[Concatenate[Connection, Given], Result]) -> Callable[Concatenate[Dialect, Given], Result]:
+    """Return a method that runs a query in a transaction of its own."""
 
-    @abstractmethod
-    def _forget_scan_floor(self) -> None:
-        """Events may have become pending with an older time: a backend that bounds its claims looks at all again."""
+    @wraps(query)
+    def method(self: Dialect, /, *given: Given.args, **named: Given.kwargs) -> Result:
+        return self._look(lambda tx: query(tx.connection, *given, **named))
 
-    @abstractmethod
-    def _oldest_snapshot_seconds(self, tx: Transaction) -> float | None:
-        """The age of the oldest snapshot that holds up vacuum, where a backend has such a thing."""
+    return method

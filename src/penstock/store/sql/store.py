@@ -9,12 +9,10 @@ from uuid import uuid4
 
 import uuid_utils.compat as uuid7
 
-from penstock.model.dead_letters import DeathCount, DeathMark, DeathPage
 from penstock.model.errors import UsageError
 from penstock.model.event import Delivery, Event, EventId
 from penstock.model.lease import DEFAULT_LEASE_SECONDS, Claim, Held, Lease, LeaseId, Token
 from penstock.model.lifecycle import DEFAULT_MAX_ATTEMPTS, weight
-from penstock.model.records import HistoryEntry, Page, SettledCount
 from penstock.model.selection import Selection, purgeable
 from penstock.model.stats import Stats
 from penstock.model.times import Clock
@@ -22,7 +20,7 @@ from penstock.store.api import PURGE_BATCH, REAP_BATCH, REPLAY_BATCH, Progress, 
 from penstock.store.event_ids import refuse_twins
 from penstock.store.sql import migrate
 from penstock.store.sql.borrowed import borrowed
-from penstock.store.sql.dialect import AVAILABLE_AT, CLOCK, SEQ, ClaimRequest
+from penstock.store.sql.dialect import AVAILABLE_AT, CLOCK, SEQ, ClaimRequest, reading
 from penstock.store.sql.transaction import Transaction
 from penstock.store.sql.verbs import dead_letters, queries
 from penstock.store.sql.verbs.control import ControlVerbs
@@ -221,27 +219,14 @@ class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs, PresenceVerbs):
                 pass
         self._drop_old_staged()
 
-    # -- looking ----------------------------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------------------
 
-    def find(self, selection: Selection, *, after: int | None = None, limit: int = 100) -> Page:
-        return self._look(lambda tx: queries.find(tx.connection, selection, after=after, limit=limit))
-
-    def bounds(self) -> tuple[int, int]:
-        """The first and the last seq there are; (1, 0) where there are none."""
-        return self._look(lambda tx: queries.bounds(tx.connection))
-
-    def history(self, event_id: EventId) -> Sequence[HistoryEntry]:
-        return self._look(lambda tx: queries.history(tx.connection, event_id))
-
-    def settled_counts(self, selection: Selection) -> Sequence[SettledCount]:
-        """What a replay of the selection would touch, by state, queue and type, the most first."""
-        return self._look(lambda tx: queries.settled_counts(tx.connection, selection))
-
-    def deaths(self, selection: Selection, *, after: DeathMark | None = None, limit: int = 100) -> DeathPage:
-        return self._look(lambda tx: dead_letters.deaths(tx.connection, selection, after=after, limit=limit))
-
-    def death_counts(self, selection: Selection) -> Sequence[DeathCount]:
-        return self._look(lambda tx: dead_letters.death_counts(tx.connection, selection))
+    find = reading(queries.find)
+    bounds = reading(queries.bounds)
+    history = reading(queries.history)
+    settled_counts = reading(queries.settled_counts)
+    deaths = reading(dead_letters.deaths)
+    death_counts = reading(dead_letters.death_counts)
 
     def stats(self) -> Stats:
         return self._look(

@@ -1,7 +1,6 @@
 """Control of queues and single events: pauses, limits, cancellations, notes, and the heads of queues.
 `penstock.store.api` says what each verb promises."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,12 +8,11 @@ from penstock.model.errors import UsageError
 from penstock.model.event import EventId, require_queue
 from penstock.model.lease import Lease, LeaseId
 from penstock.model.lifecycle import State
-from penstock.model.records import Head, Note, SettledCount
+from penstock.model.records import Head, Note
 from penstock.model.selection import Selection, cancellable
-from penstock.model.stats import QueueControl
 from penstock.model.text import storable
 from penstock.store.api import CANCELLED
-from penstock.store.sql.dialect import Dialect
+from penstock.store.sql.dialect import Dialect, reading
 from penstock.store.sql.transaction import Transaction
 from penstock.store.sql.verbs import queries
 
@@ -48,8 +46,7 @@ class ControlVerbs(Dialect):
             raise UsageError(f"a limit must be at most {GREATEST_LIMIT:,}; none at all may be better")
         self._transact(lambda tx: tx.run(self.upserts.LIMIT, queue=queue, max_claimed=max_claimed))
 
-    def controls(self) -> Sequence[QueueControl]:
-        return self._look(lambda tx: queries.controls(tx.connection))
+    controls = reading(queries.controls)
 
     def _allowed(self, tx: Transaction, queue: str, limit: int, control: int | None) -> int:
         """How many events a claim may take. `control` is what the lease learnt when it was opened: 0 for a paused
@@ -111,8 +108,7 @@ class ControlVerbs(Dialect):
             cancelled, after = self._transact(work)
             yield cancelled
 
-    def unsettled_counts(self, selection: Selection) -> Sequence[SettledCount]:
-        return self._look(lambda tx: queries.unsettled_counts(tx.connection, selection))
+    unsettled_counts = reading(queries.unsettled_counts)
 
     def _cancel_waiting(self, tx: Transaction, rows: Sequence[Any], reason: str, by: str) -> int:
         """The keys are locked first, as by everyone who claims, or the two would wait for each other."""
@@ -141,18 +137,4 @@ class ControlVerbs(Dialect):
         return self._transact(work) if progress else frozenset()
 
     def notes(self, ids: Collection[EventId]) -> Mapping[EventId, Note]:
-        return self._look(lambda tx: queries.notes_of(tx.connection, ids)) if ids else {}
-
-    # -- what a backend supplies ------------------------------------------------------------------------------
-
-    @abstractmethod
-    def _heads(self, tx: Transaction, prefix: str, queues: list[str] | None) -> list[Any]:
-        """Rows of (queue, priority, time, seq)."""
-
-    @abstractmethod
-    def _archive_as_dead(self, tx: Transaction, state: State, seqs: list[int], reason: str, by: str) -> int:
-        """Move those that still are pending, or claimed, to the archive, under no lease: a claimant has lost them."""
-
-    @abstractmethod
-    def _wake_keys(self, tx: Transaction, keys: Sequence[tuple[str, str]]) -> None:
-        """Let these keys, (queue, ordering key), be looked at now: their events change."""
+        return self._look(lambda tx: queries.notes(tx.connection, ids)) if ids else {}

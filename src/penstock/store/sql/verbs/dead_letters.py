@@ -14,7 +14,9 @@ IS_DEAD: ColumnElement[bool] = archive.c.state == literal_column("'DEAD'")
 ERROR = func.substr(func.coalesce(archive.c.last_error, ""), 1, BEGINNING)
 
 
-def deaths(connection: Connection, selection: Selection, *, after: DeathMark | None, limit: int) -> DeathPage:
+def deaths(
+    connection: Connection, selection: Selection, *, after: DeathMark | None = None, limit: int = 100
+) -> DeathPage:
     """The latest first, and of those at the same time the one emitted last."""
     statement = (
         select(

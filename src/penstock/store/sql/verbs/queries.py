@@ -25,8 +25,9 @@ from penstock.model.lifecycle import State
 from penstock.model.records import HistoryEntry, Note, Page, Record, SettledCount
 from penstock.model.selection import Selection, cancellable
 from penstock.model.stats import QueueControl, QueueStats, RelayStats, Stats
-from penstock.store.sql.schema import UtcTime, archive, claimed, events, leases, notes, pending, queues, relays
+from penstock.store.sql.schema import CHANGING, UtcTime, archive, claimed, events, leases, pending, queues, relays
 from penstock.store.sql.schema import history as timeline
+from penstock.store.sql.schema import notes as noted
 
 LIVE = (pending, claimed)
 # A copy goes by the id of the event that it is a copy of.
@@ -34,7 +35,7 @@ EVENT_ID = func.coalesce(events.c.origin, events.c.event_id, type_=events.c.even
 TOP_ERRORS = 5
 
 
-def find(connection: Connection, selection: Selection, *, after: int | None, limit: int) -> Page:
+def find(connection: Connection, selection: Selection, *, after: int | None = None, limit: int = 100) -> Page:
     """Newest first. Each state's table is cut to the page before they are put together, so that a page costs the
     same however long the history."""
     parts = [part.order_by(events.c.seq.desc()).limit(limit + 1) for part in _parts(selection, after)]
@@ -163,13 +164,13 @@ def controls(connection: Connection) -> list[QueueControl]:
     return [QueueControl(row.queue, row.paused_at, row.paused_by, row.max_claimed) for row in rows]
 
 
-def notes_of(connection: Connection, ids: Collection[EventId]) -> dict[EventId, Note]:
+def notes(connection: Connection, ids: Collection[EventId]) -> dict[EventId, Note]:
     """Of an event that was copied to several queues, the last copy's note."""
     statement = (
-        select(EVENT_ID, notes.c.progress, notes.c.result)
-        .select_from(notes.join(events, events.c.seq == notes.c.seq))
+        select(EVENT_ID, noted.c.progress, noted.c.result)
+        .select_from(noted.join(events, events.c.seq == noted.c.seq))
         .where(_is_one_of(ids))
-        .order_by(notes.c.seq)
+        .order_by(noted.c.seq)
     )
     return {EventId(row[0]): Note(row[1], row[2]) for row in connection.execute(statement)}
 
@@ -185,24 +186,18 @@ def stats(connection: Connection, now: datetime, oldest_snapshot_seconds: float 
         open_leases=open_leases,
         expired_leases=int(expired),
         oldest_snapshot_seconds=oldest_snapshot_seconds,
-        relays=[
-            RelayStats(
-                row.relay_id,
-                row.queue,
-                row.destination,
-                row.host,
-                row.started_at,
-                (now - row.seen_at).total_seconds(),
-                row.stopping,
-            )
-            for row in connection.execute(select(relays).order_by(relays.c.started_at))
-        ],
+        relays=[_relay(row, now) for row in connection.execute(select(relays).order_by(relays.c.started_at))],
         dead_errors=_dead_errors(connection),
         purged={
             row.queue: row.purged
             for row in connection.execute(select(queues.c.queue, queues.c.purged).where(queues.c.purged > 0))
         },
     )
+
+
+def _relay(row: Any, now: datetime) -> RelayStats:
+    age = (now - row.seen_at).total_seconds()
+    return RelayStats(row.relay_id, row.queue, row.destination, row.host, row.started_at, age, row.stopping)
 
 
 def _queues(connection: Connection, now: datetime) -> list[QueueStats]:
@@ -266,6 +261,11 @@ _TABLES = (
 )
 
 
+# The columns of a record that are in both tables, and those that change with its state.
+_OF_EVENT = ("event_type", "payload", "headers", "partition_key", "ordering_key", "created_at")
+_OF_TABLE = tuple(name for name in CHANGING if name not in ("seq", "ordering_key"))
+
+
 def _part(
     table: Any,
     state: ColumnElement[str],
@@ -282,21 +282,8 @@ def _part(
     return select(
         events.c.seq,
         EVENT_ID.label("event_id"),
-        events.c.event_type,
-        events.c.payload,
-        events.c.headers,
-        events.c.partition_key,
-        events.c.ordering_key,
-        events.c.created_at,
-        table.c.queue,
-        table.c.priority,
-        table.c.available_at,
-        table.c.attempts,
-        table.c.deliveries,
-        table.c.max_attempts,
-        table.c.replays,
-        table.c.suspect,
-        table.c.last_error,
+        *(events.c[name] for name in _OF_EVENT),
+        *(table.c[name] for name in _OF_TABLE),
         state.label("state"),
         labelled(claimed_at, "claimed_at"),
         (literal(None) if claimed_by is None else claimed_by).label("claimed_by"),
