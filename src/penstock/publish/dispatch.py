@@ -15,7 +15,7 @@ from penstock.model.lifecycle import OrderPolicy, overdelivered
 from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Published, Released, Retry
 from penstock.model.retry import RetryPolicy
 from penstock.publish.api import Outcomes, Publisher
-from penstock.publish.errors import error_text, nothing_sent, storable
+from penstock.publish.errors import error_text, nothing_sent, presentable
 from penstock.publish.topics import Routing
 
 # Exceptions that concern the destination, whichever events it was given.
@@ -112,9 +112,9 @@ class _Attempt:
             case Published() | Released():
                 return outcome
             case Dead(error=error):
-                return Dead(storable(error))
+                return Dead(presentable(error))
             case Retry(error=error, delay_seconds=asked):
-                return self._retry(event, storable(error), asked)
+                return self._retry(event, presentable(error), asked)
             case _:
                 return self._retry(event, f"{type(self.publisher).__name__} gave no outcome", None)
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from penstock.config.urls import mask_url
 from penstock.model.outcome import RELEASED, Outcome, Retry
+from penstock.model.text import brief, storable
 from penstock.publish.api import Message
 
 ERROR_LIMIT = 1_000
@@ -11,13 +12,12 @@ ERROR_LIMIT = 1_000
 
 def error_text(error: BaseException) -> str:
     """The error as an event's record keeps it: its type and message."""
-    return storable(f"{type(error).__name__}: {error}".removesuffix(": "))
+    return presentable(brief(error))
 
 
-def storable(error: object) -> str:
-    """An error's text that every store takes and anyone may read: short, without passwords, NULs and broken Unicode."""
-    clean = mask_url(str(error)).replace("\x00", "").encode(errors="replace").decode()
-    return clean if len(clean) <= ERROR_LIMIT else clean[: ERROR_LIMIT - 1] + "…"
+def presentable(error: object) -> str:
+    """An error's text that anyone may read: short, and without passwords."""
+    return storable(mask_url(str(error)), ERROR_LIMIT)
 
 
 def nothing_sent(messages: Sequence[Message], error: str) -> dict[int, Outcome]:

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from penstock.model.event import Delivery
 from penstock.model.outcome import PUBLISHED, Dead, Outcome, Retry
 from penstock.publish.api import Message, Unpicklable
-from penstock.publish.errors import storable
+from penstock.publish.errors import presentable
 from penstock.publish.fast_text import created_at_text, event_id_text
 from penstock.publish.kafka.settings import Settings, settings_of
 
@@ -148,16 +148,16 @@ class KafkaPublisher(Unpicklable):
     def _outcome(self, topic: str, error: KafkaError) -> Outcome:
         code = error.code()
         if code in _FINAL and not error.fatal():
-            return Dead(storable(f"topic {topic}: {error.str()}"))
+            return Dead(presentable(f"topic {topic}: {error.str()}"))
         if code in _NO_SUCH_TOPIC and not _TOPIC_NAME.fullmatch(topic):
-            return Dead(storable(f"topic {topic}: {_INVALID_TOPIC}"))
+            return Dead(presentable(f"topic {topic}: {_INVALID_TOPIC}"))
         if code in _NO_SUCH_TOPIC:
-            return Retry(storable(f"Kafka has no topic {topic}: create it, or let the broker create topics"))
+            return Retry(presentable(f"Kafka has no topic {topic}: create it, or let the broker create topics"))
         if code in _UNANSWERED:
             cause = f": {self._cause}" if self._cause else ""
-            return Retry(storable(f"topic {topic}: no answer within {self._settings.timeout_seconds:g} s{cause}"))
+            return Retry(presentable(f"topic {topic}: no answer within {self._settings.timeout_seconds:g} s{cause}"))
         cause = f" ({self._cause})" if self._cause and self._cause != error.str() else ""
-        return Retry(storable(f"topic {topic}: {error.str()}{cause}"))
+        return Retry(presentable(f"topic {topic}: {error.str()}{cause}"))
 
 
 def _send(produce: Any, report: Any, message: Message) -> None:
