@@ -11,7 +11,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from penstock.config.options import known_options, seconds, whole_number
+from penstock.config.options import TLS_OPTIONS, known_options, seconds, whole_number
 from penstock.config.urls import mask_url
 from penstock.model.errors import UsageError
 from penstock.publish.api import Message
@@ -25,8 +25,7 @@ SECRET_VARIABLE = "PENSTOCK_HTTP_SECRET"  # noqa: S105
 TOKEN_VARIABLE = "PENSTOCK_HTTP_TOKEN"  # noqa: S105
 TOPIC = "{topic}"
 
-_TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"})
-_OPTIONS = frozenset({"concurrency", "mode", "secret_env", "source", "timeout_seconds", "token_env", *_TLS_OPTIONS})
+_OPTIONS = frozenset({"concurrency", "mode", "secret_env", "source", "timeout_seconds", "token_env", *TLS_OPTIONS})
 _MODES = {"binary": binary, "structured": structured}
 
 
@@ -150,7 +149,7 @@ def _authorization(
 
 
 def _tls(parts: SplitResult, options: Mapping[str, str]) -> ssl.SSLContext:
-    given = sorted(_TLS_OPTIONS & options.keys())
+    given = sorted(TLS_OPTIONS & options.keys())
     if given and parts.scheme != "https":
         raise UsageError(f"{given[0]} is for https:// URLs; this one is {parts.scheme}://")
     if "ssl_keyfile" in options and "ssl_certfile" not in options:

@@ -3,7 +3,7 @@ is run, tried again and its errors told; which steps make up a verb is `penstock
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,20 +13,21 @@ from types import ModuleType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from penstock.config.urls import mask_url
-from penstock.model.errors import PenstockError, StoreConflict, StoreUnavailable, UsageError
+from penstock.model.errors import NotInitialised, PenstockError, StoreConflict, StoreUnavailable, UsageError
 from penstock.model.event import Delivery, Event, EventId
 from penstock.model.lease import Lease, LeaseId, Token
 from penstock.model.lifecycle import State
 from penstock.model.times import Clock
-from penstock.store.api import Capabilities, StoreOptions
+from penstock.store.api import Capabilities, Progress, StoreOptions
 from penstock.store.sql import upserts
 from penstock.store.sql.outcome_rows import OutcomeRow, RouteRow
 from penstock.store.sql.pool import PoolGenerations
 from penstock.store.sql.transaction import Transaction
 
+Row = Any
 Result = TypeVar("Result")
 Given = ParamSpec("Given")
 
@@ -146,6 +147,20 @@ class Dialect(Steps):
         with self._translated(), self._begin(write=False) as tx:
             return look(tx)
 
+    def _in_batches(
+        self, choose: Callable[[Transaction, int], Sequence[Row]], move: Callable[[Transaction, Sequence[Row]], int]
+    ) -> Iterator[int]:
+        """Move the chosen rows by seq, a transaction a batch: an interruption loses nothing. Yield the counts."""
+        after: int | None = 0
+        while after is not None:
+
+            def work(tx: Transaction, start: int = after) -> tuple[int, int | None]:
+                rows = choose(tx, start)
+                return (move(tx, rows), rows[-1].seq) if rows else (0, None)
+
+            count, after = self._transact(work)
+            yield count
+
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         """A transaction for several steps: pass its connection to each, and they commit together, or none does."""
@@ -167,6 +182,16 @@ class Dialect(Steps):
                 self._connections.renew(generation)
             raise translated from error
 
+    def _cause(self, error: BaseException) -> BaseException | None:
+        """Return the driver's own error."""
+        return error.orig if isinstance(error, DBAPIError) else error
+
+    def _not_initialised(self) -> NotInitialised:
+        return NotInitialised(f"the tables of {self.url} are missing or old; run: penstock init --store {self.url}")
+
+    def _conflict(self) -> StoreConflict:
+        return StoreConflict(f"concurrent work on {self.url} kept winning; try again")
+
 
 def reading(query: Callable[Concatenate[Connection, Given], Result]) -> Callable[Concatenate[Dialect, Given], Result]:
     """Return a method that runs a query in a transaction of its own."""
@@ -176,3 +201,13 @@ def reading(query: Callable[Concatenate[Connection, Given], Result]) -> Callable
         return self._look(lambda tx: query(tx.connection, *given, **named))
 
     return method
+
+
+def total_of(counts: Iterable[int], progress: Progress | None) -> int:
+    """Return the sum of the counts, and report each sum on the way to `progress`."""
+    total = 0
+    for count in counts:
+        total += count
+        if progress is not None:
+            progress(total)
+    return total

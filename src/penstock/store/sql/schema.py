@@ -83,17 +83,18 @@ Headers = JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_null=Tru
 Id = Uuid().with_variant(Uuid(native_uuid=False), "sqlite").with_variant(BinaryId(), "mysql")
 
 
+def columns(kind: Any, *names: str) -> list[Column[Any]]:
+    """Return columns of one type."""
+    return [Column(name, kind) for name in names]
+
+
 def _changing() -> list[Column[Any]]:
     """The columns that travel with an event from state to state."""
     return [
         Column("seq", BigInteger),
-        Column("queue", Text),
-        Column("ordering_key", Text),
+        *columns(Text, "queue", "ordering_key"),
         Column("priority", SmallInteger),
-        Column("attempts", Integer),
-        Column("deliveries", Integer),
-        Column("max_attempts", Integer),
-        Column("replays", Integer),
+        *columns(Integer, "attempts", "deliveries", "max_attempts", "replays"),
         Column("suspect", SmallInteger),
         Column("available_at", UtcTime),
         Column("last_error", Text),
@@ -110,8 +111,7 @@ events = Table(
     Column("event_type", Text),
     Column("payload", LargeBinary),
     Column("headers", Headers),
-    Column("partition_key", Text),
-    Column("ordering_key", Text),
+    *columns(Text, "partition_key", "ordering_key"),
     Column("created_at", UtcTime),
     Column("origin", Id),
 )
@@ -133,40 +133,32 @@ leases = Table(
     "penstock_leases",
     metadata,
     Column("lease_id", Id),
-    Column("queue", Text),
-    Column("claimant", Text),
+    *columns(Text, "queue", "claimant"),
     Column("token", Id),
     Column("claims", Integer),
     Column("moved", Boolean),
     Column("max_attempts", Integer),
-    Column("claimed_at", UtcTime),
-    Column("expires_at", UtcTime),
-    Column("closed_at", UtcTime),
+    *columns(UtcTime, "claimed_at", "expires_at", "closed_at"),
 )
 
 # Every transition but the plain good way: the timeline, and the audit trail.
 history = Table(
     "penstock_history",
     metadata,
-    Column("id", BigInteger),
-    Column("seq", BigInteger),
+    *columns(BigInteger, "id", "seq"),
     Column("at", UtcTime),
     Column("what", Text),
     Column("attempts", Integer),
     Column("lease_id", Id),
-    Column("by", Text),
-    Column("detail", Text),
+    *columns(Text, "by", "detail"),
 )
 
 relays = Table(
     "penstock_relays",
     metadata,
     Column("relay_id", Id),
-    Column("queue", Text),
-    Column("destination", Text),
-    Column("host", Text),
-    Column("started_at", UtcTime),
-    Column("seen_at", UtcTime),
+    *columns(Text, "queue", "destination", "host"),
+    *columns(UtcTime, "started_at", "seen_at"),
     Column("stopping", Boolean),
 )
 
@@ -180,12 +172,10 @@ staged = Table(
     Column("part_id", Id),
     Column("number", BigInteger),
     Column("event_id", Id),
-    Column("event_type", Text),
-    Column("queue", Text),
+    *columns(Text, "event_type", "queue"),
     Column("payload", LargeBinary),
     Column("headers", Headers),
-    Column("partition_key", Text),
-    Column("ordering_key", Text),
+    *columns(Text, "partition_key", "ordering_key"),
     Column("priority", SmallInteger),
     Column("max_attempts", Integer),
     Column("available_at", UtcTime),
@@ -211,8 +201,7 @@ notes = Table(
     "penstock_notes",
     metadata,
     Column("seq", BigInteger),
-    Column("progress", LargeBinary),
-    Column("result", LargeBinary),
+    *columns(LargeBinary, "progress", "result"),
     Column("noted_at", UtcTime),
 )
 
@@ -222,28 +211,17 @@ outbox = Table(
     metadata,
     Column("seq", BigInteger),
     Column("event_id", Id),
-    Column("event_type", Text),
-    Column("queue", Text),
-    Column("state", Text),
+    *columns(Text, "event_type", "queue", "state"),
     Column("payload", LargeBinary),
     Column("headers", Headers),
-    Column("partition_key", Text),
-    Column("ordering_key", Text),
+    *columns(Text, "partition_key", "ordering_key"),
     Column("priority", SmallInteger),
-    Column("attempts", Integer),
-    Column("deliveries", Integer),
-    Column("max_attempts", Integer),
-    Column("replays", Integer),
+    *columns(Integer, "attempts", "deliveries", "max_attempts", "replays"),
     Column("suspect", SmallInteger),
     Column("last_error", Text),
-    Column("created_at", UtcTime),
-    Column("available_at", UtcTime),
-    Column("claimed_at", UtcTime),
+    *columns(UtcTime, "created_at", "available_at", "claimed_at"),
     Column("claimed_by", Text),
-    Column("lease_expires_at", UtcTime),
-    Column("published_at", UtcTime),
-    Column("settled_at", UtcTime),
+    *columns(UtcTime, "lease_expires_at", "published_at", "settled_at"),
     Column("dedupe_key", Text),
-    Column("dedupe_seconds", Float),
-    Column("delay_seconds", Float),
+    *columns(Float, "dedupe_seconds", "delay_seconds"),
 )

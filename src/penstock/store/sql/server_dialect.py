@@ -1,6 +1,8 @@
 """What the databases with a server share: a pool of connections, a clock in the statements, and hints for claims."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import URL, Engine, create_engine
@@ -53,3 +55,9 @@ class ServerDialect(Dialect):
     def _forget_scan_floor(self) -> None:
         for floor in self._floors.values():
             floor.forget()
+
+
+def by_queue(keys: Iterable[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each queue with its ordering keys: sorted, and each once."""
+    for queue, of_queue in groupby(sorted(set(keys)), itemgetter(0)):
+        yield queue, [key for _, key in of_queue]

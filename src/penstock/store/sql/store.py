@@ -20,7 +20,7 @@ from penstock.store.api import PURGE_BATCH, REAP_BATCH, REPLAY_BATCH, Progress, 
 from penstock.store.event_ids import refuse_twins
 from penstock.store.sql import migrate
 from penstock.store.sql.borrowed import borrowed
-from penstock.store.sql.dialect import AVAILABLE_AT, CLOCK, SEQ, ClaimRequest, reading
+from penstock.store.sql.dialect import AVAILABLE_AT, CLOCK, SEQ, ClaimRequest, Row, reading, total_of
 from penstock.store.sql.transaction import Transaction
 from penstock.store.sql.verbs import dead_letters, queries
 from penstock.store.sql.verbs.control import ControlVerbs
@@ -157,7 +157,7 @@ class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs, PresenceVerbs):
         if dry_run:
             return self._look(lambda tx: queries.count_settled(tx.connection, selection))
         self._forget_scan_floor()
-        return self._in_batches(selection, REPLAY_BATCH, lambda tx, seqs: self._replay(tx, seqs, by), progress)
+        return self._settled_in_batches(selection, REPLAY_BATCH, lambda tx, seqs: self._replay(tx, seqs, by), progress)
 
     def purge(
         self,
@@ -171,7 +171,7 @@ class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs, PresenceVerbs):
         chosen = purgeable(selection)
         if dry_run:
             return self._look(lambda tx: queries.count_settled(tx.connection, chosen))
-        return self._in_batches(chosen, batch, self._purge_and_count, progress)
+        return self._settled_in_batches(chosen, batch, self._purge_and_count, progress)
 
     def _purge_and_count(self, tx: Transaction, seqs: list[int]) -> int:
         """How many published events a queue has ever had is still known when they are gone."""
@@ -181,30 +181,19 @@ class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs, PresenceVerbs):
             tx.run(self.upserts.COUNT_PURGED, queue=queue, count=published[queue])
         return purged
 
-    def _in_batches(
+    def _settled_in_batches(
         self,
         selection: Selection,
         batch: int,
         move: Callable[[Transaction, list[int]], int],
-        progress: Progress | None = None,
+        progress: Progress | None,
     ) -> int:
-        """Go through the settled events by seq, a transaction a batch: an interruption loses nothing."""
-        total, after = 0, 0
         until = self._look(lambda tx: queries.last_seq(tx.connection))
-        while True:
-            start = after
 
-            def work(tx: Transaction, start: int = start) -> tuple[int, int | None]:
-                seqs = queries.settled_seqs(tx.connection, selection, after=start, until=until, limit=batch)
-                return (move(tx, seqs), seqs[-1]) if seqs else (0, None)
+        def choose(tx: Transaction, after: int) -> Sequence[Row]:
+            return queries.settled(tx.connection, selection, after=after, until=until, limit=batch)
 
-            done, last = self._transact(work)
-            total += done
-            if progress is not None:
-                progress(total)
-            if last is None:
-                return total
-            after = last
+        return total_of(self._in_batches(choose, lambda tx, rows: move(tx, [row.seq for row in rows])), progress)
 
     def maintain(self) -> None:
         """Delete closed leases, dedupe windows, relays and staged rows that have outlived their retention."""

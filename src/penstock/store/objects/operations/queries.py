@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from heapq import nlargest
 from typing import Any
 
-from penstock.model.dead_letters import tallied
+from penstock.model.dead_letters import count_by_kind
 from penstock.model.error_kinds import BEGINNING
 from penstock.model.lifecycle import State
 from penstock.store.objects.document import Document, EventRow
@@ -60,7 +60,7 @@ def deaths(document: Document, args: Mapping[str, Any]) -> list[EventRow]:
 
 def death_counts(document: Document, args: Mapping[str, Any]) -> list[tuple[str, str, int]]:
     """Return the number of dead events by queue and kind of error, the largest first."""
-    found = tallied((entry.queue, entry.last_error, 1) for entry in chosen(document, args["selection"]))
+    found = count_by_kind((entry.queue, entry.last_error, 1) for entry in chosen(document, args["selection"]))
     return [(one.queue, one.error, one.count) for one in found]
 
 

@@ -8,14 +8,11 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Engine, make_url
-from sqlalchemy.exc import DBAPIError
 
 from penstock.config.extras import needs_extra
 from penstock.model.errors import (
     InvalidEvent,
-    NotInitialised,
     PenstockError,
-    StoreConflict,
     StoreError,
     StoreUnavailable,
     UsageError,
@@ -89,13 +86,13 @@ class MysqlStore(ServerDialect, StepwiseStore):
     def _translate(self, error: BaseException) -> PenstockError | None:
         from pymysql import Error, InterfaceError, OperationalError
 
-        cause = error.orig if isinstance(error, DBAPIError) else error
+        cause = self._cause(error)
         code = cause.args[0] if isinstance(cause, Error) and cause.args else None
         reason = str(cause.args[-1] if cause is not None and cause.args else "").strip().partition("\n")[0]
         if code in (DEADLOCK, LOCK_WAIT, CHANGED_SINCE_READ):
-            return StoreConflict(f"concurrent work on {self.url} kept winning; try again")
+            return self._conflict()
         if code in (NO_TABLE, NO_COLUMN, BROKEN_VIEW):
-            return NotInitialised(f"the tables of {self.url} are missing or old; run: penstock init --store {self.url}")
+            return self._not_initialised()
         if code == DUPLICATE and "event_id" in reason:
             return InvalidEvent("an event with this event_id was emitted before")
         if isinstance(cause, OperationalError | InterfaceError):

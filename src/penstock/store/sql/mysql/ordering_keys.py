@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.model.lease import LeaseId
 from penstock.store.sql.dialect import ClaimRequest
+from penstock.store.sql.server_dialect import by_queue
 from penstock.store.sql.transaction import Transaction
 
 # Fewer than a server would turn into a join, which could then scan, and lock, the whole table.
@@ -97,7 +98,7 @@ KeyQueue = tuple[str, str]
 def hold(tx: Transaction, cursor: Any, keys: Iterable[KeyQueue], now: Any) -> None:
     """Make sure that each of these keys has its rows, and hold them until the transaction ends. Sorted: two batches
     that held theirs in the order of their events could wait for each other."""
-    for queue, names in by_queue(keys):
+    for queue, names in in_bounds(keys):
         left = names
         while left:
             known = [row[0] for row in tx.rows(KNOWN, queue=queue, names=left)]
@@ -143,7 +144,7 @@ def free(tx: Transaction, lease_ids: Sequence[LeaseId], *, served: bool) -> None
     ids = list(lease_ids)
     keys = tx.rows(HELD_KEYS, lease_ids=ids)
     claimed = {(row[0], row[1]) for row in tx.rows(STILL_CLAIMED, lease_ids=ids)} if keys else set()
-    for queue, names in by_queue((queue, key) for lease_id, queue, key in keys if (lease_id, key) not in claimed):
+    for queue, names in in_bounds((queue, key) for lease_id, queue, key in keys if (lease_id, key) not in claimed):
         unheld = [row[0] for row in tx.rows(UNHELD, queue=queue, names=names)]
         if unheld and tx.run(DROP_DRAINED, queue=queue, names=unheld):
             tx.run(DROP_HOLDS, queue=queue, names=unheld)
@@ -152,7 +153,7 @@ def free(tx: Transaction, lease_ids: Sequence[LeaseId], *, served: bool) -> None
 
 def wake(tx: Transaction, statement: str, keys: Iterable[KeyQueue]) -> None:
     """Let keys be looked at now that were to be looked at later."""
-    for queue, names in by_queue(keys):
+    for queue, names in in_bounds(keys):
         tx.run(statement, queue=queue, names=names)
 
 
@@ -162,10 +163,10 @@ def in_parts(names: Iterable[str], size: int = NAMES) -> Iterator[list[str]]:
         yield left[start : start + size]
 
 
-def by_queue(keys: Iterable[KeyQueue]) -> Iterator[tuple[str, list[str]]]:
-    """Queue by queue, the names that go with it: sorted, each once, and not too many at a time."""
-    for queue, of_queue in groupby(sorted(set(keys)), _first):
-        for some in in_parts(name for _, name in of_queue):
+def in_bounds(keys: Iterable[KeyQueue]) -> Iterator[tuple[str, list[str]]]:
+    """Queue by queue, the names that go with it, not too many at a time."""
+    for queue, names in by_queue(keys):
+        for some in in_parts(names):
             yield queue, some
 
 

@@ -5,19 +5,18 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Engine, make_url
 from sqlalchemy import event as hooks
-from sqlalchemy.exc import DBAPIError
 
 from penstock.config.extras import needs_extra
 from penstock.model.errors import (
     InvalidEvent,
-    NotInitialised,
     PenstockError,
-    StoreConflict,
     StoreError,
     StoreUnavailable,
 )
@@ -29,10 +28,11 @@ from penstock.store.event_ids import ids_for
 from penstock.store.sql.claim_hints import ALWAYS, KeyQueueLength, ScanFloor
 from penstock.store.sql.dedupe import first_of_windows, without_duplicates
 from penstock.store.sql.dialect import CLOCK, ClaimRequest
+from penstock.store.sql.event_rows import available_at, headers_text, microseconds, staged_row
 from penstock.store.sql.outcome_rows import OutcomeRow, RouteRow
 from penstock.store.sql.postgres import maintenance, staging, statements
 from penstock.store.sql.postgres.connections import bare, prepare_for_claims
-from penstock.store.sql.server_dialect import ServerDialect
+from penstock.store.sql.server_dialect import ServerDialect, by_queue
 from penstock.store.sql.store import SqlStore
 from penstock.store.sql.transaction import Transaction, percent_style
 
@@ -84,14 +84,12 @@ class PostgresStore(ServerDialect, SqlStore):
     def _translate(self, error: BaseException) -> PenstockError | None:
         from psycopg import Error, InterfaceError, OperationalError, errors
 
-        cause = error.orig if isinstance(error, DBAPIError) else error
+        cause = self._cause(error)
         match cause:
             case errors.DeadlockDetected() | errors.SerializationFailure() | errors.LockNotAvailable():
-                return StoreConflict(f"concurrent work on {self.url} kept winning; try again")
+                return self._conflict()
             case errors.UndefinedTable() | errors.UndefinedColumn() | errors.UndefinedFunction():
-                return NotInitialised(
-                    f"the tables of {self.url} are missing or old; run: penstock init --store {self.url}"
-                )
+                return self._not_initialised()
             case errors.UniqueViolation() if "event_id" in str(cause):
                 return InvalidEvent("an event with this event_id was emitted before")
             case errors.CheckViolation() if "penstock_outbox: " in str(cause):
@@ -154,7 +152,7 @@ class PostgresStore(ServerDialect, SqlStore):
             event.event_type,
             event.queue,
             event.payload,
-            _headers(event),
+            headers_text(event),
             event.partition_key,
             event.ordering_key,
             event.priority,
@@ -166,13 +164,10 @@ class PostgresStore(ServerDialect, SqlStore):
 
     def _hold_keys(self, cursor: Any, events: Sequence[Event]) -> None:
         """All keys of a batch at once and sorted: two batches that held theirs one by one could wait for each other."""
-        keyed: dict[str, set[str]] = {}
-        for event in events:
-            if event.ordering_key is not None:
-                keyed.setdefault(event.queue, set()).add(event.ordering_key)
-        for queue in sorted(keyed):
-            given = {"queue": queue, "names": sorted(keyed[queue])}
-            cursor.execute(self._prepare(statements.HOLD_KEYS), given | self._time_given())
+        keys = ((event.queue, event.ordering_key) for event in events if event.ordering_key is not None)
+        for queue, names in by_queue(keys):
+            given = {"queue": queue, "names": names, **self._time_given()}
+            cursor.execute(self._prepare(statements.HOLD_KEYS), given)
 
     def _copy(self, cursor: Any, new_ids: Iterator[EventId], events: Sequence[Event]) -> list[EventId]:
         """Two COPYs, under numbers taken beforehand: the fastest way in."""
@@ -196,9 +191,10 @@ class PostgresStore(ServerDialect, SqlStore):
         raw: Any = tx.connection.connection.dbapi_connection
         with raw.cursor() as cursor, cursor.copy(staging.COPY) as copy:
             copy.set_types(staging.TYPES)
+            row = partial(staged_row, attrgetter("bytes"), encode_time, part)
             for number, (event_id, event) in enumerate(zip(ids_for(events), events, strict=True), start):
                 headers = _jsonb(event.headers) if event.headers else None
-                copy.write_row(staging.row(part, number, event_id, event, headers, now))
+                copy.write_row(row(number, event_id, event, headers, now))
 
     def _move_staged(self, tx: Transaction, write_id: UUID, batch_id: int, parts: list[UUID]) -> Committed:
         given = {"write_id": write_id, "batch_id": batch_id, "parts": parts}
@@ -284,12 +280,8 @@ class PostgresStore(ServerDialect, SqlStore):
 
     def _hold_keys_of(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> None:
         keys = dict(tx.rows(maintenance.HELD_KEYS_BY_SEQ, lease_id=lease_id))
-        names: dict[str, set[str]] = {}
-        for row in rows:
-            if row.seq in keys:
-                names.setdefault(row.queue, set()).add(keys[row.seq])
-        for queue in sorted(names):
-            tx.rows(statements.HOLD_KEYS, queue=queue, names=sorted(names[queue]))
+        for queue, names in by_queue((row.queue, keys[row.seq]) for row in rows if row.seq in keys):
+            tx.rows(statements.HOLD_KEYS, queue=queue, names=names)
 
     def _release(self, tx: Transaction, lease_id: LeaseId) -> int:
         return int(tx.scalar(statements.RELEASE, lease_id=lease_id))
@@ -317,12 +309,8 @@ class PostgresStore(ServerDialect, SqlStore):
         self._wake_keys(tx, [(queue, key) for queue, key in rows if key is not None])
         return len(rows)
 
-    def _wake_keys(self, tx: Transaction, pairs: Sequence[tuple[str, str]]) -> None:
-        keys: dict[str, set[str]] = {}
-        for queue, key in pairs:
-            keys.setdefault(queue, set()).add(key)
-        for queue in sorted(keys):
-            names = sorted(keys[queue])
+    def _wake_keys(self, tx: Transaction, keys: Sequence[tuple[str, str]]) -> None:
+        for queue, names in by_queue(keys):
             tx.rows(statements.HOLD_KEYS, queue=queue, names=names)
             tx.run(maintenance.WAKE_KEYS, queue=queue, names=names)
 
@@ -359,21 +347,13 @@ def _event_row(seq: int, event_id: EventId, event: Event, now: int) -> tuple[Any
 
 
 def _pending_row(seq: int, event: Event, now: int) -> tuple[Any, ...]:
-    available = now
-    if event.available_at is not None:
-        available = encode_time(event.available_at)
-    elif event.delay_seconds is not None:
-        available += round(event.delay_seconds * 1_000_000)
+    available = available_at(event, now, encode_time, microseconds)
     return (seq, event.queue, event.ordering_key, event.priority, 0, 0, event.max_attempts, 0, 0, available, None)
 
 
 def _jsonb(headers: Mapping[str, str]) -> bytes:
     """As COPY takes it: the version of the format, and the text."""
     return b"\x01" + json.dumps(dict(headers)).encode()
-
-
-def _headers(event: Event) -> str | None:
-    return json.dumps(dict(event.headers)) if event.headers else None
 
 
 def _summary(error: object) -> str:

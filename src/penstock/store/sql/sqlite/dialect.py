@@ -7,14 +7,14 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy import event as hooks
-from sqlalchemy.exc import DBAPIError
 
 from penstock.config.permissions import create_file
 from penstock.model.errors import (
@@ -34,6 +34,7 @@ from penstock.store.api import Capabilities, Committed, StagedPart, Upgrade
 from penstock.store.event_ids import ids_for
 from penstock.store.sql.dedupe import Named, Window, first_of_windows, window, without_duplicates
 from penstock.store.sql.dialect import ClaimRequest
+from penstock.store.sql.event_rows import available_at, event_row, headers_text, microseconds, staged_row
 from penstock.store.sql.multi_statement import PAUSED, StepwiseStore
 from penstock.store.sql.outcome_rows import OutcomeRow, RouteRow
 from penstock.store.sql.sqlite import maintenance, staging, statements
@@ -92,13 +93,11 @@ class SqliteStore(StepwiseStore):
         return (sqlite3.Error,)
 
     def _translate(self, error: BaseException) -> PenstockError | None:
-        cause = error.orig if isinstance(error, DBAPIError) else error
+        cause = self._cause(error)
         message = str(cause)
         match cause:
             case sqlite3.OperationalError() if "no such table" in message or "no such column" in message:
-                return NotInitialised(
-                    f"the tables of {self.url} are missing or old; run: penstock init --store {self.url}"
-                )
+                return self._not_initialised()
             case sqlite3.OperationalError() if "locked" in message or "busy" in message:
                 return StoreConflict(
                     f"another connection kept writing to {self.url}; try again. To emit beside writes of your own "
@@ -147,7 +146,7 @@ class SqliteStore(StepwiseStore):
             written = without_duplicates(given, {opened: first[opened] for opened in cursor.fetchall()})
             cursor.execute(maintenance.WINDOWS, {"rows": json.dumps(rows)})
             holders = {(queue, key): EventId(UUID(hexed)) for queue, key, hexed in cursor.fetchall()}
-        cursor.executemany(maintenance.EMIT_EVENT, [_event_row(event_id, event, now) for event_id, event in written])
+        cursor.executemany(maintenance.EMIT_EVENT, [event_row(event_id.hex, event, now) for event_id, event in written])
         # One writer at a time: the numbers of these events follow each other.
         (last,) = cursor.execute(maintenance.LAST_NUMBER).fetchone()
         numbered = enumerate((event for _, event in written), last - len(written) + 1)
@@ -159,8 +158,10 @@ class SqliteStore(StepwiseStore):
     def _stage(self, tx: Transaction, part: StagedPart, events: Sequence[Event], start: int) -> None:
         now = self._micros()
         rows = zip(ids_for(events), events, strict=True)
+        row = partial(staged_row, attrgetter("hex"), to_micros, part)
         staged = [
-            staging.row(part, number, event_id, event, now) for number, (event_id, event) in enumerate(rows, start)
+            row(number, event_id, event, headers_text(event), now)
+            for number, (event_id, event) in enumerate(rows, start)
         ]
         tx.connection.connection.cursor().executemany(staging.INSERT, staged)
 
@@ -261,13 +262,7 @@ class SqliteStore(StepwiseStore):
         self, tx: Transaction, dead: list[int], leaving: list[int], staying: list[int], *, what: str, error: str
     ) -> None:
         given = {"dead": dead, "seqs": leaving, "staying": staying, "what": what, "error": error}
-        for statement in (
-            statements.RECORD_LOST,
-            statements.ARCHIVE_AS_DEAD,
-            statements.GIVE_BACK,
-            statements.DROP_CLAIMED,
-            statements.STAY,
-        ):
+        for statement in statements.LOSE:
             tx.run(statement, **given)
 
     # -- beside the flow --------------------------------------------------------------------------------------
@@ -327,19 +322,9 @@ def _begin(connection: Any) -> None:
     connection.exec_driver_sql("BEGIN" if reads_only else "BEGIN IMMEDIATE")
 
 
-def _event_row(event_id: EventId, event: Event, now: int) -> tuple[Any, ...]:
-    headers = json.dumps(dict(event.headers)) if event.headers else None
-    fixed = (event.event_type, event.payload, headers, event.partition_key, event.ordering_key)
-    return (event_id.hex, *fixed, now)
-
-
 def _pending_row(seq: int, event: Event, now: int) -> tuple[Any, ...]:
-    available_at = now
-    if event.available_at is not None:
-        available_at = to_micros(event.available_at)
-    elif event.delay_seconds is not None:
-        available_at += round(event.delay_seconds * MICROS)
-    return (seq, event.queue, event.ordering_key, event.priority, event.max_attempts, available_at)
+    available = available_at(event, now, to_micros, microseconds)
+    return (seq, event.queue, event.ordering_key, event.priority, event.max_attempts, available)
 
 
 @cache

@@ -3,16 +3,10 @@
 As in `sqlite_statements`: lists travel as JSON, times as microseconds (`:now`), ids as hexadecimal text.
 """
 
-import json
-from typing import Any
-
-from penstock.model.event import Event, EventId
-from penstock.model.times import to_micros
-from penstock.store.api import StagedPart
 from penstock.store.sql.columns import COLUMNS
 from penstock.store.sql.schema import staged
 
-# In the order of what `row` returns.
+# In the order of a `staged_row`.
 _COLUMNS = staged.columns.keys()
 INSERT = f"INSERT INTO penstock_staged ({', '.join(_COLUMNS)}) VALUES ({', '.join(['?'] * len(_COLUMNS))})"
 
@@ -75,27 +69,3 @@ DROP_OLD = """
 DELETE FROM penstock_staged WHERE rowid IN (
     SELECT rowid FROM penstock_staged WHERE staged_at < :now - :seconds * 1000000 LIMIT :limit)
 """
-
-
-def row(part: StagedPart, number: int, event_id: EventId, event: Event, now: int) -> tuple[Any, ...]:
-    return (
-        part.write_id.hex,
-        part.batch_id,
-        part.place,
-        part.part_id.hex,
-        number,
-        event_id.hex,
-        event.event_type,
-        event.queue,
-        event.payload,
-        json.dumps(dict(event.headers)) if event.headers else None,
-        event.partition_key,
-        event.ordering_key,
-        event.priority,
-        event.max_attempts,
-        None if event.available_at is None else to_micros(event.available_at),
-        event.delay_seconds,
-        event.dedupe_key,
-        event.dedupe_seconds,
-        now,
-    )

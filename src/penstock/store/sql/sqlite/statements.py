@@ -137,6 +137,8 @@ SET deliveries = deliveries + 1, attempts = attempts + 1, suspect = min(suspect 
 WHERE seq IN {_LISTED.format(name="staying")}
 """
 
+LOSE = (RECORD_LOST, ARCHIVE_AS_DEAD, GIVE_BACK, DROP_CLAIMED, STAY)
+
 LOCK_LEASE = """
 SELECT max_attempts, EXISTS (SELECT 1 FROM penstock_keys k WHERE k.lease_id = l.lease_id)
 FROM penstock_leases l WHERE l.lease_id = :lease_id AND l.token = :token AND l.closed_at IS NULL

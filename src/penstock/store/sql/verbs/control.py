@@ -2,6 +2,7 @@
 `penstock.store.api` says what each verb promises."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from penstock.model.errors import UsageError
@@ -11,8 +12,8 @@ from penstock.model.lifecycle import State
 from penstock.model.records import Head, Note
 from penstock.model.selection import Selection, cancellable
 from penstock.model.text import storable
-from penstock.store.api import CANCELLED
-from penstock.store.sql.dialect import Dialect, reading
+from penstock.store.api import CANCELLED, Progress
+from penstock.store.sql.dialect import Dialect, Row, reading, total_of
 from penstock.store.sql.transaction import Transaction
 from penstock.store.sql.verbs import queries
 
@@ -73,7 +74,7 @@ class ControlVerbs(Dialect):
         reason: str = CANCELLED,
         by: str = "operator",
         dry_run: bool = False,
-        progress: Callable[[int], None] | None = None,
+        progress: Progress | None = None,
     ) -> int:
         selection.require("cancel")
         if dry_run:
@@ -85,28 +86,18 @@ class ControlVerbs(Dialect):
             State.PENDING: lambda tx, rows: self._cancel_waiting(tx, rows, recorded, by),
             State.CLAIMED: lambda tx, rows: self._cancel_held(tx, rows, recorded, by),
         }
-        total = 0
-        for state in moves:
-            if state in (chosen.states or ()):
-                for cancelled in self._cancel(chosen, state, moves[state]):
-                    total += cancelled
-                    if progress is not None:
-                        progress(total)
-        return total
+        batches = (self._cancel(chosen, state, moves[state]) for state in moves if state in (chosen.states or ()))
+        return total_of(chain.from_iterable(batches), progress)
 
     def _cancel(self, selection: Selection, state: State, move: Move) -> Iterator[int]:
-        """By seq, a transaction a batch: an interruption loses nothing. What is emitted meanwhile is not meant."""
-        after: int | None = 0
+        """What is emitted meanwhile is not meant."""
         _, until = self._look(lambda tx: queries.bounds(tx.connection))
-        while after is not None:
 
-            def work(tx: Transaction, start: int = after) -> tuple[int, int | None]:
-                found = queries.live(tx.connection, selection, state, after=start, limit=CANCEL_BATCH)
-                rows = [row for row in found if row.seq <= until]
-                return (move(tx, rows), rows[-1].seq) if rows else (0, None)
+        def choose(tx: Transaction, after: int) -> Sequence[Row]:
+            found = queries.live(tx.connection, selection, state, after=after, limit=CANCEL_BATCH)
+            return [row for row in found if row.seq <= until]
 
-            cancelled, after = self._transact(work)
-            yield cancelled
+        return self._in_batches(choose, move)
 
     unsettled_counts = reading(queries.unsettled_counts)
 

@@ -1,6 +1,6 @@
 """Looking at events: selections as SQL, pages, timelines, the state of a store at a glance. Reads only."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -29,7 +29,7 @@ from penstock.store.sql.schema import CHANGING, UtcTime, archive, claimed, event
 from penstock.store.sql.schema import history as timeline
 from penstock.store.sql.schema import notes as noted
 
-LIVE = (pending, claimed)
+SETTLED = archive.join(events, events.c.seq == archive.c.seq)
 # A copy goes by the id of the event that it is a copy of.
 EVENT_ID = func.coalesce(events.c.origin, events.c.event_id, type_=events.c.event_id.type)
 TOP_ERRORS = 5
@@ -47,26 +47,22 @@ def find(connection: Connection, selection: Selection, *, after: int | None = No
     return Page(records, records[-1].seq if len(rows) > limit else None)
 
 
-def settled_seqs(connection: Connection, selection: Selection, *, after: int, until: int, limit: int) -> list[int]:
+def settled(connection: Connection, selection: Selection, *, after: int, until: int, limit: int) -> Sequence[Any]:
     """The next settled events of the selection, locked where the database locks rows."""
     statement = (
         select(archive.c.seq)
-        .join(events, events.c.seq == archive.c.seq)
-        .where(
-            archive.c.seq > after, archive.c.seq <= until, *conditions(selection, archive), *settled_states(selection)
-        )
+        .select_from(SETTLED)
+        .where(archive.c.seq > after, archive.c.seq <= until, *chosen_settled(selection))
         .order_by(archive.c.seq)
         .limit(limit)
         .with_for_update(of=archive, skip_locked=True)
     )
-    return list(connection.execute(statement).scalars())
+    return connection.execute(statement).all()
 
 
 def count_settled(connection: Connection, selection: Selection) -> int:
-    statement = select(func.count()).select_from(archive.join(events, events.c.seq == archive.c.seq))
-    return int(
-        connection.execute(statement.where(*conditions(selection, archive), *settled_states(selection))).scalar_one()
-    )
+    statement = select(func.count()).select_from(SETTLED).where(*chosen_settled(selection))
+    return int(connection.execute(statement).scalar_one())
 
 
 def settled_counts(connection: Connection, selection: Selection) -> list[SettledCount]:
@@ -74,8 +70,8 @@ def settled_counts(connection: Connection, selection: Selection) -> list[Settled
     kind = (archive.c.state, archive.c.queue, events.c.event_type)
     statement = (
         select(*kind, func.count())
-        .select_from(archive.join(events, events.c.seq == archive.c.seq))
-        .where(*conditions(selection, archive), *settled_states(selection))
+        .select_from(SETTLED)
+        .where(*chosen_settled(selection))
         .group_by(*kind)
         .order_by(func.count().desc(), *kind)
     )
@@ -294,24 +290,17 @@ def _part(
 
 def conditions(selection: Selection, table: Any) -> list[ColumnElement[bool]]:
     """A selection but for its states, as conditions on events and on one of the tables of states."""
-    conditions: list[ColumnElement[bool]] = []
-    if selection.ids is not None:
-        conditions.append(_is_one_of(selection.ids))
-    if selection.queue is not None:
-        conditions.append(table.c.queue == selection.queue)
-    if selection.event_type is not None:
-        conditions.append(events.c.event_type == selection.event_type)
-    if selection.queues is not None:
-        conditions.append(table.c.queue.in_(sorted(selection.queues)))
-    if selection.event_types is not None:
-        conditions.append(events.c.event_type.in_(sorted(selection.event_types)))
-    if selection.since is not None:
-        conditions.append(events.c.created_at >= selection.since)
-    if selection.until is not None:
-        conditions.append(events.c.created_at < selection.until)
-    if selection.error is not None:
-        conditions.append(_error_matches(table.c.last_error, selection.error))
-    return conditions
+    tests: list[tuple[Any, Callable[[Any], ColumnElement[bool]]]] = [
+        (selection.ids, _is_one_of),
+        (selection.queue, lambda queue: table.c.queue == queue),
+        (selection.event_type, lambda event_type: events.c.event_type == event_type),
+        (selection.queues, lambda queues: table.c.queue.in_(sorted(queues))),
+        (selection.event_types, lambda event_types: events.c.event_type.in_(sorted(event_types))),
+        (selection.since, lambda since: events.c.created_at >= since),
+        (selection.until, lambda until: events.c.created_at < until),
+        (selection.error, lambda error: _error_matches(table.c.last_error, error)),
+    ]
+    return [test(value) for value, test in tests if value is not None]
 
 
 def _error_matches(last_error: ColumnElement[str], text: str) -> ColumnElement[bool]:
@@ -329,6 +318,10 @@ def settled_states(selection: Selection) -> list[ColumnElement[bool]]:
     if selection.states is None or selection.states >= {State.PUBLISHED, State.DEAD}:
         return []
     return [archive.c.state.in_(sorted(state.value for state in selection.states))]
+
+
+def chosen_settled(selection: Selection) -> list[ColumnElement[bool]]:
+    return [*conditions(selection, archive), *settled_states(selection)]
 
 
 def _record(row: Any) -> Record:
