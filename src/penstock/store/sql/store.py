@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from operator import attrgetter, itemgetter
+from typing import Any
 from uuid import uuid4
 
 import uuid_utils.compat as uuid7
@@ -69,30 +70,19 @@ class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs, PresenceVerbs):
             raise UsageError("limit, lease_seconds and max_attempts must be greater than 0")
 
         def work(tx: Transaction) -> Claim:
-            token = Token(uuid4())
-            lease = Lease(lease_id or LeaseId(uuid7.uuid7()), token, queue, lease_seconds)
-            return self._claim(tx, lease, limit, claimant, types, max_attempts)
+            lease = Lease(lease_id or LeaseId(uuid7.uuid7()), Token(uuid4()), queue, lease_seconds)
+            opened = self._open_lease(tx, lease, claimant, max_attempts)
+            return self._claim(tx, lease, opened, limit, types)
 
         return self._transact(work)
 
-    def _claim(
-        self,
-        tx: Transaction,
-        lease: Lease,
-        limit: int,
-        claimant: str,
-        types: Sequence[str] | None,
-        max_attempts: int,
-    ) -> Claim:
-        repeats, new_claimant, closed_at, lease_attempts, opened_at, control = tx.row(
-            self.statements.OPEN_LEASE,
-            lease_id=lease.lease_id,
-            queue=lease.queue,
-            claimant=claimant,
-            token=lease.token,
-            lease_seconds=lease.lease_seconds,
-            max_attempts=max_attempts,
-        )
+    def _open_lease(self, tx: Transaction, lease: Lease, claimant: str, max_attempts: int) -> Any:
+        given = {"lease_id": lease.lease_id, "token": lease.token, "queue": lease.queue}
+        given |= {"lease_seconds": lease.lease_seconds, "claimant": claimant, "max_attempts": max_attempts}
+        return tx.row(self.statements.OPEN_LEASE, **given)
+
+    def _claim(self, tx: Transaction, lease: Lease, opened: Any, limit: int, types: Sequence[str] | None) -> Claim:
+        repeats, new_claimant, closed_at, lease_attempts, opened_at, control = opened
         if closed_at is not None:
             return Claim(lease, (), repeated=True)
         if repeats:
