@@ -24,8 +24,7 @@ class StepwiseStore(SqlStore):
         seqs = [seq for seq, _ in chosen[:count]]
         if not seqs:
             return []
-        for statement in self.statements.TAKE:
-            tx.run(statement, lease_id=request.lease.lease_id, seqs=seqs)
+        tx.run_all(self.statements.TAKE, lease_id=request.lease.lease_id, seqs=seqs)
         return tx.deliveries(self.statements.READ_TAKEN, seqs=seqs)
 
     def _of_types(self, statement: str, types: Sequence[str] | None) -> str:
@@ -42,12 +41,10 @@ class StepwiseStore(SqlStore):
         return dead, [seq for seq, _ in alive[stay:]], [seq for seq, _ in alive[:stay]]
 
     def _release(self, tx: Transaction, lease_id: LeaseId) -> int:
-        counts = [tx.run(statement, lease_id=lease_id) for statement in self.statements.RELEASE]
-        return counts[-1]
+        return tx.run_all(self.statements.RELEASE, lease_id=lease_id)
 
     def _purge(self, tx: Transaction, seqs: list[int]) -> int:
-        counts = [tx.run(statement, seqs=seqs) for statement in self.maintenance.PURGE]
-        return counts[-1]
+        return tx.run_all(self.maintenance.PURGE, seqs=seqs)
 
     def _heads(self, tx: Transaction, prefix: str, queues: list[str] | None) -> list[Any]:
         names = self._queues(tx) if queues is None else queues

@@ -191,8 +191,8 @@ class MysqlStore(ServerDialect, StepwiseStore):
 
     def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> frozenset[int]:
         done = [row[0] for row in tx.rows(statements.LOCK_HELD, lease_id=lease_id, seqs=seqs)]
-        for statement in statements.PUBLISH if done else ():
-            tx.run(statement, seqs=done)
+        if done:
+            tx.run_all(statements.PUBLISH, seqs=done)
         return frozenset(done)
 
     def _apply(
@@ -201,15 +201,15 @@ class MysqlStore(ServerDialect, StepwiseStore):
         given = [[row.seq, row.kind, row.error, round(row.delay * MICROS)] for row in rows]
         decided = dict(tx.rows(statements.OUTCOMES, lease_id=lease_id, rows=given, max_attempts=max_attempts))
         final = [[row[0], decided[row[0]], *row[2:]] for row in given if row[0] in decided]
-        for statement in statements.APPLY if final else ():
-            tx.run(statement, lease_id=lease_id, rows=final, skip=skip)
+        if final:
+            tx.run_all(statements.APPLY, lease_id=lease_id, rows=final, skip=skip)
         return list(decided.items())
 
     def _route(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> frozenset[int]:
         given = [[row.seq, row.queue, row.copy_id.hex if row.copy_id else None] for row in rows]
         routed = [seq for (seq,) in tx.rows(maintenance.ROUTED, lease_id=lease_id, rows=given)]
-        for statement in maintenance.ROUTE if routed else ():
-            tx.run(statement, lease_id=lease_id, rows=given)
+        if routed:
+            tx.run_all(maintenance.ROUTE, lease_id=lease_id, rows=given)
         return frozenset(routed)
 
     def _hold(self, tx: Transaction, keys: Sequence[Any]) -> None:
@@ -234,13 +234,13 @@ class MysqlStore(ServerDialect, StepwiseStore):
     def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None:
         dead, leaving, staying = self._choose_lost(tx, lease_id, limit, max_attempts)
         self._lose(tx, dead, leaving, what="lost", error="attempt lost")
-        for statement in (statements.RECORD_LOST, statements.STAY) if staying else ():
-            tx.run(statement, seqs=staying, what="lost", error="attempt lost")
+        if staying:
+            tx.run_all((statements.RECORD_LOST, statements.STAY), seqs=staying, what="lost", error="attempt lost")
 
     def _lose(self, tx: Transaction, dead: list[int], leaving: list[int], *, what: str, error: str) -> None:
         for seqs, step, move in ((dead, "died", statements.ARCHIVE_AS_DEAD), (leaving, what, statements.GIVE_BACK)):
-            for statement in (statements.RECORD_LOST, move, statements.DROP_CLAIMED) if seqs else ():
-                tx.run(statement, seqs=seqs, what=step, error=error)
+            if seqs:
+                tx.run_all((statements.RECORD_LOST, move, statements.DROP_CLAIMED), seqs=seqs, what=step, error=error)
 
     # -- beside the flow --------------------------------------------------------------------------------------
 
@@ -264,8 +264,7 @@ class MysqlStore(ServerDialect, StepwiseStore):
     def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int:
         keys = tx.rows(maintenance.OWN_KEYS, seqs=seqs)
         self._wake_keys(tx, list(map(tuple, keys)))
-        counts = [tx.run(statement, seqs=seqs, by=by) for statement in maintenance.REPLAY]
-        return counts[-1]
+        return tx.run_all(maintenance.REPLAY, seqs=seqs, by=by)
 
     def _wake_keys(self, tx: Transaction, keys: Sequence[tuple[str, str]]) -> None:
         self._hold(tx, keys)
@@ -274,8 +273,8 @@ class MysqlStore(ServerDialect, StepwiseStore):
     def _archive_as_dead(self, tx: Transaction, state: State, seqs: list[int], reason: str, by: str) -> int:
         lock, *moves = maintenance.ARCHIVE_AS_DEAD[state]
         found = [seq for (seq,) in tx.rows(lock, seqs=seqs)]
-        for statement in moves if found else ():
-            tx.run(statement, seqs=found, reason=reason, by=by)
+        if found:
+            tx.run_all(moves, seqs=found, reason=reason, by=by)
         return len(found)
 
     def _queues(self, tx: Transaction) -> Iterator[str]:

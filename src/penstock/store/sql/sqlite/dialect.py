@@ -212,8 +212,7 @@ class SqliteStore(StepwiseStore):
 
     def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> frozenset[int]:
         done = frozenset(row[0] for row in tx.rows(statements.HELD, lease_id=lease_id, seqs=seqs))
-        for statement in statements.PUBLISH:
-            tx.run(statement, lease_id=lease_id, seqs=seqs)
+        tx.run_all(statements.PUBLISH, lease_id=lease_id, seqs=seqs)
         return done
 
     def _apply(
@@ -226,8 +225,7 @@ class SqliteStore(StepwiseStore):
             "skip": skip,
         }
         outcomes = tx.rows(statements.OUTCOMES, **given)
-        for statement in statements.APPLY:
-            tx.run(statement, **given)
+        tx.run_all(statements.APPLY, **given)
         return outcomes
 
     def _route(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> frozenset[int]:
@@ -237,8 +235,7 @@ class SqliteStore(StepwiseStore):
             number += row.copy_id is not None
             numbered.append([row.seq, row.queue, *((number, row.copy_id.hex) if row.copy_id else (None, None))])
         routed = [seq for (seq,) in tx.rows(maintenance.ROUTED, lease_id=lease_id, rows=numbered)]
-        for statement in maintenance.ROUTE:
-            tx.run(statement, lease_id=lease_id, rows=numbered, seqs=routed)
+        tx.run_all(maintenance.ROUTE, lease_id=lease_id, rows=numbered, seqs=routed)
         return frozenset(routed)
 
     def _hold_keys_of(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> None:
@@ -247,12 +244,11 @@ class SqliteStore(StepwiseStore):
     def _release_behind(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> None:
         behind = [row[0] for row in tx.rows(statements.BEHIND, lease_id=lease_id, seqs=seqs)]
         rows = [[seq, "RELEASED", None, 0] for seq in behind]
-        for statement in statements.APPLY if behind else ():
-            tx.run(statement, lease_id=lease_id, rows=rows, max_attempts=0, skip=False)
+        if behind:
+            tx.run_all(statements.APPLY, lease_id=lease_id, rows=rows, max_attempts=0, skip=False)
 
     def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId], *, served: bool = True) -> None:
-        for statement in statements.FREE_KEYS:
-            tx.run(statement, lease_ids=list(lease_ids), served=served)
+        tx.run_all(statements.FREE_KEYS, lease_ids=list(lease_ids), served=served)
 
     def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None:
         dead, leaving, staying = self._choose_lost(tx, lease_id, limit, max_attempts)
@@ -262,8 +258,7 @@ class SqliteStore(StepwiseStore):
         self, tx: Transaction, dead: list[int], leaving: list[int], staying: list[int], *, what: str, error: str
     ) -> None:
         given = {"dead": dead, "seqs": leaving, "staying": staying, "what": what, "error": error}
-        for statement in statements.LOSE:
-            tx.run(statement, **given)
+        tx.run_all(statements.LOSE, **given)
 
     # -- beside the flow --------------------------------------------------------------------------------------
 
@@ -284,11 +279,10 @@ class SqliteStore(StepwiseStore):
         return lease_ids, total
 
     def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int:
-        counts = [tx.run(statement, seqs=seqs, by=by) for statement in maintenance.REPLAY]
-        return counts[-1]
+        return tx.run_all(maintenance.REPLAY, seqs=seqs, by=by)
 
     def _archive_as_dead(self, tx: Transaction, state: State, seqs: list[int], reason: str, by: str) -> int:
-        return [tx.run(one, seqs=seqs, reason=reason, by=by) for one in maintenance.ARCHIVE_AS_DEAD[state]][-1]
+        return tx.run_all(maintenance.ARCHIVE_AS_DEAD[state], seqs=seqs, reason=reason, by=by)
 
     def _wake_keys(self, tx: Transaction, keys: Sequence[tuple[str, str]]) -> None:
         if keys:
