@@ -24,7 +24,7 @@ def test_status_counts_and_is_ready_for_json(admin: Admin, store: SqlStore, sett
     settled()
     settled(Dead("timeout"), queue="mail")
     store.append([Event(event_type="later", delay_seconds=60.0), Event(event_type="now")])
-    store.beat(Relay(uuid4(), "outbox", "null:", "here:1"))
+    store.announce(Relay(uuid4(), "outbox", "null:", "here:1"))
 
     status = json.loads(json.dumps(admin.status().as_json()))
 

@@ -224,14 +224,14 @@ def test_a_limit_that_is_reached_is_no_alarm(penstock: Run, store: SqlStore, an_
     an_hour_ago.append([Event(event_type="t") for _ in range(2)])
     store.limit("outbox", 1)
     store.claim("outbox", limit=1, claimant="tester")
-    store.beat(Relay(uuid4(), "outbox", "worker here:1:a0b1c2", "here"))
+    store.announce(Relay(uuid4(), "outbox", "worker here:1:a0b1c2", "here"))
     assert "\n- queue outbox is at its limit of 1 claimed at a time" in penstock("status").out
 
 
 def test_status_calls_workers_workers(penstock: Run, store: SqlStore) -> None:
     for process, queue in ((1, "mail"), (1, "orders"), (2, "mail")):
-        store.beat(Relay(uuid4(), queue, f"worker here:{process}:a0b1c2", "here"))
-    store.beat(Relay(uuid4(), "outbox", "null:", "there"))
+        store.announce(Relay(uuid4(), queue, f"worker here:{process}:a0b1c2", "here"))
+    store.announce(Relay(uuid4(), "outbox", "null:", "there"))
     out = penstock("status").out
     assert "relay on there: outbox to null:, seen 0." in out
     assert "2 workers on here: mail, orders, seen 0." in out

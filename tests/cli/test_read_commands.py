@@ -38,7 +38,7 @@ def test_status_for_programs(penstock: Run, store: SqlStore, settled: Settled, e
 def test_status_for_people(penstock: Run, store: SqlStore, settled: Settled, emitted: Emitted) -> None:
     settled(Dead("timeout"))
     emitted(queue="mail")
-    store.beat(Relay(uuid4(), "mail", "null:", "here:1"))
+    store.announce(Relay(uuid4(), "mail", "null:", "here:1"))
     out = penstock("status").out
     assert "mail" in out
     assert "relay on here:1: mail to null:, seen 0." in out

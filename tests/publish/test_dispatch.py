@@ -167,7 +167,7 @@ def test_a_death_before_publishing_does_not_hold_up_its_key():
         (PublishError("the broker is gone"), "PublishError: the broker is gone"),
         (ZeroDivisionError("a bug"), "ZeroDivisionError: a bug"),
         (TimeoutError(), "TimeoutError"),
-        (OSError("NUL \x00 and \udcff"), "OSError: NUL  and ?"),
+        (OSError("NUL \x00 and \udcff"), "OSError: NUL \ufffd and ?"),
         (OSError("at amqp://me:secret@host/"), "OSError: at amqp://me:***@host/"),
     ],
 )

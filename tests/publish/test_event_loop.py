@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from penstock.publish.event_loop import Background
+from penstock.publish.event_loop import EventLoopThread
 
 
 async def answer(value: int) -> int:
@@ -18,20 +18,20 @@ async def fail() -> None:
 
 
 def test_a_coroutine_runs_and_returns() -> None:
-    background = Background("test")
+    background = EventLoopThread("test")
     assert [background.run(answer(number)) for number in range(3)] == [0, 1, 2]
     background.close()
 
 
 def test_an_error_comes_out() -> None:
-    background = Background("test")
+    background = EventLoopThread("test")
     with pytest.raises(ValueError, match="no"):
         background.run(fail())
     background.close()
 
 
 def test_what_is_started_goes_on_between_calls() -> None:
-    background = Background("test")
+    background = EventLoopThread("test")
     done = threading.Event()
 
     async def later() -> None:
@@ -48,7 +48,7 @@ def test_what_is_started_goes_on_between_calls() -> None:
 
 
 def test_closing_cancels_what_is_left_and_may_be_repeated() -> None:
-    background = Background("test")
+    background = EventLoopThread("test")
     cancelled = threading.Event()
 
     async def forever() -> None:

@@ -23,7 +23,7 @@ def broker(url: str) -> None:
     store = open_store(url)
     while not select.select([sys.stdin], [], [], TEND_SECONDS)[0]:
         with suppress(StoreUnavailable):
-            store.tend()
+            store.maintain()
     store.close()
 
 

@@ -17,7 +17,7 @@ TYPES = {
     "lease_id": "uuid",
     "limit": "integer",
     "room": "integer",
-    "line_limit": "integer",
+    "key_queue_limit": "integer",
     "alone": "boolean",
     "floor": "timestamptz",
     "types": "text[]",

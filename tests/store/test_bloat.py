@@ -104,7 +104,7 @@ def test_claims_beside_a_million_dead_rows(
         assert len(held) == 99
         with explaining(monkeypatch) as settling:
             publish(store, held)
-        store.tend()
+        store.maintain()
         pending = "SELECT event_id FROM penstock_outbox WHERE state = 'PENDING' ORDER BY seq"
         assert [one for (one,) in report.execute(pending)] == emitted
     assert sum(plan.rows for plan in claiming) < 1_500

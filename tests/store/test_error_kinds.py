@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.model import dead_letters as deaths
-from penstock.model.dead_letters import OTHER_ERRORS, DeathCount, tallied
+from penstock.model.dead_letters import OTHER_ERRORS, DeathCount, count_by_kind
 from penstock.model.error_kinds import BEGINNING, KIND_LENGTH, error_kind, error_pattern
 from penstock.model.text import storable
 
@@ -63,7 +63,7 @@ def test_what_is_hostile_takes_no_longer() -> None:
 def test_kinds_beyond_the_most_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deaths, "MOST_KINDS", 2)
     rows = [("q", "a", 1), ("q", "b", 2), ("q", "c", 4), ("q", "d", 8), ("q", "a", 16)]
-    assert tallied(rows) == [DeathCount("q", "a", 17), DeathCount("q", OTHER_ERRORS, 12), DeathCount("q", "b", 2)]
+    assert count_by_kind(rows) == [DeathCount("q", "a", 17), DeathCount("q", OTHER_ERRORS, 12), DeathCount("q", "b", 2)]
 
 
 @given(st.text(), st.text(min_size=1), st.text())

@@ -102,7 +102,7 @@ class TestGroups:
         assert store.reap() == 0
         assert store.extend([claim(store).lease]) == []
         assert store.cancel(Selection(queue="none")) == 0
-        store.forget(uuid4())
+        store.withdraw(uuid4())
         assert committer(store).writes == before
 
     def test_every_pass_takes_back_expired_leases(self, url: str) -> None:
@@ -226,14 +226,14 @@ class TestCrashes:
         draft.write_bytes(b"half")
         with closing(opened(url)) as store:
             assert records(store) == []
-            store.tend()
+            store.maintain()
             assert orphan.exists(), "it may still be on its way into a document"
         long_ago = (datetime.now(UTC) - timedelta(days=2)).timestamp()
         for left_over in (orphan, draft):
             os.utime(left_over, (long_ago, long_ago))
         with closing(opened(url)) as store:
             emit(store, payload=LARGE)
-            store.tend()
+            store.maintain()
             assert not orphan.exists()
             assert not draft.exists()
             assert [one.payload for one in records(store)] == [LARGE]
@@ -253,7 +253,7 @@ class TestCrashes:
             store.initialise()
             emit(store, payload=LARGE)
             store.bucket.write("payloads/left-over", LARGE)
-            store.tend()
+            store.maintain()
             (name,) = [name for name, _ in store.bucket.names("payloads")]
             assert name != "payloads/left-over"
             assert [one.payload for one in records(store)] == [LARGE]
@@ -271,7 +271,7 @@ class TestCrashes:
             long_ago = (datetime.now(UTC) - timedelta(days=2)).timestamp()
             for path in objects.iterdir():
                 os.utime(path, (long_ago, long_ago))
-            store.tend()
+            store.maintain()
             assert len(list(objects.iterdir())) == 6
             assert [one.payload for one in records(store)] == [LARGE] * 2
             assert [(note.progress, note.result) for note in store.notes(ids(held)).values()] == [(LARGE, LARGE)] * 2

@@ -18,9 +18,9 @@ from object_queues import LARGE, SECONDS, Brake, committer, document, opened
 from penstock.model.errors import StoreError, StoreUnavailable, UsageError
 from penstock.model.lifecycle import State
 from penstock.store.objects.client import PATH
-from penstock.store.objects.document import OBJECT, TEXT, Document, Entry
+from penstock.store.objects.document import OBJECT, TEXT, Document, EventRow
 from penstock.store.objects.operations.emits import NewEvent
-from penstock.store.objects.operations.settlements import OutcomeRow
+from penstock.store.objects.operations.settlements import RequestedOutcome
 from penstock.store.objects.store import ObjectStore
 from penstock.testing.stores.scenario import claim, emit, ids, records, seqs, states
 from tests.support.processes import wait_until
@@ -205,7 +205,7 @@ class TestObjectNames:
         lease = {"lease_id": held.lease.lease_id.hex, "token": held.lease.token.hex}
         (seq,) = seqs(held)
         for name in FOREIGN:
-            outcome = OutcomeRow(seq, "published", result=(OBJECT, name))
+            outcome = RequestedOutcome(seq, "published", result=(OBJECT, name))
             assert refused(store, asked("settle", **lease, outcomes=[outcome]))
             assert refused(store, asked("note", **lease, progress=[(seq, (OBJECT, name))]))
         assert states(store) == {State.CLAIMED: 1}
@@ -220,8 +220,8 @@ class TestObjectNames:
                 claim(store)
 
 
-def entry() -> Entry:
-    return Entry(0, uuid4().hex, "forged", "outbox", TEXT, "{}", 0, 0, 0)
+def entry() -> EventRow:
+    return EventRow(0, uuid4().hex, "forged", "outbox", TEXT, "{}", 0, 0, 0)
 
 
 def refused(store: ObjectStore, request: dict[str, Any]) -> bool:

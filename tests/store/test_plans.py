@@ -65,7 +65,7 @@ WANTED = {
     "types": ["type-1"],
     "limit": 1_000,
     "room": 1_000,
-    "line_limit": 100,
+    "key_queue_limit": 100,
     "alone": True,
 }
 
@@ -133,7 +133,7 @@ class TestPlans:
     def test_a_claim_of_keys_reads_no_table_whole(self, big: psycopg.Connection, mode: str) -> None:
         with big.transaction(force_rollback=True):
             big.execute("UPDATE penstock_keys SET lease_id = %s WHERE ordering_key LIKE '%%120'", [SOME_LEASE])
-            plan = explain(big, mode, statements.TAKE_LINE, **WANTED)
+            plan = explain(big, mode, statements.TAKE_KEYED, **WANTED)
         assert plan.scans("Seq Scan") & BIG == set()
         assert {"penstock_pending_line", "penstock_keys_lease"} <= plan.indexes
 
@@ -162,7 +162,7 @@ class TestPlans:
         assert plan.scans("Seq Scan") & BIG == set()
 
 
-@pytest.mark.parametrize("statement", [statements.TAKE_READY, statements.TAKE_LINE, statements.PUBLISH])
+@pytest.mark.parametrize("statement", [statements.TAKE_READY, statements.TAKE_KEYED, statements.PUBLISH])
 def test_plans_made_while_the_tables_are_empty_use_indexes(postgres_url: str, statement: str) -> None:
     """The server keeps the plan of a prepared statement while the tables grow."""
     given = {**WANTED, "floor": ALWAYS, "seqs": SOME_SEQS}

@@ -81,7 +81,7 @@ def test_upkeep_runs_on_tables_without_staging(postgres_url: str) -> None:
     store.initialise()
     with store.transaction() as connection:
         connection.exec_driver_sql("DROP TABLE penstock_staged, penstock_sinks")
-    store.tend()
+    store.maintain()
     assert store.append([event()])
     store.close()
 

@@ -144,7 +144,7 @@ def test_looking_waits_for_no_writer(store: SqlStore, writer: sqlite3.Connection
     assert [one.event_id for one in records(store)] == [emitted]
     assert store.history(emitted) == []
     assert store.replay(EVERYTHING, dry_run=True) == store.purge(EVERYTHING, dry_run=True) == 0
-    assert not store.stopping(uuid4())
+    assert not store.asked_to_stop(uuid4())
     assert time.monotonic() - began < BUSY_SECONDS / 2
     writer.execute("ROLLBACK")
 

@@ -6,7 +6,7 @@ from uuid import uuid4
 import pytest
 from plans import Plan, explaining
 
-from penstock.store.api import Part
+from penstock.store.api import StagedPart
 from penstock.store.registry import open_store
 from penstock.store.sql.store import SqlStore
 from penstock.testing.stores.scenario import event
@@ -35,7 +35,7 @@ def read(plan: Plan) -> float:
 def test_a_commit_reads_each_staged_row_a_few_times(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     write = uuid4()
     for batch in range(2):  # the second meets the windows and keys of the first
-        part = Part(uuid4(), write, batch)
+        part = StagedPart(uuid4(), write, batch)
         rows = [event(dedupe_key=f"d{batch}/{n}", ordering_key=f"k{n}") for n in range(ROWS)]
         store.stage(part, [*rows, *rows[:10]])
         with explaining(monkeypatch) as plans:

@@ -109,7 +109,7 @@ def _emitted(url: str) -> Mapping[str, object]:
         outbox.store.route(claim.lease, {claim.events[0].seq: ["outbox@a", "outbox@b"]})
         claim = outbox.store.claim("outbox@a", limit=1, claimant="relay")
         outbox.store.settle(claim.lease, {claim.events[0].seq: penstock.Dead("refused")})
-        outbox.store.beat(Relay(uuid4(), "outbox", "null:", "localhost"))
+        outbox.store.announce(Relay(uuid4(), "outbox", "null:", "localhost"))
         job = jobs.submit("report", headers={ANY: "1"})
         held = jobs.claim("worker")
         assert held is not None

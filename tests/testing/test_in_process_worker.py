@@ -18,7 +18,7 @@ from penstock.model.records import Record
 from penstock.model.retry import RetryPolicy
 from penstock.model.selection import Selection
 from penstock.outbox import connect
-from penstock.testing.workers import Handled, InProcessWorker
+from penstock.testing.workers import HandledEvent, InProcessWorker
 from penstock.worker import AckPolicy, Received, Worker
 
 DAY = 86_400.0
@@ -41,12 +41,12 @@ def working(worker: Worker) -> Iterator[InProcessWorker]:
         yield it
 
 
-def record(working: InProcessWorker, handled: Handled) -> Record:
+def record(working: InProcessWorker, handled: HandledEvent) -> Record:
     (found,) = working.store.find(Selection(ids=frozenset({handled.event.event_id}))).records
     return found
 
 
-def texts(handled: list[Handled]) -> list[str]:
+def texts(handled: list[HandledEvent]) -> list[str]:
     return [one.event.text() for one in handled]
 
 
@@ -104,7 +104,7 @@ def test_arguments_and_middlewares_are_the_workers_own(worker: Worker) -> None:
         it.outbox.emit("order.paid", {"number": "seven"}, queue="orders")
         good, bad = it.drain()
     assert seen == ["in", 7, "out"]
-    assert good == Handled(good.event, PUBLISHED)
+    assert good == HandledEvent(good.event, PUBLISHED)
     assert isinstance(bad.error, InvalidPayload)
     assert isinstance(bad.outcome, Dead)
     assert bad.outcome.error.startswith("invalid payload: number: ")
@@ -217,7 +217,7 @@ def test_a_decision_may_come_after_the_handler(worker: Worker) -> None:
         assert undecided.outcome is None
         assert record(it, undecided).state is State.CLAIMED
         held[0].ack({"receipt": 1})
-        assert it.drain() == [Handled(held[0], Published(b'{"receipt":1}'))]
+        assert it.drain() == [HandledEvent(held[0], Published(b'{"receipt":1}'))]
         assert record(it, undecided).state is State.PUBLISHED
 
 

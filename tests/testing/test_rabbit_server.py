@@ -7,7 +7,7 @@ from pathlib import Path
 import aiormq
 import pytest
 
-from penstock.publish.event_loop import Background
+from penstock.publish.event_loop import EventLoopThread
 from tests.support.processes import living, wait_until
 from tests.support.servers import RabbitServer
 
@@ -42,7 +42,7 @@ async def count_kept(url: str) -> int:
 
 
 def test_after_a_kill_it_recovers_what_was_confirmed_on_the_same_port(rabbit_server: RabbitServer) -> None:
-    background = Background("test")
+    background = EventLoopThread("test")
     with RabbitServer() as server:
         background.run(keep_one(server.url()))
         server.control("eval", SYNC)

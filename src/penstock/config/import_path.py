@@ -18,7 +18,7 @@ _NOT_THEIRS = (*(sysconfig.get_path(name) for name in _LIBRARIES), str(Path(__fi
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ImportTarget:
     """What a name is to lead to."""
 
     kind: str
@@ -76,12 +76,12 @@ def _import(module_name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
             raise UsageError(f"there is no module {error.name} in {os.getcwd()} or on Python's path") from error
-        raise UsageError(_told(module_name, error)) from error
+        raise UsageError(_import_failure(module_name, error)) from error
     except (Exception, SystemExit) as error:  # a module of the user's may fail in any way
-        raise UsageError(_told(module_name, error)) from error
+        raise UsageError(_import_failure(module_name, error)) from error
 
 
-def _told(module_name: str, error: BaseException) -> str:
+def _import_failure(module_name: str, error: BaseException) -> str:
     said = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError) and error.filename:
         said = f"{type(error).__name__}: {error.msg}"

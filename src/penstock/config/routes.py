@@ -144,40 +144,40 @@ def find_routes(given: str | None = None, environment: Mapping[str, str] = os.en
 def load_routes(path: Path, environment: Mapping[str, str] = os.environ) -> Routes:
     """The routes in a file such as `penstock.toml`. `${NAME}` in a URL is taken from the environment."""
     try:
-        told = tomllib.loads(path.read_text())
+        content = tomllib.loads(path.read_text())
     except OSError as error:
         raise UsageError(f"{path} can't be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not TOML: {error}") from error
     try:
-        return _routes(told, environment)
+        return _routes(content, environment)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
 
 
-def _routes(told: Mapping[str, Any], environment: Mapping[str, str]) -> Routes:
-    _refuse_others(told, {"destinations", "routes", "unrouted"}, "the file")
-    given = _table(told.get("destinations", {}), "destinations")
+def _routes(content: Mapping[str, Any], environment: Mapping[str, str]) -> Routes:
+    _refuse_others(content, {"destinations", "routes", "unrouted"}, "the file")
+    given = _table(content.get("destinations", {}), "destinations")
     destinations = {name: _destination(name, fields, environment) for name, fields in given.items()}
-    routes = told.get("routes", [])
+    routes = content.get("routes", [])
     if not isinstance(routes, list):
         raise UsageError("routes are a list of tables: write [[routes]], with two brackets")
     try:
-        unrouted = Unrouted(told.get("unrouted", Unrouted.DEAD))
+        unrouted = Unrouted(content.get("unrouted", Unrouted.DEAD))
     except ValueError:
-        raise UsageError(f"unrouted is 'dead' or 'refuse', not {told['unrouted']!r}") from None
+        raise UsageError(f"unrouted is 'dead' or 'refuse', not {content['unrouted']!r}") from None
     return Routes(destinations=destinations, routes=[_route(fields) for fields in routes], unrouted=unrouted)
 
 
-def _destination(name: str, told: Any, environment: Mapping[str, str]) -> Destination:
-    fields = {"url": told} if isinstance(told, str) else dict(_table(told, f"destination {name}"))
+def _destination(name: str, given: Any, environment: Mapping[str, str]) -> Destination:
+    fields = {"url": given} if isinstance(given, str) else dict(_table(given, f"destination {name}"))
     _refuse_others(fields, {"url", "topic", "max_attempts", "retry_delay"}, f"destination {name}")
     url = _text(fields.pop("url", None), f"destination {name}: url")
     return Destination(name=name, url=_filled(url, environment), **_checked(fields, f"destination {name}"))
 
 
-def _route(told: Any) -> Route:
-    fields = _table(told, "a route")
+def _route(given: Any) -> Route:
+    fields = _table(given, "a route")
     _refuse_others(fields, {"types", "to", "topic"}, "a route")
     topic = fields.get("topic")
     return Route(
@@ -211,22 +211,22 @@ def _checked(fields: Mapping[str, Any], what: str) -> dict[str, Any]:
     return dict(fields)
 
 
-def _table(told: Any, what: str) -> Mapping[str, Any]:
-    if not isinstance(told, dict):
-        raise UsageError(f"{what} must be a table, not {told!r}")
-    return told
+def _table(given: Any, what: str) -> Mapping[str, Any]:
+    if not isinstance(given, dict):
+        raise UsageError(f"{what} must be a table, not {given!r}")
+    return given
 
 
-def _text(told: Any, what: str) -> str:
-    if not isinstance(told, str) or not told:
-        raise UsageError(f"{what} must be a text, not {told!r}")
-    return told
+def _text(given: Any, what: str) -> str:
+    if not isinstance(given, str) or not given:
+        raise UsageError(f"{what} must be a text, not {given!r}")
+    return given
 
 
-def _texts(told: Any, what: str) -> list[str]:
-    texts = [told] if isinstance(told, str) else told
+def _texts(given: Any, what: str) -> list[str]:
+    texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
-        raise UsageError(f"{what} must be a text or a list of texts, not {told!r}")
+        raise UsageError(f"{what} must be a text or a list of texts, not {given!r}")
     return texts
 
 

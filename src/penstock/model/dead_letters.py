@@ -71,7 +71,7 @@ def page_of(found: Sequence[Death], limit: int) -> DeathPage:
     return DeathPage(shown, DeathMark(shown[-1].died_at, shown[-1].seq) if more else None)
 
 
-def tallied(rows: Iterable[tuple[str, str | None, int]]) -> list[DeathCount]:
+def count_by_kind(rows: Iterable[tuple[str, str | None, int]]) -> list[DeathCount]:
     """Rows of (queue, error, how many) by queue and kind of error, the most first."""
     counts: Counter[tuple[str, str]] = Counter()
     for queue, error, count in rows:

@@ -124,11 +124,11 @@ class Delivery(DeliveryFields):
 
     @property
     def created_at(self) -> datetime:
-        return decode_moment(self[9])
+        return decode_time(self[9])
 
     @property
     def available_at(self) -> datetime:
-        return decode_moment(self[10])
+        return decode_time(self[10])
 
     def _asdict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self._fields}
@@ -142,14 +142,14 @@ class Delivery(DeliveryFields):
         return self.payload.decode()
 
 
-def decode_moment(raw: datetime | int) -> datetime:
+def decode_time(raw: datetime | int) -> datetime:
     """A time, or microseconds since 2000 as a time."""
     return MILLENNIUM + timedelta(microseconds=raw) if isinstance(raw, int) else raw
 
 
-def encode_moment(moment: datetime) -> int:
+def encode_time(time: datetime) -> int:
     """A time as microseconds since 2000."""
-    return (moment - MILLENNIUM) // timedelta(microseconds=1)
+    return (time - MILLENNIUM) // timedelta(microseconds=1)
 
 
 def encode_payload(payload: object, headers: Mapping[str, str] | None = None) -> tuple[bytes, dict[str, str]]:

@@ -5,13 +5,13 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-
-def storable(error: str) -> str:
-    """No database takes half a surrogate pair, and PostgreSQL takes no NUL."""
-    return error.replace("\x00", "\ufffd").encode(errors="replace").decode()
-
-
 RECORD_LIMIT = 8_000
+
+
+def storable(text: str, limit: int | None = None) -> str:
+    """Return a text that every store takes: without NUL and half surrogate pairs, and of at most `limit` characters."""
+    clean = text.replace("\x00", "\ufffd").encode(errors="replace").decode()
+    return clean if limit is None or len(clean) <= limit else clean[: limit - 1] + "…"
 
 
 def brief(error: BaseException) -> str:
@@ -23,9 +23,7 @@ def brief(error: BaseException) -> str:
 def on_record(error: BaseException) -> str:
     """An error of a user's function as an event's record keeps it: what it says first, then where it came from."""
     trace = "".join(traceback.format_tb(error.__traceback__)[1:]).rstrip()
-    text = f"{brief(error)}\n{trace}" if trace else brief(error)
-    text = text.replace("\x00", "").encode(errors="replace").decode()  # which no store would take
-    return text if len(text) <= RECORD_LIMIT else text[: RECORD_LIMIT - 1] + "…"
+    return storable(f"{brief(error)}\n{trace}" if trace else brief(error), RECORD_LIMIT)
 
 
 def payload_text(payload: bytes) -> tuple[str, str]:

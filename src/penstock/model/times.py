@@ -7,8 +7,8 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 
 
-def to_micros(moment: datetime) -> int:
-    return (moment - EPOCH) // MICROSECOND
+def to_micros(time: datetime) -> int:
+    return (time - EPOCH) // MICROSECOND
 
 
 def from_micros(micros: int) -> datetime:

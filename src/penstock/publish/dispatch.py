@@ -15,7 +15,7 @@ from penstock.model.lifecycle import OrderPolicy, overdelivered
 from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Published, Released, Retry
 from penstock.model.retry import RetryPolicy
 from penstock.publish.api import Outcomes, Publisher
-from penstock.publish.errors import error_text, nothing_sent, storable
+from penstock.publish.errors import error_text, nothing_sent, presentable
 from penstock.publish.topics import Routing
 
 # Exceptions that concern the destination, whichever events it was given.
@@ -47,7 +47,7 @@ def dispatch(
     released after a failure stays released under either order policy, and the next claim brings it again.
     """
     attempt = _Attempt(publisher, routing, policy, now, roll)
-    outcomes, events = _bury(events, max_deliveries)
+    outcomes, events = _reject_overdelivered(events, max_deliveries)
     if publisher.in_order or not any(map(_ordering_key, events)):
         sent = attempt.resolve(events, attempt.publish(events))
     else:
@@ -76,14 +76,16 @@ class _Attempt:
         while waiting:
             batch = waiting.pop()
             if outcomes:
-                batch = _let_go(batch, events, outcomes)
+                batch = _release_blocked(batch, events, outcomes)
             try:
                 outcomes |= self._hand_over(batch)
                 exceptions = 0
             except Exception as error:  # whatever a destination throws, its events are settled and the relay lives on
                 exceptions += 1
                 if isinstance(error, UNREACHABLE) or exceptions == MOST_EXCEPTIONS:
-                    rest = _let_go([event for part in (batch, *reversed(waiting)) for event in part], events, outcomes)
+                    rest = _release_blocked(
+                        [event for part in (batch, *reversed(waiting)) for event in part], events, outcomes
+                    )
                     return outcomes | nothing_sent(self.routing.route(rest), error_text(error))
                 if len(batch) == 1:
                     outcomes[batch[0].seq] = Retry(error_text(error))
@@ -110,9 +112,9 @@ class _Attempt:
             case Published() | Released():
                 return outcome
             case Dead(error=error):
-                return Dead(storable(error))
+                return Dead(presentable(error))
             case Retry(error=error, delay_seconds=asked):
-                return self._retry(event, storable(error), asked)
+                return self._retry(event, presentable(error), asked)
             case _:
                 return self._retry(event, f"{type(self.publisher).__name__} gave no outcome", None)
 
@@ -127,13 +129,15 @@ class _Attempt:
         )
 
 
-def _let_go(batch: Sequence[Delivery], events: Sequence[Delivery], outcomes: dict[int, Outcome]) -> Sequence[Delivery]:
+def _release_blocked(
+    batch: Sequence[Delivery], events: Sequence[Delivery], outcomes: dict[int, Outcome]
+) -> Sequence[Delivery]:
     """Release the events of a batch that stand behind a failed event of their ordering key. Return the others."""
     failed = {seq for seq, outcome in outcomes.items() if not isinstance(outcome, Published | Dead)}
-    lines = {
+    blocked = {
         (event.queue, event.ordering_key) for event in events if event.seq in failed and event.ordering_key is not None
     }
-    behind = [event.seq for event in batch if (event.queue, event.ordering_key) in lines]
+    behind = [event.seq for event in batch if (event.queue, event.ordering_key) in blocked]
     outcomes |= dict.fromkeys(behind, RELEASED)
     return [event for event in batch if event.seq not in outcomes] if behind else batch
 
@@ -146,7 +150,9 @@ def _all_published(events: Sequence[Delivery], outcomes: dict[int, Outcome]) -> 
     )
 
 
-def _bury(events: Sequence[Delivery], max_deliveries: int | None) -> tuple[dict[int, Outcome], Sequence[Delivery]]:
+def _reject_overdelivered(
+    events: Sequence[Delivery], max_deliveries: int | None
+) -> tuple[dict[int, Outcome], Sequence[Delivery]]:
     """The deaths of those handed out too often, and the others."""
     if not overdelivered(max(map(_deliveries, events), default=0), max_deliveries):
         return {}, events
@@ -169,32 +175,34 @@ def _in_waves(
     back uncounted, or each of a thousand waves would wait for a timeout of its own.
     """
     wave = [event for event in events if event.ordering_key is None]
-    lines = _lines(events)
+    queues = _key_queues(events)
     outcomes: dict[int, Outcome] = {event.seq: RELEASED for event in events}
-    turn = failed_waves = 0
-    while lines and failed_waves < 2 and not (turn and stopped()):
-        wave += [line[turn] for line in lines]
+    place = failed_waves = 0
+    while queues and failed_waves < 2 and not (place and stopped()):
+        wave += [queue[place] for queue in queues]
         given = attempt.publish(wave)
         failed_waves = failed_waves + 1 if all(isinstance(outcome, Retry) for outcome in given.values()) else 0
         sent = attempt.resolve(wave, given)
         outcomes |= sent
-        lines = [line for line in lines if _goes_on(sent[line[turn].seq], order_policy) and len(line) > turn + 1]
+        queues = [
+            queue for queue in queues if _goes_on(sent[queue[place].seq], order_policy) and len(queue) > place + 1
+        ]
         wave = []
-        turn += 1
+        place += 1
     return outcomes
 
 
-def _lines(events: Sequence[Delivery]) -> list[list[Delivery]]:
+def _key_queues(events: Sequence[Delivery]) -> list[list[Delivery]]:
     """The events of each ordering key, in order."""
-    lines: dict[tuple[str, str], list[Delivery]] = {}
+    queues: dict[tuple[str, str], list[Delivery]] = {}
     for event in events:
         if event.ordering_key is not None:
-            lines.setdefault((event.queue, event.ordering_key), []).append(event)
-    return list(lines.values())
+            queues.setdefault((event.queue, event.ordering_key), []).append(event)
+    return list(queues.values())
 
 
 def _goes_on(outcome: Outcome, order_policy: OrderPolicy) -> bool:
-    """Whether the next event of the line may go: a death unblocks it, a retry only where it leaves the line."""
+    """Whether the next event of the key may go: a death unblocks it, a retry only where it is skipped."""
     match outcome:
         case Published() | Dead():
             return True

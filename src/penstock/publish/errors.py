@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from penstock.config.urls import mask_url
 from penstock.model.outcome import RELEASED, Outcome, Retry
+from penstock.model.text import brief, storable
 from penstock.publish.api import Message
 
 ERROR_LIMIT = 1_000
@@ -11,24 +12,23 @@ ERROR_LIMIT = 1_000
 
 def error_text(error: BaseException) -> str:
     """The error as an event's record keeps it: its type and message."""
-    return storable(f"{type(error).__name__}: {error}".removesuffix(": "))
+    return presentable(brief(error))
 
 
-def storable(error: object) -> str:
-    """An error's text that every store takes and anyone may read: short, without passwords, NULs and broken Unicode."""
-    clean = mask_url(str(error)).replace("\x00", "").encode(errors="replace").decode()
-    return clean if len(clean) <= ERROR_LIMIT else clean[: ERROR_LIMIT - 1] + "…"
+def presentable(error: object) -> str:
+    """An error's text that anyone may read: short, and without passwords."""
+    return storable(mask_url(str(error)), ERROR_LIMIT)
 
 
 def nothing_sent(messages: Sequence[Message], error: str) -> dict[int, Outcome]:
-    """Nothing of this batch went out: what is first in its line failed, what stood behind it was never tried."""
+    """Nothing of this batch went out: the first event of each key failed, what stood behind it was never tried."""
     outcomes: dict[int, Outcome] = {}
     failed: set[tuple[str, str]] = set()
     for event in (message.event for message in messages):
         if event.ordering_key is None:
             outcomes[event.seq] = Retry(error)
             continue
-        line = (event.queue, event.ordering_key)
-        outcomes[event.seq] = RELEASED if line in failed else Retry(error)
-        failed.add(line)
+        key = (event.queue, event.ordering_key)
+        outcomes[event.seq] = RELEASED if key in failed else Retry(error)
+        failed.add(key)
     return outcomes

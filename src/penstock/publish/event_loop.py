@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 
-class Loop(asyncio.SelectorEventLoop):
+class TrackingEventLoop(asyncio.SelectorEventLoop):
     """An event loop that knows its connections.
 
     Client libraries offer no way to abort a connection, or to see whether it is encrypted.
@@ -46,12 +46,12 @@ class Loop(asyncio.SelectorEventLoop):
             await asyncio.sleep(0)
 
 
-class Background:
+class EventLoopThread:
     """Starts with the first call, in the process that makes it, and ends with `close`. Never travels in a pickle."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._loop: Loop | None = None
+        self._loop: TrackingEventLoop | None = None
         self._thread: threading.Thread | None = None
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -71,15 +71,15 @@ class Background:
         self._thread.join()
         self._loop = self._thread = None
 
-    def _running(self) -> Loop:
+    def _running(self) -> TrackingEventLoop:
         if self._loop is None:
-            self._loop = Loop()
+            self._loop = TrackingEventLoop()
             self._thread = threading.Thread(target=_serve, args=[self._loop], name=self._name, daemon=True)
             self._thread.start()
         return self._loop
 
 
-def _serve(loop: Loop) -> None:
+def _serve(loop: TrackingEventLoop) -> None:
     try:
         loop.run_forever()
         loop.run_until_complete(loop.abort())

@@ -14,7 +14,7 @@ from valkey.backoff import NoBackoff
 from valkey.exceptions import ReadOnlyError, ValkeyError
 from valkey.retry import Retry as ClientRetry
 
-from penstock.config.options import known_options, seconds, whole_number
+from penstock.config.options import TLS_OPTIONS, known_options, seconds, whole_number
 from penstock.config.urls import mask_url
 from penstock.model.errors import UsageError
 from penstock.model.event import Delivery
@@ -29,8 +29,7 @@ PIPELINE_LENGTH = 1_000
 DEFAULT_MAX_BYTES = 512 * 1024 * 1024
 
 _TLS_SCHEMES = ("rediss", "valkeys")
-_TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"})
-CLIENT_OPTIONS = _TLS_OPTIONS | {"timeout_seconds"}
+CLIENT_OPTIONS = TLS_OPTIONS | {"timeout_seconds"}
 
 
 class ValkeyPublisher(Unpicklable):
@@ -120,7 +119,7 @@ def from_url(url: str) -> ValkeyPublisher:
 def open_client(url: str, options: Mapping[str, str]) -> Valkey:
     """A client for the server that the URL names, not connected yet. Of the URL's options it takes its own."""
     timeout_seconds = seconds(options, "timeout_seconds", DEFAULT_TIMEOUT_SECONDS)
-    tls = {name: value for name, value in options.items() if name in _TLS_OPTIONS}
+    tls = {name: value for name, value in options.items() if name in TLS_OPTIONS}
     parts = urlsplit(url)
     if not re.fullmatch(r"/?\d*", parts.path):
         raise UsageError(f"{mask_url(url)} can't be understood: after the host comes a database's number, such as /0")

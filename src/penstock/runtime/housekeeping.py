@@ -47,7 +47,7 @@ class Housekeeping:
             return  # the store doesn't answer: others see by the missing heartbeat that this relay has gone
         try:
             for relay in self._relays:
-                self._store.forget(relay.relay_id)
+                self._store.withdraw(relay.relay_id)
         except PenstockError as error:
             log.debug("could not sign off", cause=error)
 
@@ -57,10 +57,10 @@ class Housekeeping:
         while True:
             try:
                 for relay in self._relays:
-                    self._store.beat(relay)
+                    self._store.announce(relay)
                 self._reap()
                 if time.monotonic() - tended > TEND_SECONDS:
-                    self._store.tend()
+                    self._store.maintain()
                     tended = time.monotonic()
                 if not reachable:
                     log.info("the store is back")

@@ -1,4 +1,4 @@
-"""The seam between Penstock and a database: a dozen verbs, and the values that they take and return."""
+"""The seam between Penstock and a database: four roles of a store, and the values that they take and return."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,94 +34,8 @@ class Upgrade:
     steps: Sequence[str]
 
 
-class DeathRecords(Protocol):
-    """Looking at the dead."""
-
-    def deaths(self, selection: Selection, *, after: DeathMark | None = None, limit: int = 100) -> DeathPage:
-        """The dead of a selection, the latest death first, a page at a time."""
-        ...
-
-    def death_counts(self, selection: Selection) -> Sequence[DeathCount]:
-        """The dead of a selection by queue and by kind of error, the most first."""
-        ...
-
-
 CANCELLED = "cancelled"
 """The reason for a cancellation of which no other is given."""
-
-
-class Steering(Protocol):
-    """Verbs that steer. A pause or a limit counts for every claim that begins after it, in any process."""
-
-    def pause(self, queue: str, *, by: str = "operator") -> None:
-        """From now on claims on `queue` bring nothing; what is claimed goes on. A repeat keeps the first time."""
-        ...
-
-    def resume(self, queue: str) -> bool:
-        """End a pause; says whether there was one."""
-        ...
-
-    def limit(self, queue: str, max_claimed: int | None) -> None:
-        """Let no more than `max_claimed` events of `queue` be claimed at a time, over all processes; None for any."""
-        ...
-
-    def controls(self) -> Sequence[QueueControl]:
-        """The queues that are paused or limited, by name."""
-        ...
-
-    def cancel(
-        self,
-        selection: Selection,
-        *,
-        reason: str = CANCELLED,
-        by: str = "operator",
-        dry_run: bool = False,
-        progress: Callable[[int], None] | None = None,
-    ) -> int:
-        """Make unsettled events DEAD; returns how many. CLAIMED ones only if the selection names CLAIMED or ids.
-
-        Whoever holds a cancelled event has lost it, and is told so when it settles. `progress` hears how many so far.
-        """
-        ...
-
-    def unsettled_counts(self, selection: Selection) -> Sequence[SettledCount]:
-        """What a cancel of the selection would touch, by state, queue and type, the most first."""
-        ...
-
-    def note(self, lease: Lease, progress: Mapping[int, bytes]) -> frozenset[int]:
-        """Keep how far events (by seq) under `lease` have come; returns those still held. The others are lost."""
-        ...
-
-    def notes(self, ids: Collection[EventId]) -> Mapping[EventId, Note]:
-        """What has been said of these events; those of which nothing was are left out. A replay forgets it."""
-        ...
-
-    def heads(self, prefix: str, *, queues: Collection[str] | None = None) -> Sequence[Head]:
-        """The head of each queue that has something ready, whose name begins with `prefix` (and is among `queues`).
-
-        Sorted: the first is the next one's turn. Paused queues are left out.
-        """
-        ...
-
-
-class Keeping(Protocol):
-    """What a store needs around its verbs: to be made, to be told apart from an older one, and a clock."""
-
-    def now(self) -> datetime:
-        """The time by the store's clock, which is the one that counts."""
-        ...
-
-    def look_at_all(self) -> None:
-        """Make the next claim and probe look at everything, not only where something new is to be expected."""
-        ...
-
-    def initialise(self) -> Upgrade:
-        """Create what the store needs, or upgrade it; says what it did, and is safe to repeat."""
-        ...
-
-    def versions(self) -> tuple[str | None, str]:
-        """The version that is there, None where there is nothing, and the one that this code wants."""
-        ...
 
 
 Progress = Callable[[int], None]
@@ -133,7 +47,7 @@ PURGE_BATCH = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StagedPart:
     """What one attempt of one task stages of a write. `part_id` is new for every attempt; `place` orders the parts."""
 
     part_id: UUID
@@ -176,11 +90,8 @@ class StoreOptions:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Store(Steering, Keeping, DeathRecords, Protocol):
-    """Domain verbs, set-based: a batch takes as many statements as one event. `Steering` has those beside the flow."""
-
-    url: str
-    capabilities: Capabilities
+class Flow(Protocol):
+    """The way of events: emitted, claimed under a lease, settled."""
 
     def append(self, events: Sequence[Event], *, connection: object | None = None) -> list[EventId]:
         """Write events, in the caller's transaction if one is given; a duplicate's id is the first one's."""
@@ -201,6 +112,14 @@ class Store(Steering, Keeping, DeathRecords, Protocol):
 
         `max_attempts` stays with the lease, so that whoever settles or reaps it counts alike.
         """
+        ...
+
+    def ready(self, queue: str, *, types: Sequence[str] | None = None) -> bool:
+        """A cheap probe: whether a claim on `queue` would bring anything now."""
+        ...
+
+    def scan_everything(self) -> None:
+        """Make the next claim and probe look at everything, not only where something new is to be expected."""
         ...
 
     def extend(self, leases: Sequence[Lease]) -> list[Lease]:
@@ -237,6 +156,89 @@ class Store(Steering, Keeping, DeathRecords, Protocol):
         """Take back the events of expired leases, up to about `limit` of them; 0 says there were none."""
         ...
 
+
+class Inspection(Protocol):
+    """Queries of what a store holds. They change nothing."""
+
+    def find(self, selection: Selection, *, after: int | None = None, limit: int = 100) -> Page:
+        """Events by seq, newest first, a page at a time."""
+        ...
+
+    def history(self, event_id: EventId) -> Sequence[HistoryEntry]:
+        """The timeline of one event, oldest first."""
+        ...
+
+    def bounds(self) -> tuple[int, int]:
+        """The first and the last seq there are; (1, 0) where there are none."""
+        ...
+
+    def stats(self) -> Stats: ...
+
+    def settled_counts(self, selection: Selection) -> Sequence[SettledCount]:
+        """What a replay of the selection would touch, by state, queue and type, the most first."""
+        ...
+
+    def unsettled_counts(self, selection: Selection) -> Sequence[SettledCount]:
+        """What a cancel of the selection would touch, by state, queue and type, the most first."""
+        ...
+
+    def deaths(self, selection: Selection, *, after: DeathMark | None = None, limit: int = 100) -> DeathPage:
+        """The dead of a selection, the latest death first, a page at a time."""
+        ...
+
+    def death_counts(self, selection: Selection) -> Sequence[DeathCount]:
+        """The dead of a selection by queue and by kind of error, the most first."""
+        ...
+
+    def controls(self) -> Sequence[QueueControl]:
+        """The queues that are paused or limited, by name."""
+        ...
+
+    def notes(self, ids: Collection[EventId]) -> Mapping[EventId, Note]:
+        """What has been said of these events; those of which nothing was are left out. A replay forgets it."""
+        ...
+
+    def heads(self, prefix: str, *, queues: Collection[str] | None = None) -> Sequence[Head]:
+        """The head of each queue that has something ready, whose name begins with `prefix` (and is among `queues`).
+
+        Sorted: the first is the next to be served. Paused queues are left out.
+        """
+        ...
+
+
+class Control(Protocol):
+    """Operations on queues, events, processes and the store itself.
+
+    A pause or a limit counts for every claim that begins after it, in any process.
+    """
+
+    def pause(self, queue: str, *, by: str = "operator") -> None:
+        """From now on claims on `queue` bring nothing; what is claimed goes on. A repeat keeps the first time."""
+        ...
+
+    def resume(self, queue: str) -> bool:
+        """End a pause; says whether there was one."""
+        ...
+
+    def limit(self, queue: str, max_claimed: int | None) -> None:
+        """Let no more than `max_claimed` events of `queue` be claimed at a time, over all processes; None for any."""
+        ...
+
+    def cancel(
+        self,
+        selection: Selection,
+        *,
+        reason: str = CANCELLED,
+        by: str = "operator",
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> int:
+        """Make unsettled events DEAD; returns how many. CLAIMED ones only if the selection names CLAIMED or ids.
+
+        Whoever holds a cancelled event has lost it, and is told so when it settles. `progress` hears how many so far.
+        """
+        ...
+
     def replay(
         self, selection: Selection, *, dry_run: bool = False, by: str = "operator", progress: Progress | None = None
     ) -> int:
@@ -254,37 +256,45 @@ class Store(Steering, Keeping, DeathRecords, Protocol):
         """Delete settled events for good, in bounded batches. DEAD ones only if the selection names DEAD or ids."""
         ...
 
-    def find(self, selection: Selection, *, after: int | None = None, limit: int = 100) -> Page:
-        """Events by seq, newest first, a page at a time."""
+    def note(self, lease: Lease, progress: Mapping[int, bytes]) -> frozenset[int]:
+        """Keep how far events (by seq) under `lease` have come; returns those still held. The others are lost."""
         ...
 
-    def history(self, event_id: EventId) -> Sequence[HistoryEntry]:
-        """The timeline of one event, oldest first."""
-        ...
-
-    def settled_counts(self, selection: Selection) -> Sequence[SettledCount]:
-        """What a replay of the selection would touch, by state, queue and type, the most first."""
-        ...
-
-    def bounds(self) -> tuple[int, int]:
-        """The first and the last seq there are; (1, 0) where there are none."""
-        ...
-
-    def stats(self) -> Stats: ...
-
-    def beat(self, relay: Relay, *, stopping: bool = False) -> bool:
+    def announce(self, relay: Relay, *, stopping: bool = False) -> bool:
         """A relay says that it is alive; the answer says whether it should stop."""
         ...
 
-    def stopping(self, relay_id: UUID) -> bool:
+    def asked_to_stop(self, relay_id: UUID) -> bool:
         """Whether that relay was asked to stop."""
         ...
 
-    def forget(self, relay_id: UUID) -> None:
+    def withdraw(self, relay_id: UUID) -> None:
         """That relay has ended."""
         ...
 
-    def stage(self, part: Part, events: Sequence[Event], *, start: int = 0) -> int:
+    def maintain(self) -> None:
+        """Upkeep that may run at any time and at most needs to run every minute."""
+        ...
+
+    def initialise(self) -> Upgrade:
+        """Create what the store needs, or upgrade it; says what it did, and is safe to repeat."""
+        ...
+
+    def versions(self) -> tuple[str | None, str]:
+        """The version that is there, None where there is nothing, and the one that this code wants."""
+        ...
+
+    def now(self) -> datetime:
+        """The time by the store's clock, which is the one that counts."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Staging(Protocol):
+    """Rows of a Spark write, kept aside until one transaction makes events of them."""
+
+    def stage(self, part: StagedPart, events: Sequence[Event], *, start: int = 0) -> int:
         """Keep events aside that only a commit emits; `start` counts those that the part has staged before."""
         ...
 
@@ -299,15 +309,12 @@ class Store(Steering, Keeping, DeathRecords, Protocol):
         """Drop what a write has staged, or only these parts of it; returns how many rows."""
         ...
 
-    def tend(self) -> None:
-        """Upkeep that may run at any time and at most needs to run every minute."""
-        ...
 
-    def ready(self, queue: str, *, types: Sequence[str] | None = None) -> bool:
-        """A cheap probe: whether a claim on `queue` would bring anything now."""
-        ...
+class Store(Flow, Inspection, Control, Staging, Protocol):
+    """A database or bucket with queues. Operations are set-based: a batch takes as many statements as one event."""
 
-    def close(self) -> None: ...
+    url: str
+    capabilities: Capabilities
 
 
 def require_staging(url: str, capabilities: Capabilities) -> None:

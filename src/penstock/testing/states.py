@@ -97,7 +97,7 @@ class Inbox(StateScenario):
         assert part.holds(arrivals) == set(arrivals[:100])
 
 
-class Keeping(StateScenario):
+class SavedStates(StateScenario):
     def test_of_many_states_those_come_that_are_asked_for(self, part: Part) -> None:
         """However many are asked for, of however many there are: stores have several ways to find them."""
         known: dict[str, Saved] = {}
@@ -211,7 +211,7 @@ class Keeping(StateScenario):
             assert transaction.reached(["orders/0"]) == {}
 
 
-class Fencing(StateScenario):
+class PartFencing(StateScenario):
     def test_each_driver_takes_the_next_epoch_and_parts_stay(self, open_state: OpenState) -> None:
         started = [open_state().start(STREAM, parts) for parts in (3, 5, 1)]
         assert [(one.epoch, one.parts) for one in started] == [(1, 3), (2, 3), (3, 3)]
@@ -394,5 +394,5 @@ class Outside(StateScenario):
         part.close()
 
 
-class StateStoreConformance(Inbox, Keeping, Lining, Timing, Fencing, Outside, Crashing, Racing):
+class StateStoreConformance(Inbox, SavedStates, Lining, Timing, PartFencing, Outside, Crashing, Racing):
     """Everything that a stream relies on."""

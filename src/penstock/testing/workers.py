@@ -50,7 +50,7 @@ PAGE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Handled:
+class HandledEvent:
     """An event that had its turn: what became of it, and what its handler raised.
 
     Without an outcome it is still claimed: its handler is to decide later.
@@ -86,7 +86,7 @@ class InProcessWorker:
         """An outbox on the same store."""
         return self._running.outbox
 
-    def drain(self, *, delayed: bool = False, most: int = 10_000, raise_errors: bool = False) -> list[Handled]:
+    def drain(self, *, delayed: bool = False, most: int = 10_000, raise_errors: bool = False) -> list[HandledEvent]:
         """Handle what is ready, also what handlers emit meanwhile, until nothing is; returns it in its order.
 
         With `delayed` nothing has to be waited for: time moves on to the next event that is scheduled or waits for a
@@ -94,7 +94,7 @@ class InProcessWorker:
         the first error of a handler is raised, after it has had its consequences.
         """
         self._refuse_running_loop()
-        done: list[Handled] = []
+        done: list[HandledEvent] = []
         with self._worker.lent_to(self._running), asyncio.Runner() as runner:
             while len(done) < most:
                 fresh = self._round(runner, most - len(done), raise_errors)
@@ -131,11 +131,11 @@ class InProcessWorker:
             return
         raise UsageError("async handlers get a loop of their own: call drain() from a test that is not async")
 
-    def _round(self, runner: asyncio.Runner, most: int, raise_errors: bool) -> list[Handled]:
+    def _round(self, runner: asyncio.Runner, most: int, raise_errors: bool) -> list[HandledEvent]:
         """One claim for each handler."""
         while self.store.reap():
             pass
-        done: list[Handled] = []
+        done: list[HandledEvent] = []
         for lane in self._lanes:
             if len(done) < most:
                 done += lane.work(runner, most - len(done), raise_errors)
@@ -191,7 +191,7 @@ class _Lane:
         types = self.subscription.options.types
         return record.queue == self.subscription.queue and (types is None or record.event_type in types)
 
-    def work(self, runner: asyncio.Runner, most: int, raise_errors: bool) -> list[Handled]:
+    def work(self, runner: asyncio.Runner, most: int, raise_errors: bool) -> list[HandledEvent]:
         """Claim once, and handle what the claim brings."""
         subscription = self.subscription
         claim = subscription.claim(min(most, subscription.options.fetch_batch_size))
@@ -206,7 +206,9 @@ class _Lane:
         finally:
             self._write()
             finished, self._holdings.finished = self._holdings.finished, []
-        return [Handled(event, self._outcome(event, outcome, called), called.get(event)) for event, outcome in finished]
+        return [
+            HandledEvent(event, self._outcome(event, outcome, called), called.get(event)) for event, outcome in finished
+        ]
 
     def _handle(
         self, runner: asyncio.Runner, events: Sequence[Received], called: dict[Received, BaseException | None]

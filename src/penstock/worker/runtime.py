@@ -131,7 +131,7 @@ class Running:
         return min((one.options.release_stuck_interval for one in self.subscriptions), default=5.0)
 
     def _tend(self) -> float:
-        self.store.tend()
+        self.store.maintain()
         return TEND_SECONDS
 
     def _announce(self) -> float:
@@ -140,7 +140,7 @@ class Running:
                 Relay(uuid4(), one.queue, f"worker {self.claimant}", socket.gethostname()) for one in self.subscriptions
             ]
         for relay in self._announced:
-            self.store.beat(relay)
+            self.store.announce(relay)
         return ANNOUNCE_SECONDS
 
     def _give_up_on_late(self) -> float:
@@ -213,7 +213,7 @@ class Running:
     def _close(self) -> None:
         try:
             for relay in self._announced:
-                self.store.forget(relay.relay_id)
+                self.store.withdraw(relay.relay_id)
         except Exception as error:
             log.debug("could not say goodbye", error=error)
         if self._lookout is not None:

@@ -40,7 +40,7 @@ def broker(
 ) -> None:
     """Serve a queue on object storage, until Ctrl-C. Several may run: one serves, the others stand by."""
     with closing(_opened(chosen_store(context, store), listen, advertise)) as opened, _until_told() as told:
-        opened.tend()  # takes the broker lease, or goes to the broker
+        opened.maintain()  # takes the broker lease, or goes to the broker
         with output.waiting("looking for the broker") as say:
             before = ""
             while True:
@@ -57,7 +57,7 @@ def broker(
 
 def _tend(store: "ObjectStore") -> None:
     try:
-        store.tend()
+        store.maintain()
     except StoreUnavailable as error:
         log.warn("store unavailable", error=str(error))
 

@@ -16,7 +16,7 @@ from penstock.cli.commands.events import short_time
 from penstock.cli.terminal import output
 from penstock.cli.terminal.exit import USAGE
 from penstock.cli.terminal.options import JsonOption, StoreOption, opened
-from penstock.config.import_path import Wanted, search_working_folder
+from penstock.config.import_path import ImportTarget, search_working_folder
 from penstock.config.urls import mask_url
 from penstock.model.errors import MissingDriver, UsageError
 from penstock.model.event import DEFAULT_QUEUE
@@ -103,7 +103,7 @@ def _load(name: str, store: str | None, state: str | None) -> "StreamSet":
     from penstock.streams.app import StreamSet
 
     search_working_folder()
-    loaded: StreamSet = Wanted("stream application", StreamSet, "shop.streams:app").load(name)
+    loaded: StreamSet = ImportTarget("stream application", StreamSet, "shop.streams:app").load(name)
     loaded.store = store or loaded.store
     loaded.state = state or loaded.state
     return loaded

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from penstock.model.errors import InvalidEvent, UsageError
 from penstock.model.event import DEDUPE_SECONDS, DEFAULT_QUEUE, Event, EventId, encode_payload
 from penstock.runtime.store_cache import store_of
-from penstock.store.api import Part, require_staging
+from penstock.store.api import StagedPart, require_staging
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -116,7 +116,7 @@ class BulkWriter(DataSourceArrowWriter):
         self._write_id = uuid4()
 
     def write(self, iterator: Iterator["RecordBatch"]) -> Staged:  # type: ignore[override]
-        return _stage(self.target, Part(uuid4(), self._write_id, place=_context().partitionId()), iterator)
+        return _stage(self.target, StagedPart(uuid4(), self._write_id, place=_context().partitionId()), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         store_of(self.target.store).commit_staged(self._write_id, 0, _parts(messages), once=False)
@@ -138,7 +138,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty("streaming.sql.batchId")
         if query is None or batch is None:
             raise UsageError("a stream is written inside a streaming query only; write with df.write instead")
-        return _stage(self.target, Part(uuid4(), UUID(query), int(batch), context.partitionId()), iterator)
+        return _stage(self.target, StagedPart(uuid4(), UUID(query), int(batch), context.partitionId()), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         for query in _writes(messages):
@@ -150,7 +150,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             store_of(self.target.store).drop_staged(query, parts=_parts(messages))
 
 
-def _stage(target: Target, part: Part, batches: Iterable["RecordBatch"]) -> Staged:
+def _stage(target: Target, part: StagedPart, batches: Iterable["RecordBatch"]) -> Staged:
     """A transaction for each batch of rows: none stays open while Spark works out the next."""
     store, count = store_of(target.store), 0
     for batch in batches:

@@ -179,7 +179,7 @@ class LakeRelay:
         if self._busy.locked() or not query.status["message"].startswith("Waiting"):
             return False
         try:
-            self._store.look_at_all()
+            self._store.scan_everything()
             return not self._store.ready(self._options.queue)
         except (StoreUnavailable, StoreConflict):
             return False

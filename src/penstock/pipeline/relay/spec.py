@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, TypeAlias
 
-from penstock.config.import_path import Wanted
+from penstock.config.import_path import ImportTarget
 from penstock.config.routes import Destination, Routes, queue_of
 from penstock.config.urls import mask_url
 from penstock.model.errors import UsageError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Step: TypeAlias = Callable[[DataFrame], Publishable]
 
-STEP = Wanted("step", Callable, "shop.steps:only_paid")
+STEP = ImportTarget("step", Callable, "shop.steps:only_paid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from penstock.pipeline.datasource.settle import grouped_by_lease
 from penstock.pipeline.relay.spec import RelayTaskSpec
 from penstock.pipeline.spark.errors import gone, is_sparks, root_cause
 from penstock.pipeline.spark.stop_channel import StopAddress
-from penstock.publish.errors import error_text, storable
+from penstock.publish.errors import error_text, presentable
 from penstock.runtime.lease_keeper import LeaseKeeper
 from penstock.runtime.retrying import insist
 from penstock.store.api import Store
@@ -163,7 +163,7 @@ class StepBatch:
         if len(piece) > 1 and self._guilty < MAX_GUILTY and not _is_about_columns(error):
             size = -(-len(piece) // SPLIT)
             return [piece[start : start + size] for start in range(0, len(piece), size)]
-        cause = storable(f"{STEP_FAILED}{root_cause(str(error)) if is_sparks(error) else error_text(error)}")
+        cause = presentable(f"{STEP_FAILED}{root_cause(str(error)) if is_sparks(error) else error_text(error)}")
         self._outcomes.update({one.seq: self._retry(one, cause) for one in piece})
         return []
 

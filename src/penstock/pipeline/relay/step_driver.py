@@ -138,7 +138,7 @@ class _Batches:
         if spec.until is None:
             return False
         try:
-            store.look_at_all()
+            store.scan_everything()
             return not store.ready(spec.queue) or not any_starving(store, spec.queue, spec.until)
         except (StoreUnavailable, StoreConflict):
             return False

@@ -99,7 +99,7 @@ def _next_claim(resources: TaskResources, spec: RelayTaskSpec, probe: bool) -> C
     claim = None if probe and not resources.store.ready(spec.queue) else _claim(resources, spec)
     if claim or spec.until is None:
         return claim
-    resources.store.look_at_all()  # before it ends, a relay that drains leaves no corner out
+    resources.store.scan_everything()  # before it ends, a relay that drains leaves no corner out
     return _claim(resources, spec)
 
 

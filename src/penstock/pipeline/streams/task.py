@@ -31,7 +31,7 @@ from penstock.pipeline.streams.results import (
 from penstock.pipeline.streams.rows import KEYING, Batches, Row, by_part, events_in, rows_in, values, widened
 from penstock.pipeline.streams.task_spec import Errand, part_and_key
 from penstock.runtime.store_cache import store_of
-from penstock.store.api import Part as StagedPart
+from penstock.store.api import StagedPart
 from penstock.streams.engine.arrow_work import HandlerFailed, in_order, is_plain, run_table
 from penstock.streams.engine.partition import take_turn
 from penstock.streams.engine.work import Verdict

@@ -14,8 +14,8 @@ import httpx
 
 from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Retry
 from penstock.publish.api import Message, Unpicklable
-from penstock.publish.errors import storable
-from penstock.publish.event_loop import Background
+from penstock.publish.errors import error_text, presentable
+from penstock.publish.event_loop import EventLoopThread
 from penstock.publish.http.responses import outcome
 from penstock.publish.http.settings import HttpSettings, read_settings
 from penstock.publish.http.signature import sign
@@ -36,7 +36,7 @@ class HttpPublisher(Unpicklable):
 
     def __init__(self, settings: HttpSettings) -> None:
         self._settings = settings
-        self._background = Background("penstock-http")
+        self._background = EventLoopThread("penstock-http")
         self._lanes: list[httpx.AsyncHTTPTransport] = []
 
     def publish(self, messages: Sequence[Message]) -> dict[int, Outcome]:
@@ -104,10 +104,10 @@ class HttpPublisher(Unpicklable):
         headers += settings.headers
         headers.append(("idempotency-key", event_id))
         if settings.keys:
-            moment = int(time.time())
+            timestamp = int(time.time())
             headers.append(("webhook-id", event_id))
-            headers.append(("webhook-timestamp", str(moment)))
-            headers.append(("webhook-signature", sign(settings.keys, event_id, moment, body)))
+            headers.append(("webhook-timestamp", str(timestamp)))
+            headers.append(("webhook-signature", sign(settings.keys, event_id, timestamp, body)))
         return httpx.Request("POST", settings.url(message.topic), headers=headers, content=body)
 
     def _meaning(self, response: httpx.Response, body: bytes) -> Outcome:
@@ -117,7 +117,9 @@ class HttpPublisher(Unpicklable):
         mask = self._settings.mask
         text = mask(body.decode(errors="replace"))
         failure = outcome(response.status_code, response.reason_phrase, response.headers, text, datetime.now(UTC))
-        return replace(failure, error=storable(mask(failure.error))) if isinstance(failure, Dead | Retry) else failure
+        if isinstance(failure, Dead | Retry):
+            return replace(failure, error=presentable(mask(failure.error)))
+        return failure
 
 
 async def _beginning(response: httpx.Response, deadline: float) -> bytes:
@@ -143,7 +145,7 @@ def _cause(error: BaseException) -> str:
         if isinstance(error, BaseExceptionGroup):
             inner = error.exceptions[0]
         if inner is None or isinstance(inner, asyncio.CancelledError):
-            return storable(f"{type(error).__name__}: {error}".removesuffix(": "))
+            return error_text(error)
         error = inner
 
 

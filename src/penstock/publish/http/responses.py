@@ -11,7 +11,7 @@ BODY_CHARACTERS = 200
 # However much longer a receiver asks for: an event that waits for years looks lost.
 LONGEST_DELAY_SECONDS = 86_400.0
 
-# Of the address, the credentials or the moment, not of the event: a route, a token or a limit may be mended.
+# Of the address, the credentials or the time, not of the event: a route, a token or a limit may be mended.
 _PASSING = frozenset({401, 403, 404, 407, 408, 425, 429})
 
 
@@ -36,12 +36,12 @@ def _seconds(value: str, now: datetime) -> float:
     if value.isascii() and value.isdecimal():
         return float(value) if len(value) < 10 else math.inf
     try:
-        moment = parsedate_to_datetime(value)
+        time = parsedate_to_datetime(value)
     except (ValueError, OverflowError):
         return 0.0
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return (moment - now).total_seconds()
+    if time.tzinfo is None:
+        time = time.replace(tzinfo=UTC)
+    return (time - now).total_seconds()
 
 
 def _error(status: int, reason: str, headers: Mapping[str, str], body: str) -> str:

@@ -11,7 +11,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from penstock.config.options import known_options, seconds, whole_number
+from penstock.config.options import TLS_OPTIONS, known_options, seconds, whole_number
 from penstock.config.urls import mask_url
 from penstock.model.errors import UsageError
 from penstock.publish.api import Message
@@ -25,8 +25,7 @@ SECRET_VARIABLE = "PENSTOCK_HTTP_SECRET"  # noqa: S105
 TOKEN_VARIABLE = "PENSTOCK_HTTP_TOKEN"  # noqa: S105
 TOPIC = "{topic}"
 
-_TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"})
-_OPTIONS = frozenset({"concurrency", "mode", "secret_env", "source", "timeout_seconds", "token_env", *_TLS_OPTIONS})
+_OPTIONS = frozenset({"concurrency", "mode", "secret_env", "source", "timeout_seconds", "token_env", *TLS_OPTIONS})
 _MODES = {"binary": binary, "structured": structured}
 
 
@@ -67,7 +66,7 @@ def read_settings(url: str, environment: Mapping[str, str] = os.environ) -> Http
     parts = _parts(url)
     bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
     secret = _from_environment(environment, options.get("secret_env"), SECRET_VARIABLE)
-    authorization, told = _authorization(parts, options, environment)
+    authorization, credentials = _authorization(parts, options, environment)
     headers = (("user-agent", "penstock"), *authorization)
     return HttpSettings(
         origin=f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}",
@@ -77,7 +76,7 @@ def read_settings(url: str, environment: Mapping[str, str] = os.environ) -> Http
         source=_source(options),
         headers=headers,
         keys=parse_secrets(secret) if secret else (),
-        unmentionable=tuple(word for word in (*told, *secret.split()) if word),
+        unmentionable=tuple(text for text in (*credentials, *secret.split()) if text),
         tls=_tls(parts, options),
         proxy=None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme),
         timeout_seconds=seconds(options, "timeout_seconds", DEFAULT_TIMEOUT_SECONDS),
@@ -150,7 +149,7 @@ def _authorization(
 
 
 def _tls(parts: SplitResult, options: Mapping[str, str]) -> ssl.SSLContext:
-    given = sorted(_TLS_OPTIONS & options.keys())
+    given = sorted(TLS_OPTIONS & options.keys())
     if given and parts.scheme != "https":
         raise UsageError(f"{given[0]} is for https:// URLs; this one is {parts.scheme}://")
     if "ssl_keyfile" in options and "ssl_certfile" not in options:

@@ -35,13 +35,13 @@ def verify(
     keys = parse_secrets(secret)
     named = {name.lower(): value for name, value in headers.items()}
     try:
-        event_id, moment, signatures = (named[f"webhook-{part}"] for part in ("id", "timestamp", "signature"))
+        event_id, timestamp, signatures = (named[f"webhook-{part}"] for part in ("id", "timestamp", "signature"))
     except KeyError as missing:
         raise InvalidSignature(f"the request is not signed: it has no header {missing}") from None
-    expected = [_signature(key, event_id, moment, body) for key in keys]
+    expected = [_signature(key, event_id, timestamp, body) for key in keys]
     if not any(_equal(one, given) for one in expected for given in signatures.split()):
         raise InvalidSignature("the signature is not one of this body with this secret")
-    _require_recent(moment, time.time() if now is None else now, tolerance_seconds)
+    _require_recent(timestamp, time.time() if now is None else now, tolerance_seconds)
     return event_id
 
 

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from penstock.model.event import Delivery
 from penstock.model.outcome import PUBLISHED, Dead, Outcome, Retry
 from penstock.publish.api import Message, Unpicklable
-from penstock.publish.errors import storable
+from penstock.publish.errors import presentable
 from penstock.publish.fast_text import created_at_text, event_id_text
 from penstock.publish.kafka.settings import Settings, settings_of
 
@@ -120,10 +120,10 @@ class KafkaPublisher(Unpicklable):
                 errors[message.event.seq] = KafkaError(KafkaError._QUEUE_FULL)
             except KafkaException as refused:
                 errors[message.event.seq] = refused.args[0]
-        trouble = _hear_out(producer, deadline)
-        if trouble is not None:
+        failure = _hear_out(producer, deadline)
+        if failure is not None:
             unanswered = (message.event.seq for message in messages if _unanswered(errors.get(message.event.seq)))
-            errors |= dict.fromkeys(unanswered, trouble)
+            errors |= dict.fromkeys(unanswered, failure)
         # After silence a new producer: it meets a broker that is back without waiting, and owes nothing to the past.
         self._spent |= any(error.fatal() or error.code() in _USED_UP for error in errors.values())
         return errors
@@ -143,21 +143,21 @@ class KafkaPublisher(Unpicklable):
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
             self._cause = error.str()
         elif not self._cause:
-            self._cause = f"{error.str()}{self._settings.when_nobody_answers}"
+            self._cause = f"{error.str()}{self._settings.unanswered_hint}"
 
     def _outcome(self, topic: str, error: KafkaError) -> Outcome:
         code = error.code()
         if code in _FINAL and not error.fatal():
-            return Dead(storable(f"topic {topic}: {error.str()}"))
+            return Dead(presentable(f"topic {topic}: {error.str()}"))
         if code in _NO_SUCH_TOPIC and not _TOPIC_NAME.fullmatch(topic):
-            return Dead(storable(f"topic {topic}: {_INVALID_TOPIC}"))
+            return Dead(presentable(f"topic {topic}: {_INVALID_TOPIC}"))
         if code in _NO_SUCH_TOPIC:
-            return Retry(storable(f"Kafka has no topic {topic}: create it, or let the broker create topics"))
+            return Retry(presentable(f"Kafka has no topic {topic}: create it, or let the broker create topics"))
         if code in _UNANSWERED:
             cause = f": {self._cause}" if self._cause else ""
-            return Retry(storable(f"topic {topic}: no answer within {self._settings.timeout_seconds:g} s{cause}"))
+            return Retry(presentable(f"topic {topic}: no answer within {self._settings.timeout_seconds:g} s{cause}"))
         cause = f" ({self._cause})" if self._cause and self._cause != error.str() else ""
-        return Retry(storable(f"topic {topic}: {error.str()}{cause}"))
+        return Retry(presentable(f"topic {topic}: {error.str()}{cause}"))
 
 
 def _send(produce: Any, report: Any, message: Message) -> None:

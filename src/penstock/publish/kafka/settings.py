@@ -50,7 +50,7 @@ class Settings:
     timeout_seconds: float
 
     @property
-    def when_nobody_answers(self) -> str:
+    def unanswered_hint(self) -> str:
         """A broker hangs up on who speaks no TLS, and the client has no word for that."""
         return "" if "SSL" in self.client["security.protocol"] else ", or expect TLS (kafkas:)"
 

@@ -22,7 +22,7 @@ from nats.js.errors import NotFoundError
 from penstock.model.errors import PublishError, UsageError
 from penstock.model.outcome import Dead, Outcome, Retry
 from penstock.publish.api import Message
-from penstock.publish.event_loop import Loop
+from penstock.publish.event_loop import TrackingEventLoop
 from penstock.publish.nats.message import message_size, outcome, subject_fault, wire_headers
 
 
@@ -177,7 +177,7 @@ class Connection:
 
     def _require_safe(self) -> None:
         loop = asyncio.get_running_loop()
-        if self._access.tls is not None and not (isinstance(loop, Loop) and loop.encrypted):
+        if self._access.tls is not None and not (isinstance(loop, TrackingEventLoop) and loop.encrypted):
             raise NatsError("the server offers no TLS; without it the URL begins with nats://")
 
     async def _listen(self) -> None:

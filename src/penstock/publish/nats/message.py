@@ -64,8 +64,8 @@ def wire_headers(event: Delivery) -> dict[str, str]:
 
 def message_size(headers: Mapping[str, str], payload: bytes) -> int:
     """Return the bytes that count for the server's `max_payload`: `NATS/1.0`, a line for each header, the payload."""
-    lines = sum(map(len, headers)) + sum(map(len, headers.values())) + 4 * len(headers)
-    return lines + 12 + len(payload)
+    header_bytes = sum(map(len, headers)) + sum(map(len, headers.values())) + 4 * len(headers)
+    return header_bytes + 12 + len(payload)
 
 
 def escaped(text: str) -> str:

@@ -16,7 +16,7 @@ from penstock.model.errors import MissingDriver, PublishError, UsageError
 from penstock.model.outcome import Outcome, Retry
 from penstock.publish.api import Message, Unpicklable
 from penstock.publish.errors import error_text
-from penstock.publish.event_loop import Background
+from penstock.publish.event_loop import EventLoopThread
 from penstock.publish.nats.connection import Access, Connection, read_credentials
 
 # Less than a relay that is to stop waits for its tasks.
@@ -38,7 +38,7 @@ class NatsPublisher(Unpicklable):
 
     def __init__(self, access: Access) -> None:
         self._access = access
-        self._background = Background("penstock-nats")
+        self._background = EventLoopThread("penstock-nats")
         self._connection: Connection | None = None
 
     def publish(self, messages: Sequence[Message]) -> dict[int, Outcome]:

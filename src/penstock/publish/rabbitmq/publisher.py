@@ -15,7 +15,7 @@ from penstock.model.errors import UsageError
 from penstock.model.event import CONTENT_TYPE, Delivery
 from penstock.model.outcome import PUBLISHED, Dead, Outcome, Retry
 from penstock.publish.api import Message, Unpicklable
-from penstock.publish.errors import storable
+from penstock.publish.errors import presentable
 from penstock.publish.rabbitmq.amqp import CONFIRMED, REFUSED, Link, OutgoingMessage
 
 DEFAULT_TIMEOUT_SECONDS = 5.0
@@ -71,7 +71,7 @@ class RabbitPublisher(Unpicklable):
                 link = self._link = Link(self._broker, self._exchange)
                 link.open()
             if link.failure is not None:
-                return dict.fromkeys((message.event.seq for message in messages), Retry(storable(link.failure)))
+                return dict.fromkeys((message.event.seq for message in messages), Retry(presentable(link.failure)))
             return self._send(link, messages)
         except BaseException:
             # After an interrupt the connection may hold answers to this batch: the next needs another one.
@@ -94,7 +94,7 @@ class RabbitPublisher(Unpicklable):
                 outgoing.append(_outgoing(message, limit, link.frame_max))
                 sent.append(message)
             except Unsendable as reason:
-                outcomes[message.event.seq] = Dead(storable(reason))
+                outcomes[message.event.seq] = Dead(presentable(reason))
         answers = link.publish(outgoing) if outgoing else []
         if link.failure is not None:
             self._learn_limit(link.failure)
@@ -114,12 +114,12 @@ class RabbitPublisher(Unpicklable):
             return Retry(f"{answer}: no queue is bound to {way}")
         if self._limit is not None and len(message.event.payload) > self._limit:
             return Dead(_too_large(message.event, self._limit))
-        return Retry(storable(failure))
+        return Retry(presentable(failure))
 
     def _learn_limit(self, failure: str) -> None:
         """One message too large closes the channel under all: let it be the last that gets so far."""
-        if told := _SERVERS_LIMIT.search(failure):
-            self._limit = int(told[1])
+        if found := _SERVERS_LIMIT.search(failure):
+            self._limit = int(found[1])
 
 
 def _outgoing(message: Message, message_bytes: int, frame_max: int) -> OutgoingMessage:

@@ -23,7 +23,7 @@ class Unreachable(Exception):
     """No reply from the broker: whether it executed the request is unknown."""
 
 
-class Session:
+class ClientSession:
     """A client session with its connection. It has at most one request at a time, and numbers its changes."""
 
     def __init__(self) -> None:

@@ -15,9 +15,9 @@ from penstock.model.retry import wait_seconds
 from penstock.model.stats import QueueStats, RelayStats, Stats
 from penstock.model.text import storable
 from penstock.model.times import from_micros, to_micros
-from penstock.store.objects.document import MICROS, Blob, Entry, HistoryLine, RelayRow
+from penstock.store.objects.document import MICROS, Blob, EventRow, HistoryRow, RelayRow
 from penstock.store.objects.operations.emits import NewEvent
-from penstock.store.objects.operations.settlements import OutcomeRow
+from penstock.store.objects.operations.settlements import RequestedOutcome
 
 _MILLENNIUM = to_micros(MILLENNIUM)
 
@@ -31,7 +31,7 @@ def micros(seconds: float) -> int:
 
 def new_event(event: Event, event_id: EventId, blob: Blob) -> NewEvent:
     at = None if event.available_at is None else to_micros(event.available_at)
-    entry = Entry(
+    entry = EventRow(
         seq=0,
         event_id=event_id.hex,
         event_type=event.event_type,
@@ -49,27 +49,29 @@ def new_event(event: Event, event_id: EventId, blob: Blob) -> NewEvent:
     return NewEvent(entry.trimmed(), event.event_id is not None, delay, event.dedupe_key, micros(event.dedupe_seconds))
 
 
-def outcome_row(seq: int, outcome: Outcome, put: Put) -> OutcomeRow:
+def outcome_row(seq: int, outcome: Outcome, put: Put) -> RequestedOutcome:
     match outcome:
         case Published(result=result, keep=keep):
-            return OutcomeRow(seq, "published", result=None if result is None else put(str(seq), result), keep=keep)
+            return RequestedOutcome(
+                seq, "published", result=None if result is None else put(str(seq), result), keep=keep
+            )
         case Retry(error=error, delay_seconds=delay, keep=keep):
-            return OutcomeRow(seq, "retried", storable(error), micros(wait_seconds(delay)), keep=keep)
+            return RequestedOutcome(seq, "retried", storable(error), micros(wait_seconds(delay)), keep=keep)
         case Dead(error=error, keep=keep):
-            return OutcomeRow(seq, "dead", storable(error), keep=keep)
+            return RequestedOutcome(seq, "dead", storable(error), keep=keep)
         case Released():
-            return OutcomeRow(seq, "released")
+            return RequestedOutcome(seq, "released")
         case _:
             assert_never(outcome)
 
 
 def settlement(answer: Mapping[str, Sequence[int]]) -> Settlement:
-    return Settlement(**{word: frozenset(seqs) for word, seqs in answer.items()})
+    return Settlement(**{kind: frozenset(seqs) for kind, seqs in answer.items()})
 
 
 def delivery(row: Sequence[Any], get: Get) -> Delivery:
     """Decode a claimed event. Ids and times stay raw: a delivery decodes them on access."""
-    entry = Entry(*row)
+    entry = EventRow(*row)
     return Delivery(
         entry.seq,
         bytes.fromhex(entry.event_id),
@@ -92,7 +94,7 @@ def delivery(row: Sequence[Any], get: Get) -> Delivery:
 
 
 def record(row: Sequence[Any], get: Get) -> Record:
-    entry, holder = Entry(*row[0]), row[1] or (None, None, None)
+    entry, holder = EventRow(*row[0]), row[1] or (None, None, None)
     settled_at = _time(entry.settled_at)
     same = ("partition_key", "priority", "deliveries", "max_attempts", "suspect", "last_error")
     return Record(
@@ -111,11 +113,11 @@ def record(row: Sequence[Any], get: Get) -> Record:
 
 
 def death(row: Sequence[Any]) -> Death:
-    entry = Entry(*row)
+    entry = EventRow(*row)
     return Death(**_shared(entry), died_at=from_micros(entry.settled_at or 0), error=entry.last_error or "")
 
 
-def _shared(entry: Entry, *more: str) -> dict[str, Any]:
+def _shared(entry: EventRow, *more: str) -> dict[str, Any]:
     """Return the fields that a record or death has in common with an entry."""
     same = {name: getattr(entry, name) for name in ("seq", "event_type", "queue", "attempts", "replays", *more)}
     return {**same, "event_id": EventId(UUID(entry.event_id)), "created_at": from_micros(entry.created_at)}
@@ -126,8 +128,8 @@ def _time(at: int | None) -> datetime | None:
 
 
 def history_entry(row: Sequence[Any]) -> HistoryEntry:
-    line = HistoryLine(*row)
-    return HistoryEntry(from_micros(line.at), line.what, line.attempts, line.by, line.detail)
+    step = HistoryRow(*row)
+    return HistoryEntry(from_micros(step.at), step.what, step.attempts, step.by, step.detail)
 
 
 def stats(answer: Mapping[str, Any]) -> Stats:

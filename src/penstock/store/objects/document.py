@@ -52,7 +52,7 @@ def require_own_objects(blobs: Iterable[Blob]) -> None:
 _LIFE = tuple(field.name for field in fields(Life))
 
 
-class HistoryLine(NamedTuple):
+class HistoryRow(NamedTuple):
     """A transition in an event's history."""
 
     at: int
@@ -63,7 +63,7 @@ class HistoryLine(NamedTuple):
     detail: str | None
 
 
-class Entry(NamedTuple):
+class EventRow(NamedTuple):
     """An event in any state. Fields with a default come last: the document leaves them out where they are unset."""
 
     seq: int
@@ -107,10 +107,10 @@ class Entry(NamedTuple):
     def life(self) -> Life:
         return Life(State(self.state), *(getattr(self, name) for name in _LIFE[1:]))
 
-    def living(self, life: Life, line: HistoryLine | None = None, **changes: Any) -> "Entry":
-        """Return the event after a transition, with a line in its history."""
-        if line is not None:
-            changes["history"] = (*self.history, line)
+    def living(self, life: Life, step: HistoryRow | None = None, **changes: Any) -> "EventRow":
+        """Return the event after a transition, with a row in its history."""
+        if step is not None:
+            changes["history"] = (*self.history, step)
         return self._replace(**{name: getattr(life, name) for name in _LIFE}, **changes)
 
     def trimmed(self) -> Sequence[Any]:
@@ -171,7 +171,7 @@ class Document:
         self.version = 0
         self.last_seq = 0
         self.broker: BrokerRow | None = None
-        self.events: dict[int, Entry] = {}
+        self.events: dict[int, EventRow] = {}
         self.leases: dict[str, LeaseRow] = {}
         self.closed: dict[str, int] = {}
         self.windows: dict[tuple[str, str], tuple[str, int]] = {}
@@ -209,7 +209,7 @@ class Document:
 
     # -- events -----------------------------------------------------------------------------------------------
 
-    def put(self, entry: Entry) -> None:
+    def put(self, entry: EventRow) -> None:
         """Add or replace an event."""
         old = self.events.get(entry.seq)
         if old is not None:
@@ -229,7 +229,7 @@ class Document:
         del self.ids[entry.event_id]
         self.changed = True
 
-    def _index(self, entry: Entry) -> None:
+    def _index(self, entry: EventRow) -> None:
         match entry.state:
             case State.PENDING:
                 insort(self.ready.setdefault(entry.queue, []), _rank(entry))
@@ -241,7 +241,7 @@ class Document:
                 self.published[entry.seq] = None
                 self.published_size += entry.weight
 
-    def _unindex(self, entry: Entry) -> None:
+    def _unindex(self, entry: EventRow) -> None:
         match entry.state:
             case State.PENDING:
                 ranks = self.ready[entry.queue]
@@ -257,7 +257,7 @@ class Document:
                 del self.published[entry.seq]
                 self.published_size -= entry.weight
 
-    def under(self, lease_id: str) -> list[Entry]:
+    def under(self, lease_id: str) -> list[EventRow]:
         """Return the events that are claimed under a lease."""
         return [self.events[seq] for seq, holder in self.claimed.items() if holder == lease_id]
 
@@ -267,7 +267,7 @@ class Document:
         document = {
             "penstock": FORMAT,
             **{name: getattr(self, name) for name in _PLAIN},
-            "columns": {"events": Entry._fields, "leases": LeaseRow._fields, "history": HistoryLine._fields},
+            "columns": {"events": EventRow._fields, "leases": LeaseRow._fields, "history": HistoryRow._fields},
             "leases": list(self.leases.values()),
             "windows": [(*key, *value) for key, value in self.windows.items()],
             "relays": list(self.relays.values()),
@@ -302,7 +302,7 @@ class Document:
         self.relays = {row[0]: RelayRow(*row) for row in read["relays"]}
         self.sessions = {name: SessionRow(*row) for name, row in self.sessions.items()}
         for row in read["events"]:
-            self.put(Entry(*row))
+            self.put(EventRow(*row))
         # In the order in which they were settled, which is the order in which they are deleted.
         self.published = dict.fromkeys(sorted(self.published, key=lambda seq: self.events[seq].settled_at or 0))
 
@@ -310,5 +310,5 @@ class Document:
 _PLAIN = ("version", "last_seq", "broker", "closed", "paused", "sessions", "purged")
 
 
-def _rank(entry: Entry) -> tuple[int, int, int]:
+def _rank(entry: EventRow) -> tuple[int, int, int]:
     return -entry.priority, entry.available_at, entry.seq

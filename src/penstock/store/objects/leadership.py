@@ -15,7 +15,7 @@ from penstock.config.extras import needs_extra
 from penstock.model.errors import StoreUnavailable
 from penstock.store.objects.address import Address
 from penstock.store.objects.bucket import Bucket
-from penstock.store.objects.client import Session, Unreachable
+from penstock.store.objects.client import ClientSession, Unreachable
 from penstock.store.objects.document import BrokerRow
 from penstock.store.objects.group_commit import Committer, Micros, NotTheBroker, Request, lives, load
 from penstock.store.objects.operations import QUERIES
@@ -35,7 +35,7 @@ class Runtime:
         self._bucket = bucket
         self._micros = micros
         self._lock = threading.Lock()
-        self._sessions: list[Session] = []
+        self._sessions: list[ClientSession] = []
         self._broker: BrokerRow | None = None
         """The broker of the last request that went to another process."""
         self._candidate: Candidate | None = None
@@ -54,7 +54,7 @@ class Runtime:
 
     def _execute(self, operation: str, args: Mapping[str, Any], *, reads: bool) -> Any:
         with self._lock:
-            session = self._sessions.pop() if self._sessions else Session()
+            session = self._sessions.pop() if self._sessions else ClientSession()
         session.number += not reads
         deadline = time.monotonic() + self._address.wait_seconds
         request = Request(operation, args, session.session_id, session.number, deadline)
@@ -64,7 +64,7 @@ class Runtime:
             with self._lock:
                 self._sessions.append(session)
 
-    def _until_answered(self, request: Request, session: Session, *, reads: bool) -> Any:
+    def _until_answered(self, request: Request, session: ClientSession, *, reads: bool) -> Any:
         pause, seen = FIRST_PAUSE, "there is no broker"
         while True:
             try:
@@ -82,7 +82,7 @@ class Runtime:
             time.sleep(pause)
             pause = min(pause * 1.5, LONGEST_PAUSE)
 
-    def _ask(self, request: Request, session: Session, *, reads: bool) -> Any:
+    def _ask(self, request: Request, session: ClientSession, *, reads: bool) -> Any:
         committer = self.committer
         if committer is None or not committer.leads:
             broker = self._broker or self._find(reads=reads)

@@ -25,8 +25,8 @@ from penstock.store.api import (
     REAP_BATCH,
     Capabilities,
     Committed,
-    Part,
     Progress,
+    StagedPart,
     StoreOptions,
     Upgrade,
     require_staging,
@@ -155,7 +155,7 @@ class ObjectStore:
     def ready(self, queue: str, *, types: Sequence[str] | None = None) -> bool:
         return bool(self._query("ready", queue=queue, types=None if types is None else list(types)))
 
-    def look_at_all(self) -> None:
+    def scan_everything(self) -> None:
         """Do nothing: every claim considers all events of its queue."""
 
     def extend(self, leases: Sequence[Lease]) -> list[Lease]:
@@ -239,20 +239,20 @@ class ObjectStore:
             progress(total)
         return total
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         self._change("tend")
         if time.monotonic() - self._swept > SWEEP_SECONDS:
             self._swept = time.monotonic()
             sweep(self.bucket)
 
-    def beat(self, relay: Relay, *, stopping: bool = False) -> bool:
+    def announce(self, relay: Relay, *, stopping: bool = False) -> bool:
         fields = {"queue": relay.queue, "destination": relay.destination, "host": relay.host}
         return bool(self._change("beat", relay_id=relay.relay_id.hex, **fields, stopping=stopping))
 
-    def stopping(self, relay_id: UUID) -> bool:
+    def asked_to_stop(self, relay_id: UUID) -> bool:
         return bool(self._query("stopping", relay_id=relay_id.hex))
 
-    def forget(self, relay_id: UUID) -> None:
+    def withdraw(self, relay_id: UUID) -> None:
         self._change("forget", relay_id=relay_id.hex)
 
     # -- queries ----------------------------------------------------------------------------------------------
@@ -314,7 +314,7 @@ class ObjectStore:
     def limit(self, queue: str, max_claimed: int | None) -> None:  # noqa: ARG002
         self._unsupported("can't limit the claimed events of a queue")
 
-    def stage(self, part: Part, events: Sequence[Event], *, start: int = 0) -> int:  # noqa: ARG002
+    def stage(self, part: StagedPart, events: Sequence[Event], *, start: int = 0) -> int:  # noqa: ARG002
         require_staging(self.url, self.capabilities)
         return start
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from penstock.model.event import Delivery, decode_moment
+from penstock.model.event import Delivery, decode_time
 from penstock.store.sql.dialect import AVAILABLE_AT, PRIORITY
 
 ALWAYS = datetime(1, 1, 1, tzinfo=UTC)
@@ -20,7 +20,7 @@ _priority = itemgetter(PRIORITY)
 _ordering_key = attrgetter("ordering_key")
 
 
-class Floor:
+class ScanFloor:
     """Where a claim starts to look. Deleted rows stay in the index until nobody's snapshot needs them, and they gather
     at its front; starting behind them keeps a claim fast. Every few seconds a claim looks at everything, for
     what came back with an older time or was committed late."""
@@ -49,20 +49,20 @@ class Floor:
             self._lowest, self._value = None, at - FLOOR_MARGIN
         elif self._lowest is None or min(map(_priority, rows)) <= self._lowest:
             oldest: Any = min(map(_available_at, rows))
-            self._value = min(at - FLOOR_MARGIN, decode_moment(oldest))
+            self._value = min(at - FLOOR_MARGIN, decode_time(oldest))
 
     def forget(self) -> None:
         self._value = None
 
 
-class Lines:
-    """How long the lines of a queue's ordering keys have been: so that a claim takes about as many keys as it can
+class KeyQueueLength:
+    """How many events a queue's ordering keys have had waiting: so that a claim takes about as many keys as it can
     use, and not a thousand of which it must give back all but ten."""
 
     def __init__(self) -> None:
         self._length = 1.0
 
-    def wanted(self, limit: int) -> int:
+    def key_limit(self, limit: int) -> int:
         return max(1, min(limit, int(limit / self._length * 1.25) + 1))
 
     def learn(self, rows: Sequence[Delivery]) -> None:

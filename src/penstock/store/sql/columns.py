@@ -9,6 +9,23 @@ UNSETTLED = {State.PENDING: "penstock_pending", State.CLAIMED: "penstock_claimed
 
 CHANGED_BY = "(SELECT claimant FROM penstock_leases WHERE lease_id = :lease_id)"
 
+# What becomes of the columns of an event that begins anew, and of one that is to be tried again.
+FRESH = {
+    "attempts": "0",
+    "deliveries": "0",
+    "replays": "0",
+    "suspect": "0",
+    "available_at": "{now}",
+    "last_error": "NULL",
+}
+REPLAYED = FRESH | {"replays": "replays + 1"}
+RETRIED = {
+    "ordering_key": "CASE WHEN NOT :skip THEN ordering_key END",
+    "attempts": "attempts + 1",
+    "suspect": "0",
+    "last_error": "error",
+}
+
 # In the order of `Delivery`, from a changing row and its event `e`.
 DELIVERY = (
     "{row}.seq, coalesce(e.origin, e.event_id), e.event_type, {row}.queue, e.payload, e.headers, e.partition_key, "

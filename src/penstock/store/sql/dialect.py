@@ -1,40 +1,45 @@
-"""What a SQL backend supplies: connections, and moves that are each one set-based step. It also holds how a transaction
-is run, tried again and its errors told; which moves make up a verb is `penstock.store.sql.store`'s matter."""
+"""What a SQL backend supplies: connections, and steps that are each set-based. It also holds how a transaction
+is run, tried again and its errors told; which steps make up a verb is `penstock.store.sql.store`'s matter."""
 
 import random
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from functools import wraps
 from math import inf
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 
 from penstock.config.urls import mask_url
-from penstock.model.errors import PenstockError, StoreConflict, StoreUnavailable, UsageError
+from penstock.model.errors import NotInitialised, PenstockError, StoreConflict, StoreUnavailable, UsageError
 from penstock.model.event import Delivery, Event, EventId
 from penstock.model.lease import Lease, LeaseId, Token
+from penstock.model.lifecycle import State
 from penstock.model.times import Clock
-from penstock.store.api import Capabilities, StoreOptions
+from penstock.store.api import Capabilities, Progress, StoreOptions
+from penstock.store.sql import upserts
 from penstock.store.sql.outcome_rows import OutcomeRow, RouteRow
-from penstock.store.sql.pool import Generations
+from penstock.store.sql.pool import PoolGenerations
 from penstock.store.sql.transaction import Transaction
 
+Row = Any
 Result = TypeVar("Result")
+Given = ParamSpec("Given")
 
 CONFLICT_TRIES = 8
-LINE_LIMIT = 100
+KEY_QUEUE_LIMIT = 100
+CLOCK = "SELECT {now}"
 # Where a delivery keeps what claims are sorted by: compared raw, without decoding every time.
 SEQ, PRIORITY, AVAILABLE_AT = map(Delivery._fields.index, ("seq", "priority", "available_at"))
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ClaimRequest:
     """What one claim asks for."""
 
     lease: Lease
@@ -49,18 +54,63 @@ class Wanted:
             "queue": self.lease.queue,
             "types": None if self.types is None else list(self.types),
             "limit": self.limit,
-            "line_limit": min(self.limit, LINE_LIMIT),
+            "key_queue_limit": min(self.limit, KEY_QUEUE_LIMIT),
             "room": room,
             "alone": room == self.limit,
         }
 
 
-class Moves(ABC):
+class Steps(Protocol):
+    """What differs from database to database: a connection, and steps that are each set-based."""
+
+    def _create_engine(self, url: str) -> Engine: ...
+    def _begin(self, *, write: bool = True) -> AbstractContextManager[Transaction]: ...
+    def _transaction(self, connection: Any, cursor: Any) -> Transaction: ...
+    def _driver_errors(self) -> tuple[type[BaseException], ...]: ...
+    def _translate(self, error: BaseException) -> PenstockError | None: ...
+    def _time(self, raw: Any) -> datetime: ...
+    def _append(self, cursor: Any, events: Sequence[Event]) -> list[EventId]: ...
+    def _take_ready(self, tx: Transaction, wanted: ClaimRequest, room: int) -> list[Delivery]: ...
+    def _take_keyed(self, tx: Transaction, wanted: ClaimRequest, room: int) -> list[Delivery]: ...
+    def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool: ...
+    def _extend(self, tx: Transaction, leases: Sequence[Lease], max_age: float) -> set[tuple[LeaseId, Token]]: ...
+    def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> frozenset[int]: ...
+    def _apply(
+        self, tx: Transaction, lease_id: LeaseId, rows: list[OutcomeRow], max_attempts: int, skip: bool
+    ) -> list[Any]: ...
+    def _route(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> frozenset[int]: ...
+    def _hold_keys_of(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> None: ...
+    def _release(self, tx: Transaction, lease_id: LeaseId) -> int: ...
+    def _release_behind(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> None: ...
+    def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId], *, served: bool = True) -> None: ...
+    def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None: ...
+    def _reap(self, tx: Transaction, limit: int) -> tuple[list[LeaseId], int]: ...
+    def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int: ...
+    def _purge(self, tx: Transaction, seqs: list[int]) -> int: ...
+
+    def _forget_scan_floor(self) -> None:
+        """Events may have become pending with an older time: a backend that bounds its claims looks at all again."""
+
+    def _oldest_snapshot_seconds(self, tx: Transaction) -> float | None:
+        """The age of the oldest snapshot that holds up vacuum, where a backend has such a thing."""
+
+    def _heads(self, tx: Transaction, prefix: str, queues: list[str] | None) -> list[Any]:
+        """Rows of (queue, priority, time, seq)."""
+
+    def _archive_as_dead(self, tx: Transaction, state: State, seqs: list[int], reason: str, by: str) -> int:
+        """Move those that still are pending, or claimed, to the archive, under no lease: a claimant has lost them."""
+
+    def _wake_keys(self, tx: Transaction, keys: Sequence[tuple[str, str]]) -> None:
+        """Let these keys, (queue, ordering key), be looked at now: their events change."""
+
+
+class Dialect(Steps):
     """The half of a SQL store that differs from database to database."""
 
     capabilities: Capabilities
     statements: ModuleType
     maintenance: ModuleType
+    upserts: ModuleType = upserts
 
     _conflict_seconds = inf
     """Seconds after which a conflict is not tried again: by then a database that waits for locks itself has waited."""
@@ -75,7 +125,7 @@ class Moves(ABC):
             # Nothing of it is shown: where it can't be read, nobody knows what in it is the password.
             example = "postgresql://user:password@host:5432/database or sqlite:///penstock.db"
             raise UsageError(f"the store's URL can't be read; one looks like {example}") from None
-        self._connections = Generations(self.engine)
+        self._connections = PoolGenerations(self.engine)
 
     # -- transactions -----------------------------------------------------------------------------------------
 
@@ -96,6 +146,20 @@ class Moves(ABC):
         """Like `_transact`, for work that only reads and so needn't wait for a writer."""
         with self._translated(), self._begin(write=False) as tx:
             return look(tx)
+
+    def _in_batches(
+        self, choose: Callable[[Transaction, int], Sequence[Row]], move: Callable[[Transaction, Sequence[Row]], int]
+    ) -> Iterator[int]:
+        """Move the chosen rows by seq, a transaction a batch: an interruption loses nothing. Yield the counts."""
+        after: int | None = 0
+        while after is not None:
+
+            def work(tx: Transaction, start: int = after) -> tuple[int, int | None]:
+                rows = choose(tx, start)
+                return (move(tx, rows), rows[-1].seq) if rows else (0, None)
+
+            count, after = self._transact(work)
+            yield count
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -118,60 +182,32 @@ class Moves(ABC):
                 self._connections.renew(generation)
             raise translated from error
 
-    # -- what a backend supplies ------------------------------------------------------------------------------
+    def _cause(self, error: BaseException) -> BaseException | None:
+        """Return the driver's own error."""
+        return error.orig if isinstance(error, DBAPIError) else error
 
-    @abstractmethod
-    def _create_engine(self, url: str) -> Engine: ...
-    @abstractmethod
-    @contextmanager
-    def _begin(self, *, write: bool = True) -> Iterator[Transaction]: ...
-    @abstractmethod
-    def _transaction(self, connection: Any, cursor: Any) -> Transaction: ...
-    @abstractmethod
-    def _driver_errors(self) -> tuple[type[BaseException], ...]: ...
-    @abstractmethod
-    def _translate(self, error: BaseException) -> PenstockError | None: ...
-    @abstractmethod
-    def _moment(self, raw: Any) -> datetime: ...
-    @abstractmethod
-    def _append(self, cursor: Any, events: Sequence[Event]) -> list[EventId]: ...
-    @abstractmethod
-    def _take_ready(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]: ...
-    @abstractmethod
-    def _take_keyed(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]: ...
-    @abstractmethod
-    def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool: ...
-    @abstractmethod
-    def _extend(self, tx: Transaction, leases: Sequence[Lease], max_age: float) -> set[tuple[LeaseId, Token]]: ...
-    @abstractmethod
-    def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> frozenset[int]: ...
-    @abstractmethod
-    def _apply(
-        self, tx: Transaction, lease_id: LeaseId, rows: list[OutcomeRow], max_attempts: int, skip: bool
-    ) -> list[Any]: ...
-    @abstractmethod
-    def _route(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> frozenset[int]: ...
-    @abstractmethod
-    def _hold_lines(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> None: ...
-    @abstractmethod
-    def _release(self, tx: Transaction, lease_id: LeaseId) -> int: ...
-    @abstractmethod
-    def _release_behind(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> None: ...
-    @abstractmethod
-    def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId], *, served: bool = True) -> None: ...
-    @abstractmethod
-    def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None: ...
-    @abstractmethod
-    def _reap(self, tx: Transaction, limit: int) -> tuple[list[LeaseId], int]: ...
-    @abstractmethod
-    def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int: ...
-    @abstractmethod
-    def _purge(self, tx: Transaction, seqs: list[int]) -> int: ...
+    def _not_initialised(self) -> NotInitialised:
+        return NotInitialised(f"the tables of {self.url} are missing or old; run: penstock init --store {self.url}")
 
-    @abstractmethod
-    def _came_back(self) -> None:
-        """Events may have become pending with an older time: a backend that bounds its claims looks at all again."""
+    def _conflict(self) -> StoreConflict:
+        return StoreConflict(f"concurrent work on {self.url} kept winning; try again")
 
-    @abstractmethod
-    def _oldest_snapshot_seconds(self, tx: Transaction) -> float | None:
-        """The age of the oldest snapshot that holds up vacuum, where a backend has such a thing."""
+
+def reading(query: Callable[Concatenate[Connection, Given], Result]) -> Callable[Concatenate[Dialect, Given], Result]:
+    """Return a method that runs a query in a transaction of its own."""
+
+    @wraps(query)
+    def method(self: Dialect, /, *given: Given.args, **named: Given.kwargs) -> Result:
+        return self._look(lambda tx: query(tx.connection, *given, **named))
+
+    return method
+
+
+def total_of(counts: Iterable[int], progress: Progress | None) -> int:
+    """Return the sum of the counts, and report each sum on the way to `progress`."""
+    total = 0
+    for count in counts:
+        total += count
+        if progress is not None:
+            progress(total)
+    return total

@@ -1,5 +1,5 @@
-"""Moves in plain steps, for databases without statements that change and return rows at once: choose, insert, delete,
-read. What SQLite and MySQL share; each says how it chooses."""
+"""Claims and upkeep in plain steps: choose, insert, delete, read. For databases without statements that change and
+return rows at once: what SQLite and MySQL share; each says how it chooses."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,22 +8,23 @@ from typing import Any
 from penstock.model.event import Delivery
 from penstock.model.lease import LeaseId
 from penstock.model.lifecycle import fitting
-from penstock.store.sql.dialect import Wanted
+from penstock.store.sql.dialect import ClaimRequest
 from penstock.store.sql.store import SqlStore
 from penstock.store.sql.transaction import Transaction
+
+PAUSED = "SELECT EXISTS (SELECT 1 FROM penstock_queues WHERE queue = :queue AND paused_at IS NOT NULL)"
 
 
 class StepwiseStore(SqlStore):
     """A SQL store whose every move is some statements after each other, in one transaction."""
 
-    def _move(self, tx: Transaction, wanted: Wanted, chosen: list[tuple[int, int]], room: int) -> list[Delivery]:
+    def _move(self, tx: Transaction, request: ClaimRequest, chosen: list[tuple[int, int]], room: int) -> list[Delivery]:
         """Claim as many of the chosen (seq, suspect) as fit: the pure core decides how many that are."""
-        count = fitting((suspect for _, suspect in chosen), wanted.limit, taken=wanted.limit - room)
+        count = fitting((suspect for _, suspect in chosen), request.limit, taken=request.limit - room)
         seqs = [seq for seq, _ in chosen[:count]]
         if not seqs:
             return []
-        for statement in self.statements.TAKE:
-            tx.run(statement, lease_id=wanted.lease.lease_id, seqs=seqs)
+        tx.run_all(self.statements.TAKE, lease_id=request.lease.lease_id, seqs=seqs)
         return tx.deliveries(self.statements.READ_TAKEN, seqs=seqs)
 
     def _of_types(self, statement: str, types: Sequence[str] | None) -> str:
@@ -40,18 +41,14 @@ class StepwiseStore(SqlStore):
         return dead, [seq for seq, _ in alive[stay:]], [seq for seq, _ in alive[:stay]]
 
     def _release(self, tx: Transaction, lease_id: LeaseId) -> int:
-        counts = [tx.run(statement, lease_id=lease_id) for statement in self.statements.RELEASE]
-        return counts[-1]
+        return tx.run_all(self.statements.RELEASE, lease_id=lease_id)
 
     def _purge(self, tx: Transaction, seqs: list[int]) -> int:
-        counts = [tx.run(statement, seqs=seqs) for statement in self.maintenance.PURGE]
-        return counts[-1]
+        return tx.run_all(self.maintenance.PURGE, seqs=seqs)
 
     def _heads(self, tx: Transaction, prefix: str, queues: list[str] | None) -> list[Any]:
         names = self._queues(tx) if queues is None else queues
-        wanted = [
-            name for name in names if name.startswith(prefix) and not tx.scalar(self.maintenance.PAUSED, queue=name)
-        ]
+        wanted = [name for name in names if name.startswith(prefix) and not tx.scalar(PAUSED, queue=name)]
         return [row for name in wanted for row in self._heads_of(tx, name)]
 
     def _heads_of(self, tx: Transaction, queue: str) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from sqlalchemy.exc import DisconnectionError
 GENERATION = "penstock_generation"
 
 
-class Generations:
+class PoolGenerations:
     """After `renew`, connections from before it are closed and opened anew when they are next asked for.
 
     Throwing the pool away would do it, too, but for those that other threads have in hand: they would come back to a

@@ -27,7 +27,7 @@ from sqlalchemy.types import Boolean, DateTime, Double, Float, TypeDecorator, Ty
 from penstock.model.times import from_micros, to_micros
 
 
-class Moment(TypeDecorator[datetime]):
+class UtcTime(TypeDecorator[datetime]):
     """A point in time with its zone. SQLite has no such type: there it is microseconds since 1970, as a number,
     because numbers compare and add up where its date strings do neither. Nor has MySQL: there it is in UTC."""
 
@@ -53,8 +53,8 @@ class Moment(TypeDecorator[datetime]):
             case "sqlite":
                 return from_micros(value)
             case "mysql":
-                moment: datetime = value.replace(tzinfo=UTC)
-                return moment
+                time: datetime = value.replace(tzinfo=UTC)
+                return time
             case _:
                 return value.astimezone(UTC)  # type: ignore[no-any-return]
 
@@ -83,19 +83,20 @@ Headers = JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_null=Tru
 Id = Uuid().with_variant(Uuid(native_uuid=False), "sqlite").with_variant(BinaryId(), "mysql")
 
 
+def columns(kind: Any, *names: str) -> list[Column[Any]]:
+    """Return columns of one type."""
+    return [Column(name, kind) for name in names]
+
+
 def _changing() -> list[Column[Any]]:
     """The columns that travel with an event from state to state."""
     return [
         Column("seq", BigInteger),
-        Column("queue", Text),
-        Column("ordering_key", Text),
+        *columns(Text, "queue", "ordering_key"),
         Column("priority", SmallInteger),
-        Column("attempts", Integer),
-        Column("deliveries", Integer),
-        Column("max_attempts", Integer),
-        Column("replays", Integer),
+        *columns(Integer, "attempts", "deliveries", "max_attempts", "replays"),
         Column("suspect", SmallInteger),
-        Column("available_at", Moment),
+        Column("available_at", UtcTime),
         Column("last_error", Text),
     ]
 
@@ -110,9 +111,8 @@ events = Table(
     Column("event_type", Text),
     Column("payload", LargeBinary),
     Column("headers", Headers),
-    Column("partition_key", Text),
-    Column("ordering_key", Text),
-    Column("created_at", Moment),
+    *columns(Text, "partition_key", "ordering_key"),
+    Column("created_at", UtcTime),
     Column("origin", Id),
 )
 
@@ -125,7 +125,7 @@ archive = Table(
     metadata,
     *_changing(),
     Column("state", Text),
-    Column("settled_at", Moment),
+    Column("settled_at", UtcTime),
     Column("lease_id", Id),
 )
 
@@ -133,40 +133,32 @@ leases = Table(
     "penstock_leases",
     metadata,
     Column("lease_id", Id),
-    Column("queue", Text),
-    Column("claimant", Text),
+    *columns(Text, "queue", "claimant"),
     Column("token", Id),
     Column("claims", Integer),
     Column("moved", Boolean),
     Column("max_attempts", Integer),
-    Column("claimed_at", Moment),
-    Column("expires_at", Moment),
-    Column("closed_at", Moment),
+    *columns(UtcTime, "claimed_at", "expires_at", "closed_at"),
 )
 
 # Every transition but the plain good way: the timeline, and the audit trail.
 history = Table(
     "penstock_history",
     metadata,
-    Column("id", BigInteger),
-    Column("seq", BigInteger),
-    Column("at", Moment),
+    *columns(BigInteger, "id", "seq"),
+    Column("at", UtcTime),
     Column("what", Text),
     Column("attempts", Integer),
     Column("lease_id", Id),
-    Column("by", Text),
-    Column("detail", Text),
+    *columns(Text, "by", "detail"),
 )
 
 relays = Table(
     "penstock_relays",
     metadata,
     Column("relay_id", Id),
-    Column("queue", Text),
-    Column("destination", Text),
-    Column("host", Text),
-    Column("started_at", Moment),
-    Column("seen_at", Moment),
+    *columns(Text, "queue", "destination", "host"),
+    *columns(UtcTime, "started_at", "seen_at"),
     Column("stopping", Boolean),
 )
 
@@ -180,19 +172,17 @@ staged = Table(
     Column("part_id", Id),
     Column("number", BigInteger),
     Column("event_id", Id),
-    Column("event_type", Text),
-    Column("queue", Text),
+    *columns(Text, "event_type", "queue"),
     Column("payload", LargeBinary),
     Column("headers", Headers),
-    Column("partition_key", Text),
-    Column("ordering_key", Text),
+    *columns(Text, "partition_key", "ordering_key"),
     Column("priority", SmallInteger),
     Column("max_attempts", Integer),
-    Column("available_at", Moment),
+    Column("available_at", UtcTime),
     Column("delay_seconds", Double),
     Column("dedupe_key", Text),
     Column("dedupe_seconds", Double),
-    Column("staged_at", Moment),
+    Column("staged_at", UtcTime),
 )
 
 # Queues that somebody has paused or limited.
@@ -200,7 +190,7 @@ queues = Table(
     "penstock_queues",
     metadata,
     Column("queue", Text),
-    Column("paused_at", Moment),
+    Column("paused_at", UtcTime),
     Column("paused_by", Text),
     Column("max_claimed", Integer),
     Column("purged", BigInteger),
@@ -211,9 +201,8 @@ notes = Table(
     "penstock_notes",
     metadata,
     Column("seq", BigInteger),
-    Column("progress", LargeBinary),
-    Column("result", LargeBinary),
-    Column("noted_at", Moment),
+    *columns(LargeBinary, "progress", "result"),
+    Column("noted_at", UtcTime),
 )
 
 # The view that shows an event as one row. Inserting into it emits: the way in for async sessions and plain SQL.
@@ -222,28 +211,17 @@ outbox = Table(
     metadata,
     Column("seq", BigInteger),
     Column("event_id", Id),
-    Column("event_type", Text),
-    Column("queue", Text),
-    Column("state", Text),
+    *columns(Text, "event_type", "queue", "state"),
     Column("payload", LargeBinary),
     Column("headers", Headers),
-    Column("partition_key", Text),
-    Column("ordering_key", Text),
+    *columns(Text, "partition_key", "ordering_key"),
     Column("priority", SmallInteger),
-    Column("attempts", Integer),
-    Column("deliveries", Integer),
-    Column("max_attempts", Integer),
-    Column("replays", Integer),
+    *columns(Integer, "attempts", "deliveries", "max_attempts", "replays"),
     Column("suspect", SmallInteger),
     Column("last_error", Text),
-    Column("created_at", Moment),
-    Column("available_at", Moment),
-    Column("claimed_at", Moment),
+    *columns(UtcTime, "created_at", "available_at", "claimed_at"),
     Column("claimed_by", Text),
-    Column("lease_expires_at", Moment),
-    Column("published_at", Moment),
-    Column("settled_at", Moment),
+    *columns(UtcTime, "lease_expires_at", "published_at", "settled_at"),
     Column("dedupe_key", Text),
-    Column("dedupe_seconds", Float),
-    Column("delay_seconds", Float),
+    *columns(Float, "dedupe_seconds", "delay_seconds"),
 )

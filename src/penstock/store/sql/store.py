@@ -1,20 +1,19 @@
-"""The verbs, as every SQL backend carries them out. A backend supplies the moves, each one set-based; this module
+"""The verbs, as every SQL backend carries them out. A backend supplies the steps, each one set-based; this module
 says in which order they happen, inside which transaction, and what a caller is told."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from operator import attrgetter, itemgetter
+from typing import Any
 from uuid import uuid4
 
 import uuid_utils.compat as uuid7
 
-from penstock.model.dead_letters import DeathCount, DeathMark, DeathPage
 from penstock.model.errors import UsageError
 from penstock.model.event import Delivery, Event, EventId
 from penstock.model.lease import DEFAULT_LEASE_SECONDS, Claim, Held, Lease, LeaseId, Token
 from penstock.model.lifecycle import DEFAULT_MAX_ATTEMPTS, weight
-from penstock.model.records import HistoryEntry, Page, SettledCount
 from penstock.model.selection import Selection, purgeable
 from penstock.model.stats import Stats
 from penstock.model.times import Clock
@@ -22,20 +21,20 @@ from penstock.store.api import PURGE_BATCH, REAP_BATCH, REPLAY_BATCH, Progress, 
 from penstock.store.event_ids import refuse_twins
 from penstock.store.sql import migrate
 from penstock.store.sql.borrowed import borrowed
-from penstock.store.sql.dialect import AVAILABLE_AT, SEQ, Wanted
+from penstock.store.sql.dialect import AVAILABLE_AT, CLOCK, SEQ, ClaimRequest, Row, reading, total_of
 from penstock.store.sql.transaction import Transaction
 from penstock.store.sql.verbs import dead_letters, queries
-from penstock.store.sql.verbs.control import Controlling
-from penstock.store.sql.verbs.presence import Announcing
-from penstock.store.sql.verbs.settle import Settling
-from penstock.store.sql.verbs.staging import Staging
+from penstock.store.sql.verbs.control import ControlVerbs
+from penstock.store.sql.verbs.presence import PresenceVerbs
+from penstock.store.sql.verbs.settle import SettleVerbs
+from penstock.store.sql.verbs.staging import StagingVerbs
 
 UPKEEP_BATCH = 10_000
 LEASE_RETENTION_SECONDS = 86_400.0
 RELAY_RETENTION_SECONDS = 300.0
 
 
-class SqlStore(Settling, Controlling, Staging, Announcing):
+class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs, PresenceVerbs):
     """The shared half of a SQL store. See `penstock.store.api.Store` for what each verb promises."""
 
     def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
@@ -45,7 +44,7 @@ class SqlStore(Settling, Controlling, Staging, Announcing):
     # -- emit -------------------------------------------------------------------------------------------------
 
     def append(self, events: Sequence[Event], *, connection: object | None = None) -> list[EventId]:
-        self._came_back()
+        self._forget_scan_floor()
         if not events:
             return []
         refuse_twins(events)
@@ -71,59 +70,48 @@ class SqlStore(Settling, Controlling, Staging, Announcing):
             raise UsageError("limit, lease_seconds and max_attempts must be greater than 0")
 
         def work(tx: Transaction) -> Claim:
-            token = Token(uuid4())
-            lease = Lease(lease_id or LeaseId(uuid7.uuid7()), token, queue, lease_seconds)
-            return self._claim(tx, lease, limit, claimant, types, max_attempts)
+            lease = Lease(lease_id or LeaseId(uuid7.uuid7()), Token(uuid4()), queue, lease_seconds)
+            opened = self._open_lease(tx, lease, claimant, max_attempts)
+            return self._claim(tx, lease, opened, limit, types)
 
         return self._transact(work)
 
-    def _claim(
-        self,
-        tx: Transaction,
-        lease: Lease,
-        limit: int,
-        claimant: str,
-        types: Sequence[str] | None,
-        max_attempts: int,
-    ) -> Claim:
-        repeats, moved, closed_at, lease_attempts, opened_at, control = tx.row(
-            self.statements.OPEN_LEASE,
-            lease_id=lease.lease_id,
-            queue=lease.queue,
-            claimant=claimant,
-            token=lease.token,
-            lease_seconds=lease.lease_seconds,
-            max_attempts=max_attempts,
-        )
+    def _open_lease(self, tx: Transaction, lease: Lease, claimant: str, max_attempts: int) -> Any:
+        given = {"lease_id": lease.lease_id, "token": lease.token, "queue": lease.queue}
+        given |= {"lease_seconds": lease.lease_seconds, "claimant": claimant, "max_attempts": max_attempts}
+        return tx.row(self.statements.OPEN_LEASE, **given)
+
+    def _claim(self, tx: Transaction, lease: Lease, opened: Any, limit: int, types: Sequence[str] | None) -> Claim:
+        repeats, new_claimant, closed_at, lease_attempts, opened_at, control = opened
         if closed_at is not None:
             return Claim(lease, (), repeated=True)
         if repeats:
-            if moved:
-                self._came_back()
+            if new_claimant:
+                self._forget_scan_floor()
                 self._count_lost(tx, lease.lease_id, limit, lease_attempts)
                 self._free_keys(tx, [lease.lease_id])
             events = tx.deliveries(self.statements.READ_CLAIMED, lease_id=lease.lease_id)
         else:
             room = self._allowed(tx, lease.queue, limit, control)
-            events = self._take(tx, Wanted(lease, types, self._moment(opened_at), room), room) if room else []
+            events = self._take(tx, ClaimRequest(lease, types, self._time(opened_at), room), room) if room else []
         if not events:
             tx.run(self.statements.CLOSE_LEASE, lease_id=lease.lease_id)
-        return Claim(lease, _in_turn(events), repeated=bool(repeats))
+        return Claim(lease, _in_delivery_order(events), repeated=bool(repeats))
 
-    def _take(self, tx: Transaction, wanted: Wanted, limit: int) -> list[Delivery]:
+    def _take(self, tx: Transaction, request: ClaimRequest, limit: int) -> list[Delivery]:
         """Events with a key and events without one, each first every other time: neither can starve the other."""
         self._keyed_first = not self._keyed_first
         takers = (self._take_keyed, self._take_ready)
         first, second = takers if self._keyed_first else reversed(takers)
-        events = first(tx, wanted, limit)
+        events = first(tx, request, limit)
         if len(events) < limit:
             room = limit - sum(weight(event.suspect, limit) for event in events)
-            events += second(tx, wanted, room) if room > 0 else []
+            events += second(tx, request, room) if room > 0 else []
         return events
 
-    def look_at_all(self) -> None:
+    def scan_everything(self) -> None:
         """Make the next claim and probe look at everything, and not only where something new is to be expected."""
-        self._came_back()
+        self._forget_scan_floor()
 
     def ready(self, queue: str, *, types: Sequence[str] | None = None) -> bool:
         return self._look(lambda tx: self._ready(tx, queue, types))
@@ -142,7 +130,7 @@ class SqlStore(Settling, Controlling, Staging, Announcing):
     # -- beside the flow --------------------------------------------------------------------------------------
 
     def reap(self, *, limit: int = REAP_BATCH) -> int:
-        self._came_back()
+        self._forget_scan_floor()
 
         def work(tx: Transaction) -> int:
             lease_ids, count = self._reap(tx, limit)
@@ -158,8 +146,8 @@ class SqlStore(Settling, Controlling, Staging, Announcing):
         selection.require("replay")
         if dry_run:
             return self._look(lambda tx: queries.count_settled(tx.connection, selection))
-        self._came_back()
-        return self._in_batches(selection, REPLAY_BATCH, lambda tx, seqs: self._replay(tx, seqs, by), progress)
+        self._forget_scan_floor()
+        return self._settled_in_batches(selection, REPLAY_BATCH, lambda tx, seqs: self._replay(tx, seqs, by), progress)
 
     def purge(
         self,
@@ -173,42 +161,31 @@ class SqlStore(Settling, Controlling, Staging, Announcing):
         chosen = purgeable(selection)
         if dry_run:
             return self._look(lambda tx: queries.count_settled(tx.connection, chosen))
-        return self._in_batches(chosen, batch, self._purge_and_count, progress)
+        return self._settled_in_batches(chosen, batch, self._purge_and_count, progress)
 
     def _purge_and_count(self, tx: Transaction, seqs: list[int]) -> int:
         """How many published events a queue has ever had is still known when they are gone."""
         published = queries.published_by_queue(tx.connection, seqs)
         purged = self._purge(tx, seqs)
         for queue in sorted(published):
-            tx.run(self.maintenance.COUNT_PURGED, queue=queue, count=published[queue])
+            tx.run(self.upserts.COUNT_PURGED, queue=queue, count=published[queue])
         return purged
 
-    def _in_batches(
+    def _settled_in_batches(
         self,
         selection: Selection,
         batch: int,
         move: Callable[[Transaction, list[int]], int],
-        progress: Progress | None = None,
+        progress: Progress | None,
     ) -> int:
-        """Go through the settled events by seq, a transaction a batch: an interruption loses nothing."""
-        total, after = 0, 0
         until = self._look(lambda tx: queries.last_seq(tx.connection))
-        while True:
-            start = after
 
-            def work(tx: Transaction, start: int = start) -> tuple[int, int | None]:
-                seqs = queries.settled_seqs(tx.connection, selection, after=start, until=until, limit=batch)
-                return (move(tx, seqs), seqs[-1]) if seqs else (0, None)
+        def choose(tx: Transaction, after: int) -> Sequence[Row]:
+            return queries.settled(tx.connection, selection, after=after, until=until, limit=batch)
 
-            moved, last = self._transact(work)
-            total += moved
-            if progress is not None:
-                progress(total)
-            if last is None:
-                return total
-            after = last
+        return total_of(self._in_batches(choose, lambda tx, rows: move(tx, [row.seq for row in rows])), progress)
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Delete closed leases, dedupe windows, relays and staged rows that have outlived their retention."""
         drops = (
             (self.maintenance.DROP_OLD_LEASES, {"seconds": LEASE_RETENTION_SECONDS, "limit": UPKEEP_BATCH}),
@@ -221,33 +198,18 @@ class SqlStore(Settling, Controlling, Staging, Announcing):
                 pass
         self._drop_old_staged()
 
-    # -- looking ----------------------------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------------------
 
-    def find(self, selection: Selection, *, after: int | None = None, limit: int = 100) -> Page:
-        return self._look(lambda tx: queries.find(tx.connection, selection, after=after, limit=limit))
-
-    def bounds(self) -> tuple[int, int]:
-        """The first and the last seq there are; (1, 0) where there are none."""
-        return self._look(lambda tx: queries.bounds(tx.connection))
-
-    def history(self, event_id: EventId) -> Sequence[HistoryEntry]:
-        return self._look(lambda tx: queries.history(tx.connection, event_id))
-
-    def settled_counts(self, selection: Selection) -> Sequence[SettledCount]:
-        """What a replay of the selection would touch, by state, queue and type, the most first."""
-        return self._look(lambda tx: queries.settled_counts(tx.connection, selection))
-
-    def deaths(self, selection: Selection, *, after: DeathMark | None = None, limit: int = 100) -> DeathPage:
-        return self._look(lambda tx: dead_letters.deaths(tx.connection, selection, after=after, limit=limit))
-
-    def death_counts(self, selection: Selection) -> Sequence[DeathCount]:
-        return self._look(lambda tx: dead_letters.death_counts(tx.connection, selection))
+    find = reading(queries.find)
+    bounds = reading(queries.bounds)
+    history = reading(queries.history)
+    settled_counts = reading(queries.settled_counts)
+    deaths = reading(dead_letters.deaths)
+    death_counts = reading(dead_letters.death_counts)
 
     def stats(self) -> Stats:
         return self._look(
-            lambda tx: queries.stats(
-                tx.connection, self._moment(tx.scalar(self.maintenance.CLOCK)), self._oldest_snapshot_seconds(tx)
-            )
+            lambda tx: queries.stats(tx.connection, self._time(tx.scalar(CLOCK)), self._oldest_snapshot_seconds(tx))
         )
 
     def initialise(self) -> Upgrade:
@@ -260,7 +222,7 @@ class SqlStore(Settling, Controlling, Staging, Announcing):
 
     def now(self) -> datetime:
         """The time by the store's clock, which is the one that counts."""
-        return self._look(lambda tx: self._moment(tx.scalar(self.maintenance.CLOCK)))
+        return self._look(lambda tx: self._time(tx.scalar(CLOCK)))
 
     def close(self) -> None:
         self.engine.dispose()
@@ -272,7 +234,7 @@ _priority = attrgetter("priority")
 _ordering_key = attrgetter("ordering_key")
 
 
-def _in_turn(events: list[Delivery]) -> list[Delivery]:
+def _in_delivery_order(events: list[Delivery]) -> list[Delivery]:
     """By priority, then time; events of an ordering key strictly as they were emitted."""
     keyed: list[Delivery] = []
     if any(map(_ordering_key, events)):

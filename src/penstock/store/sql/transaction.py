@@ -5,7 +5,7 @@ rows a second.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -49,6 +49,13 @@ class Transaction:
         """Execute; returns the number of rows touched."""
         self._execute(self._cursor, statement, parameters)
         return int(self._cursor.rowcount)
+
+    def run_all(self, statements: Iterable[str], **parameters: Any) -> int:
+        """Execute statements in turn; returns the number of rows that the last one touched."""
+        count = 0
+        for statement in statements:
+            count = self.run(statement, **parameters)
+        return count
 
     def rows(self, statement: str, **parameters: Any) -> list[Any]:
         self._execute(self._cursor, statement, parameters)

@@ -12,36 +12,36 @@ such as `lacks = ("ordering", "staging")`; their tests are not collected.
 
 from penstock.testing.stores.claiming import Claiming
 from penstock.testing.stores.deaths import CountingDeaths, ListingDeaths
-from penstock.testing.stores.emitting import Deduplicating, Emitting
+from penstock.testing.stores.emitting import Deduplicating, EmittingEvents
 from penstock.testing.stores.keeping import Purging, Replaying, Tending
-from penstock.testing.stores.leasing import Fencing, Heartbeats, Holding, Releasing, Repeating
-from penstock.testing.stores.looking import Counting, Finding, Relays
+from penstock.testing.stores.leasing import Heartbeats, HeldLeases, Releasing, Repeating, TokenFencing
+from penstock.testing.stores.looking import Counting, FindingEvents, Relays
 from penstock.testing.stores.ordering import Blocking, Ordering, Skipping
 from penstock.testing.stores.reaping import Poison, Reaping
-from penstock.testing.stores.routing import Routing
+from penstock.testing.stores.routing import RoutingEvents
 from penstock.testing.stores.scenario import ManualClock, OpenStore
 from penstock.testing.stores.settling import Dying, Settling, SettlingAgain, Timelines
 from penstock.testing.stores.sql import (
     CallersTransaction,
     DatabaseConnection,
-    Housekeeping,
     NoPlainSql,
     OutboxView,
     PlainSql,
+    StoreMaintenance,
 )
 from penstock.testing.stores.staging import CommittingOnce, DroppingStaged, FindingSeveral, StagedKeys, Staging
-from penstock.testing.stores.steering import Cancelling, Heads, KeepingNothing, Limiting, Noting, Pausing
+from penstock.testing.stores.steering import Cancelling, Heads, Limiting, Noting, Pausing, SettlingWithoutTrace
 from penstock.testing.stores.undeclared import Undeclared
 
 
 class StoreConformance(
-    Emitting,
+    EmittingEvents,
     Deduplicating,
     Claiming,
-    Fencing,
+    TokenFencing,
     Repeating,
     Heartbeats,
-    Holding,
+    HeldLeases,
     Releasing,
     Settling,
     SettlingAgain,
@@ -52,11 +52,11 @@ class StoreConformance(
     Ordering,
     Blocking,
     Skipping,
-    Routing,
+    RoutingEvents,
     Replaying,
     Purging,
     Tending,
-    Finding,
+    FindingEvents,
     Counting,
     ListingDeaths,
     CountingDeaths,
@@ -70,14 +70,14 @@ class StoreConformance(
     Limiting,
     Cancelling,
     Noting,
-    KeepingNothing,
+    SettlingWithoutTrace,
     Heads,
     Undeclared,
 ):
     """Every verb, every transition, and what must never happen."""
 
 
-class SqlStoreConformance(StoreConformance, CallersTransaction, OutboxView, PlainSql, NoPlainSql, Housekeeping):
+class SqlStoreConformance(StoreConformance, CallersTransaction, OutboxView, PlainSql, NoPlainSql, StoreMaintenance):
     """The same, and what only a SQL database can do."""
 
 

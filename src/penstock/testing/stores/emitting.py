@@ -45,7 +45,7 @@ HEADERS = [
 ]
 
 
-class Emitting(StoreScenario):
+class EmittingEvents(StoreScenario):
     @pytest.mark.parametrize("batch", BATCHES)
     def test_events_keep_the_ids_that_they_were_given(self, store: Store, batch: int) -> None:
         given = [EventId(uuid4()) for _ in range(batch)]

@@ -186,7 +186,7 @@ class Tending(StoreScenario):
         held = claim(store, 2)
         before = lives(store)
         clock.advance(10 * 86_400)
-        store.tend()
+        store.maintain()
         assert lives(store) == before
         publish(store, held)
 
@@ -196,15 +196,15 @@ class Tending(StoreScenario):
         publish(store, held)
         emitted = emit(store)
         clock.advance(86_400)
-        store.tend()
+        store.maintain()
         assert not claim(store, lease_id=held.lease.lease_id)
         assert ids(claim(store)) == emitted
 
     def test_upkeep_forgets_no_window_that_still_holds(self, store: Store, clock: ManualClock) -> None:
         first = emit(store, dedupe_key="x", dedupe_seconds=100)
         clock.advance(99)
-        store.tend()
+        store.maintain()
         assert emit(store, dedupe_key="x") == first
         clock.advance(10)
-        store.tend()
+        store.maintain()
         assert emit(store, dedupe_key="x") != first

@@ -61,7 +61,7 @@ def loses(store: Store, stale: Lease, held: Claim) -> None:
     assert records(store) == before
 
 
-class Fencing(StoreScenario):
+class TokenFencing(StoreScenario):
     def test_an_older_token_has_lost(self, store: Store) -> None:
         emit(store, 3)
         first = claim(store)
@@ -298,7 +298,7 @@ class Heartbeats(StoreScenario):
         assert store.reap() == 0
 
 
-class Holding(StoreScenario):
+class HeldLeases(StoreScenario):
     """Looking at leases that others claimed under: what is open, whose it is, and with which token."""
 
     def test_an_open_lease_is_shown_with_its_token_and_claimant(self, store: Store) -> None:

@@ -41,7 +41,7 @@ def found_by(store: Store, selection: Selection) -> set[EventId]:
     return {one.event_id for one in records(store, selection)}
 
 
-class Finding(StoreScenario):
+class FindingEvents(StoreScenario):
     @pytest.mark.parametrize("state", State)
     def test_by_state_queue_type_and_id(self, store: Store, state: State) -> None:
         there = one_of_each(store)
@@ -198,9 +198,9 @@ class Relays(StoreScenario):
     RELAY = Relay(uuid4(), "outbox", "file:///var/out", "host-1")
 
     def test_a_relay_that_beats_is_seen(self, store: Store, clock: ManualClock) -> None:
-        assert store.beat(self.RELAY) is False
+        assert store.announce(self.RELAY) is False
         clock.advance(5)
-        assert store.beat(self.RELAY) is False
+        assert store.announce(self.RELAY) is False
         clock.advance(2)
         (seen,) = store.stats().relays
         assert (seen.relay_id, seen.queue, seen.destination, seen.host) == (
@@ -212,33 +212,33 @@ class Relays(StoreScenario):
         assert (seen.started_at, seen.seen_seconds_ago, seen.stopping) == (STARTED_AT, 2.0, False)
 
     def test_a_relay_that_is_to_stop_hears_it_until_it_has(self, store: Store) -> None:
-        store.beat(self.RELAY)
-        assert store.stopping(self.RELAY.relay_id) is False
-        assert store.beat(self.RELAY, stopping=True) is True
-        assert store.beat(self.RELAY) is True
-        assert store.stopping(self.RELAY.relay_id) is True
+        store.announce(self.RELAY)
+        assert store.asked_to_stop(self.RELAY.relay_id) is False
+        assert store.announce(self.RELAY, stopping=True) is True
+        assert store.announce(self.RELAY) is True
+        assert store.asked_to_stop(self.RELAY.relay_id) is True
         assert store.stats().relays[0].stopping is True
 
     def test_others_are_not_meant(self, store: Store) -> None:
         other = Relay(uuid4(), "outbox", "null:", "host-2")
-        store.beat(self.RELAY)
-        store.beat(other, stopping=True)
-        assert store.stopping(self.RELAY.relay_id) is False
-        assert store.beat(self.RELAY) is False
+        store.announce(self.RELAY)
+        store.announce(other, stopping=True)
+        assert store.asked_to_stop(self.RELAY.relay_id) is False
+        assert store.announce(self.RELAY) is False
         assert len(store.stats().relays) == 2
 
     def test_a_relay_that_ended_is_forgotten(self, store: Store) -> None:
-        store.beat(self.RELAY, stopping=True)
-        store.forget(self.RELAY.relay_id)
+        store.announce(self.RELAY, stopping=True)
+        store.withdraw(self.RELAY.relay_id)
         assert list(store.stats().relays) == []
-        assert store.stopping(self.RELAY.relay_id) is False
-        assert store.beat(self.RELAY) is False
+        assert store.asked_to_stop(self.RELAY.relay_id) is False
+        assert store.announce(self.RELAY) is False
 
     def test_one_that_fell_silent_is_forgotten_in_time(self, store: Store, clock: ManualClock) -> None:
-        store.beat(self.RELAY)
+        store.announce(self.RELAY)
         clock.advance(299)
-        store.tend()
+        store.maintain()
         assert len(store.stats().relays) == 1
         clock.advance(2)
-        store.tend()
+        store.maintain()
         assert list(store.stats().relays) == []

@@ -29,7 +29,7 @@ ATTEMPTS = 3
 OUTCOMES: st.SearchStrategy[Outcome] = st.sampled_from([PUBLISHED, RELEASED, Dead("x"), Retry("x", 0), Retry("x", 40)])
 
 
-class Held:
+class OpenClaim:
     """A lease as the model knows it."""
 
     def __init__(self, claimed: Claim, claimant: str, expires_at: datetime) -> None:
@@ -56,8 +56,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.ids: dict[int, EventId] = {}
         self.available: dict[int, datetime] = {}
         self.priorities: dict[int, int] = {}
-        self.open_leases: list[Held] = []
-        self.ended: list[Held] = []
+        self.open_leases: list[OpenClaim] = []
+        self.ended: list[OpenClaim] = []
 
     def teardown(self) -> None:
         self.store.close()
@@ -72,10 +72,10 @@ class StoreMachine(RuleBasedStateMachine):
         due = [seq for seq in self.among(State.PENDING) if self.available[seq] <= self.clock.now]
         return sorted(due, key=lambda seq: (-self.priorities[seq], self.available[seq], seq))
 
-    def one_open(self, data: st.DataObject) -> Held:
+    def one_open(self, data: st.DataObject) -> OpenClaim:
         return self.open_leases[data.draw(st.integers(0, len(self.open_leases) - 1))]
 
-    def apply(self, held: Held, outcomes: dict[int, Outcome]) -> Settlement:
+    def apply(self, held: OpenClaim, outcomes: dict[int, Outcome]) -> Settlement:
         """What settling should do and say."""
         told: dict[str, set[int]] = {}
         for seq, outcome in outcomes.items():
@@ -97,7 +97,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.close_if_empty(held)
         return Settlement(**{word: frozenset(seqs) for word, seqs in told.items()})
 
-    def close_if_empty(self, held: Held) -> None:
+    def close_if_empty(self, held: OpenClaim) -> None:
         if not held.seqs:
             self.open_leases.remove(held)
             self.ended.append(held)
@@ -134,7 +134,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert [one.seq for one in claimed.events] == expected
         for seq in expected:
             self.lives[seq] = lifecycle.claim(self.lives[seq])
-        held = Held(claimed, claimant, self.clock.now + timedelta(seconds=LEASE_SECONDS))
+        held = OpenClaim(claimed, claimant, self.clock.now + timedelta(seconds=LEASE_SECONDS))
         self.open_leases.append(held)
         self.close_if_empty(held)
 
@@ -151,7 +151,7 @@ class StoreMachine(RuleBasedStateMachine):
         held.expires_at = max(held.expires_at, self.clock.now + timedelta(seconds=LEASE_SECONDS))
         self.close_if_empty(held)
 
-    def lose(self, held: Held, limit: int) -> None:
+    def lose(self, held: OpenClaim, limit: int) -> None:
         """Another claimant has come: what its claim still fits stays with it, the rest goes back."""
         for seq in held.seqs:
             self.lives[seq] = lifecycle.expire(self.lives[seq], max_attempts=ATTEMPTS, error="attempt lost")

@@ -32,7 +32,7 @@ def route(store: Store, held: Claim, *queues: str) -> Settlement:
 
 
 @needs("routing")
-class Routing(StoreScenario):
+class RoutingEvents(StoreScenario):
     def test_an_event_moves_to_its_queue(self, store: Store) -> None:
         emitted = emit(store, 3)
         held = claim(store)

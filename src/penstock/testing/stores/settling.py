@@ -267,6 +267,6 @@ class Dying(StoreScenario):
         assert not claim(store)
         assert not store.ready("outbox")
         assert store.reap() == 0
-        store.tend()
+        store.maintain()
         assert store.release(held.lease) == 0
         assert records(store) == before

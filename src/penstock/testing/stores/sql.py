@@ -216,7 +216,7 @@ class PlainSql(SqlScenario):
         assert [one.ordering_key for one in claim(store).events] == ["k"]
 
 
-class Housekeeping(SqlScenario):
+class StoreMaintenance(SqlScenario):
     def test_nothing_but_the_event_is_left_of_one_that_went_the_good_way(
         self, store: SqlStore, connection: DatabaseConnection
     ) -> None:
@@ -230,7 +230,7 @@ class Housekeeping(SqlScenario):
         emit(store)
         claim(store)
         clock.advance(86_401)
-        store.tend()
+        store.maintain()
         assert counts(connection) == {"events": 2, "archive": 1, "claimed": 1, "leases": 1}
 
     def test_upkeep_goes_on_until_all_of_it_is_gone(
@@ -240,7 +240,7 @@ class Housekeeping(SqlScenario):
         for number in range(5):
             settle(store, PUBLISHED, dedupe_key=f"{number}", dedupe_seconds=1)
         clock.advance(86_401)
-        store.tend()
+        store.maintain()
         assert counts(connection) == {"events": 5, "archive": 5}
 
     def test_a_purge_removes_all_of_an_event(self, store: SqlStore, connection: DatabaseConnection) -> None:

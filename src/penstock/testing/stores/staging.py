@@ -10,7 +10,7 @@ import pytest
 from penstock.model.errors import InvalidEvent, StoreError
 from penstock.model.event import EventId
 from penstock.model.selection import Selection
-from penstock.store.api import Committed, Part, Store
+from penstock.store.api import Committed, StagedPart, Store
 from penstock.testing.stores.scenario import (
     STARTED_AT,
     ManualClock,
@@ -29,7 +29,7 @@ WEEK = 7 * 86_400
 
 def stage(store: Store, write: UUID, count: int = 1, *, batch: int = 0, place: int = 0, **fields: Any) -> UUID:
     """One attempt's rows, numbered in their payloads; its id."""
-    part = Part(uuid4(), write, batch, place)
+    part = StagedPart(uuid4(), write, batch, place)
     rows = [event(**{"payload": f"{place}/{number}".encode(), **fields}) for number in range(count)]
     assert store.stage(part, rows) == count
     return part.part_id
@@ -88,7 +88,7 @@ class Staging(StoreScenario):
         assert payloads(store) == ["0/0", "0/1", "1/0", "1/1", "2/0", "2/1"]
 
     def test_a_part_may_come_in_pieces(self, store: Store) -> None:
-        part = Part(uuid4(), uuid4())
+        part = StagedPart(uuid4(), uuid4())
         start = store.stage(part, [event(payload=b"1"), event(payload=b"2")])
         assert store.stage(part, [], start=start) == 2
         assert store.stage(part, [event(payload=b"3")], start=start) == 3
@@ -259,10 +259,10 @@ class DroppingStaged(StoreScenario):
         write = uuid4()
         old = stage(store, write, 3)
         clock.advance(WEEK)
-        store.tend()
+        store.maintain()
         new = stage(store, write, 2, batch=1)
         clock.advance(1)
-        store.tend()
+        store.maintain()
         with pytest.raises(StoreError, match="of 3 staged rows 0 are left"):
             store.commit_staged(write, 0, {old: 3}, once=True)
         assert store.commit_staged(write, 1, {new: 2}, once=True) == Committed(2)
@@ -271,7 +271,7 @@ class DroppingStaged(StoreScenario):
         query = uuid4()
         store.commit_staged(query, 3, {stage(store, query, batch=3): 1}, once=True)
         clock.advance(100 * WEEK)
-        store.tend()
+        store.maintain()
         again = stage(store, query, batch=3)
         assert store.commit_staged(query, 3, {again: 1}, once=True).repeated
 

@@ -298,7 +298,7 @@ class Noting(StoreScenario):
         assert store.notes(emitted) == {}
 
 
-class KeepingNothing(StoreScenario):
+class SettlingWithoutTrace(StoreScenario):
     def test_what_is_not_to_be_kept_is_gone(self, store: Store) -> None:
         emit(store, 4)
         held = claim(store)

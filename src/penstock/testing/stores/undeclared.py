@@ -6,7 +6,7 @@ import pytest
 
 from penstock.model.errors import UsageError
 from penstock.model.lifecycle import State
-from penstock.store.api import Part, Store
+from penstock.store.api import StagedPart, Store
 from penstock.testing.stores.scenario import StoreScenario, claim, emit, event, seqs, states
 
 CAPABILITIES = ("insert_into_view", "limits", "ordering", "routing", "staging")
@@ -19,7 +19,7 @@ class Undeclared(StoreScenario):
     def test_undeclared_capabilities_are_refused_and_change_nothing(self, store: Store) -> None:
         emit(store)
         held = claim(store)
-        part = Part(uuid4(), uuid4())
+        part = StagedPart(uuid4(), uuid4())
         if not store.capabilities.ordering:
             with pytest.raises(UsageError, match="ordering key"):
                 store.append([event(), event(ordering_key="k")])

@@ -1,9 +1,9 @@
 """The worker that a command line names."""
 
-from penstock.config.import_path import Wanted, search_working_folder
+from penstock.config.import_path import ImportTarget, search_working_folder
 from penstock.worker.worker import Worker
 
-WORKER = Wanted("worker", Worker, "shop.workers:worker")
+WORKER = ImportTarget("worker", Worker, "shop.workers:worker")
 
 
 def load_worker(name: str, store: str | None = None, graceful_timeout: float | None = None) -> Worker:

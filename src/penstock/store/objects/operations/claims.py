@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.model import lifecycle
 from penstock.model.lifecycle import State, fitting
-from penstock.store.objects.document import Document, Entry, HistoryLine, LeaseRow
+from penstock.store.objects.document import Document, EventRow, HistoryRow, LeaseRow
 
 # The UUID version of lease ids that this store makes. One that is not open is closed, so it isn't remembered.
 OWN_VERSION = "8"
@@ -44,7 +44,7 @@ def holder(document: Document, args: Mapping[str, Any]) -> LeaseRow | None:
     return row if row is not None and row.token == args["token"] else None
 
 
-def ready(document: Document, queue: str, types: Sequence[str] | None = None) -> Iterator[Entry]:
+def ready(document: Document, queue: str, types: Sequence[str] | None = None) -> Iterator[EventRow]:
     """Yield the due events of a queue by priority, time and seq; none if the queue is paused."""
     ranks, place = [] if queue in document.paused else document.ready.get(queue, []), 0
     while place < len(ranks):
@@ -74,11 +74,11 @@ def _begin(document: Document, args: Mapping[str, Any]) -> list[int]:
 def _repeat(document: Document, row: LeaseRow, args: Mapping[str, Any]) -> list[int]:
     """Give the rest of a claim a new token and more time. A different claimant counts as a lost attempt."""
     expires_at = max(row.expires_at, document.now + args["lease_micros"])
-    moved = row.claimant != args["claimant"]
+    new_claimant = row.claimant != args["claimant"]
     row = row._replace(token=args["token"], claimant=args["claimant"], expires_at=expires_at)
     document.leases[row.lease_id] = row
     document.changed = True
-    if moved:
+    if new_claimant:
         _count_lost(document, row, args["limit"])
     return [entry.seq for entry in document.under(row.lease_id)]
 
@@ -93,18 +93,18 @@ def _count_lost(document: Document, row: LeaseRow, limit: int) -> None:
         _lose(document, entry, row, what="lost", error="attempt lost")
     for entry in alive[:stay]:
         life = lifecycle.expire(entry.life(), max_attempts=row.max_attempts, error="attempt lost")
-        line = HistoryLine(document.now, "lost", life.attempts, row.lease_id, row.claimant, "attempt lost")
-        document.put(entry.living(lifecycle.claim(life), line))
+        step = HistoryRow(document.now, "lost", life.attempts, row.lease_id, row.claimant, "attempt lost")
+        document.put(entry.living(lifecycle.claim(life), step))
 
 
-def _lose(document: Document, entry: Entry, row: LeaseRow, *, what: str, error: str) -> None:
+def _lose(document: Document, entry: EventRow, row: LeaseRow, *, what: str, error: str) -> None:
     """Return an event from a lost lease to its queue, or let it die of its last attempt."""
     life = lifecycle.expire(entry.life(), max_attempts=row.max_attempts, error=error)
     died = life.state is State.DEAD
     what = "died" if died else what
-    line = HistoryLine(document.now, what, life.attempts, row.lease_id, row.claimant, error)
+    step = HistoryRow(document.now, what, life.attempts, row.lease_id, row.claimant, error)
     changes = {"settled_at": document.now} if died else {"lease_id": None}
-    document.put(entry.living(life, line, **changes))
+    document.put(entry.living(life, step, **changes))
 
 
 def close_if_done(document: Document, lease_id: str) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.model import lifecycle
-from penstock.store.objects.document import Document, HistoryLine, RelayRow
+from penstock.store.objects.document import Document, HistoryRow, RelayRow
 from penstock.store.objects.operations.claims import close_if_done
 from penstock.store.objects.operations.selections import chosen
 
@@ -28,9 +28,9 @@ def cancel(document: Document, args: Mapping[str, Any]) -> int:
     unsettled = [entry for entry in chosen(document, args["selection"]) if not entry.settled]
     for entry in unsettled:
         life = lifecycle.cancel(entry.life(), args["reason"])
-        line = HistoryLine(document.now, "cancelled", life.attempts, entry.lease_id, args["by"], args["reason"])
+        step = HistoryRow(document.now, "cancelled", life.attempts, entry.lease_id, args["by"], args["reason"])
         # Without the lease: its holder learns that the event is lost, not that it was settled.
-        document.put(entry.living(life, line, settled_at=document.now, lease_id=None))
+        document.put(entry.living(life, step, settled_at=document.now, lease_id=None))
         if entry.lease_id is not None:
             close_if_done(document, entry.lease_id)
     return len(unsettled)
@@ -41,9 +41,9 @@ def replay(document: Document, args: Mapping[str, Any]) -> int:
     settled = [entry for entry in chosen(document, args["selection"]) if entry.settled]
     for entry in settled:
         why = f"was {entry.state}" if entry.last_error is None else f"was {entry.state}: {entry.last_error}"
-        line = HistoryLine(document.now, "replayed", entry.attempts, None, args["by"], why)
+        step = HistoryRow(document.now, "replayed", entry.attempts, None, args["by"], why)
         fresh = {"available_at": document.now, "settled_at": None, "lease_id": None, "progress": None, "result": None}
-        document.put(entry.living(lifecycle.replay(entry.life()), line, **fresh))
+        document.put(entry.living(lifecycle.replay(entry.life()), step, **fresh))
     return len(settled)
 
 

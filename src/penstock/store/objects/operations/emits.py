@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from penstock.model.errors import InvalidEvent, StoreError
-from penstock.store.objects.document import Document, Entry, require_own_objects
+from penstock.store.objects.document import Document, EventRow, require_own_objects
 
 DOCUMENT_LIMIT = 64 * 1024 * 1024
 
@@ -28,7 +28,7 @@ def append(document: Document, args: Mapping[str, Any]) -> list[tuple[int, str]]
             f"the queue document has {document.size // 2**20} MB, the limit is {DOCUMENT_LIMIT // 2**20} MB; "
             "no event is accepted until events are settled or dead ones purged"
         )
-    events = [(NewEvent(*row), Entry(*row[0])) for row in args["events"]]
+    events = [(NewEvent(*row), EventRow(*row[0])) for row in args["events"]]
     require_own_objects(blob for _, entry in events for blob in entry.blobs)
     duplicates, windows = _duplicates(document, events)
     skipped = dict(duplicates)
@@ -44,7 +44,7 @@ def append(document: Document, args: Mapping[str, Any]) -> list[tuple[int, str]]
 
 
 def _duplicates(
-    document: Document, events: Sequence[tuple[NewEvent, Entry]]
+    document: Document, events: Sequence[tuple[NewEvent, EventRow]]
 ) -> tuple[list[tuple[int, str]], dict[tuple[str, str], tuple[str, int]]]:
     """Return the events whose deduplication window is open, and the windows that the others open."""
     duplicates: list[tuple[int, str]] = []

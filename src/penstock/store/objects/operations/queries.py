@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from heapq import nlargest
 from typing import Any
 
-from penstock.model.dead_letters import tallied
+from penstock.model.dead_letters import count_by_kind
 from penstock.model.error_kinds import BEGINNING
 from penstock.model.lifecycle import State
-from penstock.store.objects.document import Document, Entry
+from penstock.store.objects.document import Document, EventRow
 from penstock.store.objects.operations import claims
 from penstock.store.objects.operations.selections import chosen
 
@@ -27,7 +27,7 @@ def find(document: Document, args: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _holder(document: Document, entry: Entry) -> tuple[int, str, int] | None:
+def _holder(document: Document, entry: EventRow) -> tuple[int, str, int] | None:
     if entry.state != State.CLAIMED:
         return None
     row = document.leases[entry.lease_id or ""]
@@ -47,7 +47,7 @@ def counts(document: Document, args: Mapping[str, Any]) -> list[tuple[str, str, 
     return sorted(((*kind, count) for kind, count in found.items()), key=lambda row: (-row[3], row[:3]))
 
 
-def deaths(document: Document, args: Mapping[str, Any]) -> list[Entry]:
+def deaths(document: Document, args: Mapping[str, Any]) -> list[EventRow]:
     """Return dead events, the latest death first, each with the beginning of its error; one more than `limit`."""
     before = (float("inf"), 0) if args["after"] is None else tuple(args["after"])
     marked = ((entry.settled_at or 0, entry.seq, entry) for entry in chosen(document, args["selection"]))
@@ -60,7 +60,7 @@ def deaths(document: Document, args: Mapping[str, Any]) -> list[Entry]:
 
 def death_counts(document: Document, args: Mapping[str, Any]) -> list[tuple[str, str, int]]:
     """Return the number of dead events by queue and kind of error, the largest first."""
-    found = tallied((entry.queue, entry.last_error, 1) for entry in chosen(document, args["selection"]))
+    found = count_by_kind((entry.queue, entry.last_error, 1) for entry in chosen(document, args["selection"]))
     return [(one.queue, one.error, one.count) for one in found]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.model.lifecycle import State
-from penstock.store.objects.document import MICROS, Document, Entry
+from penstock.store.objects.document import MICROS, Document, EventRow
 from penstock.store.objects.operations.selections import chosen
 
 # Each write carries all retained events. The newest stay, and for a minute as many as a busy queue settles in a few
@@ -29,14 +29,14 @@ def purge(document: Document, args: Mapping[str, Any]) -> int:
     return len(settled)
 
 
-def _delete(document: Document, entry: Entry) -> None:
+def _delete(document: Document, entry: EventRow) -> None:
     """Delete an event; deleted PUBLISHED events stay counted by queue."""
     if entry.state == State.PUBLISHED:
         document.purged[entry.queue] = document.purged.get(entry.queue, 0) + 1
     document.drop(entry.seq)
 
 
-def _surplus(document: Document) -> list[Entry]:
+def _surplus(document: Document) -> list[EventRow]:
     """Return the PUBLISHED events that are no longer retained. DEAD events stay until they are replayed or purged."""
     count, size, found = len(document.published), document.published_size, []
     for seq in document.published:
@@ -50,7 +50,7 @@ def _surplus(document: Document) -> list[Entry]:
 
 
 def prune(document: Document) -> None:
-    """Delete what is no longer retained. Each commit pass that writes does so, whether or not `tend` is called."""
+    """Delete what is no longer retained. Each commit pass that writes does so, whether or not `maintain` is called."""
     for entry in _surplus(document):
         _delete(document, entry)
     if document.version % TEND_EVERY == 0:

@@ -7,7 +7,7 @@ from typing import Any
 from penstock.model.error_kinds import error_pattern
 from penstock.model.selection import Selection
 from penstock.model.times import to_micros
-from penstock.store.objects.document import Document, Entry
+from penstock.store.objects.document import Document, EventRow
 
 
 def to_request(selection: Selection) -> dict[str, Any]:
@@ -31,16 +31,16 @@ def _both(one: str | None, several: frozenset[str] | None) -> frozenset[str] | N
     return frozenset({one}) if several is None else several & {one}
 
 
-def chosen(document: Document, given: Mapping[str, Any]) -> Iterator[Entry]:
+def chosen(document: Document, given: Mapping[str, Any]) -> Iterator[EventRow]:
     """Yield the events that a selection in a request chooses, in no order."""
-    entries: Iterable[Entry] = document.events.values()
+    entries: Iterable[EventRow] = document.events.values()
     if given["ids"] is not None:
         entries = [document.events[document.ids[one]] for one in set(given["ids"]) if one in document.ids]
     error = None if given["error"] is None else re.compile(error_pattern(given["error"]))
     return (entry for entry in entries if _matches(entry, given, error))
 
 
-def _matches(entry: Entry, given: Mapping[str, Any], error: re.Pattern[str] | None) -> bool:
+def _matches(entry: EventRow, given: Mapping[str, Any], error: re.Pattern[str] | None) -> bool:
     return (
         (given["states"] is None or entry.state in given["states"])
         and (given["queues"] is None or entry.queue in given["queues"])

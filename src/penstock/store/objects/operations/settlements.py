@@ -6,15 +6,15 @@ from typing import Any, NamedTuple, assert_never
 from penstock.model import lifecycle
 from penstock.model.lifecycle import State
 from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Retry
-from penstock.store.objects.document import Blob, Document, Entry, HistoryLine, LeaseRow, require_own_objects
+from penstock.store.objects.document import Blob, Document, EventRow, HistoryRow, LeaseRow, require_own_objects
 from penstock.store.objects.operations.claims import close_if_done, holder
 
 
-class OutcomeRow(NamedTuple):
+class RequestedOutcome(NamedTuple):
     """An outcome in a request."""
 
     seq: int
-    word: str
+    kind: str
     """The field of `Settlement` that counts it."""
     error: str | None = None
     delay_micros: int = 0
@@ -22,7 +22,7 @@ class OutcomeRow(NamedTuple):
     keep: bool = True
 
     def outcome(self) -> Outcome:
-        match self.word:
+        match self.kind:
             case "published":
                 return PUBLISHED
             case "retried":
@@ -32,40 +32,40 @@ class OutcomeRow(NamedTuple):
             case "released":
                 return RELEASED
             case _:
-                raise ValueError(f"unknown outcome {self.word!r}")
+                raise ValueError(f"unknown outcome {self.kind!r}")
 
 
 def settle(document: Document, args: Mapping[str, Any]) -> dict[str, list[int]]:
     """Apply outcomes. Return the seqs by the fields of a `Settlement`."""
-    rows = [OutcomeRow(*row) for row in args["outcomes"]]
+    rows = [RequestedOutcome(*row) for row in args["outcomes"]]
     require_own_objects(row.result for row in rows if row.result is not None)
     lease, lease_id = holder(document, args), args["lease_id"]
     settled: dict[str, list[int]] = {}
     for row in rows:
         if lease is not None and document.claimed.get(row.seq) == lease_id:
-            word = _apply(document, lease, row)
+            kind = _apply(document, lease, row)
         else:
-            word = "already_settled" if _settled_by(document.events.get(row.seq), lease_id) else "lost"
-        settled.setdefault(word, []).append(row.seq)
+            kind = "already_settled" if _settled_by(document.events.get(row.seq), lease_id) else "lost"
+        settled.setdefault(kind, []).append(row.seq)
     if lease is not None:
         close_if_done(document, lease_id)
     return settled
 
 
-def _apply(document: Document, lease: LeaseRow, row: OutcomeRow) -> str:
+def _apply(document: Document, lease: LeaseRow, row: RequestedOutcome) -> str:
     entry, outcome = document.events[row.seq], row.outcome()
     life = lifecycle.settle(entry.life(), outcome, max_attempts=lease.max_attempts)
-    what = "died" if life.state is State.DEAD else row.word
-    line = HistoryLine(document.now, what, life.attempts, lease.lease_id, lease.claimant, row.error)
+    what = "died" if life.state is State.DEAD else row.kind
+    step = HistoryRow(document.now, what, life.attempts, lease.lease_id, lease.claimant, row.error)
     match life.state:
         case State.PENDING:
             at = entry.available_at if outcome == RELEASED else document.now + row.delay_micros
-            document.put(entry.living(life, line, lease_id=None, available_at=at))
-            return row.word
+            document.put(entry.living(life, step, lease_id=None, available_at=at))
+            return row.kind
         case State.PUBLISHED:
             document.put(entry.living(life, settled_at=document.now, result=row.result))
         case State.DEAD:
-            document.put(entry.living(life, line, settled_at=document.now))
+            document.put(entry.living(life, step, settled_at=document.now))
         case State.CLAIMED:
             raise AssertionError(outcome)
         case _:
@@ -75,14 +75,14 @@ def _apply(document: Document, lease: LeaseRow, row: OutcomeRow) -> str:
     return life.state.lower()
 
 
-def _settled_by(entry: Entry | None, lease_id: str) -> bool:
+def _settled_by(entry: EventRow | None, lease_id: str) -> bool:
     """Return whether a lease has settled an event, or returned it to its queue, before."""
     if entry is None:
         return False
     if entry.settled and entry.lease_id == lease_id:
         return True
-    lines = (HistoryLine(*line) for line in entry.history)
-    return any(line.lease_id == lease_id and line.what in ("retried", "released") for line in lines)
+    steps = (HistoryRow(*row) for row in entry.history)
+    return any(step.lease_id == lease_id and step.what in ("retried", "released") for step in steps)
 
 
 def release(document: Document, args: Mapping[str, Any]) -> int:
@@ -92,7 +92,7 @@ def release(document: Document, args: Mapping[str, Any]) -> int:
         return 0
     held = document.under(lease.lease_id)
     for entry in held:
-        _apply(document, lease, OutcomeRow(entry.seq, "released"))
+        _apply(document, lease, RequestedOutcome(entry.seq, "released"))
     close_if_done(document, lease.lease_id)
     return len(held)
 

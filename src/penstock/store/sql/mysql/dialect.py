@@ -7,15 +7,12 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Engine, create_engine, make_url
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Engine, make_url
 
 from penstock.config.extras import needs_extra
 from penstock.model.errors import (
     InvalidEvent,
-    NotInitialised,
     PenstockError,
-    StoreConflict,
     StoreError,
     StoreUnavailable,
     UsageError,
@@ -23,17 +20,16 @@ from penstock.model.errors import (
 from penstock.model.event import Delivery, Event, EventId
 from penstock.model.lease import Lease, LeaseId, Token
 from penstock.model.lifecycle import State
-from penstock.model.times import Clock
-from penstock.store.api import Capabilities, StoreOptions
-from penstock.store.sql.claim_hints import ALWAYS, Floor, Lines
-from penstock.store.sql.dialect import Wanted
-from penstock.store.sql.multi_statement import StepwiseStore
+from penstock.store.api import Capabilities
+from penstock.store.sql.claim_hints import ALWAYS, KeyQueueLength, ScanFloor
+from penstock.store.sql.dialect import CLOCK, ClaimRequest
+from penstock.store.sql.multi_statement import PAUSED, StepwiseStore
 from penstock.store.sql.mysql import emit as mysql_emit
-from penstock.store.sql.mysql import maintenance, statements
-from penstock.store.sql.mysql import ordering_keys as mysql_lines
+from penstock.store.sql.mysql import maintenance, ordering_keys, statements, upserts
 from penstock.store.sql.mysql.transaction import MysqlTransaction, adapt, delivery, utc
 from penstock.store.sql.outcome_rows import OutcomeRow, RouteRow
-from penstock.store.sql.transaction import Transaction, percent_style
+from penstock.store.sql.server_dialect import ServerDialect
+from penstock.store.sql.transaction import Transaction
 
 MICROS = 1_000_000
 # Servers close connections that nobody has used for a while, some after minutes.
@@ -46,19 +42,16 @@ NO_TABLE, NO_COLUMN, BROKEN_VIEW = 1146, 1054, 1356
 DUPLICATE, NOT_ALLOWED = 1062, 1227
 
 
-class MysqlStore(StepwiseStore):
+class MysqlStore(ServerDialect, StepwiseStore):
     capabilities = Capabilities(
         transactional_emit=True, ordering=True, concurrent_writers=True, insert_into_view=False, staging=False
     )
     statements = statements
     maintenance = maintenance
+    upserts = upserts
 
-    def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
-        super().__init__(url, options, clock)
-        self._floors: dict[str, Floor] = {}
-        self._lines: dict[str, Lines] = {}
-        self._now = "UTC_TIMESTAMP(6)" if clock is None else "CAST(:now AS DATETIME(6))"
-        self._prepared: dict[str, str] = {}
+    _clock_now = "UTC_TIMESTAMP(6)"
+    _given_now = "CAST(:now AS DATETIME(6))"
 
     # -- connections ------------------------------------------------------------------------------------------
 
@@ -66,17 +59,9 @@ class MysqlStore(StepwiseStore):
         with needs_extra("a MySQL or MariaDB store", "mysql"):
             import pymysql  # noqa: F401
         target = make_url(url).set(drivername="mysql+pymysql")
-        connect_args = {} if "connect_timeout" in target.query else {"connect_timeout": 10}
         # What doesn't fit is refused, not cut off, whatever the server prefers.
         always = {"sql_mode": SQL_MODE, "program_name": "penstock"}
-        return create_engine(
-            target,
-            isolation_level="READ COMMITTED",
-            pool_size=self.options.pool_size,
-            max_overflow=10,
-            pool_recycle=RECYCLE_SECONDS,
-            connect_args={**always, **connect_args},
-        )
+        return self._create_pool(target, always, pool_recycle=RECYCLE_SECONDS)
 
     @contextmanager
     def _begin(self, *, write: bool = True) -> Iterator[Transaction]:  # noqa: ARG002
@@ -91,14 +76,7 @@ class MysqlStore(StepwiseStore):
                 yield self._transaction(connection, cursor)
 
     def _transaction(self, connection: Any, cursor: Any) -> Transaction:
-        common = {} if self.clock is None else {"now": self.clock()}
-        return MysqlTransaction(connection, cursor, self._prepare, common, adapt=adapt, delivery=delivery)
-
-    def _prepare(self, statement: str) -> str:
-        prepared = self._prepared.get(statement)
-        if prepared is None:
-            prepared = self._prepared[statement] = percent_style(statement.replace("{now}", self._now))
-        return prepared
+        return MysqlTransaction(connection, cursor, self._prepare, self._time_given(), adapt=adapt, delivery=delivery)
 
     def _driver_errors(self) -> tuple[type[BaseException], ...]:
         import pymysql
@@ -108,26 +86,26 @@ class MysqlStore(StepwiseStore):
     def _translate(self, error: BaseException) -> PenstockError | None:
         from pymysql import Error, InterfaceError, OperationalError
 
-        cause = error.orig if isinstance(error, DBAPIError) else error
+        cause = self._cause(error)
         code = cause.args[0] if isinstance(cause, Error) and cause.args else None
-        told = str(cause.args[-1] if cause is not None and cause.args else "").strip().partition("\n")[0]
+        reason = str(cause.args[-1] if cause is not None and cause.args else "").strip().partition("\n")[0]
         if code in (DEADLOCK, LOCK_WAIT, CHANGED_SINCE_READ):
-            return StoreConflict(f"concurrent work on {self.url} kept winning; try again")
+            return self._conflict()
         if code in (NO_TABLE, NO_COLUMN, BROKEN_VIEW):
-            return NotInitialised(f"the tables of {self.url} are missing or old; run: penstock init --store {self.url}")
-        if code == DUPLICATE and "event_id" in told:
+            return self._not_initialised()
+        if code == DUPLICATE and "event_id" in reason:
             return InvalidEvent("an event with this event_id was emitted before")
         if isinstance(cause, OperationalError | InterfaceError):
-            return StoreUnavailable(f"can't reach {self.url}: {told or 'the connection was lost'}")
-        return StoreError(f"{self.url} refused: {told}") if isinstance(cause, Error) else None
+            return StoreUnavailable(f"can't reach {self.url}: {reason or 'the connection was lost'}")
+        return StoreError(f"{self.url} refused: {reason}") if isinstance(cause, Error) else None
 
-    def _moment(self, raw: Any) -> datetime:
-        moment: datetime = raw
-        return moment.replace(tzinfo=UTC)
+    def _time(self, raw: Any) -> datetime:
+        time: datetime = raw
+        return time.replace(tzinfo=UTC)
 
     def _clock(self, tx: Transaction) -> datetime:
         """The time as a DATETIME holds it."""
-        return utc(self.clock()) if self.clock is not None else tx.scalar(maintenance.CLOCK)
+        return utc(self.clock()) if self.clock is not None else tx.scalar(CLOCK)
 
     # -- emitting ---------------------------------------------------------------------------------------------
 
@@ -137,33 +115,33 @@ class MysqlStore(StepwiseStore):
 
     # -- claiming ---------------------------------------------------------------------------------------------
 
-    def _take_ready(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]:
-        if wanted.types is not None:
-            return self._take_from(tx, wanted, room, ALWAYS)
-        floor = self._floors.setdefault(wanted.lease.queue, Floor())
+    def _take_ready(self, tx: Transaction, request: ClaimRequest, room: int) -> list[Delivery]:
+        if request.types is not None:
+            return self._take_from(tx, request, room, ALWAYS)
+        floor = self._floors.setdefault(request.lease.queue, ScanFloor())
         start = floor.use()
-        rows = self._take_from(tx, wanted, room, start)
+        rows = self._take_from(tx, request, room, start)
         if start == ALWAYS and rows:
-            floor.learn_all(wanted.opened_at, *self._left(tx, wanted.lease.queue))
-        elif rows or room == wanted.limit:
-            floor.learn(wanted.opened_at, rows)
+            floor.learn_all(request.opened_at, *self._left(tx, request.lease.queue))
+        elif rows or room == request.limit:
+            floor.learn(request.opened_at, rows)
         return rows
 
-    def _take_from(self, tx: Transaction, wanted: Wanted, room: int, floor: datetime) -> list[Delivery]:
+    def _take_from(self, tx: Transaction, request: ClaimRequest, room: int, floor: datetime) -> list[Delivery]:
         chosen: list[tuple[int, int]] = []
-        statement = self._of_types(statements.CHOOSE_READY, wanted.types)
-        for priority in self._levels(tx, wanted.lease.queue):
-            given = wanted.parameters(room - len(chosen))
+        statement = self._of_types(statements.CHOOSE_READY, request.types)
+        for priority in self._levels(tx, request.lease.queue):
+            given = request.parameters(room - len(chosen))
             chosen += tx.rows(statement, **given, priority=priority, floor=floor)
             if len(chosen) == room:
                 break
-        return self._move(tx, wanted, chosen, room)
+        return self._move(tx, request, chosen, room)
 
     def _left(self, tx: Transaction, queue: str) -> tuple[int | None, datetime | None]:
         """The lowest priority and the oldest time of what a claim has left."""
         levels = list(self._levels(tx, queue))
         times = [tx.scalar(statements.OLDEST, queue=queue, priority=priority) for priority in levels]
-        oldest = [self._moment(one) for one in times if one is not None]
+        oldest = [self._time(one) for one in times if one is not None]
         return min(levels, default=None), min(oldest, default=None)
 
     def _levels(self, tx: Transaction, queue: str) -> Iterator[int]:
@@ -172,34 +150,34 @@ class MysqlStore(StepwiseStore):
             yield priority
             priority = tx.scalar(statements.LEVEL, queue=queue, above=priority)
 
-    def _take_keyed(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]:
-        lease = wanted.lease
-        lines = self._lines.setdefault(lease.queue, Lines())
-        if not mysql_lines.take(tx, lease.queue, lease.lease_id, lines.wanted(room)):
+    def _take_keyed(self, tx: Transaction, request: ClaimRequest, room: int) -> list[Delivery]:
+        lease = request.lease
+        lengths = self._key_queues.setdefault(lease.queue, KeyQueueLength())
+        if not ordering_keys.take(tx, lease.queue, lease.lease_id, lengths.key_limit(room)):
             return []
         # Statements of their own: what they see is newer than the locks that the last one took.
-        of_types = "" if wanted.types is None else statements.OF_TYPES
-        chosen = mysql_lines.front(tx, wanted, room, of_types)
+        of_types = "" if request.types is None else statements.OF_TYPES
+        chosen = ordering_keys.front(tx, request, room, of_types)
         kept = {row[0] for row in tx.rows(statements.LOCK_WAITING, seqs=sorted(seq for seq, _ in chosen))}
-        rows = self._move(tx, wanted, [row for row in chosen if row[0] in kept], room)
-        lines.learn(rows)
+        rows = self._move(tx, request, [row for row in chosen if row[0] in kept], room)
+        lengths.learn(rows)
         # Those of other types at the head of their lines would be in the way of the next claim.
-        self._free_keys(tx, [lease.lease_id], served=wanted.types is not None)
+        self._free_keys(tx, [lease.lease_id], served=request.types is not None)
         return rows
 
     def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:
-        if tx.scalar(maintenance.PAUSED, queue=queue):
+        if tx.scalar(PAUSED, queue=queue):
             return False
-        floor = Floor() if types is not None else self._floors.setdefault(queue, Floor())
+        floor = ScanFloor() if types is not None else self._floors.setdefault(queue, ScanFloor())
         start = floor.use()
         given = {"queue": queue, "types": None if types is None else list(types), "floor": start}
-        of_head = "" if types is None else mysql_lines.OF_HEAD
+        of_head = "" if types is None else ordering_keys.OF_HEAD
         statement = self._of_types(statements.HEAD, types)
         levels = self._levels(tx, queue)
         found = any(tx.row(statement, **given, priority=priority, room=1) for priority in levels)
         if found and start == ALWAYS:
             floor.forget()  # what only a full look finds, only a full look can claim
-        return found or bool(tx.scalar(mysql_lines.KEY_READY.replace("{of_head}", of_head), **given))
+        return found or bool(tx.scalar(ordering_keys.KEY_READY.replace("{of_head}", of_head), **given))
 
     # -- leases and settling ----------------------------------------------------------------------------------
 
@@ -213,56 +191,56 @@ class MysqlStore(StepwiseStore):
 
     def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> frozenset[int]:
         done = [row[0] for row in tx.rows(statements.LOCK_HELD, lease_id=lease_id, seqs=seqs)]
-        for statement in statements.PUBLISH if done else ():
-            tx.run(statement, seqs=done)
+        if done:
+            tx.run_all(statements.PUBLISH, seqs=done)
         return frozenset(done)
 
     def _apply(
         self, tx: Transaction, lease_id: LeaseId, rows: list[OutcomeRow], max_attempts: int, skip: bool
     ) -> list[Any]:
         given = [[row.seq, row.kind, row.error, round(row.delay * MICROS)] for row in rows]
-        told = dict(tx.rows(statements.OUTCOMES, lease_id=lease_id, rows=given, max_attempts=max_attempts))
-        final = [[row[0], told[row[0]], *row[2:]] for row in given if row[0] in told]
-        for statement in statements.APPLY if final else ():
-            tx.run(statement, lease_id=lease_id, rows=final, skip=skip)
-        return list(told.items())
+        decided = dict(tx.rows(statements.OUTCOMES, lease_id=lease_id, rows=given, max_attempts=max_attempts))
+        final = [[row[0], decided[row[0]], *row[2:]] for row in given if row[0] in decided]
+        if final:
+            tx.run_all(statements.APPLY, lease_id=lease_id, rows=final, skip=skip)
+        return list(decided.items())
 
     def _route(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> frozenset[int]:
         given = [[row.seq, row.queue, row.copy_id.hex if row.copy_id else None] for row in rows]
-        moved = [seq for (seq,) in tx.rows(maintenance.ROUTED, lease_id=lease_id, rows=given)]
-        for statement in maintenance.ROUTE if moved else ():
-            tx.run(statement, lease_id=lease_id, rows=given)
-        return frozenset(moved)
+        routed = [seq for (seq,) in tx.rows(maintenance.ROUTED, lease_id=lease_id, rows=given)]
+        if routed:
+            tx.run_all(maintenance.ROUTE, lease_id=lease_id, rows=given)
+        return frozenset(routed)
 
-    def _hold(self, tx: Transaction, lines: Sequence[Any]) -> None:
-        mysql_lines.hold(tx, tx.connection.connection.cursor(), map(tuple, lines), self._clock(tx))
+    def _hold(self, tx: Transaction, keys: Sequence[Any]) -> None:
+        ordering_keys.hold(tx, tx.connection.connection.cursor(), map(tuple, keys), self._clock(tx))
 
-    def _hold_lines(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> None:
-        keys = dict(tx.rows(statements.LINES_HELD, lease_id=lease_id))
+    def _hold_keys_of(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> None:
+        keys = dict(tx.rows(statements.HELD_KEYS_BY_SEQ, lease_id=lease_id))
         self._hold(tx, [(row.queue, keys[row.seq]) for row in rows if row.seq in keys])
 
     def _release_behind(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> None:
         back: dict[str, int] = {}
         for key, seq in tx.rows(statements.WENT_BACK, seqs=seqs):
             back[key] = min(seq, back.get(key, seq))
-        held = tx.rows(statements.LINES_HELD, lease_id=lease_id) if back else ()
+        held = tx.rows(statements.HELD_KEYS_BY_SEQ, lease_id=lease_id) if back else ()
         behind = [OutcomeRow(seq, "RELEASED") for seq, key in held if key in back and seq > back[key]]
         if behind:
             self._apply(tx, lease_id, behind, max_attempts=0, skip=False)
 
     def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId], *, served: bool = True) -> None:
-        mysql_lines.free(tx, lease_ids, served=served)
+        ordering_keys.free(tx, lease_ids, served=served)
 
     def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None:
         dead, leaving, staying = self._choose_lost(tx, lease_id, limit, max_attempts)
         self._lose(tx, dead, leaving, what="lost", error="attempt lost")
-        for statement in (statements.RECORD_LOST, statements.STAY) if staying else ():
-            tx.run(statement, seqs=staying, what="lost", error="attempt lost")
+        if staying:
+            tx.run_all((statements.RECORD_LOST, statements.STAY), seqs=staying, what="lost", error="attempt lost")
 
     def _lose(self, tx: Transaction, dead: list[int], leaving: list[int], *, what: str, error: str) -> None:
-        for seqs, told, move in ((dead, "died", statements.BURY), (leaving, what, statements.GIVE_BACK)):
-            for statement in (statements.RECORD_LOST, move, statements.DROP_CLAIMED) if seqs else ():
-                tx.run(statement, seqs=seqs, what=told, error=error)
+        for seqs, step, move in ((dead, "died", statements.ARCHIVE_AS_DEAD), (leaving, what, statements.GIVE_BACK)):
+            if seqs:
+                tx.run_all((statements.RECORD_LOST, move, statements.DROP_CLAIMED), seqs=seqs, what=step, error=error)
 
     # -- beside the flow --------------------------------------------------------------------------------------
 
@@ -284,20 +262,19 @@ class MysqlStore(StepwiseStore):
         return ended, len(held)
 
     def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int:
-        lines = tx.rows(maintenance.OWN_KEYS, seqs=seqs)
-        self._wake_lines(tx, list(map(tuple, lines)))
-        counts = [tx.run(statement, seqs=seqs, by=by) for statement in maintenance.REPLAY]
-        return counts[-1]
+        keys = tx.rows(maintenance.OWN_KEYS, seqs=seqs)
+        self._wake_keys(tx, list(map(tuple, keys)))
+        return tx.run_all(maintenance.REPLAY, seqs=seqs, by=by)
 
-    def _wake_lines(self, tx: Transaction, lines: Sequence[tuple[str, str]]) -> None:
-        self._hold(tx, lines)
-        mysql_lines.wake(tx, maintenance.WAKE_KEYS, lines)
+    def _wake_keys(self, tx: Transaction, keys: Sequence[tuple[str, str]]) -> None:
+        self._hold(tx, keys)
+        ordering_keys.wake(tx, maintenance.WAKE_KEYS, keys)
 
-    def _bury(self, tx: Transaction, state: State, seqs: list[int], reason: str, by: str) -> int:
-        lock, *moves = maintenance.BURY[state]
+    def _archive_as_dead(self, tx: Transaction, state: State, seqs: list[int], reason: str, by: str) -> int:
+        lock, *moves = maintenance.ARCHIVE_AS_DEAD[state]
         found = [seq for (seq,) in tx.rows(lock, seqs=seqs)]
-        for statement in moves if found else ():
-            tx.run(statement, seqs=found, reason=reason, by=by)
+        if found:
+            tx.run_all(moves, seqs=found, reason=reason, by=by)
         return len(found)
 
     def _queues(self, tx: Transaction) -> Iterator[str]:
@@ -309,10 +286,6 @@ class MysqlStore(StepwiseStore):
     def _head(self, tx: Transaction, queue: str, priority: int) -> Any:
         statement = self._of_types(statements.HEAD, None)
         return tx.row(statement, queue=queue, priority=priority, room=1, floor=ALWAYS)
-
-    def _came_back(self) -> None:
-        for floor in self._floors.values():
-            floor.forget()
 
     def _oldest_snapshot_seconds(self, tx: Transaction) -> float | None:
         from pymysql import OperationalError

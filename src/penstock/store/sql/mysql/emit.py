@@ -1,6 +1,5 @@
 """Emitting on MySQL and MariaDB: INSERTs of many rows at once, in the caller's transaction if there is one."""
 
-import json
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -10,7 +9,9 @@ from penstock.model.errors import InvalidEvent
 from penstock.model.event import Event, EventId
 from penstock.store.event_ids import ids_for, new_event_id
 from penstock.store.sql.columns import COLUMNS
-from penstock.store.sql.mysql import ordering_keys as lines
+from penstock.store.sql.dedupe import Named, Window, first_of_windows, window, without_duplicates
+from penstock.store.sql.event_rows import available_at, event_row
+from penstock.store.sql.mysql import ordering_keys
 from penstock.store.sql.mysql.transaction import utc
 from penstock.store.sql.transaction import Transaction
 
@@ -43,8 +44,6 @@ NAME_OPENER = "UPDATE penstock_dedupe SET event_id = %s WHERE queue = %s AND ded
 LARGE = 1_000_000
 LARGEST = "SELECT @@max_allowed_packet"
 
-Window = tuple[str, str]
-
 
 def append(tx: Transaction, cursor: Any, events: Sequence[Event], now: datetime) -> list[EventId]:
     """Write events; returns their ids, and for a duplicate that of the first."""
@@ -53,9 +52,11 @@ def append(tx: Transaction, cursor: Any, events: Sequence[Event], now: datetime)
     written = list(zip(ids, events, strict=True))
     if any(event.dedupe_key is not None for event in events):
         opened, known = _open_windows(tx, cursor, written, now)
-        ids = [known.get(_window(event), event_id) for event_id, event in written]
-        written = [one for place, one in enumerate(written) if one[1].dedupe_key is None or place in opened]
-    lines.hold(tx, cursor, ((event.queue, event.ordering_key) for _, event in written if event.ordering_key), now)
+        ids = [known.get(window(event), event_id) for event_id, event in written]
+        written = without_duplicates(written, opened)
+    ordering_keys.hold(
+        tx, cursor, ((event.queue, event.ordering_key) for _, event in written if event.ordering_key), now
+    )
     if written:
         _write(tx, cursor, written, now)
     return ids
@@ -75,62 +76,44 @@ def _refuse_too_large(tx: Transaction, events: Sequence[Event]) -> None:
             )
 
 
-def _write(tx: Transaction, cursor: Any, written: Sequence[tuple[EventId, Event]], now: datetime) -> None:
-    cursor.executemany(EVENTS, [_event_row(event_id, event, now) for event_id, event in written])
+def _write(tx: Transaction, cursor: Any, written: Sequence[Named], now: datetime) -> None:
+    cursor.executemany(EVENTS, [event_row(event_id.bytes, event, now) for event_id, event in written])
     numbers = sorted(row[0] for row in tx.rows(NUMBERS, rows=[[event_id.hex] for event_id, _ in written]))
     pending = zip(numbers, written, strict=True)
     cursor.executemany(PENDING, [_pending_row(seq, event, now) for seq, (_, event) in pending])
 
 
 def _open_windows(
-    tx: Transaction, cursor: Any, written: Sequence[tuple[EventId, Event]], now: datetime
-) -> tuple[set[int], dict[Window, EventId]]:
-    """The places of the events that opened a window, and each window's event.
+    tx: Transaction, cursor: Any, given: Sequence[Named], now: datetime
+) -> tuple[dict[Window, Named], dict[Window | None, EventId]]:
+    """Return the events that opened a window, and the event of each window.
 
     A window is opened under an id that nobody else can have put there; where its event was given one, it is renamed.
     """
-    first: dict[Window, int] = {}
-    for place, (_, event) in enumerate(written):
-        if event.dedupe_key is not None:
-            first.setdefault(_window(event), place)
-    marks = {window: written[place][0] for window, place in first.items()}
-    named = [window for window, place in first.items() if written[place][1].event_id is not None]
-    marks |= {window: new_event_id() for window in named}
-    rows = [
-        (*window, marks[window].bytes, now + timedelta(seconds=written[place][1].dedupe_seconds))
-        for window, place in sorted(first.items())
-    ]
+    first = first_of_windows(given)
+    named = {key: event_id for key, (event_id, event) in first.items() if event.event_id is not None}
+    marks = {key: new_event_id() if key in named else event_id for key, (event_id, _) in first.items()}
+    rows = [(*key, marks[key].bytes, now + timedelta(seconds=first[key][1].dedupe_seconds)) for key in sorted(first)]
     cursor.executemany(OPEN_WINDOWS.format(now=f"'{now.isoformat(sep=' ')}'"), rows)
     found = _windows(tx, sorted(first))
-    opened = {window: place for window, place in first.items() if found[window] == marks[window].bytes}
-    for window in named:
-        if window in opened:
-            cursor.execute(NAME_OPENER, (written[opened[window]][0].bytes, *window))
-    known = {window: EventId(UUID(bytes=raw)) for window, raw in found.items()}
-    return set(opened.values()), known | {window: written[place][0] for window, place in opened.items()}
+    opened = {key: one for key, one in first.items() if found[key] == marks[key].bytes}
+    for key in opened.keys() & named.keys():
+        cursor.execute(NAME_OPENER, (named[key].bytes, *key))
+    known: dict[Window | None, EventId] = {key: EventId(UUID(bytes=raw)) for key, raw in found.items()}
+    return opened, known | {key: event_id for key, (event_id, _) in opened.items()}
 
 
 def _windows(tx: Transaction, windows: Sequence[Window]) -> dict[Window, bytes]:
     found: dict[Window, bytes] = {}
-    for queue, names in lines.by_queue(windows):
+    for queue, names in ordering_keys.in_bounds(windows):
         found |= {(queue, name): event_id for name, event_id in tx.rows(WINDOWS, queue=queue, names=names)}
     return found
 
 
-def _window(event: Event) -> Window:
-    return event.queue, event.dedupe_key or ""
-
-
-def _event_row(event_id: EventId, event: Event, now: datetime) -> tuple[Any, ...]:
-    headers = json.dumps(dict(event.headers)) if event.headers else None
-    fixed = (event.event_type, event.payload, headers, event.partition_key, event.ordering_key)
-    return (event_id.bytes, *fixed, now)
+def _seconds(seconds: float) -> timedelta:
+    return timedelta(seconds=seconds)
 
 
 def _pending_row(seq: int, event: Event, now: datetime) -> tuple[Any, ...]:
-    available_at = now
-    if event.available_at is not None:
-        available_at = utc(event.available_at)
-    elif event.delay_seconds is not None:
-        available_at += timedelta(seconds=event.delay_seconds)
-    return (seq, event.queue, event.ordering_key, event.priority, 0, 0, event.max_attempts, 0, 0, available_at, None)
+    available = available_at(event, now, utc, _seconds)
+    return (seq, event.queue, event.ordering_key, event.priority, 0, 0, event.max_attempts, 0, 0, available, None)

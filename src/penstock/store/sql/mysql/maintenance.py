@@ -3,7 +3,7 @@
 As in `mysql_statements`: values are bound, lists of numbers travel as JSON, and `{now}`, the clock, is put in.
 """
 
-from penstock.store.sql.columns import COLUMNS, UNSETTLED, changing
+from penstock.store.sql.columns import COLUMNS, FRESH, REPLAYED, UNSETTLED, changing
 from penstock.store.sql.mysql.ordering_keys import KEYS
 from penstock.store.sql.mysql.statements import CLAIMED_ROWS, GIVEN
 
@@ -14,6 +14,7 @@ OWN_KEYS = f"""
 SELECT a.queue, e.ordering_key FROM {_ARCHIVED} STRAIGHT_JOIN penstock_events e ON e.seq = a.seq
 WHERE e.ordering_key IS NOT NULL
 """
+_OWN_KEY = "(SELECT e.ordering_key FROM penstock_events e WHERE e.seq = a.seq)"
 REPLAY = (
     f"""
     INSERT INTO penstock_history (seq, at, what, attempts, lease_id, `by`, detail)
@@ -23,17 +24,7 @@ REPLAY = (
     """,
     f"""
     INSERT INTO penstock_pending ({COLUMNS})
-    SELECT {
-        changing(
-            ordering_key="(SELECT e.ordering_key FROM penstock_events e WHERE e.seq = a.seq)",
-            attempts="0",
-            deliveries="0",
-            replays="replays + 1",
-            suspect="0",
-            available_at="{now}",
-            last_error="NULL",
-        )
-    } FROM {_ARCHIVED}
+    SELECT {changing(ordering_key=_OWN_KEY, **REPLAYED)} FROM {_ARCHIVED}
     """,
     f"DELETE n FROM {GIVEN} penstock_notes n ON n.seq = given_seq",
     f"DELETE a FROM {_ARCHIVED}",
@@ -53,16 +44,7 @@ JSON_TABLE(:rows, '$[*]' COLUMNS (
     to_queue VARCHAR(255) CHARACTER SET utf8mb4 PATH '$[1]', copy_id CHAR(32) PATH '$[2]')) given
 STRAIGHT_JOIN {CLAIMED_ROWS} ON c.seq = given_seq AND c.lease_id = :lease_id
 """
-_FRESH = {
-    "queue": "to_queue",
-    "ordering_key": "c.ordering_key",
-    "attempts": "0",
-    "deliveries": "0",
-    "replays": "0",
-    "suspect": "0",
-    "available_at": "{now}",
-    "last_error": "NULL",
-}
+_FRESH = FRESH | {"queue": "to_queue", "ordering_key": "c.ordering_key"}
 ROUTED = f"SELECT DISTINCT c.seq FROM {_ROUTED} FOR UPDATE"
 ROUTE = (
     f"""
@@ -91,40 +73,16 @@ PURGE = (
     f"DELETE a FROM {_ARCHIVED}",
 )
 
-# Assignments are made from left to right: `paused_at` last, while it still says whether there was a pause.
-PAUSE = """
-INSERT INTO penstock_queues (queue, paused_at, paused_by) VALUES (:queue, {now}, :by)
-ON DUPLICATE KEY UPDATE paused_by = CASE WHEN paused_at IS NULL THEN :by ELSE paused_by END,
-    paused_at = coalesce(paused_at, {now})
-"""
-RESUME = "UPDATE penstock_queues SET paused_at = NULL, paused_by = NULL WHERE queue = :queue AND paused_at IS NOT NULL"
-LIMIT = """
-INSERT INTO penstock_queues (queue, max_claimed) VALUES (:queue, :max_claimed)
-ON DUPLICATE KEY UPDATE max_claimed = :max_claimed
-"""
-PAUSED = "SELECT EXISTS (SELECT 1 FROM penstock_queues WHERE queue = :queue AND paused_at IS NOT NULL)"
-COUNT_PURGED = """
-INSERT INTO penstock_queues (queue, purged) VALUES (:queue, :count)
-ON DUPLICATE KEY UPDATE purged = purged + :count
-"""
 LOCK_QUEUE = "SELECT max_claimed FROM penstock_queues WHERE queue = :queue FOR UPDATE"
 CLAIMED_OF_QUEUE = """
 SELECT count(*) FROM penstock_leases l FORCE INDEX (penstock_leases_open)
 STRAIGHT_JOIN penstock_claimed c ON c.lease_id = l.lease_id WHERE l.closed_at IS NULL AND l.queue = :queue
 """
 
-KEEP_PROGRESS = """
-INSERT INTO penstock_notes (seq, progress, noted_at) VALUES (:seq, :progress, {now})
-ON DUPLICATE KEY UPDATE progress = :progress, noted_at = {now}
-"""
-KEEP_RESULT = """
-INSERT INTO penstock_notes (seq, result, noted_at) VALUES (:seq, :result, {now})
-ON DUPLICATE KEY UPDATE result = :result, noted_at = {now}
-"""
 
 # From the table of a state, pending or claimed, to the archive.
 _STATE = f"{GIVEN} {{state}} s ON s.seq = given_seq"
-_BURY = (
+_TO_ARCHIVE = (
     f"SELECT s.seq FROM {_STATE} FOR UPDATE",
     f"""
     INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
@@ -136,7 +94,9 @@ _BURY = (
     """,
     f"DELETE s FROM {_STATE}",
 )
-BURY = {state: tuple(statement.replace("{state}", table) for statement in _BURY) for state, table in UNSETTLED.items()}
+ARCHIVE_AS_DEAD = {
+    state: tuple(statement.replace("{state}", table) for statement in _TO_ARCHIVE) for state, table in UNSETTLED.items()
+}
 
 # The next queue that has anything pending: one look into an index.
 NEXT_QUEUE = "SELECT min(queue) FROM penstock_pending FORCE INDEX (penstock_pending_ready) WHERE queue > :after"
@@ -158,17 +118,6 @@ STRAIGHT_JOIN penstock_dedupe d ON d.queue = old.queue AND d.dedupe_key = old.de
 """
 DROP_OLD_RELAYS = "DELETE FROM penstock_relays WHERE seen_at < {now} - INTERVAL ROUND(:seconds * 1000000) MICROSECOND"
 
-BEAT_RELAY = """
-INSERT INTO penstock_relays (relay_id, queue, destination, host, started_at, seen_at, stopping)
-VALUES (:relay_id, :queue, :destination, :host, {now}, {now}, :stopping)
-ON DUPLICATE KEY UPDATE seen_at = {now}, stopping = stopping OR :stopping
---;
-SELECT stopping FROM penstock_relays WHERE relay_id = :relay_id
-"""
-RELAY_STOPPING = "SELECT stopping FROM penstock_relays WHERE relay_id = :relay_id"
-FORGET_RELAY = "DELETE FROM penstock_relays WHERE relay_id = :relay_id"
-
-CLOCK = "SELECT {now}"
 
 # An open transaction keeps what was deleted since it began. Its start is told in the time zone of the system.
 OLDEST_SNAPSHOT = """

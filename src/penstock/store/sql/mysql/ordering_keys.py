@@ -11,7 +11,8 @@ from itertools import groupby
 from typing import Any
 
 from penstock.model.lease import LeaseId
-from penstock.store.sql.dialect import Wanted
+from penstock.store.sql.dialect import ClaimRequest
+from penstock.store.sql.server_dialect import by_queue
 from penstock.store.sql.transaction import Transaction
 
 # Fewer than a server would turn into a join, which could then scan, and lock, the whole table.
@@ -32,21 +33,24 @@ WHERE queue = :queue AND lease_id IS NULL AND next_at <= {now} ORDER BY next_at 
 """
 TAKE = f"UPDATE {KEYS} SET lease_id = :lease_id WHERE queue = :queue AND ordering_key IN :names"
 
-_LINE = "penstock_pending p FORCE INDEX (penstock_pending_line)"
+_KEY_QUEUE = "penstock_pending p FORCE INDEX (penstock_pending_line)"
 # The key that has waited longest goes first, or one that always has more than enough would keep the others waiting.
 # Keys with a long line are told by the event that a claim would be cut at.
 TAKEN = f"""
 SELECT k.ordering_key, (
-    SELECT p.seq FROM {_LINE} WHERE p.queue = k.queue AND p.ordering_key = k.ordering_key
-    ORDER BY p.seq LIMIT 1 OFFSET :line_limit) IS NOT NULL
+    SELECT p.seq FROM {_KEY_QUEUE} WHERE p.queue = k.queue AND p.ordering_key = k.ordering_key
+    ORDER BY p.seq LIMIT 1 OFFSET :key_queue_limit) IS NOT NULL
 FROM penstock_keys k FORCE INDEX (penstock_keys_lease) WHERE k.lease_id = :lease_id ORDER BY k.next_at, k.ordering_key
 """
 _FRONT = "SELECT p.ordering_key, p.seq, p.suspect, p.available_at <= {now}{of_types}"
 # Short lines in one go, to their ends; the front of a long one by itself.
-SHORT_LINES = (
-    f"{_FRONT} FROM {_LINE} WHERE p.queue = :queue AND p.ordering_key IN :names ORDER BY p.ordering_key, p.seq"
+SHORT_KEY_QUEUES = (
+    f"{_FRONT} FROM {_KEY_QUEUE} WHERE p.queue = :queue AND p.ordering_key IN :names ORDER BY p.ordering_key, p.seq"
 )
-LONG_LINE = f"{_FRONT} FROM {_LINE} WHERE p.queue = :queue AND p.ordering_key = :name ORDER BY p.seq LIMIT :line_limit"
+LONG_KEY_QUEUE = (
+    f"{_FRONT} FROM {_KEY_QUEUE} WHERE p.queue = :queue AND p.ordering_key = :name"
+    " ORDER BY p.seq LIMIT :key_queue_limit"
+)
 
 HELD_KEYS = """
 SELECT lease_id, queue, ordering_key FROM penstock_keys WHERE lease_id IN :lease_ids
@@ -73,7 +77,7 @@ DELETE FROM penstock_holds WHERE queue = :queue AND ordering_key IN :names AND N
 # committed looks empty: its next claimer looks again in 50 ms.
 FREE_KEYS = f"""
 UPDATE {KEYS} SET lease_id = NULL, next_at = coalesce(
-    (SELECT GREATEST(p.available_at, CASE WHEN :served THEN {{now}} ELSE penstock_keys.next_at END) FROM {_LINE}
+    (SELECT GREATEST(p.available_at, CASE WHEN :served THEN {{now}} ELSE penstock_keys.next_at END) FROM {_KEY_QUEUE}
      WHERE p.queue = penstock_keys.queue AND p.ordering_key = penstock_keys.ordering_key ORDER BY p.seq LIMIT 1),
     {{now}} + INTERVAL 50000 MICROSECOND)
 WHERE queue = :queue AND ordering_key IN :names
@@ -85,16 +89,16 @@ SELECT EXISTS (SELECT 1 FROM penstock_keys k FORCE INDEX (penstock_keys_ready)
 """
 # The type that counts for a key is that of the event at the head of its line.
 OF_HEAD = f"""
-  AND (SELECT t.event_type FROM {_LINE} STRAIGHT_JOIN penstock_events t ON t.seq = p.seq
+  AND (SELECT t.event_type FROM {_KEY_QUEUE} STRAIGHT_JOIN penstock_events t ON t.seq = p.seq
        WHERE p.queue = k.queue AND p.ordering_key = k.ordering_key ORDER BY p.seq LIMIT 1) IN :types"""
 
-Line = tuple[str, str]
+KeyQueue = tuple[str, str]
 
 
-def hold(tx: Transaction, cursor: Any, lines: Iterable[Line], now: Any) -> None:
+def hold(tx: Transaction, cursor: Any, keys: Iterable[KeyQueue], now: Any) -> None:
     """Make sure that each of these keys has its rows, and hold them until the transaction ends. Sorted: two batches
     that held theirs in the order of their events could wait for each other."""
-    for queue, names in by_queue(lines):
+    for queue, names in in_bounds(keys):
         left = names
         while left:
             known = [row[0] for row in tx.rows(KNOWN, queue=queue, names=left)]
@@ -115,16 +119,16 @@ def take(tx: Transaction, queue: str, lease_id: LeaseId, key_limit: int) -> bool
     return bool(free)
 
 
-def front(tx: Transaction, wanted: Wanted, room: int, of_types: str) -> list[tuple[int, int]]:
+def front(tx: Transaction, request: ClaimRequest, room: int, of_types: str) -> list[tuple[int, int]]:
     """The head of each line under the lease, up to the first event that may not go yet: what stands behind it waits
     too. Rows of seq and suspect, in turn."""
-    given = wanted.parameters(room)
-    keys = tx.rows(TAKEN, lease_id=given["lease_id"], line_limit=given["line_limit"])
+    given = request.parameters(room)
+    keys = tx.rows(TAKEN, lease_id=given["lease_id"], key_queue_limit=given["key_queue_limit"])
     chosen: list[tuple[int, int]] = []
     seen = 0
     for is_long, some in groupby(keys, key=lambda row: bool(row[1])):
         names = [row[0] for row in some]
-        statement = (LONG_LINE if is_long else SHORT_LINES).replace("{of_types}", of_types)
+        statement = (LONG_KEY_QUEUE if is_long else SHORT_KEY_QUEUES).replace("{of_types}", of_types)
         for part in in_parts(names, 1 if is_long else NAMES):
             if seen >= room:
                 return chosen[:room]
@@ -140,16 +144,16 @@ def free(tx: Transaction, lease_ids: Sequence[LeaseId], *, served: bool) -> None
     ids = list(lease_ids)
     keys = tx.rows(HELD_KEYS, lease_ids=ids)
     claimed = {(row[0], row[1]) for row in tx.rows(STILL_CLAIMED, lease_ids=ids)} if keys else set()
-    for queue, names in by_queue((queue, key) for lease_id, queue, key in keys if (lease_id, key) not in claimed):
+    for queue, names in in_bounds((queue, key) for lease_id, queue, key in keys if (lease_id, key) not in claimed):
         unheld = [row[0] for row in tx.rows(UNHELD, queue=queue, names=names)]
         if unheld and tx.run(DROP_DRAINED, queue=queue, names=unheld):
             tx.run(DROP_HOLDS, queue=queue, names=unheld)
         tx.run(FREE_KEYS, queue=queue, names=names, served=served)
 
 
-def wake(tx: Transaction, statement: str, lines: Iterable[Line]) -> None:
+def wake(tx: Transaction, statement: str, keys: Iterable[KeyQueue]) -> None:
     """Let keys be looked at now that were to be looked at later."""
-    for queue, names in by_queue(lines):
+    for queue, names in in_bounds(keys):
         tx.run(statement, queue=queue, names=names)
 
 
@@ -159,10 +163,10 @@ def in_parts(names: Iterable[str], size: int = NAMES) -> Iterator[list[str]]:
         yield left[start : start + size]
 
 
-def by_queue(lines: Iterable[Line]) -> Iterator[tuple[str, list[str]]]:
-    """Queue by queue, the names that go with it: sorted, each once, and not too many at a time."""
-    for queue, of_queue in groupby(sorted(set(lines)), _first):
-        for some in in_parts(name for _, name in of_queue):
+def in_bounds(keys: Iterable[KeyQueue]) -> Iterator[tuple[str, list[str]]]:
+    """Queue by queue, the names that go with it, not too many at a time."""
+    for queue, names in by_queue(keys):
+        for some in in_parts(names):
             yield queue, some
 
 
@@ -170,8 +174,8 @@ def _add(cursor: Any, statement: str, rows: list[tuple[Any, ...]]) -> int:
     return int(cursor.executemany(statement, rows) or 0)
 
 
-def _may_go(line: Iterable[Any]) -> Iterator[tuple[int, int]]:
-    for _, seq, suspect, may_go in line:
+def _may_go(events: Iterable[Any]) -> Iterator[tuple[int, int]]:
+    for _, seq, suspect, may_go in events:
         if not may_go:
             return
         yield seq, suspect

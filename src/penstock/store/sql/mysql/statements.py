@@ -9,7 +9,7 @@ nobody. In a caller's own transaction (`settle_in`) it may be stricter and see a
 event reads with a lock, which always sees the newest. Lock order: lease, keys (sorted), claimed, pending or archive.
 """
 
-from penstock.store.sql.columns import CHANGED_BY, COLUMNS, DELIVERY, changing
+from penstock.store.sql.columns import CHANGED_BY, COLUMNS, DELIVERY, RETRIED, changing
 
 # As `Delivery` decodes it when asked: microseconds since 2000.
 _RAW_TIME = "TIMESTAMPDIFF(MICROSECOND, '2000-01-01', {})"
@@ -96,7 +96,7 @@ SELECT c.seq, {{now}}, :what, c.attempts + 1, c.lease_id,
        (SELECT l.claimant FROM penstock_leases l WHERE l.lease_id = c.lease_id), :error
 FROM {CLAIMED}
 """
-BURY = f"""
+ARCHIVE_AS_DEAD = f"""
 INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
 SELECT {changing(**_LOST)}, 'DEAD', {{now}}, lease_id FROM {CLAIMED}
 """
@@ -145,15 +145,8 @@ APPLY = (
     """,
     f"""
     INSERT INTO penstock_pending ({COLUMNS})
-    SELECT {
-        changing(
-            ordering_key="CASE WHEN NOT :skip THEN ordering_key END",
-            attempts="attempts + 1",
-            suspect="0",
-            available_at="{now} + INTERVAL delay MICROSECOND",
-            last_error="error",
-        )
-    } FROM {_OUTCOMES} WHERE kind = 'RETRY'
+    SELECT {changing(available_at="{now} + INTERVAL delay MICROSECOND", **RETRIED)}
+    FROM {_OUTCOMES} WHERE kind = 'RETRY'
     """,
     f"""
     INSERT INTO penstock_pending ({COLUMNS})
@@ -169,7 +162,7 @@ APPLY = (
 
 # What stands behind an event that went back to its line goes back with it: whoever repeats the claim would overtake.
 WENT_BACK = f"SELECT p.ordering_key, p.seq FROM {PENDING} WHERE p.ordering_key IS NOT NULL"
-LINES_HELD = """
+HELD_KEYS_BY_SEQ = """
 SELECT seq, ordering_key FROM penstock_claimed WHERE lease_id = :lease_id AND ordering_key IS NOT NULL FOR UPDATE
 """
 

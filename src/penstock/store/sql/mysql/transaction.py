@@ -19,9 +19,9 @@ class MysqlTransaction(Transaction):
             super()._execute(cursor, part, parameters)
 
 
-def utc(moment: datetime) -> datetime:
+def utc(time: datetime) -> datetime:
     """As a DATETIME holds it: in UTC, and without saying so. The driver would drop the zone without a look at it."""
-    return moment.astimezone(UTC).replace(tzinfo=None)
+    return time.astimezone(UTC).replace(tzinfo=None)
 
 
 def adapt(value: Any) -> Any:

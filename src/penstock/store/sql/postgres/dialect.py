@@ -5,34 +5,34 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Engine, create_engine, make_url
+from sqlalchemy import Engine, make_url
 from sqlalchemy import event as hooks
-from sqlalchemy.exc import DBAPIError
 
 from penstock.config.extras import needs_extra
 from penstock.model.errors import (
     InvalidEvent,
-    NotInitialised,
     PenstockError,
-    StoreConflict,
     StoreError,
     StoreUnavailable,
 )
-from penstock.model.event import Delivery, Event, EventId, encode_moment
+from penstock.model.event import Delivery, Event, EventId, encode_time
 from penstock.model.lease import Lease, LeaseId, Token
 from penstock.model.lifecycle import State
-from penstock.model.times import Clock
-from penstock.store.api import Capabilities, Committed, Part, StoreOptions
+from penstock.store.api import Capabilities, Committed, StagedPart
 from penstock.store.event_ids import ids_for
-from penstock.store.sql.claim_hints import ALWAYS, Floor, Lines
+from penstock.store.sql.claim_hints import ALWAYS, KeyQueueLength, ScanFloor
 from penstock.store.sql.dedupe import first_of_windows, without_duplicates
-from penstock.store.sql.dialect import Wanted
+from penstock.store.sql.dialect import CLOCK, ClaimRequest
+from penstock.store.sql.event_rows import available_at, headers_text, microseconds, staged_row
 from penstock.store.sql.outcome_rows import OutcomeRow, RouteRow
 from penstock.store.sql.postgres import maintenance, staging, statements
 from penstock.store.sql.postgres.connections import bare, prepare_for_claims
+from penstock.store.sql.server_dialect import ServerDialect, by_queue
 from penstock.store.sql.store import SqlStore
 from penstock.store.sql.transaction import Transaction, percent_style
 
@@ -46,19 +46,15 @@ EMIT_COLUMNS = (
 INSERT = f"INSERT INTO penstock_outbox ({', '.join(EMIT_COLUMNS)}) VALUES ({', '.join(['%s'] * len(EMIT_COLUMNS))})"
 
 
-class PostgresStore(SqlStore):
+class PostgresStore(ServerDialect, SqlStore):
     capabilities = Capabilities(transactional_emit=True, ordering=True, concurrent_writers=True)
     statements = statements
     maintenance = maintenance
     staging = staging
 
-    def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
-        super().__init__(url, options, clock)
-        self._floors: dict[str, Floor] = {}
-        self._lines: dict[str, Lines] = {}
-        # The statement's time, not the moment's: an index can be searched for it.
-        self._now = "statement_timestamp()" if clock is None else "CAST(:now AS timestamptz)"
-        self._prepared: dict[str, str] = {}
+    # The statement's time, not the transaction's or the clock's: an index can be searched for it.
+    _clock_now = "statement_timestamp()"
+    _given_now = "CAST(:now AS timestamptz)"
 
     # -- connections ------------------------------------------------------------------------------------------
 
@@ -66,14 +62,7 @@ class PostgresStore(SqlStore):
         with needs_extra("a PostgreSQL store", "postgres"):
             import psycopg  # noqa: F401
         target = make_url(url).set(drivername="postgresql+psycopg")
-        connect_args = {} if "connect_timeout" in target.query else {"connect_timeout": 10}
-        engine = create_engine(
-            target,
-            isolation_level="READ COMMITTED",
-            pool_size=self.options.pool_size,
-            max_overflow=10,
-            connect_args={"application_name": "penstock", **connect_args},
-        )
+        engine = self._create_pool(target, {"application_name": "penstock"})
         hooks.listen(engine, "connect", prepare_for_claims)
         return engine
 
@@ -85,14 +74,7 @@ class PostgresStore(SqlStore):
                 yield self._transaction(connection, cursor)
 
     def _transaction(self, connection: Any, cursor: Any) -> Transaction:
-        common = {} if self.clock is None else {"now": self.clock()}
-        return Transaction(connection, cursor, self._prepare, common, bare=lambda: bare(cursor.connection))
-
-    def _prepare(self, statement: str) -> str:
-        prepared = self._prepared.get(statement)
-        if prepared is None:
-            prepared = self._prepared[statement] = percent_style(statement.replace("{now}", self._now))
-        return prepared
+        return Transaction(connection, cursor, self._prepare, self._time_given(), bare=lambda: bare(cursor.connection))
 
     def _driver_errors(self) -> tuple[type[BaseException], ...]:
         import psycopg
@@ -102,28 +84,26 @@ class PostgresStore(SqlStore):
     def _translate(self, error: BaseException) -> PenstockError | None:
         from psycopg import Error, InterfaceError, OperationalError, errors
 
-        cause = error.orig if isinstance(error, DBAPIError) else error
+        cause = self._cause(error)
         match cause:
             case errors.DeadlockDetected() | errors.SerializationFailure() | errors.LockNotAvailable():
-                return StoreConflict(f"concurrent work on {self.url} kept winning; try again")
+                return self._conflict()
             case errors.UndefinedTable() | errors.UndefinedColumn() | errors.UndefinedFunction():
-                return NotInitialised(
-                    f"the tables of {self.url} are missing or old; run: penstock init --store {self.url}"
-                )
+                return self._not_initialised()
             case errors.UniqueViolation() if "event_id" in str(cause):
                 return InvalidEvent("an event with this event_id was emitted before")
             case errors.CheckViolation() if "penstock_outbox: " in str(cause):
-                return InvalidEvent(_first_line(cause))
+                return InvalidEvent(_summary(cause))
             case OperationalError() | InterfaceError():
-                return StoreUnavailable(f"can't reach {self.url}: {_first_line(cause)}")
+                return StoreUnavailable(f"can't reach {self.url}: {_summary(cause)}")
             case Error():
-                return StoreError(f"{self.url} refused: {_first_line(cause)}")
+                return StoreError(f"{self.url} refused: {_summary(cause)}")
             case _:
                 return None
 
-    def _moment(self, raw: Any) -> datetime:
-        moment: datetime = raw
-        return moment
+    def _time(self, raw: Any) -> datetime:
+        time: datetime = raw
+        return time
 
     # -- emitting ---------------------------------------------------------------------------------------------
 
@@ -172,7 +152,7 @@ class PostgresStore(SqlStore):
             event.event_type,
             event.queue,
             event.payload,
-            _headers(event),
+            headers_text(event),
             event.partition_key,
             event.ordering_key,
             event.priority,
@@ -184,14 +164,10 @@ class PostgresStore(SqlStore):
 
     def _hold_keys(self, cursor: Any, events: Sequence[Event]) -> None:
         """All keys of a batch at once and sorted: two batches that held theirs one by one could wait for each other."""
-        keyed: dict[str, set[str]] = {}
-        for event in events:
-            if event.ordering_key is not None:
-                keyed.setdefault(event.queue, set()).add(event.ordering_key)
-        common = {} if self.clock is None else {"now": self.clock()}
-        for queue in sorted(keyed):
-            given = {"queue": queue, "names": sorted(keyed[queue])}
-            cursor.execute(self._prepare(statements.HOLD_KEYS), given | common)
+        keys = ((event.queue, event.ordering_key) for event in events if event.ordering_key is not None)
+        for queue, names in by_queue(keys):
+            given = {"queue": queue, "names": names, **self._time_given()}
+            cursor.execute(self._prepare(statements.HOLD_KEYS), given)
 
     def _copy(self, cursor: Any, new_ids: Iterator[EventId], events: Sequence[Event]) -> list[EventId]:
         """Two COPYs, under numbers taken beforehand: the fastest way in."""
@@ -210,14 +186,15 @@ class PostgresStore(SqlStore):
                 copy.write_row(_pending_row(seq, event, now))
         return ids
 
-    def _stage(self, tx: Transaction, part: Part, events: Sequence[Event], start: int) -> None:
-        now = encode_moment(tx.scalar(maintenance.CLOCK))
+    def _stage(self, tx: Transaction, part: StagedPart, events: Sequence[Event], start: int) -> None:
+        now = encode_time(tx.scalar(CLOCK))
         raw: Any = tx.connection.connection.dbapi_connection
         with raw.cursor() as cursor, cursor.copy(staging.COPY) as copy:
             copy.set_types(staging.TYPES)
+            row = partial(staged_row, attrgetter("bytes"), encode_time, part)
             for number, (event_id, event) in enumerate(zip(ids_for(events), events, strict=True), start):
                 headers = _jsonb(event.headers) if event.headers else None
-                copy.write_row(staging.row(part, number, event_id, event, headers, now))
+                copy.write_row(row(number, event_id, event, headers, now))
 
     def _move_staged(self, tx: Transaction, write_id: UUID, batch_id: int, parts: list[UUID]) -> Committed:
         given = {"write_id": write_id, "batch_id": batch_id, "parts": parts}
@@ -229,46 +206,42 @@ class PostgresStore(SqlStore):
 
     # -- claiming ---------------------------------------------------------------------------------------------
 
-    def _take_ready(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]:
-        given = wanted.parameters(room)
-        if wanted.types is not None:
+    def _take_ready(self, tx: Transaction, request: ClaimRequest, room: int) -> list[Delivery]:
+        given = request.parameters(room)
+        if request.types is not None:
             return tx.deliveries(statements.TAKE_READY_TYPED, **given, floor=ALWAYS)
-        floor = self._floors.setdefault(wanted.lease.queue, Floor())
+        floor = self._floors.setdefault(request.lease.queue, ScanFloor())
         start = floor.use()
         rows = tx.deliveries(statements.TAKE_READY, **given, floor=start)
         if start == ALWAYS and rows:
-            floor.learn_all(wanted.opened_at, *tx.row(statements.LEFT, queue=wanted.lease.queue))
+            floor.learn_all(request.opened_at, *tx.row(statements.LEFT, queue=request.lease.queue))
         elif rows or given["alone"]:
-            floor.learn(wanted.opened_at, rows)
+            floor.learn(request.opened_at, rows)
         return rows
 
-    def _take_keyed(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]:
-        given = wanted.parameters(room)
-        lines = self._lines.setdefault(wanted.lease.queue, Lines())
-        keys = tx.run(statements.TAKE_KEYS, **given, key_limit=lines.wanted(room))
+    def _take_keyed(self, tx: Transaction, request: ClaimRequest, room: int) -> list[Delivery]:
+        given = request.parameters(room)
+        lengths = self._key_queues.setdefault(request.lease.queue, KeyQueueLength())
+        keys = tx.run(statements.TAKE_KEYS, **given, key_limit=lengths.key_limit(room))
         if not keys:
             return []
         # A statement of its own: its snapshot is newer than the locks that the last one took.
-        statement = statements.TAKE_LINE if wanted.types is None else statements.TAKE_LINE_TYPED
+        statement = statements.TAKE_KEYED if request.types is None else statements.TAKE_KEYED_TYPED
         rows = tx.deliveries(statement, **given)
-        lines.learn(rows)
+        lengths.learn(rows)
         # Those of other types at the head of their lines would be in the way of the next claim.
-        self._free_keys(tx, [wanted.lease.lease_id], served=wanted.types is not None)
+        self._free_keys(tx, [request.lease.lease_id], served=request.types is not None)
         return rows
 
     def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:
         if types is not None:
             return bool(tx.scalar(statements.READY_TYPED, queue=queue, types=list(types), floor=ALWAYS))
-        floor = self._floors.setdefault(queue, Floor())
+        floor = self._floors.setdefault(queue, ScanFloor())
         start = floor.use()
         found = bool(tx.scalar(statements.READY, queue=queue, floor=start))
         if found and start == ALWAYS:
             floor.forget()  # what only a full look finds, only a full look can claim
         return found
-
-    def _came_back(self) -> None:
-        for floor in self._floors.values():
-            floor.forget()
 
     # -- leases and settling ----------------------------------------------------------------------------------
 
@@ -302,17 +275,13 @@ class PostgresStore(SqlStore):
 
     def _route(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> frozenset[int]:
         columns = {"queues": [row.queue for row in rows], "copy_ids": [row.copy_id for row in rows]}
-        moved = tx.rows(maintenance.ROUTE, lease_id=lease_id, seqs=_array([row.seq for row in rows]), **columns)
-        return frozenset(row[0] for row in moved)
+        routed = tx.rows(maintenance.ROUTE, lease_id=lease_id, seqs=_array([row.seq for row in rows]), **columns)
+        return frozenset(row[0] for row in routed)
 
-    def _hold_lines(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> None:
-        keys = dict(tx.rows(maintenance.LINES_HELD, lease_id=lease_id))
-        lines: dict[str, set[str]] = {}
-        for row in rows:
-            if row.seq in keys:
-                lines.setdefault(row.queue, set()).add(keys[row.seq])
-        for queue in sorted(lines):
-            tx.rows(statements.HOLD_KEYS, queue=queue, names=sorted(lines[queue]))
+    def _hold_keys_of(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> None:
+        keys = dict(tx.rows(maintenance.HELD_KEYS_BY_SEQ, lease_id=lease_id))
+        for queue, names in by_queue((row.queue, keys[row.seq]) for row in rows if row.seq in keys):
+            tx.rows(statements.HOLD_KEYS, queue=queue, names=names)
 
     def _release(self, tx: Transaction, lease_id: LeaseId) -> int:
         return int(tx.scalar(statements.RELEASE, lease_id=lease_id))
@@ -337,20 +306,16 @@ class PostgresStore(SqlStore):
 
     def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int:
         rows = tx.rows(maintenance.REPLAY, seqs=seqs, by=by)
-        self._wake_lines(tx, [(queue, key) for queue, key in rows if key is not None])
+        self._wake_keys(tx, [(queue, key) for queue, key in rows if key is not None])
         return len(rows)
 
-    def _wake_lines(self, tx: Transaction, lines: Sequence[tuple[str, str]]) -> None:
-        keys: dict[str, set[str]] = {}
-        for queue, key in lines:
-            keys.setdefault(queue, set()).add(key)
-        for queue in sorted(keys):
-            names = sorted(keys[queue])
+    def _wake_keys(self, tx: Transaction, keys: Sequence[tuple[str, str]]) -> None:
+        for queue, names in by_queue(keys):
             tx.rows(statements.HOLD_KEYS, queue=queue, names=names)
             tx.run(maintenance.WAKE_KEYS, queue=queue, names=names)
 
-    def _bury(self, tx: Transaction, state: State, seqs: list[int], reason: str, by: str) -> int:
-        return int(tx.scalar(maintenance.BURY[state], seqs=_array(seqs), reason=reason, by=by))
+    def _archive_as_dead(self, tx: Transaction, state: State, seqs: list[int], reason: str, by: str) -> int:
+        return int(tx.scalar(maintenance.ARCHIVE_AS_DEAD[state], seqs=_array(seqs), reason=reason, by=by))
 
     def _heads(self, tx: Transaction, prefix: str, queues: list[str] | None) -> list[Any]:
         return tx.rows(maintenance.HEADS, prefix=prefix, queues=queues)
@@ -382,11 +347,7 @@ def _event_row(seq: int, event_id: EventId, event: Event, now: int) -> tuple[Any
 
 
 def _pending_row(seq: int, event: Event, now: int) -> tuple[Any, ...]:
-    available = now
-    if event.available_at is not None:
-        available = encode_moment(event.available_at)
-    elif event.delay_seconds is not None:
-        available += round(event.delay_seconds * 1_000_000)
+    available = available_at(event, now, encode_time, microseconds)
     return (seq, event.queue, event.ordering_key, event.priority, 0, 0, event.max_attempts, 0, 0, available, None)
 
 
@@ -395,9 +356,5 @@ def _jsonb(headers: Mapping[str, str]) -> bytes:
     return b"\x01" + json.dumps(dict(headers)).encode()
 
 
-def _headers(event: Event) -> str | None:
-    return json.dumps(dict(event.headers)) if event.headers else None
-
-
-def _first_line(error: object) -> str:
+def _summary(error: object) -> str:
     return str(error).strip().partition("\n")[0]

@@ -3,16 +3,9 @@
 As in `postgres_statements`, values are bound and only `{now}`, the clock, is put in.
 """
 
-from penstock.store.sql.columns import COLUMNS, UNSETTLED, changing
+from penstock.store.sql.columns import COLUMNS, FRESH, REPLAYED, UNSETTLED, changing
 
-_FRESH = {
-    "attempts": "0",
-    "deliveries": "0",
-    "replays": "0",
-    "suspect": "0",
-    "available_at": "{now}",
-    "last_error": "CAST(NULL AS text)",
-}
+_FRESH = FRESH | {"last_error": "CAST(NULL AS text)"}
 
 # The key comes back from the event itself: one that had left its line returns to it.
 REPLAY = f"""
@@ -23,17 +16,7 @@ WITH gone AS (
 ),
 returned AS (
     INSERT INTO penstock_pending ({COLUMNS})
-    SELECT {
-    changing(
-        ordering_key="own_key",
-        attempts="0",
-        deliveries="0",
-        replays="replays + 1",
-        suspect="0",
-        available_at="{now}",
-        last_error="NULL",
-    )
-} FROM gone
+    SELECT {changing(ordering_key="own_key", **REPLAYED)} FROM gone
 ),
 forgotten AS (DELETE FROM penstock_notes WHERE seq IN (SELECT seq FROM gone)),
 recorded AS (
@@ -88,7 +71,9 @@ waiting AS (
 SELECT seq FROM gone
 """
 
-LINES_HELD = "SELECT seq, ordering_key FROM penstock_claimed WHERE lease_id = :lease_id AND ordering_key IS NOT NULL"
+HELD_KEYS_BY_SEQ = (
+    "SELECT seq, ordering_key FROM penstock_claimed WHERE lease_id = :lease_id AND ordering_key IS NOT NULL"
+)
 
 PURGE = """
 WITH gone AS (DELETE FROM penstock_archive WHERE seq = ANY (CAST(:seqs AS bigint[])) RETURNING seq),
@@ -98,20 +83,6 @@ bodies AS (DELETE FROM penstock_events WHERE seq IN (SELECT seq FROM gone))
 SELECT count(*) FROM gone
 """
 
-PAUSE = """
-INSERT INTO penstock_queues AS q (queue, paused_at, paused_by) VALUES (:queue, {now}, :by)
-ON CONFLICT (queue) DO UPDATE SET paused_at = excluded.paused_at, paused_by = excluded.paused_by
-WHERE q.paused_at IS NULL
-"""
-RESUME = "UPDATE penstock_queues SET paused_at = NULL, paused_by = NULL WHERE queue = :queue AND paused_at IS NOT NULL"
-LIMIT = """
-INSERT INTO penstock_queues (queue, max_claimed) VALUES (:queue, :max_claimed)
-ON CONFLICT (queue) DO UPDATE SET max_claimed = excluded.max_claimed
-"""
-COUNT_PURGED = """
-INSERT INTO penstock_queues (queue, purged) VALUES (:queue, :count)
-ON CONFLICT (queue) DO UPDATE SET purged = penstock_queues.purged + excluded.purged
-"""
 LOCK_QUEUE = "SELECT max_claimed FROM penstock_queues WHERE queue = :queue FOR UPDATE"
 # By way of the open leases, of which there are few: an index of its own would cost every claim.
 CLAIMED_OF_QUEUE = """
@@ -119,14 +90,6 @@ SELECT count(*) FROM penstock_leases l JOIN penstock_claimed c ON c.lease_id = l
 WHERE l.closed_at IS NULL AND l.queue = :queue
 """
 
-KEEP_PROGRESS = """
-INSERT INTO penstock_notes (seq, progress, noted_at) VALUES (:seq, :progress, {now})
-ON CONFLICT (seq) DO UPDATE SET progress = excluded.progress, noted_at = excluded.noted_at
-"""
-KEEP_RESULT = """
-INSERT INTO penstock_notes (seq, result, noted_at) VALUES (:seq, :result, {now})
-ON CONFLICT (seq) DO UPDATE SET result = excluded.result, noted_at = excluded.noted_at
-"""
 
 _BURY = f"""
 buried AS (
@@ -139,7 +102,7 @@ recorded AS (
 )
 SELECT count(*) FROM gone
 """
-BURY = {
+ARCHIVE_AS_DEAD = {
     state: f"WITH gone AS (DELETE FROM {table} WHERE seq = ANY (CAST(:seqs AS bigint[])) RETURNING *), {_BURY}"
     for state, table in UNSETTLED.items()
 }
@@ -202,18 +165,6 @@ WHERE d.queue = old.queue AND d.dedupe_key = old.dedupe_key
 
 DROP_OLD_RELAYS = "DELETE FROM penstock_relays WHERE seen_at < {now} - :seconds * interval '1 second'"
 
-BEAT_RELAY = """
-INSERT INTO penstock_relays AS r (relay_id, queue, destination, host, started_at, seen_at, stopping)
-VALUES (:relay_id, :queue, :destination, :host, {now}, {now}, :stopping)
-ON CONFLICT (relay_id) DO UPDATE SET seen_at = excluded.seen_at, stopping = r.stopping OR excluded.stopping
-RETURNING stopping
-"""
-
-RELAY_STOPPING = "SELECT stopping FROM penstock_relays WHERE relay_id = :relay_id"
-
-FORGET_RELAY = "DELETE FROM penstock_relays WHERE relay_id = :relay_id"
-
-CLOCK = "SELECT {now}"
 
 # Opens windows where none is open, and locks all of them. In sorted order: two batches cannot wait for each other.
 OPEN_WINDOWS = """

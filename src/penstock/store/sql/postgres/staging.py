@@ -3,14 +3,10 @@
 As in `postgres_statements`, values are bound and only `{now}`, the clock, is put in.
 """
 
-from typing import Any
-
-from penstock.model.event import Event, EventId, encode_moment
-from penstock.store.api import Part
 from penstock.store.sql.columns import COLUMNS
 from penstock.store.sql.schema import staged
 
-# In the order of what `row` returns.
+# In the order of a `staged_row`.
 COPY = f"COPY penstock_staged ({', '.join(staged.columns.keys())}) FROM STDIN (FORMAT binary)"
 # As the bytes and numbers that they are on the wire: see `postgres_upkeep.COPY_EVENTS`.
 TYPES = (
@@ -80,40 +76,13 @@ waiting AS (
 SELECT count(*) FROM moved
 """
 
-# Of this batch, whatever attempt staged it, and of older ones.
-DROP_BATCH = "DELETE FROM penstock_staged WHERE write_id = :write_id AND batch_id <= :batch_id"
 
 DROP_PARTS = """
 DELETE FROM penstock_staged WHERE write_id = :write_id AND part_id = ANY (CAST(:parts AS uuid[]))
 """
 
-DROP_WRITE = "DELETE FROM penstock_staged WHERE write_id = :write_id"
 
 DROP_OLD = """
 DELETE FROM penstock_staged WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM penstock_staged WHERE staged_at < {now} - :seconds * interval '1 second' LIMIT :limit))
 """
-
-
-def row(part: Part, number: int, event_id: EventId, event: Event, headers: bytes | None, now: int) -> tuple[Any, ...]:
-    return (
-        part.write_id.bytes,
-        part.batch_id,
-        part.place,
-        part.part_id.bytes,
-        number,
-        event_id.bytes,
-        event.event_type,
-        event.queue,
-        event.payload,
-        headers,
-        event.partition_key,
-        event.ordering_key,
-        event.priority,
-        event.max_attempts,
-        None if event.available_at is None else encode_moment(event.available_at),
-        event.delay_seconds,
-        event.dedupe_key,
-        event.dedupe_seconds,
-        now,
-    )

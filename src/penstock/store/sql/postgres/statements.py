@@ -4,7 +4,7 @@ Values are bound (`:name`); only `{now}`, the clock, is put in when the store is
 then ordering keys (sorted), then claimed, then pending or archive.
 """
 
-from penstock.store.sql.columns import CHANGED_BY, COLUMNS, DELIVERY, changing
+from penstock.store.sql.columns import CHANGED_BY, COLUMNS, DELIVERY, RETRIED, changing
 
 # A fresh token at every claim: whoever holds an older one has lost. A closed lease stays as it was.
 OPEN_LEASE = """
@@ -136,14 +136,14 @@ WHERE k.queue = :queue AND k.ordering_key = free.ordering_key
 
 # The head of each key's line, up to the first event that may not go yet: what stands behind it waits too. The key
 # that has waited longest goes first, or one that always has more than enough would keep the others waiting.
-_TAKE_LINE = f"""
+_TAKE_KEYED = f"""
 WITH front AS MATERIALIZED (
     SELECT k.next_at, k.ordering_key, line.seq, line.suspect, line.may_go
     FROM (SELECT ordering_key, next_at FROM penstock_keys WHERE lease_id = :lease_id
           ORDER BY next_at, ordering_key) k
     CROSS JOIN LATERAL (
         SELECT p.seq, p.suspect, p.available_at <= {{now}}{{of_types}} AS may_go FROM penstock_pending p
-        WHERE p.queue = :queue AND p.ordering_key = k.ordering_key ORDER BY p.seq LIMIT :line_limit
+        WHERE p.queue = :queue AND p.ordering_key = k.ordering_key ORDER BY p.seq LIMIT :key_queue_limit
     ) line
     LIMIT :room
 ),
@@ -168,8 +168,8 @@ moved AS (
 SELECT {DELIVERY.format(row="s", deliveries="s.deliveries + 1")}
 FROM {_TAKEN_EVENTS}
 """
-TAKE_LINE = _TAKE_LINE.replace("{of_types}", "")
-TAKE_LINE_TYPED = _TAKE_LINE.replace("{of_types}", _OF_TYPES)
+TAKE_KEYED = _TAKE_KEYED.replace("{of_types}", "")
+TAKE_KEYED_TYPED = _TAKE_KEYED.replace("{of_types}", _OF_TYPES)
 
 READ_CLAIMED = f"""
 SELECT {DELIVERY.format(row="s", deliveries="s.deliveries")}
@@ -255,15 +255,7 @@ buried AS (
 ),
 retried AS (
     INSERT INTO penstock_pending ({COLUMNS})
-    SELECT {
-    changing(
-        ordering_key="CASE WHEN NOT :skip THEN ordering_key END",
-        attempts="attempts + 1",
-        suspect="0",
-        available_at="{now} + delay * interval '1 second'",
-        last_error="error",
-    )
-} FROM gone WHERE outcome = 'RETRY'
+    SELECT {changing(available_at="{now} + delay * interval '1 second'", **RETRIED)} FROM gone WHERE outcome = 'RETRY'
 ),
 released AS (
     INSERT INTO penstock_pending ({COLUMNS})

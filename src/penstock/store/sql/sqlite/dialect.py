@@ -7,13 +7,14 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import cache, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Engine, create_engine, make_url
 from sqlalchemy import event as hooks
-from sqlalchemy.exc import DBAPIError
 
 from penstock.config.permissions import create_file
 from penstock.model.errors import (
@@ -29,11 +30,12 @@ from penstock.model.event import Delivery, Event, EventId
 from penstock.model.lease import Lease, LeaseId, Token
 from penstock.model.lifecycle import State
 from penstock.model.times import from_micros, to_micros
-from penstock.store.api import Capabilities, Committed, Part, Upgrade
+from penstock.store.api import Capabilities, Committed, StagedPart, Upgrade
 from penstock.store.event_ids import ids_for
 from penstock.store.sql.dedupe import Named, Window, first_of_windows, window, without_duplicates
-from penstock.store.sql.dialect import Wanted
-from penstock.store.sql.multi_statement import StepwiseStore
+from penstock.store.sql.dialect import ClaimRequest
+from penstock.store.sql.event_rows import available_at, event_row, headers_text, microseconds, staged_row
+from penstock.store.sql.multi_statement import PAUSED, StepwiseStore
 from penstock.store.sql.outcome_rows import OutcomeRow, RouteRow
 from penstock.store.sql.sqlite import maintenance, staging, statements
 from penstock.store.sql.transaction import Transaction
@@ -82,7 +84,7 @@ class SqliteStore(StepwiseStore):
         return super().initialise()
 
     def _transaction(self, connection: Any, cursor: Any) -> Transaction:
-        return Transaction(connection, cursor, _unchanged, {"now": self._micros()}, adapt=_adapt, delivery=_delivery)
+        return Transaction(connection, cursor, _prepare, {"now": self._micros()}, adapt=_adapt, delivery=_delivery)
 
     def _micros(self) -> int:
         return to_micros(datetime.now(UTC) if self.clock is None else self.clock())
@@ -91,13 +93,11 @@ class SqliteStore(StepwiseStore):
         return (sqlite3.Error,)
 
     def _translate(self, error: BaseException) -> PenstockError | None:
-        cause = error.orig if isinstance(error, DBAPIError) else error
+        cause = self._cause(error)
         message = str(cause)
         match cause:
             case sqlite3.OperationalError() if "no such table" in message or "no such column" in message:
-                return NotInitialised(
-                    f"the tables of {self.url} are missing or old; run: penstock init --store {self.url}"
-                )
+                return self._not_initialised()
             case sqlite3.OperationalError() if "locked" in message or "busy" in message:
                 return StoreConflict(
                     f"another connection kept writing to {self.url}; try again. To emit beside writes of your own "
@@ -114,7 +114,7 @@ class SqliteStore(StepwiseStore):
             case _:
                 return None
 
-    def _moment(self, raw: Any) -> datetime:
+    def _time(self, raw: Any) -> datetime:
         return from_micros(raw)
 
     # -- emitting ---------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class SqliteStore(StepwiseStore):
             written = without_duplicates(given, {opened: first[opened] for opened in cursor.fetchall()})
             cursor.execute(maintenance.WINDOWS, {"rows": json.dumps(rows)})
             holders = {(queue, key): EventId(UUID(hexed)) for queue, key, hexed in cursor.fetchall()}
-        cursor.executemany(maintenance.EMIT_EVENT, [_event_row(event_id, event, now) for event_id, event in written])
+        cursor.executemany(maintenance.EMIT_EVENT, [event_row(event_id.hex, event, now) for event_id, event in written])
         # One writer at a time: the numbers of these events follow each other.
         (last,) = cursor.execute(maintenance.LAST_NUMBER).fetchone()
         numbered = enumerate((event for _, event in written), last - len(written) + 1)
@@ -155,11 +155,13 @@ class SqliteStore(StepwiseStore):
         cursor.executemany(maintenance.ADD_KEY, sorted(keys))
         return [holders.get(window(event), event_id) for event_id, event in given]
 
-    def _stage(self, tx: Transaction, part: Part, events: Sequence[Event], start: int) -> None:
+    def _stage(self, tx: Transaction, part: StagedPart, events: Sequence[Event], start: int) -> None:
         now = self._micros()
         rows = zip(ids_for(events), events, strict=True)
+        row = partial(staged_row, attrgetter("hex"), to_micros, part)
         staged = [
-            staging.row(part, number, event_id, event, now) for number, (event_id, event) in enumerate(rows, start)
+            row(number, event_id, event, headers_text(event), now)
+            for number, (event_id, event) in enumerate(rows, start)
         ]
         tx.connection.connection.cursor().executemany(staging.INSERT, staged)
 
@@ -173,25 +175,25 @@ class SqliteStore(StepwiseStore):
 
     # -- claiming ---------------------------------------------------------------------------------------------
 
-    def _take_ready(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]:
+    def _take_ready(self, tx: Transaction, request: ClaimRequest, room: int) -> list[Delivery]:
         chosen: list[tuple[int, int]] = []
-        statement = self._of_types(statements.CHOOSE_READY, wanted.types)
-        for priority in self._levels(tx, wanted.lease.queue):
+        statement = self._of_types(statements.CHOOSE_READY, request.types)
+        for priority in self._levels(tx, request.lease.queue):
             if (left := room - len(chosen)) > 0:
-                chosen += tx.rows(statement, **wanted.parameters(left), priority=priority)
-        return self._move(tx, wanted, chosen, room)
+                chosen += tx.rows(statement, **request.parameters(left), priority=priority)
+        return self._move(tx, request, chosen, room)
 
-    def _take_keyed(self, tx: Transaction, wanted: Wanted, room: int) -> list[Delivery]:
-        given = wanted.parameters(room)
+    def _take_keyed(self, tx: Transaction, request: ClaimRequest, room: int) -> list[Delivery]:
+        given = request.parameters(room)
         if not tx.run(statements.TAKE_KEYS, **given):
             return []
-        rows = self._move(tx, wanted, tx.rows(self._of_types(statements.CHOOSE_LINE, wanted.types), **given), room)
+        rows = self._move(tx, request, tx.rows(self._of_types(statements.CHOOSE_KEYED, request.types), **given), room)
         # Those of other types at the head of their lines would be in the way of the next claim.
-        self._free_keys(tx, [wanted.lease.lease_id], served=wanted.types is not None)
+        self._free_keys(tx, [request.lease.lease_id], served=request.types is not None)
         return rows
 
     def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:
-        if tx.scalar(maintenance.PAUSED, queue=queue):
+        if tx.scalar(PAUSED, queue=queue):
             return False
         statement = self._of_types(statements.READY, types)
         levels = self._levels(tx, queue)
@@ -210,8 +212,7 @@ class SqliteStore(StepwiseStore):
 
     def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> frozenset[int]:
         done = frozenset(row[0] for row in tx.rows(statements.HELD, lease_id=lease_id, seqs=seqs))
-        for statement in statements.PUBLISH:
-            tx.run(statement, lease_id=lease_id, seqs=seqs)
+        tx.run_all(statements.PUBLISH, lease_id=lease_id, seqs=seqs)
         return done
 
     def _apply(
@@ -224,8 +225,7 @@ class SqliteStore(StepwiseStore):
             "skip": skip,
         }
         outcomes = tx.rows(statements.OUTCOMES, **given)
-        for statement in statements.APPLY:
-            tx.run(statement, **given)
+        tx.run_all(statements.APPLY, **given)
         return outcomes
 
     def _route(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> frozenset[int]:
@@ -234,23 +234,21 @@ class SqliteStore(StepwiseStore):
         for row in rows:
             number += row.copy_id is not None
             numbered.append([row.seq, row.queue, *((number, row.copy_id.hex) if row.copy_id else (None, None))])
-        moved = [seq for (seq,) in tx.rows(maintenance.ROUTED, lease_id=lease_id, rows=numbered)]
-        for statement in maintenance.ROUTE:
-            tx.run(statement, lease_id=lease_id, rows=numbered, seqs=moved)
-        return frozenset(moved)
+        routed = [seq for (seq,) in tx.rows(maintenance.ROUTED, lease_id=lease_id, rows=numbered)]
+        tx.run_all(maintenance.ROUTE, lease_id=lease_id, rows=numbered, seqs=routed)
+        return frozenset(routed)
 
-    def _hold_lines(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> None:
-        tx.run(maintenance.HOLD_LINES, lease_id=lease_id, rows=[[row.seq, row.queue] for row in rows])
+    def _hold_keys_of(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> None:
+        tx.run(maintenance.HOLD_KEYS_OF, lease_id=lease_id, rows=[[row.seq, row.queue] for row in rows])
 
     def _release_behind(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> None:
         behind = [row[0] for row in tx.rows(statements.BEHIND, lease_id=lease_id, seqs=seqs)]
         rows = [[seq, "RELEASED", None, 0] for seq in behind]
-        for statement in statements.APPLY if behind else ():
-            tx.run(statement, lease_id=lease_id, rows=rows, max_attempts=0, skip=False)
+        if behind:
+            tx.run_all(statements.APPLY, lease_id=lease_id, rows=rows, max_attempts=0, skip=False)
 
     def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId], *, served: bool = True) -> None:
-        for statement in statements.FREE_KEYS:
-            tx.run(statement, lease_ids=list(lease_ids), served=served)
+        tx.run_all(statements.FREE_KEYS, lease_ids=list(lease_ids), served=served)
 
     def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None:
         dead, leaving, staying = self._choose_lost(tx, lease_id, limit, max_attempts)
@@ -260,14 +258,7 @@ class SqliteStore(StepwiseStore):
         self, tx: Transaction, dead: list[int], leaving: list[int], staying: list[int], *, what: str, error: str
     ) -> None:
         given = {"dead": dead, "seqs": leaving, "staying": staying, "what": what, "error": error}
-        for statement in (
-            statements.RECORD_LOST,
-            statements.BURY,
-            statements.GIVE_BACK,
-            statements.DROP_CLAIMED,
-            statements.STAY,
-        ):
-            tx.run(statement, **given)
+        tx.run_all(statements.LOSE, **given)
 
     # -- beside the flow --------------------------------------------------------------------------------------
 
@@ -288,15 +279,14 @@ class SqliteStore(StepwiseStore):
         return lease_ids, total
 
     def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int:
-        counts = [tx.run(statement, seqs=seqs, by=by) for statement in maintenance.REPLAY]
-        return counts[-1]
+        return tx.run_all(maintenance.REPLAY, seqs=seqs, by=by)
 
-    def _bury(self, tx: Transaction, state: State, seqs: list[int], reason: str, by: str) -> int:
-        return [tx.run(one, seqs=seqs, reason=reason, by=by) for one in maintenance.BURY[state]][-1]
+    def _archive_as_dead(self, tx: Transaction, state: State, seqs: list[int], reason: str, by: str) -> int:
+        return tx.run_all(maintenance.ARCHIVE_AS_DEAD[state], seqs=seqs, reason=reason, by=by)
 
-    def _wake_lines(self, tx: Transaction, lines: Sequence[tuple[str, str]]) -> None:
-        if lines:
-            tx.run(maintenance.WAKE_KEYS, rows=list(map(list, lines)))
+    def _wake_keys(self, tx: Transaction, keys: Sequence[tuple[str, str]]) -> None:
+        if keys:
+            tx.run(maintenance.WAKE_KEYS, rows=list(map(list, keys)))
 
     def _levels(self, tx: Transaction, queue: str) -> list[int]:
         return [row[0] for row in tx.rows(statements.LEVELS, queue=queue)]
@@ -307,7 +297,7 @@ class SqliteStore(StepwiseStore):
     def _head(self, tx: Transaction, queue: str, priority: int) -> Any:
         return tx.row(statements.HEAD, queue=queue, priority=priority)
 
-    def _came_back(self) -> None:
+    def _forget_scan_floor(self) -> None:
         """Claims look at everything here: SQLite leaves no dead rows behind."""
 
     def _oldest_snapshot_seconds(self, tx: Transaction) -> None:  # noqa: ARG002
@@ -326,23 +316,14 @@ def _begin(connection: Any) -> None:
     connection.exec_driver_sql("BEGIN" if reads_only else "BEGIN IMMEDIATE")
 
 
-def _event_row(event_id: EventId, event: Event, now: int) -> tuple[Any, ...]:
-    headers = json.dumps(dict(event.headers)) if event.headers else None
-    fixed = (event.event_type, event.payload, headers, event.partition_key, event.ordering_key)
-    return (event_id.hex, *fixed, now)
-
-
 def _pending_row(seq: int, event: Event, now: int) -> tuple[Any, ...]:
-    available_at = now
-    if event.available_at is not None:
-        available_at = to_micros(event.available_at)
-    elif event.delay_seconds is not None:
-        available_at += round(event.delay_seconds * MICROS)
-    return (seq, event.queue, event.ordering_key, event.priority, event.max_attempts, available_at)
+    available = available_at(event, now, to_micros, microseconds)
+    return (seq, event.queue, event.ordering_key, event.priority, event.max_attempts, available)
 
 
-def _unchanged(statement: str) -> str:
-    return statement
+@cache
+def _prepare(statement: str) -> str:
+    return statement.replace("{now}", ":now")
 
 
 def _adapt(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """The statements beside the flow on SQLite: replay, purge, relays and maintenance."""
 
-from penstock.store.sql.columns import COLUMNS, UNSETTLED, changing
+from penstock.store.sql.columns import COLUMNS, FRESH, REPLAYED, UNSETTLED, changing
 
 _SEQS = "(SELECT value FROM json_each(:seqs))"
 
@@ -18,17 +18,7 @@ REPLAY = (
     """,
     f"""
     INSERT INTO penstock_pending ({COLUMNS})
-    SELECT {
-        changing(
-            ordering_key=_OWN_KEY,
-            attempts="0",
-            deliveries="0",
-            replays="replays + 1",
-            suspect="0",
-            available_at=":now",
-            last_error="NULL",
-        )
-    } FROM penstock_archive WHERE seq IN {_SEQS}
+    SELECT {changing(ordering_key=_OWN_KEY, **REPLAYED)} FROM penstock_archive WHERE seq IN {_SEQS}
     """,
     f"DELETE FROM penstock_notes WHERE seq IN {_SEQS}",
     f"DELETE FROM penstock_archive WHERE seq IN {_SEQS}",
@@ -41,18 +31,10 @@ _GIVEN = """
 (SELECT value ->> 0 AS given_seq, value ->> 1 AS to_queue, value ->> 2 AS number, value ->> 3 AS copy_id
  FROM json_each(:rows)) g
 """
-_FRESH = {
-    "queue": "g.to_queue",
-    "attempts": "0",
-    "deliveries": "0",
-    "replays": "0",
-    "suspect": "0",
-    "available_at": ":now",
-    "last_error": "NULL",
-}
+_FRESH = FRESH | {"queue": "g.to_queue"}
 _ROUTED = f"FROM {_GIVEN} JOIN penstock_claimed c ON c.seq = g.given_seq AND c.lease_id = :lease_id"
 ROUTED = f"SELECT DISTINCT c.seq {_ROUTED}"
-HOLD_LINES = f"""
+HOLD_KEYS_OF = f"""
 INSERT INTO penstock_keys (queue, ordering_key, next_at)
 SELECT DISTINCT g.to_queue, c.ordering_key, :now {_ROUTED} WHERE c.ordering_key IS NOT NULL
 ON CONFLICT DO NOTHING
@@ -79,21 +61,6 @@ PURGE = (
     f"DELETE FROM penstock_archive WHERE seq IN {_SEQS}",
 )
 
-PAUSE = """
-INSERT INTO penstock_queues (queue, paused_at, paused_by) VALUES (:queue, :now, :by)
-ON CONFLICT (queue) DO UPDATE SET paused_at = excluded.paused_at, paused_by = excluded.paused_by
-WHERE penstock_queues.paused_at IS NULL
-"""
-RESUME = "UPDATE penstock_queues SET paused_at = NULL, paused_by = NULL WHERE queue = :queue AND paused_at IS NOT NULL"
-LIMIT = """
-INSERT INTO penstock_queues (queue, max_claimed) VALUES (:queue, :max_claimed)
-ON CONFLICT (queue) DO UPDATE SET max_claimed = excluded.max_claimed
-"""
-PAUSED = "SELECT EXISTS (SELECT 1 FROM penstock_queues WHERE queue = :queue AND paused_at IS NOT NULL)"
-COUNT_PURGED = """
-INSERT INTO penstock_queues (queue, purged) VALUES (:queue, :count)
-ON CONFLICT (queue) DO UPDATE SET purged = purged + excluded.purged
-"""
 # Nothing to lock: there is one writer at a time.
 LOCK_QUEUE = "SELECT max_claimed FROM penstock_queues WHERE queue = :queue"
 CLAIMED_OF_QUEUE = """
@@ -101,17 +68,9 @@ SELECT count(*) FROM penstock_leases l JOIN penstock_claimed c ON c.lease_id = l
 WHERE l.closed_at IS NULL AND l.queue = :queue
 """
 
-KEEP_PROGRESS = """
-INSERT INTO penstock_notes (seq, progress, noted_at) VALUES (:seq, :progress, :now)
-ON CONFLICT (seq) DO UPDATE SET progress = excluded.progress, noted_at = excluded.noted_at
-"""
-KEEP_RESULT = """
-INSERT INTO penstock_notes (seq, result, noted_at) VALUES (:seq, :result, :now)
-ON CONFLICT (seq) DO UPDATE SET result = excluded.result, noted_at = excluded.noted_at
-"""
 
 # From the table of a state, pending or claimed, to the archive.
-_BURY = (
+_TO_ARCHIVE = (
     f"""
     INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
     SELECT {changing(last_error=":reason")}, 'DEAD', :now, NULL FROM {{state}} WHERE seq IN {_SEQS}
@@ -122,7 +81,9 @@ _BURY = (
     """,
     f"DELETE FROM {{state}} WHERE seq IN {_SEQS}",
 )
-BURY = {state: tuple(statement.format(state=table) for statement in _BURY) for state, table in UNSETTLED.items()}
+ARCHIVE_AS_DEAD = {
+    state: tuple(statement.format(state=table) for statement in _TO_ARCHIVE) for state, table in UNSETTLED.items()
+}
 WAKE_KEYS = """
 UPDATE penstock_keys SET next_at = :now
 WHERE lease_id IS NULL AND next_at > :now
@@ -155,16 +116,6 @@ DELETE FROM penstock_dedupe WHERE (queue, dedupe_key) IN (
 """
 DROP_OLD_RELAYS = "DELETE FROM penstock_relays WHERE seen_at < :now - :seconds * 1000000"
 
-BEAT_RELAY = """
-INSERT INTO penstock_relays (relay_id, queue, destination, host, started_at, seen_at, stopping)
-VALUES (:relay_id, :queue, :destination, :host, :now, :now, :stopping)
-ON CONFLICT (relay_id) DO UPDATE SET seen_at = excluded.seen_at, stopping = max(stopping, excluded.stopping)
-RETURNING stopping
-"""
-RELAY_STOPPING = "SELECT stopping FROM penstock_relays WHERE relay_id = :relay_id"
-FORGET_RELAY = "DELETE FROM penstock_relays WHERE relay_id = :relay_id"
-
-CLOCK = "SELECT :now"
 
 EMIT_EVENT = """
 INSERT INTO penstock_events (event_id, event_type, payload, headers, partition_key, ordering_key, created_at)

@@ -3,16 +3,10 @@
 As in `sqlite_statements`: lists travel as JSON, times as microseconds (`:now`), ids as hexadecimal text.
 """
 
-import json
-from typing import Any
-
-from penstock.model.event import Event, EventId
-from penstock.model.times import to_micros
-from penstock.store.api import Part
 from penstock.store.sql.columns import COLUMNS
 from penstock.store.sql.schema import staged
 
-# In the order of what `row` returns.
+# In the order of a `staged_row`.
 _COLUMNS = staged.columns.keys()
 INSERT = f"INSERT INTO penstock_staged ({', '.join(_COLUMNS)}) VALUES ({', '.join(['?'] * len(_COLUMNS))})"
 
@@ -65,40 +59,13 @@ SELECT e.seq, s.queue, s.ordering_key, s.priority, 0, 0, s.max_attempts, 0, 0,
 FROM penstock_staged s JOIN penstock_events e ON e.event_id = s.event_id WHERE {_CHOSEN}
 """
 
-# Of this batch, whatever attempt staged it, and of older ones.
-DROP_BATCH = "DELETE FROM penstock_staged WHERE write_id = :write_id AND batch_id <= :batch_id"
 
 DROP_PARTS = """
 DELETE FROM penstock_staged WHERE write_id = :write_id AND part_id IN (SELECT value FROM json_each(:parts))
 """
 
-DROP_WRITE = "DELETE FROM penstock_staged WHERE write_id = :write_id"
 
 DROP_OLD = """
 DELETE FROM penstock_staged WHERE rowid IN (
     SELECT rowid FROM penstock_staged WHERE staged_at < :now - :seconds * 1000000 LIMIT :limit)
 """
-
-
-def row(part: Part, number: int, event_id: EventId, event: Event, now: int) -> tuple[Any, ...]:
-    return (
-        part.write_id.hex,
-        part.batch_id,
-        part.place,
-        part.part_id.hex,
-        number,
-        event_id.hex,
-        event.event_type,
-        event.queue,
-        event.payload,
-        json.dumps(dict(event.headers)) if event.headers else None,
-        event.partition_key,
-        event.ordering_key,
-        event.priority,
-        event.max_attempts,
-        None if event.available_at is None else to_micros(event.available_at),
-        event.delay_seconds,
-        event.dedupe_key,
-        event.dedupe_seconds,
-        now,
-    )

@@ -4,7 +4,7 @@ One writer at a time (`BEGIN IMMEDIATE`), so nothing is locked row by row. SQLit
 an INSERT ... SELECT and then a DELETE. Lists travel as JSON, times as microseconds (`:now`), ids as hexadecimal text.
 """
 
-from penstock.store.sql.columns import CHANGED_BY, COLUMNS, DELIVERY, changing
+from penstock.store.sql.columns import CHANGED_BY, COLUMNS, DELIVERY, RETRIED, changing
 
 OPEN_LEASE = """
 INSERT INTO penstock_leases (lease_id, queue, claimant, token, claims, moved, max_attempts, claimed_at, expires_at)
@@ -57,14 +57,14 @@ WHERE queue = :queue AND ordering_key IN (
 
 # The head of each key's line, up to the first event that may not go yet: what stands behind it waits too. The key
 # that has waited longest goes first, or one that always has more than enough would keep the others waiting.
-CHOOSE_LINE = """
+CHOOSE_KEYED = """
 SELECT seq, suspect FROM (
     SELECT p.seq, p.suspect, p.ordering_key, front.next_at,
            min(p.available_at <= :now{of_types}) OVER (PARTITION BY p.ordering_key ORDER BY p.seq) AS may_go
     FROM (
         SELECT queue, ordering_key, next_at, coalesce(
             (SELECT x.seq FROM penstock_pending x WHERE x.queue = k.queue AND x.ordering_key = k.ordering_key
-             ORDER BY x.seq LIMIT 1 OFFSET :line_limit - 1), 9223372036854775807) AS last_seq
+             ORDER BY x.seq LIMIT 1 OFFSET :key_queue_limit - 1), 9223372036854775807) AS last_seq
         FROM penstock_keys k WHERE lease_id = :lease_id
     ) front JOIN penstock_pending p
       ON p.queue = front.queue AND p.ordering_key = front.ordering_key AND p.seq <= front.last_seq
@@ -115,7 +115,7 @@ ORDER BY ordering_key IS NULL, ordering_key, CASE WHEN ordering_key IS NULL THEN
 _LOST = {"attempts": "attempts + 1", "last_error": ":error"}
 
 # A lost attempt or an expired lease, for the claimed events of :dead and :seqs.
-BURY = f"""
+ARCHIVE_AS_DEAD = f"""
 INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
 SELECT {changing(**_LOST)}, 'DEAD', :now, lease_id FROM penstock_claimed WHERE seq IN {_LISTED.format(name="dead")}
 """
@@ -136,6 +136,8 @@ UPDATE penstock_claimed
 SET deliveries = deliveries + 1, attempts = attempts + 1, suspect = min(suspect + 1, 9), last_error = :error
 WHERE seq IN {_LISTED.format(name="staying")}
 """
+
+LOSE = (RECORD_LOST, ARCHIVE_AS_DEAD, GIVE_BACK, DROP_CLAIMED, STAY)
 
 LOCK_LEASE = """
 SELECT max_attempts, EXISTS (SELECT 1 FROM penstock_keys k WHERE k.lease_id = l.lease_id)
@@ -176,15 +178,7 @@ APPLY = (
     f"""
     {_GIVEN}
     INSERT INTO penstock_pending ({COLUMNS})
-    SELECT {
-        changing(
-            ordering_key="CASE WHEN NOT :skip THEN ordering_key END",
-            attempts="attempts + 1",
-            suspect="0",
-            available_at=":now + delay",
-            last_error="error",
-        )
-    } FROM gone WHERE outcome = 'RETRY'
+    SELECT {changing(available_at="{now} + delay", **RETRIED)} FROM gone WHERE outcome = 'RETRY'
     """,
     f"""
     {_GIVEN}

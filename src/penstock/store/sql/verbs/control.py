@@ -1,42 +1,43 @@
-"""Steering queues and single events, on every SQL backend: pauses, limits, cancellations, notes, and whose turn it is.
+"""Control of queues and single events: pauses, limits, cancellations, notes, and the heads of queues.
 `penstock.store.api` says what each verb promises."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from penstock.model.errors import UsageError
 from penstock.model.event import EventId, require_queue
 from penstock.model.lease import Lease, LeaseId
 from penstock.model.lifecycle import State
-from penstock.model.records import Head, Note, SettledCount
+from penstock.model.records import Head, Note
 from penstock.model.selection import Selection, cancellable
-from penstock.model.stats import QueueControl
 from penstock.model.text import storable
-from penstock.store.api import CANCELLED
-from penstock.store.sql.dialect import Moves
+from penstock.store.api import CANCELLED, Progress
+from penstock.store.sql.dialect import Dialect, Row, reading, total_of
 from penstock.store.sql.transaction import Transaction
 from penstock.store.sql.verbs import queries
 
 CANCEL_BATCH = 5_000
 GREATEST_LIMIT = 2**31 - 1
 
+RESUME = "UPDATE penstock_queues SET paused_at = NULL, paused_by = NULL WHERE queue = :queue AND paused_at IS NOT NULL"
+
 Move = Callable[[Transaction, Sequence[Any]], int]
 
 
-class Controlling(Moves):
-    """The verbs of `Steering`."""
+class ControlVerbs(Dialect):
+    """Operations on queues and single events."""
 
     # -- queues -----------------------------------------------------------------------------------------------
 
     def pause(self, queue: str, *, by: str = "operator") -> None:
         require_queue(queue)
-        self._transact(lambda tx: tx.run(self.maintenance.PAUSE, queue=queue, by=by))
+        self._transact(lambda tx: tx.run(self.upserts.PAUSE, queue=queue, by=by))
 
     def resume(self, queue: str) -> bool:
         require_queue(queue)
-        self._came_back()
-        return self._transact(lambda tx: tx.run(self.maintenance.RESUME, queue=queue)) > 0
+        self._forget_scan_floor()
+        return self._transact(lambda tx: tx.run(RESUME, queue=queue)) > 0
 
     def limit(self, queue: str, max_claimed: int | None) -> None:
         require_queue(queue)
@@ -44,10 +45,9 @@ class Controlling(Moves):
             raise UsageError("a limit must be 1 or more; to let nothing be claimed, pause the queue")
         if max_claimed is not None and max_claimed > GREATEST_LIMIT:
             raise UsageError(f"a limit must be at most {GREATEST_LIMIT:,}; none at all may be better")
-        self._transact(lambda tx: tx.run(self.maintenance.LIMIT, queue=queue, max_claimed=max_claimed))
+        self._transact(lambda tx: tx.run(self.upserts.LIMIT, queue=queue, max_claimed=max_claimed))
 
-    def controls(self) -> Sequence[QueueControl]:
-        return self._look(lambda tx: queries.controls(tx.connection))
+    controls = reading(queries.controls)
 
     def _allowed(self, tx: Transaction, queue: str, limit: int, control: int | None) -> int:
         """How many events a claim may take. `control` is what the lease learnt when it was opened: 0 for a paused
@@ -63,7 +63,7 @@ class Controlling(Moves):
     def heads(self, prefix: str, *, queues: Collection[str] | None = None) -> Sequence[Head]:
         wanted = None if queues is None else sorted(set(queues))
         rows = self._look(lambda tx: self._heads(tx, prefix, wanted))
-        return sorted(Head(-priority, self._moment(at), seq, queue) for queue, priority, at, seq in rows)
+        return sorted(Head(-priority, self._time(at), seq, queue) for queue, priority, at, seq in rows)
 
     # -- events -----------------------------------------------------------------------------------------------
 
@@ -74,54 +74,43 @@ class Controlling(Moves):
         reason: str = CANCELLED,
         by: str = "operator",
         dry_run: bool = False,
-        progress: Callable[[int], None] | None = None,
+        progress: Progress | None = None,
     ) -> int:
         selection.require("cancel")
         if dry_run:
             return sum(kind.count for kind in self.unsettled_counts(selection))
-        self._came_back()
+        self._forget_scan_floor()
         chosen = cancellable(selection)
-        told = storable(reason)
+        recorded = storable(reason)
         moves: dict[State, Move] = {
-            State.PENDING: lambda tx, rows: self._cancel_waiting(tx, rows, told, by),
-            State.CLAIMED: lambda tx, rows: self._cancel_held(tx, rows, told, by),
+            State.PENDING: lambda tx, rows: self._cancel_waiting(tx, rows, recorded, by),
+            State.CLAIMED: lambda tx, rows: self._cancel_held(tx, rows, recorded, by),
         }
-        total = 0
-        for state in moves:
-            if state in (chosen.states or ()):
-                for cancelled in self._cancel(chosen, state, moves[state]):
-                    total += cancelled
-                    if progress is not None:
-                        progress(total)
-        return total
+        batches = (self._cancel(chosen, state, moves[state]) for state in moves if state in (chosen.states or ()))
+        return total_of(chain.from_iterable(batches), progress)
 
     def _cancel(self, selection: Selection, state: State, move: Move) -> Iterator[int]:
-        """By seq, a transaction a batch: an interruption loses nothing. What is emitted meanwhile is not meant."""
-        after: int | None = 0
+        """What is emitted meanwhile is not meant."""
         _, until = self._look(lambda tx: queries.bounds(tx.connection))
-        while after is not None:
 
-            def work(tx: Transaction, start: int = after) -> tuple[int, int | None]:
-                found = queries.live(tx.connection, selection, state, after=start, limit=CANCEL_BATCH)
-                rows = [row for row in found if row.seq <= until]
-                return (move(tx, rows), rows[-1].seq) if rows else (0, None)
+        def choose(tx: Transaction, after: int) -> Sequence[Row]:
+            found = queries.live(tx.connection, selection, state, after=after, limit=CANCEL_BATCH)
+            return [row for row in found if row.seq <= until]
 
-            moved, after = self._transact(work)
-            yield moved
+        return self._in_batches(choose, move)
 
-    def unsettled_counts(self, selection: Selection) -> Sequence[SettledCount]:
-        return self._look(lambda tx: queries.unsettled_counts(tx.connection, selection))
+    unsettled_counts = reading(queries.unsettled_counts)
 
     def _cancel_waiting(self, tx: Transaction, rows: Sequence[Any], reason: str, by: str) -> int:
         """The keys are locked first, as by everyone who claims, or the two would wait for each other."""
-        self._wake_lines(tx, [(row.queue, row.ordering_key) for row in rows if row.ordering_key is not None])
-        return self._bury(tx, State.PENDING, [row.seq for row in rows], reason, by)
+        self._wake_keys(tx, [(row.queue, row.ordering_key) for row in rows if row.ordering_key is not None])
+        return self._archive_as_dead(tx, State.PENDING, [row.seq for row in rows], reason, by)
 
     def _cancel_held(self, tx: Transaction, rows: Sequence[Any], reason: str, by: str) -> int:
         """The leases are locked first, as by everyone who ends a claim."""
         seqs = [row.seq for row in rows]
         leases = [LeaseId(row[0]) for row in tx.connection.execute(queries.leases_over(seqs))]
-        count = self._bury(tx, State.CLAIMED, seqs, reason, by)
+        count = self._archive_as_dead(tx, State.CLAIMED, seqs, reason, by)
         self._free_keys(tx, leases)
         for lease_id in leases:
             tx.run(self.statements.CLOSE_LEASE, lease_id=lease_id)
@@ -133,24 +122,10 @@ class Controlling(Moves):
                 return frozenset()
             held = queries.held_seqs(tx.connection, lease.lease_id, list(progress))
             for seq in held:
-                tx.run(self.maintenance.KEEP_PROGRESS, seq=seq, progress=progress[seq])
+                tx.run(self.upserts.NOTE_PROGRESS, seq=seq, progress=progress[seq])
             return frozenset(held)
 
         return self._transact(work) if progress else frozenset()
 
     def notes(self, ids: Collection[EventId]) -> Mapping[EventId, Note]:
-        return self._look(lambda tx: queries.notes_of(tx.connection, ids)) if ids else {}
-
-    # -- what a backend supplies ------------------------------------------------------------------------------
-
-    @abstractmethod
-    def _heads(self, tx: Transaction, prefix: str, queues: list[str] | None) -> list[Any]:
-        """Rows of (queue, priority, time, seq)."""
-
-    @abstractmethod
-    def _bury(self, tx: Transaction, state: State, seqs: list[int], reason: str, by: str) -> int:
-        """Move those that still are pending, or claimed, to the archive, under no lease: a claimant has lost them."""
-
-    @abstractmethod
-    def _wake_lines(self, tx: Transaction, lines: Sequence[tuple[str, str]]) -> None:
-        """Let these keys, (queue, ordering key), be looked at now: their lines change."""
+        return self._look(lambda tx: queries.notes(tx.connection, ids)) if ids else {}

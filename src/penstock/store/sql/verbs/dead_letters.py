@@ -2,11 +2,11 @@
 
 from sqlalchemy import ColumnElement, Connection, FromClause, and_, func, literal_column, or_, select
 
-from penstock.model.dead_letters import Death, DeathCount, DeathMark, DeathPage, page_of, tallied
+from penstock.model.dead_letters import Death, DeathCount, DeathMark, DeathPage, count_by_kind, page_of
 from penstock.model.error_kinds import BEGINNING
 from penstock.model.selection import Selection
 from penstock.store.sql.schema import archive, events
-from penstock.store.sql.verbs.queries import EVENT_ID, conditions, settled_states
+from penstock.store.sql.verbs.queries import EVENT_ID, SETTLED, chosen_settled
 
 ROWS_AT_A_TIME = 1_000
 # Spelled out, because an index of only the dead is of no use to SQLite where the state is a parameter.
@@ -14,7 +14,9 @@ IS_DEAD: ColumnElement[bool] = archive.c.state == literal_column("'DEAD'")
 ERROR = func.substr(func.coalesce(archive.c.last_error, ""), 1, BEGINNING)
 
 
-def deaths(connection: Connection, selection: Selection, *, after: DeathMark | None, limit: int) -> DeathPage:
+def deaths(
+    connection: Connection, selection: Selection, *, after: DeathMark | None = None, limit: int = 100
+) -> DeathPage:
     """The latest first, and of those at the same time the one emitted last."""
     statement = (
         select(
@@ -28,7 +30,7 @@ def deaths(connection: Connection, selection: Selection, *, after: DeathMark | N
             archive.c.settled_at.label("died_at"),
             ERROR.label("error"),
         )
-        .select_from(archive.join(events, events.c.seq == archive.c.seq))
+        .select_from(SETTLED)
         .where(*_dead(selection), *_after(after))
         .order_by(archive.c.settled_at.desc(), archive.c.seq.desc())
         .limit(limit + 1)
@@ -45,18 +47,17 @@ def death_counts(connection: Connection, selection: Selection) -> list[DeathCoun
         .group_by(archive.c.queue, ERROR)
     )
     rows = connection.execute(statement, execution_options={"yield_per": ROWS_AT_A_TIME})
-    return tallied((row[0], row[1], row[2]) for row in rows)
+    return count_by_kind((row[0], row[1], row[2]) for row in rows)
 
 
 def _needed(selection: Selection) -> FromClause:
     """Events are large, and read only where the selection asks for something that they alone know."""
     asked = (selection.ids, selection.event_type, selection.event_types, selection.since, selection.until)
-    with_events = archive.join(events, events.c.seq == archive.c.seq)
-    return archive if all(part is None for part in asked) else with_events
+    return archive if all(part is None for part in asked) else SETTLED
 
 
 def _dead(selection: Selection) -> list[ColumnElement[bool]]:
-    return [IS_DEAD, *conditions(selection, archive), *settled_states(selection)]
+    return [IS_DEAD, *chosen_settled(selection)]
 
 
 def _after(mark: DeathMark | None) -> list[ColumnElement[bool]]:

@@ -3,19 +3,22 @@
 from uuid import UUID
 
 from penstock.model.stats import Relay
-from penstock.store.sql.dialect import Moves
+from penstock.store.sql.dialect import Dialect
+
+RELAY_STOPPING = "SELECT stopping FROM penstock_relays WHERE relay_id = :relay_id"
+FORGET_RELAY = "DELETE FROM penstock_relays WHERE relay_id = :relay_id"
 
 
-class Announcing(Moves):
+class PresenceVerbs(Dialect):
     """The verbs with which a relay comes and goes. See `penstock.store.api.Store`."""
 
-    def beat(self, relay: Relay, *, stopping: bool = False) -> bool:
+    def announce(self, relay: Relay, *, stopping: bool = False) -> bool:
         """A relay says that it is alive; the answer says whether it should stop."""
         given = {"relay_id": relay.relay_id, "queue": relay.queue, "destination": relay.destination, "host": relay.host}
-        return bool(self._transact(lambda tx: tx.scalar(self.maintenance.BEAT_RELAY, stopping=stopping, **given)))
+        return bool(self._transact(lambda tx: tx.scalar(self.upserts.ANNOUNCE_RELAY, stopping=stopping, **given)))
 
-    def stopping(self, relay_id: UUID) -> bool:
-        return bool(self._look(lambda tx: tx.scalar(self.maintenance.RELAY_STOPPING, relay_id=relay_id)))
+    def asked_to_stop(self, relay_id: UUID) -> bool:
+        return bool(self._look(lambda tx: tx.scalar(RELAY_STOPPING, relay_id=relay_id)))
 
-    def forget(self, relay_id: UUID) -> None:
-        self._transact(lambda tx: tx.run(self.maintenance.FORGET_RELAY, relay_id=relay_id))
+    def withdraw(self, relay_id: UUID) -> None:
+        self._transact(lambda tx: tx.run(FORGET_RELAY, relay_id=relay_id))

@@ -1,6 +1,6 @@
 """Looking at events: selections as SQL, pages, timelines, the state of a store at a glance. Reads only."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -25,16 +25,17 @@ from penstock.model.lifecycle import State
 from penstock.model.records import HistoryEntry, Note, Page, Record, SettledCount
 from penstock.model.selection import Selection, cancellable
 from penstock.model.stats import QueueControl, QueueStats, RelayStats, Stats
-from penstock.store.sql.schema import Moment, archive, claimed, events, leases, notes, pending, queues, relays
+from penstock.store.sql.schema import CHANGING, UtcTime, archive, claimed, events, leases, pending, queues, relays
 from penstock.store.sql.schema import history as timeline
+from penstock.store.sql.schema import notes as noted
 
-LIVE = (pending, claimed)
+SETTLED = archive.join(events, events.c.seq == archive.c.seq)
 # A copy goes by the id of the event that it is a copy of.
 EVENT_ID = func.coalesce(events.c.origin, events.c.event_id, type_=events.c.event_id.type)
 TOP_ERRORS = 5
 
 
-def find(connection: Connection, selection: Selection, *, after: int | None, limit: int) -> Page:
+def find(connection: Connection, selection: Selection, *, after: int | None = None, limit: int = 100) -> Page:
     """Newest first. Each state's table is cut to the page before they are put together, so that a page costs the
     same however long the history."""
     parts = [part.order_by(events.c.seq.desc()).limit(limit + 1) for part in _parts(selection, after)]
@@ -46,26 +47,22 @@ def find(connection: Connection, selection: Selection, *, after: int | None, lim
     return Page(records, records[-1].seq if len(rows) > limit else None)
 
 
-def settled_seqs(connection: Connection, selection: Selection, *, after: int, until: int, limit: int) -> list[int]:
+def settled(connection: Connection, selection: Selection, *, after: int, until: int, limit: int) -> Sequence[Any]:
     """The next settled events of the selection, locked where the database locks rows."""
     statement = (
         select(archive.c.seq)
-        .join(events, events.c.seq == archive.c.seq)
-        .where(
-            archive.c.seq > after, archive.c.seq <= until, *conditions(selection, archive), *settled_states(selection)
-        )
+        .select_from(SETTLED)
+        .where(archive.c.seq > after, archive.c.seq <= until, *chosen_settled(selection))
         .order_by(archive.c.seq)
         .limit(limit)
         .with_for_update(of=archive, skip_locked=True)
     )
-    return list(connection.execute(statement).scalars())
+    return connection.execute(statement).all()
 
 
 def count_settled(connection: Connection, selection: Selection) -> int:
-    statement = select(func.count()).select_from(archive.join(events, events.c.seq == archive.c.seq))
-    return int(
-        connection.execute(statement.where(*conditions(selection, archive), *settled_states(selection))).scalar_one()
-    )
+    statement = select(func.count()).select_from(SETTLED).where(*chosen_settled(selection))
+    return int(connection.execute(statement).scalar_one())
 
 
 def settled_counts(connection: Connection, selection: Selection) -> list[SettledCount]:
@@ -73,8 +70,8 @@ def settled_counts(connection: Connection, selection: Selection) -> list[Settled
     kind = (archive.c.state, archive.c.queue, events.c.event_type)
     statement = (
         select(*kind, func.count())
-        .select_from(archive.join(events, events.c.seq == archive.c.seq))
-        .where(*conditions(selection, archive), *settled_states(selection))
+        .select_from(SETTLED)
+        .where(*chosen_settled(selection))
         .group_by(*kind)
         .order_by(func.count().desc(), *kind)
     )
@@ -163,13 +160,13 @@ def controls(connection: Connection) -> list[QueueControl]:
     return [QueueControl(row.queue, row.paused_at, row.paused_by, row.max_claimed) for row in rows]
 
 
-def notes_of(connection: Connection, ids: Collection[EventId]) -> dict[EventId, Note]:
+def notes(connection: Connection, ids: Collection[EventId]) -> dict[EventId, Note]:
     """Of an event that was copied to several queues, the last copy's note."""
     statement = (
-        select(EVENT_ID, notes.c.progress, notes.c.result)
-        .select_from(notes.join(events, events.c.seq == notes.c.seq))
+        select(EVENT_ID, noted.c.progress, noted.c.result)
+        .select_from(noted.join(events, events.c.seq == noted.c.seq))
         .where(_is_one_of(ids))
-        .order_by(notes.c.seq)
+        .order_by(noted.c.seq)
     )
     return {EventId(row[0]): Note(row[1], row[2]) for row in connection.execute(statement)}
 
@@ -185,18 +182,7 @@ def stats(connection: Connection, now: datetime, oldest_snapshot_seconds: float 
         open_leases=open_leases,
         expired_leases=int(expired),
         oldest_snapshot_seconds=oldest_snapshot_seconds,
-        relays=[
-            RelayStats(
-                row.relay_id,
-                row.queue,
-                row.destination,
-                row.host,
-                row.started_at,
-                (now - row.seen_at).total_seconds(),
-                row.stopping,
-            )
-            for row in connection.execute(select(relays).order_by(relays.c.started_at))
-        ],
+        relays=[_relay(row, now) for row in connection.execute(select(relays).order_by(relays.c.started_at))],
         dead_errors=_dead_errors(connection),
         purged={
             row.queue: row.purged
@@ -205,13 +191,18 @@ def stats(connection: Connection, now: datetime, oldest_snapshot_seconds: float 
     )
 
 
+def _relay(row: Any, now: datetime) -> RelayStats:
+    age = (now - row.seen_at).total_seconds()
+    return RelayStats(row.relay_id, row.queue, row.destination, row.host, row.started_at, age, row.stopping)
+
+
 def _queues(connection: Connection, now: datetime) -> list[QueueStats]:
     queues: dict[str, QueueStats] = {}
     waiting = select(
         pending.c.queue,
         func.count().label("pending"),
         func.sum(case((pending.c.available_at <= now, 1), else_=0)).label("ready"),
-        func.min(pending.c.available_at, type_=Moment()).label("oldest"),
+        func.min(pending.c.available_at, type_=UtcTime()).label("oldest"),
     ).group_by(pending.c.queue)
     for row in connection.execute(waiting):
         age = (now - row.oldest).total_seconds()
@@ -266,6 +257,11 @@ _TABLES = (
 )
 
 
+# The columns of a record that are in both tables, and those that change with its state.
+_OF_EVENT = ("event_type", "payload", "headers", "partition_key", "ordering_key", "created_at")
+_OF_TABLE = tuple(name for name in CHANGING if name not in ("seq", "ordering_key"))
+
+
 def _part(
     table: Any,
     state: ColumnElement[str],
@@ -274,60 +270,40 @@ def _part(
     lease_expires_at: Any = None,
     settled_at: Any = None,
 ) -> Select[Any]:
-    def moment(column: Any, name: str) -> ColumnElement[Any]:
+    def labelled(column: Any, name: str) -> ColumnElement[Any]:
         return (
-            (null() if column is None else column).cast(Moment()).label(name) if column is None else column.label(name)
+            (null() if column is None else column).cast(UtcTime()).label(name) if column is None else column.label(name)
         )
 
     return select(
         events.c.seq,
         EVENT_ID.label("event_id"),
-        events.c.event_type,
-        events.c.payload,
-        events.c.headers,
-        events.c.partition_key,
-        events.c.ordering_key,
-        events.c.created_at,
-        table.c.queue,
-        table.c.priority,
-        table.c.available_at,
-        table.c.attempts,
-        table.c.deliveries,
-        table.c.max_attempts,
-        table.c.replays,
-        table.c.suspect,
-        table.c.last_error,
+        *(events.c[name] for name in _OF_EVENT),
+        *(table.c[name] for name in _OF_TABLE),
         state.label("state"),
-        moment(claimed_at, "claimed_at"),
+        labelled(claimed_at, "claimed_at"),
         (literal(None) if claimed_by is None else claimed_by).label("claimed_by"),
-        moment(lease_expires_at, "lease_expires_at"),
-        moment(settled_at, "settled_at"),
+        labelled(lease_expires_at, "lease_expires_at"),
+        labelled(settled_at, "settled_at"),
     ).select_from(events)
 
 
 def conditions(selection: Selection, table: Any) -> list[ColumnElement[bool]]:
     """A selection but for its states, as conditions on events and on one of the tables of states."""
-    conditions: list[ColumnElement[bool]] = []
-    if selection.ids is not None:
-        conditions.append(_is_one_of(selection.ids))
-    if selection.queue is not None:
-        conditions.append(table.c.queue == selection.queue)
-    if selection.event_type is not None:
-        conditions.append(events.c.event_type == selection.event_type)
-    if selection.queues is not None:
-        conditions.append(table.c.queue.in_(sorted(selection.queues)))
-    if selection.event_types is not None:
-        conditions.append(events.c.event_type.in_(sorted(selection.event_types)))
-    if selection.since is not None:
-        conditions.append(events.c.created_at >= selection.since)
-    if selection.until is not None:
-        conditions.append(events.c.created_at < selection.until)
-    if selection.error is not None:
-        conditions.append(_told(table.c.last_error, selection.error))
-    return conditions
+    tests: list[tuple[Any, Callable[[Any], ColumnElement[bool]]]] = [
+        (selection.ids, _is_one_of),
+        (selection.queue, lambda queue: table.c.queue == queue),
+        (selection.event_type, lambda event_type: events.c.event_type == event_type),
+        (selection.queues, lambda queues: table.c.queue.in_(sorted(queues))),
+        (selection.event_types, lambda event_types: events.c.event_type.in_(sorted(event_types))),
+        (selection.since, lambda since: events.c.created_at >= since),
+        (selection.until, lambda until: events.c.created_at < until),
+        (selection.error, lambda error: _error_matches(table.c.last_error, error)),
+    ]
+    return [test(value) for value, test in tests if value is not None]
 
 
-def _told(last_error: ColumnElement[str], text: str) -> ColumnElement[bool]:
+def _error_matches(last_error: ColumnElement[str], text: str) -> ColumnElement[bool]:
     """Whether an error has this text. An empty pattern is none to every database."""
     return last_error.regexp_match(error_pattern(text)) if text else last_error.is_not(None)
 
@@ -342,6 +318,10 @@ def settled_states(selection: Selection) -> list[ColumnElement[bool]]:
     if selection.states is None or selection.states >= {State.PUBLISHED, State.DEAD}:
         return []
     return [archive.c.state.in_(sorted(state.value for state in selection.states))]
+
+
+def chosen_settled(selection: Selection) -> list[ColumnElement[bool]]:
+    return [*conditions(selection, archive), *settled_states(selection)]
 
 
 def _record(row: Any) -> Record:

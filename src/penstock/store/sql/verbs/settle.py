@@ -9,12 +9,12 @@ from penstock.model.lease import Lease, LeaseId, Settlement
 from penstock.model.lifecycle import OrderPolicy
 from penstock.model.outcome import Outcome
 from penstock.store.sql.borrowed import borrowed
-from penstock.store.sql.dialect import Moves
+from penstock.store.sql.dialect import Dialect
 from penstock.store.sql.outcome_rows import Asked, RouteRow, route_rows, split
 from penstock.store.sql.transaction import Transaction
 
 
-class Settling(Moves):
+class SettleVerbs(Dialect):
     """The verbs that end a claim. See `penstock.store.api.Store` for what each promises."""
 
     def settle(self, lease: Lease, outcomes: Mapping[int, Outcome]) -> Settlement:
@@ -22,7 +22,7 @@ class Settling(Moves):
             return Settlement()
         asked = split(outcomes)
         if asked.others:
-            self._came_back()
+            self._forget_scan_floor()
         return self._transact(lambda tx: self._settle(tx, lease, asked))
 
     def settle_in(self, connection: object, lease: Lease, outcomes: Mapping[int, Outcome]) -> Settlement:
@@ -31,14 +31,14 @@ class Settling(Moves):
             return Settlement()
         asked = split(outcomes)
         if asked.others:
-            self._came_back()
+            self._forget_scan_floor()
         with borrowed(connection, self.engine.dialect.name) as cursor, self._translated():
             return self._settle(self._transaction(None, cursor), lease, asked)
 
     def _settle(self, tx: Transaction, lease: Lease, asked: Asked) -> Settlement:
         held = tx.row(self.statements.LOCK_LEASE, lease_id=lease.lease_id, token=lease.token)
         if held is None:
-            return self._told_lost(tx, lease.lease_id, asked.seqs)
+            return self._report_missing(tx, lease.lease_id, asked.seqs)
         max_attempts, keyed = held
         done = self._publish(tx, lease.lease_id, asked.published) if asked.published else frozenset()
         finals: list[Any] = []
@@ -63,25 +63,25 @@ class Settling(Moves):
         applied = {seq for seq, _ in finals}
         missed = [row.seq for row in asked.others if row.seq not in applied]
         missed += [seq for seq in asked.published if seq not in done] if len(done) < len(asked.published) else []
-        told = self._told_lost(tx, lease_id, missed) if missed else Settlement()
+        missing = self._report_missing(tx, lease_id, missed) if missed else Settlement()
         return Settlement(
             published=done,
             retried=frozenset(by_kind.get("RETRY", ())),
             dead=frozenset(by_kind.get("DEAD", ())),
             released=frozenset(by_kind.get("RELEASED", ())),
-            already_settled=told.already_settled,
-            lost=told.lost,
+            already_settled=missing.already_settled,
+            lost=missing.lost,
         )
 
     def _keep_or_drop(self, tx: Transaction, asked: Asked, settlement: Settlement) -> None:
         """Results are kept with what was published now; what was settled now and is not to be kept goes."""
         for seq in settlement.published & asked.results.keys():
-            tx.run(self.maintenance.KEEP_RESULT, seq=seq, result=asked.results[seq])
+            tx.run(self.upserts.NOTE_RESULT, seq=seq, result=asked.results[seq])
         dropped = asked.dropped & (settlement.published | settlement.dead)
         if dropped:
             self._purge(tx, sorted(dropped))
 
-    def _told_lost(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> Settlement:
+    def _report_missing(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> Settlement:
         rows = tx.rows(self.statements.SETTLED_BEFORE, lease_id=lease_id, seqs=seqs)
         before = frozenset(row[0] for row in rows)
         return Settlement(already_settled=before, lost=frozenset(seqs) - before)
@@ -91,7 +91,7 @@ class Settling(Moves):
             return Settlement()
         if not all(queues.values()):
             raise UsageError("an event is routed to at least one queue")
-        self._came_back()
+        self._forget_scan_floor()
         return self._transact(lambda tx: self._routed(tx, lease, route_rows(queues)))
 
     def _routed(self, tx: Transaction, lease: Lease, rows: list[RouteRow]) -> Settlement:
@@ -101,15 +101,15 @@ class Settling(Moves):
             return Settlement(lost=asked)
         _, keyed = held
         if keyed:
-            self._hold_lines(tx, lease.lease_id, rows)
-        moved = self._route(tx, lease.lease_id, rows)
+            self._hold_keys_of(tx, lease.lease_id, rows)
+        routed = self._route(tx, lease.lease_id, rows)
         if keyed:
             self._free_keys(tx, [lease.lease_id])
         tx.run(self.statements.CLOSE_LEASE, lease_id=lease.lease_id)
-        return Settlement(released=moved, lost=asked - moved)
+        return Settlement(released=routed, lost=asked - routed)
 
     def release(self, lease: Lease) -> int:
-        self._came_back()
+        self._forget_scan_floor()
 
         def work(tx: Transaction) -> int:
             if tx.row(self.statements.LOCK_LEASE, lease_id=lease.lease_id, token=lease.token) is None:

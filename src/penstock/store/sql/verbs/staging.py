@@ -11,16 +11,20 @@ from uuid import UUID
 
 from penstock.model.errors import NotInitialised, StoreError
 from penstock.model.event import Event
-from penstock.store.api import Committed, Part, require_staging
-from penstock.store.sql.dialect import Moves
+from penstock.store.api import Committed, StagedPart, require_staging
+from penstock.store.sql.dialect import Dialect
 from penstock.store.sql.transaction import Transaction
 
 # Longer than any write takes: its staged rows must not go while it still runs.
 STAGED_RETENTION_SECONDS = 7 * 86_400.0
 DROP_LIMIT = 10_000
 
+# Of this batch, whatever attempt staged it, and of older ones.
+DROP_BATCH = "DELETE FROM penstock_staged WHERE write_id = :write_id AND batch_id <= :batch_id"
+DROP_WRITE = "DELETE FROM penstock_staged WHERE write_id = :write_id"
 
-class Staging(Moves):
+
+class StagingVerbs(Dialect):
     """The verbs that stage and commit. See `penstock.store.api.Store` for what each promises.
 
     A store that declares the capability supplies `staging`, `_stage` and `_move_staged`.
@@ -28,7 +32,7 @@ class Staging(Moves):
 
     staging: ModuleType
 
-    def stage(self, part: Part, events: Sequence[Event], *, start: int = 0) -> int:
+    def stage(self, part: StagedPart, events: Sequence[Event], *, start: int = 0) -> int:
         require_staging(self.url, self.capabilities)
         if events:
             self._transact(lambda tx: self._stage(tx, part, events, start))
@@ -36,7 +40,7 @@ class Staging(Moves):
 
     def commit_staged(self, write_id: UUID, batch_id: int, parts: Mapping[UUID, int], *, once: bool) -> Committed:
         require_staging(self.url, self.capabilities)
-        self._came_back()
+        self._forget_scan_floor()
         return self._transact(lambda tx: self._commit_staged(tx, write_id, batch_id, parts, once=once))
 
     def _commit_staged(
@@ -47,13 +51,13 @@ class Staging(Moves):
             named = [part_id for part_id, count in parts.items() if count]
             done = self._move_staged(tx, write_id, batch_id, named) if named else Committed()
             require_all(done.events + done.duplicates, sum(parts.values()))
-        tx.run(self.staging.DROP_BATCH, write_id=write_id, batch_id=batch_id)
+        tx.run(DROP_BATCH, write_id=write_id, batch_id=batch_id)
         return done
 
     def drop_staged(self, write_id: UUID, *, parts: Collection[UUID] | None = None) -> int:
         require_staging(self.url, self.capabilities)
         if parts is None:
-            return self._transact(lambda tx: tx.run(self.staging.DROP_WRITE, write_id=write_id))
+            return self._transact(lambda tx: tx.run(DROP_WRITE, write_id=write_id))
         named = list(parts)
         return self._transact(lambda tx: tx.run(self.staging.DROP_PARTS, write_id=write_id, parts=named))
 
@@ -69,7 +73,7 @@ class Staging(Moves):
         except NotInitialised:
             return  # the tables are of a version without staging, which this code still runs on
 
-    def _stage(self, tx: Transaction, part: Part, events: Sequence[Event], start: int) -> None:
+    def _stage(self, tx: Transaction, part: StagedPart, events: Sequence[Event], start: int) -> None:
         raise NotImplementedError
 
     def _move_staged(self, tx: Transaction, write_id: UUID, batch_id: int, parts: list[UUID]) -> Committed:

@@ -1,0 +1,65 @@
+"""Rows of an emitted event. A dialect says how it encodes ids and times."""
+
+import json
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from penstock.model.event import Event, EventId
+from penstock.store.api import StagedPart
+
+
+def headers_text(event: Event) -> str | None:
+    return json.dumps(dict(event.headers)) if event.headers else None
+
+
+def event_row(event_id: object, event: Event, now: object) -> tuple[Any, ...]:
+    """Return the id, type, payload, headers, keys and time of an event, as the tables of the events have them."""
+    fixed = (event.event_type, event.payload, headers_text(event), event.partition_key, event.ordering_key)
+    return (event_id, *fixed, now)
+
+
+def available_at(event: Event, now: Any, encode_time: Callable[[datetime], Any], wait: Callable[[float], Any]) -> Any:
+    """Return when an event may go: at its own time, after its delay, or now."""
+    if event.available_at is not None:
+        return encode_time(event.available_at)
+    return now if event.delay_seconds is None else now + wait(event.delay_seconds)
+
+
+def microseconds(seconds: float) -> int:
+    return round(seconds * 1_000_000)
+
+
+def staged_row(
+    encode_id: Callable[[UUID], Any],
+    encode_time: Callable[[datetime], int],
+    part: StagedPart,
+    number: int,
+    event_id: EventId,
+    event: Event,
+    headers: object,
+    now: int,
+) -> tuple[Any, ...]:
+    """Return a row of `penstock_staged`, in the order of its columns."""
+    return (
+        encode_id(part.write_id),
+        part.batch_id,
+        part.place,
+        encode_id(part.part_id),
+        number,
+        encode_id(event_id),
+        event.event_type,
+        event.queue,
+        event.payload,
+        headers,
+        event.partition_key,
+        event.ordering_key,
+        event.priority,
+        event.max_attempts,
+        None if event.available_at is None else encode_time(event.available_at),
+        event.delay_seconds,
+        event.dedupe_key,
+        event.dedupe_seconds,
+        now,
+    )
