@@ -15,7 +15,7 @@ from penstock.pipeline.spark.code_shipping import parcel_of
 from penstock.pipeline.spark.errors import gone, java_is_gone
 from penstock.pipeline.spark.session import DEFAULT_MASTER, is_local, is_running, open_session
 from penstock.pipeline.spark.shutdown import open_unless
-from penstock.pipeline.streams.monitor import Progress, Watch
+from penstock.pipeline.streams.monitor import Monitor, Progress
 from penstock.pipeline.streams.run import Counts, StreamRun
 from penstock.pipeline.streams.sources.kafka.connector_jars import connector_jars
 from penstock.runtime.housekeeping import Housekeeping
@@ -68,8 +68,8 @@ def run_streams(
             _folder(checkpoint) as folder,
             _started(runs, folder),
         ):
-            watch = Watch(runs, app.state, progress)
-            (watch.until_drained if once else watch.until)(ending)
+            monitor = Monitor(runs, app.state, progress)
+            (monitor.until_drained if once else monitor.until)(ending)
     return {run.stream.name: run.counts for run in runs}
 
 

@@ -1,4 +1,4 @@
-"""What a stream reads, on Spark: each source as a DataFrame of the same columns, and how it is told what was done."""
+"""What a stream reads, on Spark: each source as a DataFrame of the same columns, and its acknowledgements."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -34,11 +34,11 @@ STREAM_HEADERS = (ORIGIN_HEADER, KEY_HEADER, STREAM_HEADER)
 """What a stream writes on events that it moved to its own queue. From elsewhere they would say what isn't so."""
 
 
-class Feed(Protocol):
+class SparkSource(Protocol):
     """A source, on the driver."""
 
     @property
-    def tells(self) -> bool:
+    def wants_acknowledgements(self) -> bool:
         """Whether it is to hear of its events one by one."""
         ...
 
@@ -52,8 +52,8 @@ class Feed(Protocol):
         ...
 
     @property
-    def edition(self) -> str:
-        """What the checkpoint is of, once loaded: with another edition another checkpoint begins."""
+    def checkpoint_version(self) -> str:
+        """What the checkpoint is of, once loaded: with another version another checkpoint begins."""
         ...
 
     @property
@@ -75,10 +75,10 @@ class Feed(Protocol):
         ...
 
 
-class Steady:
+class StaticSource:
     """A source that is the same from its first batch to its last, and holds nothing open."""
 
-    edition = ""
+    checkpoint_version = ""
     leases = False
 
     def topics(self) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.model.errors import UsageError
-from penstock.pipeline.streams.sources.base import STREAM_HEADERS, Steady
+from penstock.pipeline.streams.sources.base import STREAM_HEADERS, StaticSource
 from penstock.streams.sources import Frame
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ FIELDS = (
 """The columns that are fields of an event. All others are the user's own, whatever they are called."""
 
 
-class FrameFeed(Steady):
+class DataFrameSource(StaticSource):
     """Rows of a DataFrame. Spark's checkpoint alone knows how far it is."""
 
-    tells = False
+    wants_acknowledgements = False
 
     def __init__(self, source: Frame) -> None:
         self._source = source

@@ -9,17 +9,17 @@ from penstock.streams.sources import REMEMBER_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-from penstock.pipeline.streams.sources.base import COLUMNS, Steady
+from penstock.pipeline.streams.sources.base import COLUMNS, StaticSource
 
 QUEUE_LIMIT = 10_000
 # How often an event may be in the hands of a process that dies: what it fails by itself is counted by the stream.
 LOST_ATTEMPTS = 50
 
 
-class QueueFeed(Steady):
+class QueueSource(StaticSource):
     """Events of a queue, claimed under leases. Their outcomes are settled by lease, and not here."""
 
-    tells = False
+    wants_acknowledgements = False
     leases = True
     remember_seconds = REMEMBER_SECONDS
 

@@ -34,10 +34,10 @@ DEFAULTS = {
 NOT_THEIRS = ("kafka.bootstrap.servers", "subscribe", "subscribepattern", "assign", "includeheaders")
 
 
-class KafkaFeed:
+class KafkaSource:
     """Records of topics. Kafka isn't told anything: the state and Spark's checkpoint know how far it is."""
 
-    tells = False
+    wants_acknowledgements = False
     leases = False
     remember_seconds = REMEMBER_SECONDS
 
@@ -58,10 +58,10 @@ class KafkaFeed:
         return events_of(records)
 
     @property
-    def edition(self) -> str:
+    def checkpoint_version(self) -> str:
         """Of which topics the checkpoint tells: of others it says nothing, whatever their names are."""
-        told = ",".join(f"{name}@{topic_id}" for name, topic_id in sorted(self._known.items()))
-        return hashlib.sha256(told.encode()).hexdigest()[:12]
+        known = ",".join(f"{name}@{topic_id}" for name, topic_id in sorted(self._known.items()))
+        return hashlib.sha256(known.encode()).hexdigest()[:12]
 
     def topics(self) -> Mapping[str, str]:
         """Each `topic` as `topic@id`; brokers before Kafka 2.8 have no ids."""

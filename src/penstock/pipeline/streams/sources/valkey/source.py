@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock.pipeline.streams.sources.base import Steady
+from penstock.pipeline.streams.sources.base import StaticSource
 from penstock.pipeline.streams.sources.valkey.datasource import StreamOptions, acknowledge, register
 from penstock.streams.sources import REMEMBER_SECONDS, Valkey
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class ValkeyFeed(Steady):
+class ValkeySource(StaticSource):
     """Entries of Valkey's streams. Only one driver reads under the stream's name: it has its entries again at once."""
 
-    tells = True
+    wants_acknowledgements = True
     remember_seconds = REMEMBER_SECONDS
 
     def __init__(self, source: Valkey, consumer: str) -> None:
