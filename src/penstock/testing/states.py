@@ -279,13 +279,13 @@ class Fencing(StateScenario):
     def test_a_task_of_an_earlier_job_comes_too_late(self, open_state: OpenState) -> None:
         store = open_state()
         started = store.start(STREAM, 2)
-        for turn in (5, 5, 6):
-            newer = store.open_part(replace(started, turn=turn), 1)
-            save(newer, "a", b"%d" % turn)
+        for job in (5, 5, 6):
+            newer = store.open_part(replace(started, job=job), 1)
+            save(newer, "a", b"%d" % job)
             newer.close()
         with pytest.raises(Fenced, match="too late"):
-            open_state().open_part(replace(started, turn=5), 1)
-        open_state().open_part(replace(started, turn=5), 0).close()
+            open_state().open_part(replace(started, job=5), 1)
+        open_state().open_part(replace(started, job=5), 0).close()
         restarted = store.start(STREAM, 2)
         part = store.open_part(restarted, 1)  # the jobs of another driver are counted anew
         save(part, "b", b"0")

@@ -12,8 +12,8 @@ from penstock.pipeline.streams.task import tick
 from penstock.pipeline.streams.task_spec import StreamTaskSpec
 from penstock.streams.engine.partition import Firing
 from penstock.streams.engine.timer_work import LIMIT
-from penstock.streams.engine.watermarks import Clocks, Turn
-from penstock.streams.engine.work import Verdict
+from penstock.streams.engine.watermarks import ClockReport, Clocks
+from penstock.streams.engine.work import EventFailure
 from penstock.streams.state.api import Started, Superseded
 from penstock.telemetry import log
 
@@ -59,7 +59,7 @@ class JobRunner:
     def next_job(self, spec: StreamTaskSpec) -> StreamTaskSpec:
         """For one more job: whoever is left over from those before it has no part any more."""
         self._job_number += 1
-        return replace(spec, started=replace(spec.started, turn=self._job_number))
+        return replace(spec, started=replace(spec.started, job=self._job_number))
 
     def collect(self, frame: "DataFrame") -> list[Row]:
         """Return what the tasks of a job report of events, and of parts that failed."""
@@ -69,7 +69,7 @@ class JobRunner:
             self._clocks.doubt()
             raise
         self._clocks.note(
-            {row["part"]: Turn.read(row["clock"]) for row in rows if row["outcome"] == CLOCK_REPORT}, time.time()
+            {row["part"]: ClockReport.read(row["clock"]) for row in rows if row["outcome"] == CLOCK_REPORT}, time.time()
         )
         self._clocks.doubt(row["part"] for row in rows if row["outcome"] in set(TaskError))
         return [row for row in rows if row["outcome"] != CLOCK_REPORT]
@@ -100,7 +100,7 @@ class JobRunner:
         parts = self._clocks.due(now)
         if not parts:
             return False
-        spec = replace(self._spec, parts=parts, lulls=self._clocks.lulls(now))
+        spec = replace(self._spec, parts=parts, idle_advances=self._clocks.idle_advances(now))
         try:
             self._tick(spec)
         except TasksDied as died:
@@ -123,8 +123,8 @@ class JobRunner:
                 self._tick(replace(spec, firing=Firing(limit=limit)))
             except TasksDied:
                 if limit == 1:
-                    condemned = Verdict(KILLED, final=True)
-                    return self._tick(replace(spec, firing=Firing(limit=1, verdict=condemned)))
+                    killed = EventFailure(KILLED, final=True)
+                    return self._tick(replace(spec, firing=Firing(limit=1, failure=killed)))
                 limit = max(1, limit // 10)
                 continue
             if self.fired - before < limit:

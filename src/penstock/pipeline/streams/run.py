@@ -29,7 +29,7 @@ from penstock.pipeline.streams.task_spec import JOB_PROPERTY, StreamTaskSpec
 from penstock.runtime.store_cache import store_of
 from penstock.streams.app import Stream, StreamSet
 from penstock.streams.engine.partition import Firing
-from penstock.streams.engine.work import Verdict
+from penstock.streams.engine.work import EventFailure
 from penstock.streams.state.api import Arrival, Started, Superseded
 from penstock.streams.state.registry import open_state
 from penstock.telemetry import log
@@ -61,7 +61,7 @@ FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
 FORGET_SECONDS = 3_600.0
 # More than this of one batch are no events that kill: whoever runs them is ill.
-MOST_CONDEMNED = 10
+MOST_FATAL_EVENTS = 10
 KILLED = "the process that handled it died, each time, with no other event in its hands"
 TICK_SECONDS = 1.0
 STOP_SECONDS = 30.0
@@ -279,13 +279,13 @@ class StreamRun:
         return self._job(batch, replace(spec, listing=True))
 
     def _run_carefully(self, batch: "DataFrame", spec: StreamTaskSpec) -> list[Row]:
-        condemned: list[Arrival] = []
+        fatal: list[Arrival] = []
         found = self._list(batch, spec)
         arrivals = list(dict.fromkeys(Arrival(row["event_id"], row["replays"]) for row in found))
-        return self._halve(batch, spec, arrivals, condemned)
+        return self._halve(batch, spec, arrivals, fatal)
 
     def _halve(
-        self, batch: "DataFrame", spec: StreamTaskSpec, arrivals: Sequence[Arrival], condemned: list[Arrival]
+        self, batch: "DataFrame", spec: StreamTaskSpec, arrivals: Sequence[Arrival], fatal: list[Arrival]
     ) -> list[Row]:
         """Run these events, those before others first; where their tasks die, each half for itself."""
         try:
@@ -293,14 +293,14 @@ class StreamRun:
         except TasksDied as died:
             if len(arrivals) > 1:
                 middle = len(arrivals) // 2
-                first = self._halve(batch, spec, arrivals[:middle], condemned)
-                return first + self._halve(batch, spec, arrivals[middle:], condemned)
-            condemned += arrivals
-            if len(condemned) > MOST_CONDEMNED:
-                raise PipelineError(f"more than {MOST_CONDEMNED} events kill whoever handles them: {died}") from died
+                first = self._halve(batch, spec, arrivals[:middle], fatal)
+                return first + self._halve(batch, spec, arrivals[middle:], fatal)
+            fatal += arrivals
+            if len(fatal) > MOST_FATAL_EVENTS:
+                raise PipelineError(f"more than {MOST_FATAL_EVENTS} events kill whoever handles them: {died}") from died
         log.warn("an event kills whoever handles it", stream=self.stream.name, event_id=arrivals[0].event_id)
-        verdicts = {arrivals[0]: Verdict(KILLED, final=True)}
-        return self._run(batch, replace(spec, only=frozenset(arrivals), condemned=verdicts))
+        failures = {arrivals[0]: EventFailure(KILLED, final=True)}
+        return self._run(batch, replace(spec, only=frozenset(arrivals), forced_failures=failures))
 
     def _under_new_tokens(self, rows: Sequence[Row]) -> list[Row]:
         """Every job on a batch reads it again, and so repeats its claims: the tokens of the jobs before are void."""

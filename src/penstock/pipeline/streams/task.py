@@ -33,8 +33,8 @@ from penstock.pipeline.streams.task_spec import StreamTaskSpec, part_and_key
 from penstock.runtime.store_cache import store_of
 from penstock.store.api import Part as StagedPart
 from penstock.streams.engine.arrow_work import HandlerFailed, in_order, is_plain, run_table
-from penstock.streams.engine.partition import take_turn
-from penstock.streams.engine.work import Verdict
+from penstock.streams.engine.partition import process_batch
+from penstock.streams.engine.work import EventFailure
 from penstock.streams.state.api import Fenced, Part, StateStore, Superseded
 from penstock.streams.state.registry import open_state
 from penstock.telemetry import log
@@ -131,7 +131,7 @@ def _process_part(spec: StreamTaskSpec, number: int, rows: "Table | None") -> "l
 
 def _as_a_table(spec: StreamTaskSpec, number: int, part: Part, rows: "Table") -> "list[RecordBatch] | None":
     """What became of the events of a batch handler; None if they have to be looked at one by one."""
-    if spec.stream.batch is None or spec.condemned or not is_plain(rows):
+    if spec.stream.batch is None or spec.forced_failures or not is_plain(rows):
         return None
     ordered = in_order(rows)
     try:
@@ -143,11 +143,11 @@ def _as_a_table(spec: StreamTaskSpec, number: int, part: Part, rows: "Table") ->
 
 
 def _one_by_one(spec: StreamTaskSpec, number: int, part: Part, rows: list[Row]) -> list[TaskResult]:
-    unkeyed = {row.event.arrival: Verdict(row.key_error) for row in rows if row.key_error is not None}
-    firing = replace(spec.firing, lull=spec.lulls.get(number))
-    condemned = {**unkeyed, **spec.condemned}
+    unkeyed = {row.event.arrival: EventFailure(row.key_error) for row in rows if row.key_error is not None}
+    firing = replace(spec.firing, idle_advance=spec.idle_advances.get(number))
+    forced_failures = {**unkeyed, **spec.forced_failures}
     events = [row.event for row in rows]
-    applied, clock = take_turn(part, spec.stream, events, time.time(), condemned, firing)
+    applied, clock = process_batch(part, spec.stream, events, time.time(), forced_failures, firing)
     outcomes = zip(rows, applied, strict=True)
     results = [
         event_result(row, result.outcome)

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 from penstock.model.text import brief
 from penstock.streams.app import Stream
 from penstock.streams.engine.partition import USUAL, Firing
-from penstock.streams.engine.watermarks import Lull
-from penstock.streams.engine.work import Verdict
+from penstock.streams.engine.watermarks import IdleAdvance
+from penstock.streams.engine.work import EventFailure
 from penstock.streams.event import StreamEvent
 from penstock.streams.state.api import Arrival, Started
 
 # What the task spec of each job says anew; and the property of a job by which its tasks learn it.
-JOB_FIELDS = ("started", "acknowledged", "parts", "only", "condemned", "firing", "topics", "listing")
+JOB_FIELDS = ("started", "acknowledged", "parts", "only", "forced_failures", "firing", "topics", "listing")
 JOB_PROPERTY = "penstock.job"
 # An event without a key has a part all the same: that it failed is kept there.
 PART_WITHOUT_KEY = 0
@@ -37,9 +37,9 @@ class StreamTaskSpec:
     """Only these parts; the others are done."""
     only: frozenset[Arrival] | None = None
     """Only these events."""
-    condemned: Mapping[Arrival, Verdict] = field(default_factory=dict)
+    forced_failures: Mapping[Arrival, EventFailure] = field(default_factory=dict)
     firing: Firing = USUAL
-    lulls: Mapping[int, Lull] = field(default_factory=dict)
+    idle_advances: Mapping[int, IdleAdvance] = field(default_factory=dict)
     """Parts whose time moves on without events."""
     topics: Mapping[str, str] | None = None
     """By the names of topics, what their lines are called; None: as they came."""

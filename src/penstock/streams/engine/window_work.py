@@ -20,7 +20,7 @@ from penstock.streams.app import Stream
 from penstock.streams.context import Context, KeyState
 from penstock.streams.engine.timer_work import TimedWork
 from penstock.streams.engine.windows import Session, Window, micros, moment_of, seconds_of, window_key, window_of
-from penstock.streams.engine.work import MOVED_TYPE, SESSIONS, Verdict, clean
+from penstock.streams.engine.work import MOVED_TYPE, SESSIONS, EventFailure, clean
 from penstock.streams.event import (
     END_HEADER,
     KEY_HEADER,
@@ -86,7 +86,7 @@ class WindowedWork(TimedWork):
                 self._call(event, window, calls)
         except Exception as error:
             calls.undo()
-            return self._failure(event, Verdict(on_record(error)))
+            return self._failure(event, EventFailure(on_record(error)))
         self._keep_calls(event.key, calls)
         self._emitted += [self._late(event, window) for window in late]
         self._forget(event)
@@ -193,7 +193,7 @@ class WindowedWork(TimedWork):
         if key in self._open:
             self._note_open(key, [one for one in self._open[key] if one.start != window.start])
 
-    def _run_timer(self, timer: Timer) -> Verdict | None:
+    def _run_timer(self, timer: Timer) -> EventFailure | None:
         """Close a window; returns why that failed, if it did. Then its state stays, to be closed another time."""
         window, state = _window_of(timer), self._state_of(timer.key)
         context = Context(_key_of(timer), state, window=window)
@@ -202,7 +202,7 @@ class WindowedWork(TimedWork):
                 self._stream.on_close(window, context)
         except Exception as error:
             state.undo()
-            return Verdict(on_record(error))
+            return EventFailure(on_record(error))
         state.become({})
         self._keep(context)
         return None

@@ -57,7 +57,7 @@ class Started:
     parts: int
     identity: str = ""
     """Made up when the stream was created: one that was deleted and created anew is another one."""
-    turn: int = 0
+    job: int = 0
     """Counts the driver's jobs. A task that Spark has given up, and that wakes after a later job, has no part."""
 
     def token(self) -> UUID:
@@ -70,7 +70,7 @@ class Started:
 
     @property
     def _rank(self) -> int:
-        return self.epoch << 40 | self.turn
+        return self.epoch << 40 | self.job
 
 
 class Saved(NamedTuple):
