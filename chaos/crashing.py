@@ -20,7 +20,15 @@ from penstock.pipeline.streams.run import StreamRun
 from penstock.pipeline.streams.sources.base import SparkSource
 from penstock.pipeline.streams.task_spec import StreamTaskSpec
 from penstock.streams.app import Handler
-from penstock.streams.state.api import Arrival, Lines, Part, PartTransaction, Saved, Started, StateStore
+from penstock.streams.state.api import (
+    Arrival,
+    PartTransaction,
+    Saved,
+    Started,
+    StateColumns,
+    StatePartition,
+    StateStore,
+)
 from tests.support import crashes
 
 _armed = False
@@ -121,7 +129,7 @@ class CrashingState(_Around):
 class CrashingPart(_Around):
     """A part whose task may die before and after its commit."""
 
-    _inner: Part
+    _inner: StatePartition
 
     @contextmanager
     def transaction(self) -> Iterator["CrashingTransaction"]:
@@ -155,8 +163,8 @@ class CrashingTransaction(_Around):
         self._inner.save(changed)
         crashes.reach("stream-saved")
 
-    def save_lines(self, lines: Lines, expires_at: float | None) -> None:
-        self._inner.save_lines(lines, expires_at)
+    def save_columns(self, columns: StateColumns, expires_at: float | None) -> None:
+        self._inner.save_columns(columns, expires_at)
         crashes.reach("stream-saved")
 
     def emit(self, events: Sequence[Event]) -> None:

@@ -68,11 +68,19 @@ def test_an_events_own_key_is_told_by_spark_as_python_would(spark: "SparkSession
 def test_what_a_source_has_not_is_blank(spark: "SparkSession", options: dict[str, Any]) -> None:
     import pyarrow as pa
 
-    source = spark.sql("SELECT 'a' AS line, 7L AS offset, 'ada' AS partition_key, CAST('1' AS BINARY) AS payload")
+    source = spark.sql(
+        "SELECT 'a' AS source_partition, 7L AS offset, 'ada' AS partition_key, CAST('1' AS BINARY) AS payload"
+    )
     rows = keyed(source, _spec(**options))
     assert set(rows.columns) - {"stream_key", "key_error"} == {"part", *source.columns}
     blank = {**dict.fromkeys((*COLUMNS, *KEYING)), **BLANK}
-    known = {"line": "a", "offset": 7, "partition_key": "ada", "payload": b"1", "part": _stream().part_of("ada", 7)}
+    known = {
+        "source_partition": "a",
+        "offset": 7,
+        "partition_key": "ada",
+        "payload": b"1",
+        "part": _stream().part_of("ada", 7),
+    }
     assert widened(rows.toArrow()).to_pylist() == [{**blank, **known, "stream_key": "ada", "event_id": "a/7"}]
     assert widened(pa.table({"part": [1]}).slice(0, 0)).num_rows == 0
 

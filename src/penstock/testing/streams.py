@@ -17,7 +17,7 @@ from penstock.streams.engine.watermarks import Clocks
 from penstock.streams.engine.windows import Window, window_key, window_of
 from penstock.streams.engine.work import Result, is_users
 from penstock.streams.event import StreamEvent
-from penstock.streams.state.api import Part, PartTransaction, Started
+from penstock.streams.state.api import PartTransaction, Started, StatePartition
 from penstock.streams.state.registry import open_state
 
 CRASH = "CRASH"
@@ -188,7 +188,7 @@ class StreamHarness:
                 self.report.emitted.append(event)
 
 
-def _as_it_is(part: Part) -> Part:
+def _as_it_is(part: StatePartition) -> StatePartition:
     return part
 
 
@@ -203,7 +203,7 @@ def _dying(*, committed: bool) -> Iterator[Any]:
 class _Doomed:
     """A part whose process dies at the first commit: before it, or after."""
 
-    def __init__(self, part: Part, committed: bool) -> None:
+    def __init__(self, part: StatePartition, committed: bool) -> None:
         self._part = part
         self._committed = committed
 

@@ -35,7 +35,7 @@ from penstock.store.api import Part as StagedPart
 from penstock.streams.engine.arrow_work import HandlerFailed, in_order, is_plain, run_table
 from penstock.streams.engine.partition import process_batch
 from penstock.streams.engine.work import EventFailure
-from penstock.streams.state.api import Fenced, Part, StateStore, Superseded
+from penstock.streams.state.api import Fenced, StatePartition, StateStore, Superseded
 from penstock.streams.state.registry import open_state
 from penstock.telemetry import log
 
@@ -129,7 +129,7 @@ def _process_part(spec: StreamTaskSpec, number: int, rows: "Table | None") -> "l
     return results
 
 
-def _as_a_table(spec: StreamTaskSpec, number: int, part: Part, rows: "Table") -> "list[RecordBatch] | None":
+def _as_a_table(spec: StreamTaskSpec, number: int, part: StatePartition, rows: "Table") -> "list[RecordBatch] | None":
     """What became of the events of a batch handler; None if they have to be looked at one by one."""
     if spec.stream.batch is None or spec.forced_failures or not is_plain(rows):
         return None
@@ -142,7 +142,7 @@ def _as_a_table(spec: StreamTaskSpec, number: int, part: Part, rows: "Table") ->
     return all_published(spec, number, ordered)
 
 
-def _one_by_one(spec: StreamTaskSpec, number: int, part: Part, rows: list[Row]) -> list[TaskResult]:
+def _one_by_one(spec: StreamTaskSpec, number: int, part: StatePartition, rows: list[Row]) -> list[TaskResult]:
     unkeyed = {row.event.arrival: EventFailure(row.key_error) for row in rows if row.key_error is not None}
     firing = replace(spec.firing, idle_advance=spec.idle_advances.get(number))
     forced_failures = {**unkeyed, **spec.forced_failures}
@@ -189,7 +189,7 @@ def _keep(spec: StreamTaskSpec, leases: list[Lease], done: threading.Event) -> N
             log.warn("leases can't be extended yet", stream=spec.stream.name, error=brief(error))
 
 
-def _send(spec: StreamTaskSpec, number: int, part: Part) -> None:
+def _send(spec: StreamTaskSpec, number: int, part: StatePartition) -> None:
     """Put what was emitted into the outbox, which takes each numbered batch once, however often it comes."""
     write_id = uuid5(NAMESPACE_OID, f"{spec.started.identity}/{spec.stream.name}/{number}")
     store = store_of(spec.store)

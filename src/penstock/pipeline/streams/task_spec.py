@@ -42,7 +42,7 @@ class StreamTaskSpec:
     idle_advances: Mapping[int, IdleAdvance] = field(default_factory=dict)
     """Parts whose time moves on without events."""
     topics: Mapping[str, str] | None = None
-    """By the names of topics, what their lines are called; None: as they came."""
+    """By the names of topics, how their partitions are named; None: as they came."""
     listing: bool = False
     """Nothing is done: the task lists its events."""
 

@@ -10,7 +10,7 @@ from penstock.streams.engine.watermarks import ClockReport, IdleAdvance
 from penstock.streams.engine.window_work import WindowedWork
 from penstock.streams.engine.work import EventFailure, Result, fresh_among, run_part
 from penstock.streams.event import StreamEvent
-from penstock.streams.state.api import Arrival, Part
+from penstock.streams.state.api import Arrival, StatePartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ USUAL = Firing()
 
 
 def process_batch(
-    part: Part,
+    part: StatePartition,
     stream: Stream,
     events: Sequence[StreamEvent],
     now: float,

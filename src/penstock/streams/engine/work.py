@@ -23,12 +23,12 @@ from penstock.streams.app import Stream
 from penstock.streams.context import Context, KeyState
 from penstock.streams.engine.batch_handlers import BatchContext, States, as_given
 from penstock.streams.event import KEY_HEADER, ORIGIN_HEADER, STREAM_HEADER, StreamEvent
-from penstock.streams.state.api import EPOCH, Arrival, Part, PartTransaction, Saved
+from penstock.streams.state.api import EPOCH, Arrival, PartTransaction, Saved, StatePartition
 
 # Beside the state of keys stands how often an event has failed. Its source also counts when a process died with it,
 # which is no failure of its own.
 FAILED = "\x01failed/"
-# A part's watermark, and the open sessions of a key: see `timed` and `windowed`.
+# A part's watermark, and the open sessions of a key: see `timer_work` and `window_work`.
 WATERMARK = "\x01watermark"
 SESSIONS = "\x01sessions/"
 # It failed where it came from, and was moved since.
@@ -53,7 +53,7 @@ class Result(NamedTuple):
 
 
 def run_part(
-    part: Part,
+    part: StatePartition,
     stream: Stream,
     events: Sequence[StreamEvent],
     now: float,
@@ -77,21 +77,21 @@ def fresh_among(tx: PartTransaction, events: Sequence[StreamEvent]) -> list[Stre
 
 def _fresh(tx: PartTransaction, events: Sequence[StreamEvent]) -> list[bool]:
     unknown = tx.fresh([event.arrival for event in events if event.position is None])
-    lines = {event.position.line for event in events if event.position is not None}
-    reached = dict(tx.reached(lines)) if lines else {}
-    told: list[bool] = []
+    partitions = {event.position.source_partition for event in events if event.position is not None}
+    reached = dict(tx.reached(partitions)) if partitions else {}
+    fresh: list[bool] = []
     for event in events:
         if event.position is None:
-            told.append(event.arrival in unknown)
+            fresh.append(event.arrival in unknown)
             unknown.discard(event.arrival)
         else:
-            line, offset = event.position
-            told.append(offset > reached.get(line, -1))
-            if told[-1]:
-                reached[line] = offset
-    if lines:
-        tx.advance({line: reached[line] for line in lines})
-    return told
+            partition, offset = event.position
+            fresh.append(offset > reached.get(partition, -1))
+            if fresh[-1]:
+                reached[partition] = offset
+    if partitions:
+        tx.advance({name: reached[name] for name in partitions})
+    return fresh
 
 
 class Work:

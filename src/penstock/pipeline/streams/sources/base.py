@@ -21,11 +21,11 @@ COLUMNS = {
     "replays": "INT",
     "lease": "STRING",
     "token": "STRING",
-    "line": "STRING",
+    "source_partition": "STRING",
     "offset": "BIGINT",
 }
-"""What every source brings. Rows are processed in the order of line, offset and seq. A lease and its token are of a
-queue, a line and an offset of a source whose order is fixed."""
+"""What every source brings. Rows are processed in the order of source partition, offset and seq. A lease and its
+token are of a queue, a source partition and an offset of a source whose order is fixed."""
 
 BLANK = {"attempts": 0, "replays": 0, "seq": 0, "event_type": ""}
 """What stands in columns that are never null where a source has nothing."""
@@ -62,7 +62,7 @@ class SparkSource(Protocol):
         ...
 
     def topics(self) -> Mapping[str, str] | None:
-        """Asked for each micro-batch: by the names of topics, what their lines are called; None if they are called as
+        """Asked for each micro-batch: by the names of topics, how their partitions are named; None if they are named as
         they came. `StoreUnavailable` if that can't be told now."""
         ...
 

@@ -126,7 +126,7 @@ def events_of(records: "DataFrame") -> "DataFrame":
 
     key, value = records["key"], records["value"]
     readable = _text(key).isNotNull() & ~F.contains(_text(key), F.lit("\x00"))
-    line = F.concat_ws("/", records["topic"], records["partition"].cast("string"))
+    source_partition = F.concat_ws("/", records["topic"], records["partition"].cast("string"))
     headers = _headers(records["headers"])
     marks = (
         _mark(value.isNull(), TOMBSTONE_HEADER, "true"),
@@ -138,7 +138,7 @@ def events_of(records: "DataFrame") -> "DataFrame":
         F.map_concat(headers, *marks).alias("headers"),
         F.when(readable, _text(key)).otherwise(_base64(key)).alias("partition_key"),
         records["timestamp"].alias("created_at"),
-        line.alias("line"),
+        source_partition.alias("source_partition"),
         records["offset"].alias("offset"),
     )
 
