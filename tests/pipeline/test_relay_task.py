@@ -17,7 +17,7 @@ from penstock.pipeline.counts import MAX_TROUBLES, SliceCounts
 from penstock.pipeline.datasource.sender import FIRST_PIECE, PIECE, SLOW_SECONDS, Dispatch, Pace, blocked_keys
 from penstock.pipeline.relay.driver import run_relay
 from penstock.pipeline.relay.spec import RelayOptions, RelayTaskSpec
-from penstock.pipeline.relay.task import MAX_REFUSALS, carry, open_resources
+from penstock.pipeline.relay.task import MAX_REFUSALS, deliver, open_resources
 from penstock.pipeline.spark.slices import Slice
 from penstock.store.sql.store import SqlStore
 from penstock.testing.events import delivery
@@ -102,7 +102,7 @@ def drain(outbox: Outbox) -> SliceCounts:
     """Run a task of a relay that drains, one event at a time."""
     assert isinstance(outbox.store, SqlStore)
     until = outbox.store.now() + timedelta(seconds=1)
-    errand = RelayTaskSpec(
+    spec = RelayTaskSpec(
         store=outbox.store.url,
         queue="outbox",
         batch=1,
@@ -114,9 +114,9 @@ def drain(outbox: Outbox) -> SliceCounts:
     threshold = gc.get_threshold()
     try:
         with here, there:
-            return carry(errand, Slice(0, 0, 60.0, here))
+            return deliver(spec, Slice(0, 0, 60.0, here))
     finally:
-        open_resources(errand).let_go()
+        open_resources(spec).let_go()
         gc.set_threshold(*threshold)
 
 

@@ -18,7 +18,7 @@ import slice_functions
 from penstock.model.errors import PipelineError, UsageError
 from penstock.pipeline.spark.errors import root_cause
 from penstock.pipeline.spark.slices import Patience, Slice, run_slices
-from penstock.pipeline.spark.stop_channel import StopLine, line_to
+from penstock.pipeline.spark.stop_channel import StopChannel, connection_to
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,24 +70,24 @@ def test_the_root_cause_is_one_line(text: str, line: str) -> None:
 
 
 def test_a_slice_ends_at_its_deadline() -> None:
-    with StopLine("127.0.0.1", "127.0.0.1") as line:
-        turn = Slice(0, 0, 0.05, line_to(line.address))
-        assert not turn.over
-        assert turn.remaining_seconds > 0
-        assert not turn.pause(10)
-        assert turn.over
-        assert turn.remaining_seconds == 0
+    with StopChannel("127.0.0.1", "127.0.0.1") as channel:
+        current = Slice(0, 0, 0.05, connection_to(channel.address))
+        assert not current.over
+        assert current.remaining_seconds > 0
+        assert not current.pause(10)
+        assert current.over
+        assert current.remaining_seconds == 0
 
 
 def test_a_slice_ends_when_the_driver_hangs_up() -> None:
-    with StopLine("127.0.0.1", "127.0.0.1") as line:
-        answered, waiting = (Slice(0, 0, 60, line_to(line.address)) for _ in range(2))
-        line.answer()
-        threading.Timer(0.05, line.hang_up).start()
+    with StopChannel("127.0.0.1", "127.0.0.1") as channel:
+        answered, waiting = (Slice(0, 0, 60, connection_to(channel.address)) for _ in range(2))
+        channel.answer()
+        threading.Timer(0.05, channel.hang_up).start()
         assert not answered.pause(60)
         assert waiting.over
-        line.answer()
-    assert Slice(1, 0, 60, line_to(line.address)).over
+        channel.answer()
+    assert Slice(1, 0, 60, connection_to(channel.address)).over
 
 
 @pytest.mark.parametrize("function", [lambda _, __: None, threading.Lock().acquire])

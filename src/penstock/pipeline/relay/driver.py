@@ -1,4 +1,4 @@
-"""The relay's driver: starts Spark, keeps the slices turning, reaps expired leases, and stops when told to.
+"""The relay's driver: starts Spark, keeps the slices running, reaps expired leases, and stops when told to.
 
 It is stateless. What is claimed, and by whom, stands in the store; losing the driver, an executor or the checkpoint
 costs one lease expiry. What a task does in its slice is in `penstock.pipeline.relay.task`.
@@ -21,7 +21,7 @@ from penstock.pipeline.relay.report import RelayProgress, RelayReport
 from penstock.pipeline.relay.router import route
 from penstock.pipeline.relay.spec import Lane, RelayOptions, lanes_of, load_step
 from penstock.pipeline.relay.step_driver import run_steps
-from penstock.pipeline.relay.task import carry
+from penstock.pipeline.relay.task import deliver
 from penstock.pipeline.spark.session import open_session
 from penstock.pipeline.spark.shutdown import open_unless
 from penstock.pipeline.spark.slices import Patience, run_slices
@@ -123,7 +123,7 @@ def _run_lane(
     }
     if options.step is None:
         seconds = options.slice_seconds
-        function = carry if spec.routes is None else route
+        function = deliver if spec.routes is None else route
         run_slices(spark, function, spec, slice_seconds=seconds, on_slice=progress.enter, **common)
         return
     run_steps(spark, spec, load_step(options.step), options.dropped, on_batch=progress.enter, **common)

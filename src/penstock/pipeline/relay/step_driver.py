@@ -18,7 +18,7 @@ from penstock.pipeline.datasource.reader import lease_of, register_events
 from penstock.pipeline.relay.spec import RelayTaskSpec
 from penstock.pipeline.relay.step_batch import StepBatch, StepWork
 from penstock.pipeline.spark.slices import BatchHandler, OnFailure, Patience, run_batches
-from penstock.pipeline.spark.stop_channel import StopLine
+from penstock.pipeline.spark.stop_channel import StopChannel
 from penstock.runtime.lease_keeper import LeaseKeeper
 from penstock.runtime.starvation import any_starving
 from penstock.store.api import StoreOptions
@@ -60,14 +60,14 @@ def run_steps(
     options = StoreOptions(order_policy=spec.dispatch.order_policy)
     with ExitStack() as stack:
         store = stack.enter_context(closing(open_store(spec.store, options)))
-        line = stack.enter_context(StopLine(host, configuration.get("spark.driver.bindAddress") or host))
+        channel = stack.enter_context(StopChannel(host, configuration.get("spark.driver.bindAddress") or host))
         lease_keeper = LeaseKeeper(store, spec.lease_seconds / 3)
         stack.callback(lease_keeper.stop)
-        batches = _Batches(StepWork(spec, step, dropped, store, lease_keeper, stop, line.address), parallelism)
+        batches = _Batches(StepWork(spec, step, dropped, store, lease_keeper, stop, channel.address), parallelism)
         run_batches(
             _claims(spark, spec, parallelism),
             BatchHandler(batches.handle, batches.drained, batches.interrupt),
-            line=line,
+            channel=channel,
             on_batch=on_batch,
             checkpoint=checkpoint,
             name=name,

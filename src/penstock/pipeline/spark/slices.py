@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.model.errors import PipelineError, UsageError
 from penstock.pipeline.spark.errors import gone, is_sparks, java_is_gone, root_cause, state_of, stop_query
-from penstock.pipeline.spark.stop_channel import StopAddress, StopLine, hung_up, line_to
+from penstock.pipeline.spark.stop_channel import StopAddress, StopChannel, connection_to, hung_up
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -72,13 +72,13 @@ class BatchHandler(Generic[Result]):
 
 
 class Slice:
-    """A task's turn: when it ends, and whether it is to end now. Lives in the worker."""
+    """A task's part of a slice: when it ends, and whether it is to end now. Lives in the worker."""
 
-    def __init__(self, number: int, partition: int, seconds: float, line: "socket.socket | None") -> None:
+    def __init__(self, number: int, partition: int, seconds: float, channel: "socket.socket | None") -> None:
         self.number = number
         self.partition = partition
         self._deadline = time.monotonic() + seconds
-        self._line = line
+        self._channel = channel
 
     @property
     def over(self) -> bool:
@@ -87,25 +87,25 @@ class Slice:
     @property
     def stopped(self) -> bool:
         """Whether all is to stop, slice over or not."""
-        return hung_up(self._line)
+        return hung_up(self._channel)
 
     @property
     def remaining_seconds(self) -> float:
         return max(0.0, self._deadline - time.monotonic())
 
     def pause(self, seconds: float) -> bool:
-        """Wait, but not past the end of the slice, and not a moment longer when all is to stop. Whether to go on."""
+        """Wait, but not past the end of the slice, and no longer when all is to stop. Whether to go on."""
         wait = min(seconds, self.remaining_seconds)
-        if self._line is None or select.select([self._line], [], [], wait)[0]:
-            return False  # nothing is ever sent on the line: if there is something to read, the driver hung up
+        if self._channel is None or select.select([self._channel], [], [], wait)[0]:
+            return False  # nothing is ever sent on the channel: if there is something to read, the driver hung up
         return time.monotonic() < self._deadline
 
 
-def rest(_: object, turn: Slice) -> int:
+def rest(_: object, current: Slice) -> int:
     """A function that does nothing until its slice is over: to warm Spark up, and to measure it."""
-    while turn.pause(1.0):
+    while current.pause(1.0):
         pass
-    return turn.number
+    return current.number
 
 
 def run_slices(
@@ -132,22 +132,22 @@ def run_slices(
     """
     _require_importable(function)
     host = spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
-    with StopLine(host, spark.sparkContext.getConf().get("spark.driver.bindAddress") or host) as line:
-        task = functools.partial(_run_task, function, argument, slice_seconds, line.address)
+    with StopChannel(host, spark.sparkContext.getConf().get("spark.driver.bindAddress") or host) as channel:
+        task = functools.partial(_run_task, function, argument, slice_seconds, channel.address)
         tasks = spark.sparkContext.parallelize(range(parallelism), parallelism).mapPartitionsWithIndex(task)
-        turns = _Turns(
-            BatchHandler(lambda *_: tasks.collect()), on_slice, line, stop or threading.Event(), patience, on_failure
+        runner = _SliceRunner(
+            BatchHandler(lambda *_: tasks.collect()), on_slice, channel, stop or threading.Event(), patience, on_failure
         )
         # A clock, not a source: one row a batch, which nobody reads, and a next batch as soon as the last one is done.
         clock = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
-        _run_query(clock.writeStream, turns, checkpoint, name, grace_seconds)
+        _run_query(clock.writeStream, runner, checkpoint, name, grace_seconds)
 
 
 def run_batches(
     writer: "DataStreamWriter",
     handler: BatchHandler[Result],
     *,
-    line: "StopLine",
+    channel: "StopChannel",
     on_batch: Callable[[int, list[Result]], bool],
     checkpoint: str | None,
     name: str,
@@ -157,32 +157,32 @@ def run_batches(
     on_failure: OnFailure,
 ) -> None:
     """Do the same for micro-batches with rows of their own, each of which `handler` gets as a DataFrame."""
-    turns = _Turns(handler, on_batch, line, stop, patience, on_failure)
-    _run_query(writer, turns, checkpoint, name, grace_seconds)
+    runner = _SliceRunner(handler, on_batch, channel, stop, patience, on_failure)
+    _run_query(writer, runner, checkpoint, name, grace_seconds)
 
 
 def _run_query(
-    writer: "DataStreamWriter", turns: "_Turns", checkpoint: str | None, name: str | None, grace_seconds: float
+    writer: "DataStreamWriter", runner: "_SliceRunner", checkpoint: str | None, name: str | None, grace_seconds: float
 ) -> None:
     """Run a query, and start it again when it failed by itself, for as long as that is to be borne."""
-    query = _start(writer, turns, checkpoint, name)
+    query = _start(writer, runner, checkpoint, name)
     try:
-        while not turns.wait(query):
-            query = _start(writer, turns, checkpoint, name)
+        while not runner.wait(query):
+            query = _start(writer, runner, checkpoint, name)
     finally:
-        turns.end(query, grace_seconds)
-    if turns.failure is not None:
-        raise turns.failure
+        runner.end(query, grace_seconds)
+    if runner.failure is not None:
+        raise runner.failure
 
 
-class _Turns:
+class _SliceRunner:
     """The driver's side of the slices: what each micro-batch does, and what came of it."""
 
     def __init__(
         self,
         handler: BatchHandler[Any],
         on_slice: Callable[[int, list[Any]], bool],
-        line: StopLine,
+        channel: StopChannel,
         stop: threading.Event,
         patience: Patience,
         on_failure: OnFailure | None,
@@ -190,7 +190,7 @@ class _Turns:
         self.failure: BaseException | None = None
         self._handler = handler
         self._on_slice = on_slice
-        self._line = line
+        self._channel = channel
         self._stop = stop
         self._patience = patience
         self._on_failure = on_failure
@@ -209,7 +209,7 @@ class _Turns:
                 return
             try:
                 self._failures = 0
-                self._line.answer()
+                self._channel.answer()
                 if not self._on_slice(number, results):
                     self._stop.set()
             except BaseException as error:
@@ -242,7 +242,7 @@ class _Turns:
             self._give_up(gone(error))
             return
         cause = root_cause(str(error))
-        came_so_far = self._line.answer() > 0
+        came_so_far = self._channel.answer() > 0
         self._failures += 1
         died = self._patience.through_deaths and came_so_far and _DEATHS.search(cause) is not None
         bearable = is_sparks(error) and (died or self._failures < self._patience.failures)
@@ -260,7 +260,7 @@ class _Turns:
 
     def end(self, query: "StreamingQuery", grace_seconds: float) -> None:
         self._stop.set()
-        self._line.hang_up()
+        self._channel.hang_up()
         ended = self._busy.acquire(timeout=min(INTERRUPT_SECONDS, grace_seconds))
         if not ended:
             self._handler.interrupt()
@@ -274,8 +274,10 @@ class _Turns:
         self.failure = self.failure or stopping
 
 
-def _start(writer: "DataStreamWriter", turns: _Turns, checkpoint: str | None, name: str | None) -> "StreamingQuery":
-    writer = writer.foreachBatch(turns.run)
+def _start(
+    writer: "DataStreamWriter", runner: _SliceRunner, checkpoint: str | None, name: str | None
+) -> "StreamingQuery":
+    writer = writer.foreachBatch(runner.run)
     if name is not None:
         writer = writer.queryName(name)
     if checkpoint is not None:
@@ -317,4 +319,4 @@ def _run_task(
 
     context = TaskContext.get()
     number = context.getLocalProperty(_BATCH_PROPERTY) if context else None
-    yield function(argument, Slice(int(number or 0), partition, seconds, line_to(address)))
+    yield function(argument, Slice(int(number or 0), partition, seconds, connection_to(address)))
