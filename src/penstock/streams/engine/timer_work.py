@@ -15,7 +15,7 @@ from penstock.model.text import on_record
 from penstock.streams.app import Stream
 from penstock.streams.context import Context, KeyState
 from penstock.streams.engine.watermarks import ClockReport, IdleAdvance, Watermark, seen
-from penstock.streams.engine.windows import moment_of, seconds_of
+from penstock.streams.engine.windows import instant_of, seconds_of
 from penstock.streams.engine.work import WATERMARK, EventFailure, Work, unexpired
 from penstock.streams.event import TIME_HEADER, StreamEvent
 from penstock.streams.state.api import PartTransaction, Timer
@@ -49,29 +49,29 @@ class TimedWork(Work):
         if event.event_type == self.failed_type and self._stream.moved(event):
             return self._handle_again(event)
         try:
-            moment = self._see(event)
+            time = self._see(event)
         except Exception as error:
             return self._failure(event, EventFailure(f"its time can't be told: {on_record(error)}"))
-        return self._handle_at(event, moment)
+        return self._handle_at(event, time)
 
     def _see(self, event: StreamEvent) -> datetime:
         """An event's time. The watermark follows."""
         if not self._stream.by_events:
-            return moment_of(self._now)
-        moment = self._time_of(event)
-        self._watermark = seen(self._watermark, seconds_of(moment), self._stream.lateness_seconds, self._now)
+            return instant_of(self._now)
+        time = self._time_of(event)
+        self._watermark = seen(self._watermark, seconds_of(time), self._stream.lateness_seconds, self._now)
         self._seen = True
-        return moment
+        return time
 
     def _time_of(self, event: StreamEvent) -> datetime:
         if self._stream.moved(event) and TIME_HEADER in event.headers:
             return datetime.fromisoformat(event.headers[TIME_HEADER])
         if self._stream.time is not None:
-            return moment_of(self._stream.time(event))
-        return moment_of(self._now if event.created_at is None else event.created_at)
+            return instant_of(self._stream.time(event))
+        return instant_of(self._now if event.created_at is None else event.created_at)
 
-    def _handle_at(self, event: StreamEvent, moment: datetime) -> Outcome | None:
-        context = Context(event.key, self._state_of(event.key), moment=seconds_of(moment))
+    def _handle_at(self, event: StreamEvent, time: datetime) -> Outcome | None:
+        context = Context(event.key, self._state_of(event.key), moment=seconds_of(time))
         try:
             self._stream.handler(event, context)
             context.state.check()
@@ -159,8 +159,8 @@ class TimedWork(Work):
     def _run_timer(self, timer: Timer) -> EventFailure | None:
         """Call the timer's function; returns why it failed, if it did."""
         assert self._stream.on_timer is not None
-        moment = timer.at if self._stream.by_events else self._now
-        context = Context(timer.key, self._state_of(timer.key), moment=moment)
+        time = timer.at if self._stream.by_events else self._now
+        context = Context(timer.key, self._state_of(timer.key), moment=time)
         try:
             self._stream.on_timer(timer, context)
             context.state.check()
