@@ -13,8 +13,8 @@ first, so that nobody else does, and the test sees that it happened: `plan.txt.f
 
 The code under test knows nothing of this. `arm()` wraps its seams from outside, in the process that calls it; a
 relay's workers are reached because `arm()` makes the relay send them `tests.support.crashes.deliver` or
-`send_partition`, which arm them too; those of a stream that writes, by `tests.support.crashing_sink`; those of an exactly-once stream
-by `chaos.crashing`, which also knows its points.
+`send_partition`, which arm them too; those of a stream that writes, by `tests.support.crashing_sink`; those of an
+exactly-once stream by `chaos.crashing`, which also knows its points.
 """
 
 import os

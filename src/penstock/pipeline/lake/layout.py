@@ -151,5 +151,5 @@ def _folder_column() -> "Column":
     return on.when(ascii_only & fits & ~kind.startswith("__"), kind).otherwise(short)
 
 
-def _day(moment: datetime) -> str:
-    return moment.astimezone(UTC).date().isoformat()
+def _day(at: datetime) -> str:
+    return at.astimezone(UTC).date().isoformat()

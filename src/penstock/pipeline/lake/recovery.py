@@ -15,7 +15,7 @@ from penstock.model.event import EventId
 from penstock.model.lease import DEFAULT_MAX_LEASE_AGE_SECONDS, Settlement
 from penstock.model.outcome import PUBLISHED
 from penstock.model.selection import Selection
-from penstock.pipeline.lake.files import LakeFolder, Note
+from penstock.pipeline.lake.files import LakeFolder, LakeNote
 from penstock.pipeline.spark.errors import gone, is_sparks, java_is_gone, root_cause
 from penstock.store.api import Store
 from penstock.telemetry import log
@@ -41,7 +41,7 @@ class Sweep:
         # Nobody can settle what was written so long ago.
         self.tidy(lambda: self._folder.forget_staged(DEFAULT_MAX_LEASE_AGE_SECONDS))
 
-    def forget(self, note: Note, settlement: Settlement | None) -> None:
+    def forget(self, note: LakeNote, settlement: Settlement | None) -> None:
         """Let go of a note; and of its files, if none of their events was settled with them in place."""
         if settlement is None:
             return  # the store didn't answer: another sweep will ask
@@ -50,7 +50,7 @@ class Sweep:
         else:
             self.discard(note)
 
-    def discard(self, note: Note) -> None:
+    def discard(self, note: LakeNote) -> None:
         self._folder.delete(note.files)
         self._folder.take_away(note)
 

@@ -25,7 +25,7 @@ from penstock.model.outcome import PUBLISHED, Dead, Outcome
 from penstock.model.retry import RetryPolicy
 from penstock.pipeline.counts import SliceCounts
 from penstock.pipeline.datasource.reader import register_events
-from penstock.pipeline.lake.files import HIDDEN, LakeFolder, Note, Staged
+from penstock.pipeline.lake.files import HIDDEN, LakeFolder, LakeNote, StagedFile
 from penstock.pipeline.lake.layout import Lake
 from penstock.pipeline.lake.recovery import Sweep, cause_of
 from penstock.pipeline.spark.errors import gone, is_sparks, java_is_gone, root_cause, state_of, stop_query
@@ -84,7 +84,7 @@ def run_lake(
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class ClaimedRows:
     """The events of a batch that one lease holds."""
 
     lease: Lease
@@ -123,14 +123,14 @@ class LakeRelay:
         given = options.lease_seconds
         self._lease_seconds = LEASE_SECONDS if given == DEFAULT_LEASE_SECONDS else given
         self._folder = LakeFolder(spark, self.lake.path)
-        self._heart = LeaseKeeper(store, self._lease_seconds / 3)
+        self._lease_keeper = LeaseKeeper(store, self._lease_seconds / 3)
         self._busy = threading.Lock()
         self._failures = 0
         self._not_before = 0.0
         self._sweep = Sweep(store, self._folder)
 
     def close(self) -> None:
-        self._heart.stop()
+        self._lease_keeper.stop()
 
     # -- the query --------------------------------------------------------------------------------------------
 
@@ -214,39 +214,39 @@ class LakeRelay:
             if self._ending.is_set():
                 return
             began = time.monotonic()
-            tally, full = self._deliver(events)
+            counts, full = self._deliver(events)
             self._failures = 0
             self._not_before = 0.0 if full or self._until is not None else began + self.lake.every_seconds
             self._sweep.if_due()
-            if not self._on_batch(number, [tally]):
+            if not self._on_batch(number, [counts]):
                 self._ending.set()
 
     def _deliver(self, events: "DataFrame") -> tuple[SliceCounts, bool]:
-        """Claim, write, settle; the tally, and whether a claim was full."""
-        tally = SliceCounts()
+        """Claim, write, settle; return the counts, and whether a claim was full."""
+        counts = SliceCounts()
         # Kept: reading it again would claim anew, and a task that failed to write claims nothing twice.
         events.persist()
         try:
             claims = _claims(events, self._options.queue, self._lease_seconds)
-            tally.claimed = sum(len(claim.rows) for claim in claims)
+            counts.claimed = sum(len(claim.rows) for claim in claims)
             with ExitStack() as beating:
                 for claim in claims:
-                    beating.enter_context(self._heart.beating(claim.lease))
+                    beating.enter_context(self._lease_keeper.beating(claim.lease))
                 if claims:
-                    self._carry(events, claims, tally)
+                    self._carry(events, claims, counts)
         finally:
             events.unpersist()
         full = any(claim.full(self.lake.batch_events) for claim in claims)
-        tally.drained = self._until is not None and bool(claims) and not self._any_left(claims, full, self._until)
-        return tally, full
+        counts.drained = self._until is not None and bool(claims) and not self._any_left(claims, full, self._until)
+        return counts, full
 
-    def _any_left(self, claims: list[Claimed], full: bool, until: datetime) -> bool:
-        moment = (until - datetime.fromtimestamp(0, UTC)).total_seconds() * 1e6
-        if any(row.created <= moment for claim in claims for row in claim.rows):
+    def _any_left(self, claims: list[ClaimedRows], full: bool, until: datetime) -> bool:
+        end = (until - datetime.fromtimestamp(0, UTC)).total_seconds() * 1e6
+        if any(row.created <= end for claim in claims for row in claim.rows):
             return True
         return full and any_starving(self._store, self._options.queue, until)
 
-    def _carry(self, events: "DataFrame", claims: list[Claimed], tally: SliceCounts) -> None:
+    def _carry(self, events: "DataFrame", claims: list[ClaimedRows], counts: SliceCounts) -> None:
         limit = self._options.max_deliveries
         wanted = events if limit is None else events.where(events.deliveries <= limit)
         staging = None
@@ -255,23 +255,25 @@ class LakeRelay:
         except Exception as error:
             cause = cause_of(error)
             for claim in claims:
-                self._fail(claim, cause, tally)
+                self._fail(claim, cause, counts)
         else:
             for claim in claims:
-                self._bring_in(claim, files, tally)
+                self._bring_in(claim, files, counts)
         finally:
             if staging is not None:
                 self._sweep.tidy(lambda: self._folder.delete([staging]))
 
-    def _bring_in(self, claim: Claimed, files: list[Staged], tally: SliceCounts) -> None:
+    def _bring_in(self, claim: ClaimedRows, files: list[StagedFile], counts: SliceCounts) -> None:
         """Move the files of one lease in, then settle its events."""
         own = [file for file in files if file.token == str(claim.lease.token)]
         written = [row for row in claim.rows if not overdelivered(row.deliveries, self._options.max_deliveries)]
         if written and not own:
             # The executor that had claimed them is gone, and another claimed anew: those come again.
-            tally.lost += len(claim.rows)
+            counts.lost += len(claim.rows)
             return
-        note = Note(claim.lease, [row.seq for row in written], claim.rows[0].event_id, [file.target for file in own])
+        note = LakeNote(
+            claim.lease, [row.seq for row in written], claim.rows[0].event_id, [file.target for file in own]
+        )
         try:
             for older in self._folder.notes(claim.lease.lease_id):
                 # Of an attempt that this lease's new token has put an end to.
@@ -280,10 +282,10 @@ class LakeRelay:
             for file in own:
                 self._folder.move(file)
         except Exception as error:
-            settlement = self._fail(claim, cause_of(error), tally)
+            settlement = self._fail(claim, cause_of(error), counts)
             self._sweep.tidy(lambda: self._sweep.forget(note, settlement))
             return
-        settlement = self._settle(claim, claim.outcomes(self._outcome), tally)
+        settlement = self._settle(claim, claim.outcomes(self._outcome), counts)
         if settlement is not None:
             self._sweep.tidy(lambda: self._sweep.forget(note, settlement))
 
@@ -293,7 +295,7 @@ class LakeRelay:
             return Dead(f"delivered more than {self._options.max_deliveries} times without an outcome")
         return PUBLISHED
 
-    def _fail(self, claim: Claimed, cause: str, tally: SliceCounts) -> Settlement | None:
+    def _fail(self, claim: ClaimedRows, cause: str, counts: SliceCounts) -> Settlement | None:
         now = time.time()
 
         def outcome(row: "Row") -> Outcome:
@@ -305,9 +307,9 @@ class LakeRelay:
                 event_max_attempts=row.max_attempts,
             )
 
-        return self._settle(claim, claim.outcomes(outcome), tally)
+        return self._settle(claim, claim.outcomes(outcome), counts)
 
-    def _settle(self, claim: Claimed, outcomes: Mapping[int, Outcome], tally: SliceCounts) -> Settlement | None:
+    def _settle(self, claim: ClaimedRows, outcomes: Mapping[int, Outcome], counts: SliceCounts) -> Settlement | None:
         """Settle, through an outage if need be.
 
         If the outage lasts too long, or the store refuses, the note stays and the next sweep asks again.
@@ -317,7 +319,7 @@ class LakeRelay:
             try:
                 settlement = self._store.settle(claim.lease, outcomes)
             except (StoreUnavailable, StoreConflict) as error:
-                tally.trouble(error)
+                counts.note_error(error)
                 if time.monotonic() - began > self._lease_seconds or self._ending.wait(pause):
                     return None
                 pause = min(pause * 2, 1.0)
@@ -325,10 +327,10 @@ class LakeRelay:
             except NotInitialised:
                 raise
             except StoreError as error:  # other batches go on
-                tally.trouble(error)
+                counts.note_error(error)
                 return None
-            tally.count(settlement)
-            tally.explain(settlement, outcomes)
+            counts.count(settlement)
+            counts.explain(settlement, outcomes)
             if settlement.lost:
                 log.warn(
                     "a lease ran out before its events were settled; they come again. Is --lease-seconds too short?",
@@ -337,7 +339,7 @@ class LakeRelay:
             return settlement
 
 
-def _claims(events: "DataFrame", queue: str, lease_seconds: float) -> list[Claimed]:
+def _claims(events: "DataFrame", queue: str, lease_seconds: float) -> list[ClaimedRows]:
     """Claim, and see what was: by lease, without payloads."""
     from pyspark.sql import functions as on
 
@@ -349,7 +351,7 @@ def _claims(events: "DataFrame", queue: str, lease_seconds: float) -> list[Claim
     for row in seen.collect():
         rows.setdefault((row.lease, row.token), []).append(row)
     return [
-        Claimed(Lease(LeaseId(UUID(lease)), Token(UUID(token)), queue, lease_seconds), own)
+        ClaimedRows(Lease(LeaseId(UUID(lease)), Token(UUID(token)), queue, lease_seconds), own)
         for (lease, token), own in sorted(rows.items())
     ]
 

@@ -25,7 +25,7 @@ from penstock.pipeline.relay.task import deliver
 from penstock.pipeline.spark.session import open_session
 from penstock.pipeline.spark.shutdown import open_unless
 from penstock.pipeline.spark.slices import Patience, run_slices
-from penstock.runtime.housekeeping import Housekeeping
+from penstock.runtime.housekeeping import Housekeeper
 from penstock.runtime.signals import stopped_by_signals
 from penstock.store.api import Store, StoreOptions
 from penstock.store.registry import open_store
@@ -59,7 +59,7 @@ def run_relay(
         progress_so_far = RelayProgress(report, options.once, progress)
         served = [(lane.spec.queue, lane.to) for lane in lanes]
         one_writer = not store.capabilities.concurrent_writers
-        with stopped_by_signals(ending), Housekeeping(store, served, options.lease_seconds, progress_so_far.reaped):
+        with stopped_by_signals(ending), Housekeeper(store, served, options.lease_seconds, progress_so_far.reaped):
             _run_lanes(options, lanes, one_writer, ending, progress_so_far)
     return report
 
@@ -74,8 +74,8 @@ def _until_now(store: Store) -> datetime:
 def _run_lanes(
     options: RelayOptions, lanes: Sequence[Lane], one_writer: bool, ending: threading.Event, progress: RelayProgress
 ) -> None:
-    told = {"queue": options.queue, "to": ", ".join(lane.to for lane in lanes), "master": options.master or "local"}
-    log.info("relay starts", **told)
+    fields = {"queue": options.queue, "to": ", ".join(lane.to for lane in lanes), "master": options.master or "local"}
+    log.info("relay starts", **fields)
     master = _master(options, len(lanes), one_writer)
     spark = open_unless(ending, partial(open_session, master, f"penstock relay {options.queue}"))
     if spark is None:

@@ -19,7 +19,7 @@ def route(spec: RelayTaskSpec, current: Slice) -> SliceCounts:
     return run_slice(spec, current, _route)
 
 
-def _route(resources: TaskResources, spec: RelayTaskSpec, claim: Claim, current: Slice, tally: SliceCounts) -> None:
+def _route(resources: TaskResources, spec: RelayTaskSpec, claim: Claim, current: Slice, counts: SliceCounts) -> None:
     assert spec.routes is not None
     queues: dict[int, list[str]] = {}
     unrouted: dict[int, Outcome] = {}
@@ -34,18 +34,18 @@ def _route(resources: TaskResources, spec: RelayTaskSpec, claim: Claim, current:
             lambda: resources.store.route(claim.lease, queues),
             spec.lease_seconds,
             lambda: current.stopped,
-            tally.trouble,
+            counts.note_error,
         )
         settlement = insist(
             lambda: resources.store.settle(claim.lease, unrouted),
             spec.lease_seconds,
             lambda: current.stopped,
-            tally.trouble,
+            counts.note_error,
         )
-    tally.claimed += len(claim)
+    counts.claimed += len(claim)
     if moved is not None:
-        tally.routed += len(moved.released)
-        tally.lost += len(moved.lost)
+        counts.routed += len(moved.released)
+        counts.lost += len(moved.lost)
     if settlement is not None:
-        tally.count(settlement)
-        tally.explain(settlement, unrouted)
+        counts.count(settlement)
+        counts.explain(settlement, unrouted)

@@ -113,18 +113,18 @@ class _Batches:
         held = partial(self._held, run, lease_ids)
         self._current = batch = StepBatch(self._work, events, run, held)
         try:
-            tally = batch.run()
+            counts = batch.run()
         finally:
             self._current = None
             with suppress(PenstockError):  # then unsettled events return when their leases expire
                 for lease in () if batch.refused else held().values():
                     self._work.store.release(lease)
-        settled = tally.published + tally.discarded + tally.retried + tally.dead + tally.lost
-        fruitless = tally.claimed > 0 and not settled
-        tally.drained = self._work.spec.until is not None and (fruitless or self.drained())
+        settled = counts.published + counts.discarded + counts.retried + counts.dead + counts.lost
+        fruitless = counts.claimed > 0 and not settled
+        counts.drained = self._work.spec.until is not None and (fruitless or self.drained())
         if fruitless:
             self._work.stop.wait(FRUITLESS_SECONDS)
-        return [tally]
+        return [counts]
 
     def _held(self, run: str, lease_ids: Sequence[LeaseId]) -> dict[LeaseId, Lease]:
         """Return the leases that this run of the query holds. A newer driver's claims have another claimant."""

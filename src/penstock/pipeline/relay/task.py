@@ -69,29 +69,29 @@ def deliver(spec: RelayTaskSpec, current: Slice) -> SliceCounts:
 def run_slice(spec: RelayTaskSpec, current: Slice, handle: Handle) -> SliceCounts:
     """Claim, and hand over what was claimed, in a loop."""
     resources = open_resources(spec)
-    tally = SliceCounts()
+    counts = SliceCounts()
     idle, backoff, probe = MIN_IDLE_SECONDS, MIN_IDLE_SECONDS, False
     refusals = 0
-    while not current.over and not tally.drained:
+    while not current.over and not counts.drained:
         try:
             claim = _next_claim(resources, spec, probe)
             if claim:
-                handle(resources, spec, claim, current, tally)
+                handle(resources, spec, claim, current, counts)
                 idle = MIN_IDLE_SECONDS
             elif spec.until is None:
                 current.pause(idle)
                 idle = min(idle * IDLE_GROWTH, MAX_IDLE_SECONDS)
-            tally.drained = spec.until is not None and not _any_left(resources.store, spec, spec.until, claim)
+            counts.drained = spec.until is not None and not _any_left(resources.store, spec, spec.until, claim)
             probe = claim is None or len(claim) < spec.batch
             backoff, refusals = MIN_IDLE_SECONDS, 0
         except StoreError as error:
             refusals = 0 if isinstance(error, StoreUnavailable | StoreConflict) else refusals + 1
             if isinstance(error, NotInitialised) or (spec.until is not None and refusals == MAX_REFUSALS):
                 raise
-            tally.trouble(error)
+            counts.note_error(error)
             current.pause(backoff * (1 + random.random()))
             backoff = min(backoff * 2, MAX_BACKOFF_SECONDS)
-    return tally
+    return counts
 
 
 def _next_claim(resources: TaskResources, spec: RelayTaskSpec, probe: bool) -> Claim | None:
@@ -137,17 +137,17 @@ def _claim(resources: TaskResources, spec: RelayTaskSpec) -> Claim:
     )
 
 
-def _publish(resources: TaskResources, spec: RelayTaskSpec, claim: Claim, current: Slice, tally: SliceCounts) -> None:
-    tally.claimed += len(claim)
+def _publish(resources: TaskResources, spec: RelayTaskSpec, claim: Claim, current: Slice, counts: SliceCounts) -> None:
+    counts.claimed += len(claim)
     with resources.lease_keeper.beating(claim.lease):
         outcomes = resources.sender.send(claim.events, lambda: current.stopped)
         settlement = insist(
             lambda: resources.store.settle(claim.lease, outcomes),
             spec.lease_seconds,
             lambda: current.stopped,
-            tally.trouble,
+            counts.note_error,
         )
     if settlement is None:
         return
-    tally.count(settlement)
-    tally.explain(settlement, outcomes)
+    counts.count(settlement)
+    counts.explain(settlement, outcomes)

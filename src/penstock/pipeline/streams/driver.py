@@ -18,7 +18,7 @@ from penstock.pipeline.spark.shutdown import open_unless
 from penstock.pipeline.streams.monitor import Monitor, Progress
 from penstock.pipeline.streams.run import Counts, StreamRun
 from penstock.pipeline.streams.sources.kafka.connector_jars import connector_jars
-from penstock.runtime.housekeeping import Housekeeping
+from penstock.runtime.housekeeping import Housekeeper
 from penstock.runtime.signals import stopped_by_signals
 from penstock.store.api import require_staging
 from penstock.store.registry import open_store
@@ -127,7 +127,7 @@ def _require_exactly_once(url: str) -> None:
 def _kept(url: str, streams: Sequence[Stream]) -> Iterator[None]:
     """While these run, what dead ones held comes back: nobody else may be there to reap it."""
     lease_seconds = min(stream.lease_seconds for stream in streams)
-    with closing(open_store(url)) as store, Housekeeping(store, [], lease_seconds):
+    with closing(open_store(url)) as store, Housekeeper(store, [], lease_seconds):
         yield
 
 

@@ -1,7 +1,7 @@
 """The state of a stream as a DataFrame, also while the stream runs: `read`, and `format("penstock-state")`.
 
 One partition for each part of the stream, which is read where its task runs: nothing goes through the driver's memory.
-Each part is read as it is committed at that moment; parts don't wait for each other.
+Each part is read as it is committed at that time; parts don't wait for each other.
 
 Keys are named by an option, and not by the query's filters: Spark keeps what a filter has narrowed for every later
 query on the same DataFrame, also for those without it.
