@@ -3,27 +3,16 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from penstock.pipeline.datasource.columns import columns
 from penstock.streams.event import KEY_HEADER, ORIGIN_HEADER, STREAM_HEADER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-COLUMNS = {
-    "seq": "BIGINT",
-    "event_id": "STRING",
-    "event_type": "STRING",
-    "payload": "BINARY",
-    "headers": "MAP<STRING, STRING>",
-    "partition_key": "STRING",
-    "ordering_key": "STRING",
-    "created_at": "TIMESTAMP",
-    "attempts": "INT",
-    "replays": "INT",
-    "lease": "STRING",
-    "token": "STRING",
-    "source_partition": "STRING",
-    "offset": "BIGINT",
-}
+COLUMNS = columns(
+    *("seq", "event_id", "event_type", "payload", "headers", "partition_key", "ordering_key", "created_at"),
+    *("attempts", "replays", "lease", "token"),
+) | {"source_partition": "STRING", "offset": "BIGINT"}
 """What every source brings. Rows are processed in the order of source partition, offset and seq. A lease and its
 token are of a queue, a source partition and an offset of a source whose order is fixed."""
 

@@ -7,18 +7,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from penstock.model.errors import UsageError
+from penstock.pipeline.datasource.columns import columns
 
-COLUMNS = {
-    "seq": "BIGINT",
-    "event_id": "STRING",
-    "event_type": "STRING",
-    "payload": "BINARY",
-    "headers": "MAP<STRING, STRING>",
-    "partition_key": "STRING",
-    "ordering_key": "STRING",
-    "created_at": "TIMESTAMP",
-    "attempts": "INT",
-}
+COLUMNS = columns(
+    *("seq", "event_id", "event_type", "payload", "headers", "partition_key", "ordering_key", "created_at"),
+    "attempts",
+)
 
 PAGE_ROWS = 1_000
 # Arrow takes two gigabytes in a batch.
