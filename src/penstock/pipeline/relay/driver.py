@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from penstock.model.errors import NotSupported
@@ -24,7 +24,7 @@ from penstock.pipeline.relay.step_driver import run_steps
 from penstock.pipeline.relay.task import deliver
 from penstock.pipeline.spark.session import open_session
 from penstock.pipeline.spark.shutdown import open_unless
-from penstock.pipeline.spark.slices import Patience, run_slices
+from penstock.pipeline.spark.slices import Patience, QueryOptions, run_slices
 from penstock.runtime.housekeeping import Housekeeper
 from penstock.runtime.signals import stopped_by_signals
 from penstock.store.api import Store, StoreOptions
@@ -112,21 +112,27 @@ def _run_lane(
         )
         run_lake(spark, own, spec.until, tasks, stop, progress.enter)
         return
-    common: dict[str, Any] = {
-        "parallelism": tasks,
-        "checkpoint": checkpoint,
-        "name": f"penstock-relay-{lane.spec.queue}-{uuid4().hex[:8]}",  # two may run in one session
-        "stop": stop,
-        "grace_seconds": GRACE_SECONDS,
-        "patience": Patience(failures=FAILED_SLICES, through_deaths=True),
-        "on_failure": _warn,
-    }
-    if options.step is None:
-        seconds = options.slice_seconds
-        function = deliver if spec.routes is None else route
-        run_slices(spark, function, spec, slice_seconds=seconds, on_slice=progress.enter, **common)
+    query = QueryOptions(
+        checkpoint=checkpoint,
+        name=f"penstock-relay-{lane.spec.queue}-{uuid4().hex[:8]}",  # two may run in one session
+        stop=stop,
+        grace_seconds=GRACE_SECONDS,
+        patience=Patience(failures=FAILED_SLICES, through_deaths=True),
+        on_failure=_warn,
+    )
+    if options.step is not None:
+        step = load_step(options.step)
+        run_steps(spark, spec, step, options.dropped, parallelism=tasks, on_batch=progress.enter, query=query)
         return
-    run_steps(spark, spec, load_step(options.step), options.dropped, on_batch=progress.enter, **common)
+    run_slices(
+        spark,
+        deliver if spec.routes is None else route,
+        spec,
+        parallelism=tasks,
+        slice_seconds=options.slice_seconds,
+        on_slice=progress.enter,
+        options=query,
+    )
 
 
 def _master(options: RelayOptions, lanes: int, one_writer: bool) -> str:

@@ -3,7 +3,6 @@
 `penstock.pipeline.relay.step_batch` handles a batch.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
@@ -17,7 +16,7 @@ from penstock.pipeline.counts import SliceCounts
 from penstock.pipeline.datasource.reader import lease_of, register_events
 from penstock.pipeline.relay.spec import RelayTaskSpec
 from penstock.pipeline.relay.step_batch import StepBatch, StepWork
-from penstock.pipeline.spark.slices import BatchHandler, OnFailure, Patience, run_batches
+from penstock.pipeline.spark.slices import BatchHandler, QueryOptions, run_batches
 from penstock.pipeline.spark.stop_channel import StopChannel
 from penstock.runtime.lease_keeper import LeaseKeeper
 from penstock.runtime.starvation import any_starving
@@ -45,14 +44,9 @@ def run_steps(
     *,
     parallelism: int,
     on_batch: Callable[[int, list[SliceCounts]], bool],
-    checkpoint: str | None,
-    name: str,
-    stop: threading.Event,
-    grace_seconds: float,
-    patience: Patience,
-    on_failure: OnFailure,
+    query: QueryOptions,
 ) -> None:
-    """Run micro-batches through `step` until `on_batch` returns False, `stop` is set, or a draining relay is done."""
+    """Run micro-batches through `step` until `on_batch` returns False, a stop is set, or a draining relay is done."""
     configuration = spark.sparkContext.getConf()
     if configuration.get("spark.speculation") == "true":
         raise UsageError("a second copy of a task would claim a second time: set spark.speculation to false")
@@ -63,18 +57,13 @@ def run_steps(
         channel = stack.enter_context(StopChannel(host, configuration.get("spark.driver.bindAddress") or host))
         lease_keeper = LeaseKeeper(store, spec.lease_seconds / 3)
         stack.callback(lease_keeper.stop)
-        batches = _Batches(StepWork(spec, step, dropped, store, lease_keeper, stop, channel.address), parallelism)
+        batches = _Batches(StepWork(spec, step, dropped, store, lease_keeper, query.stop, channel.address), parallelism)
         run_batches(
             _claims(spark, spec, parallelism),
             BatchHandler(batches.handle, batches.drained, batches.interrupt),
             channel=channel,
             on_batch=on_batch,
-            checkpoint=checkpoint,
-            name=name,
-            stop=stop,
-            grace_seconds=grace_seconds,
-            patience=patience,
-            on_failure=on_failure,
+            options=query,
         )
 
 

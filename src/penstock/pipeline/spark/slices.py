@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.model.errors import PipelineError, UsageError
@@ -52,8 +52,22 @@ class Patience:
         return float(min(self.first_seconds * 2.0 ** min(failures - 1, 30), self.cap_seconds))
 
 
-IMPATIENT = Patience()
 OnFailure = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryOptions:
+    """How a query runs, whatever its micro-batches do."""
+
+    checkpoint: str | None = None
+    name: str | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set by the caller to end the query, and by the query when it is done."""
+    grace_seconds: float = 30.0
+    """For how long a stop waits for the running micro-batch."""
+    patience: Patience = Patience()
+    on_failure: OnFailure | None = None
+    """Called with the cause of a failure that is borne, and the seconds of pause that follow."""
 
 
 def _no() -> bool:
@@ -116,31 +130,23 @@ def run_slices(
     parallelism: int,
     slice_seconds: float,
     on_slice: Callable[[int, list[Result]], bool],
-    checkpoint: str | None = None,
-    name: str | None = None,
-    stop: threading.Event | None = None,
-    grace_seconds: float = 30.0,
-    patience: Patience = IMPATIENT,
-    on_failure: OnFailure | None = None,
+    options: QueryOptions | None = None,
 ) -> None:
-    """Run slices until `on_slice`, which gets each slice's number and results, returns False, or `stop` is set.
+    """Run slices until `on_slice`, which gets each slice's number and results, returns False, or a stop is set.
 
     `function` travels by its name, so that what its module caches in a worker stays there: it has to be importable
-    on the workers. Stopping tells the running functions, waits up to `grace_seconds` for them, hands over their
-    results, and only then ends the query. A failure past all `patience` raises PipelineError; of the others
-    `on_failure` is told the cause, and how many seconds of pause follow.
+    on the workers. A stop reaches the running functions, waits for them, hands over their results, and only then ends
+    the query. A failure past all patience raises PipelineError.
     """
     _require_importable(function)
     host = spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
     with StopChannel(host, spark.sparkContext.getConf().get("spark.driver.bindAddress") or host) as channel:
         task = functools.partial(_run_task, function, argument, slice_seconds, channel.address)
         tasks = spark.sparkContext.parallelize(range(parallelism), parallelism).mapPartitionsWithIndex(task)
-        runner = _SliceRunner(
-            BatchHandler(lambda *_: tasks.collect()), on_slice, channel, stop or threading.Event(), patience, on_failure
-        )
+        runner = _SliceRunner(BatchHandler(lambda *_: tasks.collect()), on_slice, channel, options or QueryOptions())
         # A clock, not a source: one row a batch, which nobody reads, and a next batch as soon as the last one is done.
         clock = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
-        _run_query(clock.writeStream, runner, checkpoint, name, grace_seconds)
+        _run_query(clock.writeStream, runner)
 
 
 def run_batches(
@@ -149,28 +155,20 @@ def run_batches(
     *,
     channel: "StopChannel",
     on_batch: Callable[[int, list[Result]], bool],
-    checkpoint: str | None,
-    name: str,
-    stop: threading.Event,
-    grace_seconds: float,
-    patience: Patience,
-    on_failure: OnFailure,
+    options: QueryOptions,
 ) -> None:
     """Do the same for micro-batches with rows of their own, each of which `handler` gets as a DataFrame."""
-    runner = _SliceRunner(handler, on_batch, channel, stop, patience, on_failure)
-    _run_query(writer, runner, checkpoint, name, grace_seconds)
+    _run_query(writer, _SliceRunner(handler, on_batch, channel, options))
 
 
-def _run_query(
-    writer: "DataStreamWriter", runner: "_SliceRunner", checkpoint: str | None, name: str | None, grace_seconds: float
-) -> None:
+def _run_query(writer: "DataStreamWriter", runner: "_SliceRunner") -> None:
     """Run a query, and start it again when it failed by itself, for as long as that is to be borne."""
-    query = _start(writer, runner, checkpoint, name)
+    query = runner.start(writer)
     try:
         while not runner.wait(query):
-            query = _start(writer, runner, checkpoint, name)
+            query = runner.start(writer)
     finally:
-        runner.end(query, grace_seconds)
+        runner.end(query)
     if runner.failure is not None:
         raise runner.failure
 
@@ -183,19 +181,27 @@ class _SliceRunner:
         handler: BatchHandler[Any],
         on_slice: Callable[[int, list[Any]], bool],
         channel: StopChannel,
-        stop: threading.Event,
-        patience: Patience,
-        on_failure: OnFailure | None,
+        options: QueryOptions,
     ) -> None:
         self.failure: BaseException | None = None
         self._handler = handler
         self._on_slice = on_slice
         self._channel = channel
-        self._stop = stop
-        self._patience = patience
-        self._on_failure = on_failure
+        self._options = options
+        self._stop = options.stop
         self._failures = 0
         self._busy = threading.Lock()
+
+    def start(self, writer: "DataStreamWriter") -> "StreamingQuery":
+        writer = writer.foreachBatch(self.run)
+        if self._options.name is not None:
+            writer = writer.queryName(self._options.name)
+        if self._options.checkpoint is not None:
+            writer = writer.option("checkpointLocation", self._options.checkpoint)
+        try:
+            return writer.start()
+        except Exception as error:
+            raise _readable(error) from None
 
     def run(self, batch: "DataFrame", number: int) -> None:
         """One micro-batch. Errors are kept and not raised: Spark would only wrap them in a stack of its own."""
@@ -241,24 +247,25 @@ class _SliceRunner:
         if java_is_gone(error):
             self._give_up(gone(error))
             return
-        cause = root_cause(str(error))
+        cause, patience = root_cause(str(error)), self._options.patience
         came_so_far = self._channel.answer() > 0
         self._failures += 1
-        died = self._patience.through_deaths and came_so_far and _DEATHS.search(cause) is not None
-        bearable = is_sparks(error) and (died or self._failures < self._patience.failures)
+        died = patience.through_deaths and came_so_far and _DEATHS.search(cause) is not None
+        bearable = is_sparks(error) and (died or self._failures < patience.failures)
         if self._stop.is_set() or not bearable:
             self._give_up(error)
             return
-        seconds = self._patience.pause_seconds(1 if died else self._failures)
-        if self._on_failure is not None:
-            self._on_failure(cause, seconds)
+        seconds = patience.pause_seconds(1 if died else self._failures)
+        if self._options.on_failure is not None:
+            self._options.on_failure(cause, seconds)
         self._stop.wait(seconds)
 
     def _give_up(self, error: BaseException) -> None:
         self.failure = self.failure or _readable(error)
         self._stop.set()
 
-    def end(self, query: "StreamingQuery", grace_seconds: float) -> None:
+    def end(self, query: "StreamingQuery") -> None:
+        grace_seconds = self._options.grace_seconds
         self._stop.set()
         self._channel.hang_up()
         ended = self._busy.acquire(timeout=min(INTERRUPT_SECONDS, grace_seconds))
@@ -272,20 +279,6 @@ class _SliceRunner:
             )
         stopping = stop_query(query)
         self.failure = self.failure or stopping
-
-
-def _start(
-    writer: "DataStreamWriter", runner: _SliceRunner, checkpoint: str | None, name: str | None
-) -> "StreamingQuery":
-    writer = writer.foreachBatch(runner.run)
-    if name is not None:
-        writer = writer.queryName(name)
-    if checkpoint is not None:
-        writer = writer.option("checkpointLocation", checkpoint)
-    try:
-        return writer.start()
-    except Exception as error:
-        raise _readable(error) from None
 
 
 def _readable(error: BaseException) -> BaseException:
