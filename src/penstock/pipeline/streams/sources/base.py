@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock.pipeline.datasource.columns import columns
 from penstock.streams.event import KEY_HEADER, ORIGIN_HEADER, STREAM_HEADER
+from penstock.streams.sources import REMEMBER_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -67,11 +68,16 @@ class SparkSource(Protocol):
 class StaticSource:
     """A source that is the same from its first batch to its last, and holds nothing open."""
 
+    wants_acknowledgements = False
+    remember_seconds = REMEMBER_SECONDS
     checkpoint_version = ""
     leases = False
 
     def topics(self) -> None:
         return None
+
+    def acknowledge(self, event_ids: Sequence[str]) -> None:
+        """Nothing to acknowledge: the state, Spark's checkpoint or a lease has it."""
 
     def close(self) -> None:
         """Nothing to close."""

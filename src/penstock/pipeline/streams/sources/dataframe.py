@@ -1,6 +1,5 @@
 """Any streaming DataFrame as a stream's source: what its rows are known by, and what of them is the payload."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.model.errors import UsageError
@@ -28,8 +27,6 @@ FIELDS = (
 class DataFrameSource(StaticSource):
     """Rows of a DataFrame. Spark's checkpoint alone knows how far it is."""
 
-    wants_acknowledgements = False
-
     def __init__(self, source: Frame) -> None:
         self._source = source
         self.remember_seconds = source.remember_seconds
@@ -41,9 +38,6 @@ class DataFrameSource(StaticSource):
         if not isinstance(frame, DataFrame) or not frame.isStreaming:
             raise UsageError("a Frame source is a function that takes the session and returns a streaming DataFrame")
         return events_of(frame)
-
-    def acknowledge(self, event_ids: Sequence[str]) -> None:
-        """Nothing: Spark's checkpoint has it."""
 
 
 def events_of(frame: "DataFrame") -> "DataFrame":
