@@ -11,8 +11,8 @@ STEP_FAILED = "step failed: "
 
 
 @dataclass(slots=True)
-class SliceCounts:
-    """Counts of one slice on one task."""
+class EventCounts:
+    """Counts of events by what became of them."""
 
     claimed: int = 0
     published: int = 0
@@ -23,6 +23,12 @@ class SliceCounts:
     released: int = 0
     lost: int = 0
     routed: int = 0
+
+
+@dataclass(slots=True)
+class SliceCounts(EventCounts):
+    """Counts of one slice on one task."""
+
     drained: bool = False
     errors: list[str] = field(default_factory=list)
     dead_errors: list[str] = field(default_factory=list)

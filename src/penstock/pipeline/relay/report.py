@@ -5,28 +5,20 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.pipeline.counts import SliceCounts
+from penstock.pipeline.counts import EventCounts, SliceCounts
 from penstock.telemetry import log
 
 
 @dataclass(slots=True)
-class RelayReport:
+class RelayReport(EventCounts):
     """What a relay has done since it started."""
 
-    claimed: int = 0
-    published: int = 0
-    discarded: int = 0
-    retried: int = 0
-    dead: int = 0
-    released: int = 0
-    lost: int = 0
-    routed: int = 0
     reaped: int = 0
     slices: int = 0
     seconds: float = 0.0
 
     def add(self, counts: SliceCounts) -> None:
-        for name in ("claimed", "published", "discarded", "retried", "dead", "released", "lost", "routed"):
+        for name in EventCounts.__slots__:
             setattr(self, name, getattr(self, name) + getattr(counts, name))
 
 

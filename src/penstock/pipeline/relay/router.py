@@ -30,18 +30,9 @@ def _route(resources: TaskResources, spec: RelayTaskSpec, claim: Claim, current:
         else:
             unrouted[event.seq] = Dead(f"no route matches {event.event_type}: add one, then replay")
     with resources.lease_keeper.beating(claim.lease):
-        moved = insist(
-            lambda: resources.store.route(claim.lease, queues),
-            spec.lease_seconds,
-            lambda: current.stopped,
-            counts.note_error,
-        )
-        settlement = insist(
-            lambda: resources.store.settle(claim.lease, unrouted),
-            spec.lease_seconds,
-            lambda: current.stopped,
-            counts.note_error,
-        )
+        patience = spec.lease_seconds, lambda: current.stopped, counts.note_error
+        moved = insist(lambda: resources.store.route(claim.lease, queues), *patience)
+        settlement = insist(lambda: resources.store.settle(claim.lease, unrouted), *patience)
     counts.claimed += len(claim)
     if moved is not None:
         counts.routed += len(moved.released)
