@@ -5,7 +5,6 @@ settled, here and now. If the lease was lost, its events are or will be in other
 be at work at the same time: nothing is taken away before the store has said that its events were not settled by it.
 """
 
-import re
 import time
 from collections.abc import Callable
 from uuid import UUID
@@ -16,7 +15,7 @@ from penstock.model.lease import DEFAULT_MAX_LEASE_AGE_SECONDS, Settlement
 from penstock.model.outcome import PUBLISHED
 from penstock.model.selection import Selection
 from penstock.pipeline.lake.files import LakeFolder, LakeNote
-from penstock.pipeline.spark.errors import gone, is_sparks, java_is_gone, root_cause
+from penstock.pipeline.spark.errors import gone, innermost_cause, is_sparks, java_is_gone
 from penstock.store.api import Store
 from penstock.telemetry import log
 
@@ -79,8 +78,7 @@ class Sweep:
 
 
 def cause_of(error: BaseException) -> str:
-    """What went wrong, in one line: the innermost of Java's causes, where it tells."""
+    """What went wrong, in one line."""
     if java_is_gone(error):
         raise gone(error)
-    causes = re.findall(r"^\s*Caused by: (.+)$", str(error), re.MULTILINE)
-    return causes[-1] if causes else root_cause(str(error))
+    return innermost_cause(error)

@@ -7,28 +7,27 @@ complete, and takes away what others will write again.
 
 import random
 import re
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 from penstock.model.errors import NotInitialised, PipelineError, StoreConflict, StoreError, StoreUnavailable
 from penstock.model.lease import DEFAULT_LEASE_SECONDS, Lease, LeaseId, Settlement, Token
-from penstock.model.lifecycle import OrderPolicy, overdelivered, weight
+from penstock.model.lifecycle import overdelivered, weight
 from penstock.model.outcome import PUBLISHED, Dead, Outcome
-from penstock.model.retry import RetryPolicy
 from penstock.pipeline.counts import SliceCounts
 from penstock.pipeline.datasource.reader import register_events
+from penstock.pipeline.datasource.sender import Dispatch
 from penstock.pipeline.lake.files import HIDDEN, LakeFolder, LakeNote, StagedFile
 from penstock.pipeline.lake.layout import Lake
 from penstock.pipeline.lake.recovery import Sweep, cause_of
-from penstock.pipeline.spark.errors import gone, is_sparks, java_is_gone, root_cause, state_of, stop_query
+from penstock.pipeline.spark.errors import gone, java_is_gone, readable, root_cause, state_of, stop_query
 from penstock.pipeline.spark.session import DEFAULT_MASTER, is_local
 from penstock.pipeline.spark.slices import Patience
 from penstock.runtime.lease_keeper import LeaseKeeper
@@ -57,12 +56,9 @@ class LakeOptions:
     """Options of a relay to a lake."""
 
     store: str
-    destination: str
     queue: str
     lease_seconds: float
-    retry: RetryPolicy
-    order_policy: OrderPolicy
-    max_deliveries: int | None
+    dispatch: Dispatch
     master: str | None
     checkpoint: str | None
 
@@ -77,7 +73,7 @@ def run_lake(
 ) -> None:
     """Fill the lake until `ending` is set, or, with `until`, until what was emitted before is in it."""
     register_events(spark)
-    with closing(open_store(options.store, StoreOptions(order_policy=options.order_policy))) as store:
+    with closing(open_store(options.store, StoreOptions(order_policy=options.dispatch.order_policy))) as store:
         relay = LakeRelay(spark, options, store, until, parallelism, ending, on_batch)
         with closing(relay), _checkpoint(options, relay.lake) as checkpoint:
             relay.run(checkpoint)
@@ -112,7 +108,7 @@ class LakeRelay:
         ending: threading.Event,
         on_batch: OnBatch,
     ) -> None:
-        self.lake = Lake.parse(options.destination)
+        self.lake = Lake.parse(options.dispatch.destination)
         self._spark = spark
         self._options = options
         self._store = store
@@ -156,14 +152,14 @@ class LakeRelay:
             limit=self.lake.batch_events,
             partitions=self._parallelism,
             lease_seconds=self._lease_seconds,
-            max_attempts=options.retry.max_attempts,
+            max_attempts=options.dispatch.retry.max_attempts,
         )
         writer = source.load().writeStream.foreachBatch(self._batch).option("checkpointLocation", checkpoint)
         writer = writer.queryName(f"penstock-lake-{options.queue}-{uuid4().hex[:8]}")
         try:
             return writer.trigger(processingTime=f"{PROBE_SECONDS} seconds").start()
         except Exception as error:
-            raise _readable(error) from None
+            raise readable(error, "a batch") from None
 
     def _watch(self, query: "StreamingQuery") -> BaseException | None:
         while not self._ending.wait(LOOK_SECONDS):
@@ -200,7 +196,7 @@ class LakeRelay:
         self._failures += 1
         outage = _OUTAGES.search(cause) is not None
         if self._ending.is_set() or not (outage or self._failures < PATIENCE.failures):
-            raise _readable(error)
+            raise readable(error, "a batch")
         pause = PATIENCE.pause_seconds(self._failures)
         log.warn("a batch failed, trying again", in_seconds=pause, cause=cause)
         self._ending.wait(pause)
@@ -247,7 +243,7 @@ class LakeRelay:
         return full and any_starving(self._store, self._options.queue, until)
 
     def _carry(self, events: "DataFrame", claims: list[ClaimedRows], counts: SliceCounts) -> None:
-        limit = self._options.max_deliveries
+        limit = self._options.dispatch.max_deliveries
         wanted = events if limit is None else events.where(events.deliveries <= limit)
         staging = None
         try:
@@ -266,7 +262,9 @@ class LakeRelay:
     def _bring_in(self, claim: ClaimedRows, files: list[StagedFile], counts: SliceCounts) -> None:
         """Move the files of one lease in, then settle its events."""
         own = [file for file in files if file.token == str(claim.lease.token)]
-        written = [row for row in claim.rows if not overdelivered(row.deliveries, self._options.max_deliveries)]
+        written = [
+            row for row in claim.rows if not overdelivered(row.deliveries, self._options.dispatch.max_deliveries)
+        ]
         if written and not own:
             # The executor that had claimed them is gone, and another claimed anew: those come again.
             counts.lost += len(claim.rows)
@@ -291,15 +289,15 @@ class LakeRelay:
 
     def _outcome(self, row: "Row") -> Outcome:
         """Of an event that is in the lake; or of one that was handed out too often, and is not."""
-        if overdelivered(row.deliveries, self._options.max_deliveries):
-            return Dead(f"delivered more than {self._options.max_deliveries} times without an outcome")
+        if overdelivered(row.deliveries, self._options.dispatch.max_deliveries):
+            return Dead(f"delivered more than {self._options.dispatch.max_deliveries} times without an outcome")
         return PUBLISHED
 
     def _fail(self, claim: ClaimedRows, cause: str, counts: SliceCounts) -> Settlement | None:
         now = time.time()
 
         def outcome(row: "Row") -> Outcome:
-            return self._options.retry.decide(
+            return self._options.dispatch.retry.decide(
                 f"the lake can't be written: {cause}",
                 attempts=row.attempts,
                 age_seconds=now - row.created / 1e6,
@@ -362,16 +360,7 @@ def _checkpoint(options: LakeOptions, lake: Lake) -> Iterator[str]:
     if options.checkpoint is not None:
         yield options.checkpoint
     elif is_local(options.master or DEFAULT_MASTER):
-        folder = tempfile.mkdtemp(prefix="penstock-lake-")
-        try:
+        with TemporaryDirectory(prefix="penstock-lake-", ignore_cleanup_errors=True) as folder:
             yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
     else:
         yield f"{lake.path}/{HIDDEN}/checkpoints/{uuid4().hex}"
-
-
-def _readable(error: BaseException) -> BaseException:
-    if is_sparks(error):
-        return PipelineError(f"a batch failed for good: {root_cause(str(error))}")
-    return error

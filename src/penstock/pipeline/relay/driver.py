@@ -97,16 +97,13 @@ def _run_lane(
     checkpoint = options.checkpoint
     if checkpoint is not None and options.routes is not None:
         checkpoint = f"{checkpoint.rstrip('/')}/{lane.spec.queue}"
-    spec, to = lane.spec, lane.spec.dispatch
-    if is_lake(to.destination):
+    spec = lane.spec
+    if is_lake(spec.dispatch.destination):
         own = LakeOptions(
-            store=options.store,
-            destination=to.destination,
+            store=spec.store,
             queue=spec.queue,
-            lease_seconds=options.lease_seconds,
-            retry=to.retry,
-            order_policy=options.order_policy,
-            max_deliveries=options.max_deliveries,
+            lease_seconds=spec.lease_seconds,
+            dispatch=spec.dispatch,
             master=options.master,
             checkpoint=checkpoint,
         )
@@ -124,15 +121,8 @@ def _run_lane(
         step = load_step(options.step)
         run_steps(spark, spec, step, options.dropped, parallelism=tasks, on_batch=progress.enter, query=query)
         return
-    run_slices(
-        spark,
-        deliver if spec.routes is None else route,
-        spec,
-        parallelism=tasks,
-        slice_seconds=options.slice_seconds,
-        on_slice=progress.enter,
-        options=query,
-    )
+    function, seconds = deliver if spec.routes is None else route, options.slice_seconds
+    run_slices(spark, function, spec, parallelism=tasks, slice_seconds=seconds, on_slice=progress.enter, options=query)
 
 
 def _master(options: RelayOptions, lanes: int, one_writer: bool) -> str:

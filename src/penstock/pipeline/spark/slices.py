@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.model.errors import PipelineError, UsageError
-from penstock.pipeline.spark.errors import gone, is_sparks, java_is_gone, root_cause, state_of, stop_query
+from penstock.pipeline.spark.errors import gone, is_sparks, java_is_gone, readable, root_cause, state_of, stop_query
 from penstock.pipeline.spark.stop_channel import StopAddress, StopChannel, connection_to, hung_up
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ class _SliceRunner:
         try:
             return writer.start()
         except Exception as error:
-            raise _readable(error) from None
+            raise readable(error, "a slice") from None
 
     def run(self, batch: "DataFrame", number: int) -> None:
         """One micro-batch. Errors are kept and not raised: Spark would only wrap them in a stack of its own."""
@@ -261,7 +261,7 @@ class _SliceRunner:
         self._stop.wait(seconds)
 
     def _give_up(self, error: BaseException) -> None:
-        self.failure = self.failure or _readable(error)
+        self.failure = self.failure or readable(error, "a slice")
         self._stop.set()
 
     def end(self, query: "StreamingQuery") -> None:
@@ -279,11 +279,6 @@ class _SliceRunner:
             )
         stopping = stop_query(query)
         self.failure = self.failure or stopping
-
-
-def _readable(error: BaseException) -> BaseException:
-    """Errors of Java and Spark as one line; the caller's own stay what they are."""
-    return PipelineError(f"a slice failed for good: {root_cause(str(error))}") if is_sparks(error) else error
 
 
 def _require_importable(function: Callable[..., Any]) -> None:

@@ -1,12 +1,11 @@
 """Streams on Spark, the driver's side: streaming queries for each, whose micro-batches are claimed, shuffled to the
 parts that their keys belong to, processed there, and then acknowledged."""
 
-import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from penstock.config.urls import url_scheme
@@ -145,12 +144,9 @@ def _held(url: str, streams: Sequence[Stream]) -> Iterator[None]:
 def _folder(checkpoint: str | None) -> Iterator[str]:
     if checkpoint is not None:
         yield checkpoint
-        return
-    made = mkdtemp(prefix="penstock-streams-")
-    try:
-        yield made
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+    else:
+        with TemporaryDirectory(prefix="penstock-streams-", ignore_cleanup_errors=True) as made:
+            yield made
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.model.errors import PipelineError
-from penstock.pipeline.spark.errors import gone, java_is_gone, root_cause
+from penstock.pipeline.spark.errors import gone, innermost_cause, java_is_gone
 from penstock.pipeline.streams.results import CLOCK_REPORT, OUTCOMES, TaskError
 from penstock.pipeline.streams.task import tick
 from penstock.pipeline.streams.task_spec import StreamTaskSpec
@@ -82,7 +82,7 @@ class JobRunner:
                 raise gone(error) from error
             if TASK_DEATH.search(str(error)):
                 raise TasksDied(str(error).splitlines()[0]) from error
-            raise PipelineError(f"stream {self._spec.stream.name} has failed: {_reason(error)}") from error
+            raise PipelineError(f"stream {self._spec.stream.name} has failed: {innermost_cause(error)}") from error
         for row in rows:
             if row["outcome"] == TaskError.SUPERSEDED:
                 raise superseded(self._spec.started)
@@ -134,9 +134,3 @@ class JobRunner:
 def superseded(started: Started) -> Superseded:
     """What the driver of an earlier start ends with."""
     return Superseded(f"another driver has started stream {started.stream!r} since; this one has stopped")
-
-
-def _reason(error: Exception) -> str:
-    """In a line. The innermost cause comes last of all that Java has to say."""
-    causes = re.findall(r"^Caused by: (.+)$", str(error), re.MULTILINE)
-    return str(causes[-1]) if causes else root_cause(str(error))
