@@ -17,10 +17,18 @@ from penstock.pipeline.streams import task as stream_tasks
 from penstock.pipeline.streams.jobs import Row
 from penstock.pipeline.streams.rows import Batches
 from penstock.pipeline.streams.run import StreamRun
-from penstock.pipeline.streams.sources.base import Feed
-from penstock.pipeline.streams.task_spec import Errand
+from penstock.pipeline.streams.sources.base import SparkSource
+from penstock.pipeline.streams.task_spec import StreamTaskSpec
 from penstock.streams.app import Handler
-from penstock.streams.state.api import Arrival, Lines, Part, PartTransaction, Saved, Started, StateStore
+from penstock.streams.state.api import (
+    Arrival,
+    PartTransaction,
+    Saved,
+    Started,
+    StateColumns,
+    StatePartition,
+    StateStore,
+)
 from tests.support import crashes
 
 _armed = False
@@ -39,9 +47,9 @@ def arm() -> None:
     StreamRun._acknowledge = _acknowledging(StreamRun._acknowledge)  # type: ignore[assignment, method-assign]
 
 
-def assign(errand: Errand) -> Callable[[Batches], Batches]:
+def assign(spec: StreamTaskSpec) -> Callable[[Batches], Batches]:
     """What reads and keys events, in a process that arms itself first."""
-    inner = stream_tasks.assign(errand)
+    inner = stream_tasks.assign(spec)
 
     def run(batches: Batches) -> Batches:
         arm()
@@ -52,11 +60,9 @@ def assign(errand: Errand) -> Callable[[Batches], Batches]:
     return run
 
 
-def process(errand: Errand) -> Callable[[Batches], Batches]:
+def process(spec: StreamTaskSpec) -> Callable[[Batches], Batches]:
     """The same for what runs the parts."""
-    inner = stream_tasks.process(
-        replace(errand, stream=replace(errand.stream, handler=_passing(errand.stream.handler)))
-    )
+    inner = stream_tasks.process(replace(spec, stream=replace(spec.stream, handler=_passing(spec.stream.handler))))
 
     def run(batches: Batches) -> Batches:
         arm()
@@ -83,17 +89,17 @@ def _opening(open_state: Callable[[str], StateStore]) -> Callable[[str], Any]:
     return lambda url: CrashingState(open_state(url))
 
 
-Acknowledge = Callable[[StreamRun, Feed, Sequence[Row]], None]
+Acknowledge = Callable[[StreamRun, SparkSource, Sequence[Row]], None]
 
 
 def _acknowledging(acknowledge: Acknowledge) -> Acknowledge:
     @wraps(acknowledge)
-    def wrapped(run: StreamRun, feed: Feed, rows: Sequence[Row]) -> None:
+    def wrapped(run: StreamRun, source: SparkSource, rows: Sequence[Row]) -> None:
         crashes.reach("stream-before-acknowledgement")
         if len(rows) > 1 and (crash := crashes.due("stream-in-acknowledgement")):
-            acknowledge(run, feed, rows[: len(rows) // 2])
+            acknowledge(run, source, rows[: len(rows) // 2])
             crashes.kill(crash.victim)
-        acknowledge(run, feed, rows)
+        acknowledge(run, source, rows)
         crashes.reach("stream-acknowledged")
 
     return wrapped
@@ -123,7 +129,7 @@ class CrashingState(_Around):
 class CrashingPart(_Around):
     """A part whose task may die before and after its commit."""
 
-    _inner: Part
+    _inner: StatePartition
 
     @contextmanager
     def transaction(self) -> Iterator["CrashingTransaction"]:
@@ -157,8 +163,8 @@ class CrashingTransaction(_Around):
         self._inner.save(changed)
         crashes.reach("stream-saved")
 
-    def save_lines(self, lines: Lines, expires_at: float | None) -> None:
-        self._inner.save_lines(lines, expires_at)
+    def save_columns(self, columns: StateColumns, expires_at: float | None) -> None:
+        self._inner.save_columns(columns, expires_at)
         crashes.reach("stream-saved")
 
     def emit(self, events: Sequence[Event]) -> None:

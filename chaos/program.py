@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from chaos.orders import NEVER
 from penstock import Streams
 from penstock.model.errors import PenstockError, UsageError
-from penstock.streams.context import Context, Emitting, KeyState
+from penstock.streams.context import Context, Emitter, KeyState
 from penstock.streams.engine.batch_handlers import BatchContext
 from penstock.streams.event import StreamEvent
 from penstock.streams.sources import Frame, Kafka, Queue, Source, Valkey
@@ -91,11 +91,11 @@ def application(settings: Settings) -> Streams:
     return app
 
 
-def count(order: dict[str, Any], attempts: int, state: KeyState, emitting: Emitting) -> None:
+def count(order: dict[str, Any], attempts: int, state: KeyState, emitter: Emitter) -> None:
     """One order. It fails when all is done, so that all of it must be undone."""
     state["count"] = state.get("count", 0) + 1
     state["sum"] = state.get("sum", 0) + order["amount"]
-    emitting.emit("order.counted", {"number": order["number"]}, queue=COUNTED)
+    emitter.emit("order.counted", {"number": order["number"]}, queue=COUNTED)
     if order["fails"] == NEVER:
         raise ValueError("never")
     if order["fails"] > attempts:

@@ -55,9 +55,9 @@ def _connector() -> Sequence[Path]:
 def _no_connections_to_drivers() -> Iterator[None]:
     """Close the connections that a worker process would keep to its driver until it ends."""
     yield
-    for line in stop_channel._lines.values():
-        line.close()
-    stop_channel._lines.clear()
+    for connection in stop_channel._connections.values():
+        connection.close()
+    stop_channel._connections.clear()
 
 
 @pytest.fixture

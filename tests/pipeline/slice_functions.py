@@ -10,25 +10,25 @@ from tests.support.files import write_whole
 cached: list[int] = []
 
 
-def describe(argument: str, turn: Slice) -> tuple[str, int, int, int, int]:
+def describe(argument: str, current: Slice) -> tuple[str, int, int, int, int]:
     """What the task was given, its process, and how often that process was here before."""
-    cached.append(turn.number)
-    while turn.pause(0.01):
+    cached.append(current.number)
+    while current.pause(0.01):
         pass
-    return argument, turn.number, turn.partition, os.getpid(), len(cached)
+    return argument, current.number, current.partition, os.getpid(), len(cached)
 
 
-def wait_long(folder: str, turn: Slice) -> str:
+def wait_long(folder: str, current: Slice) -> str:
     """Says that it runs, and then waits for its slice to end."""
-    write_whole(Path(folder, f"running-{turn.partition}"), str(os.getpid()))
-    while turn.pause(60):
+    write_whole(Path(folder, f"running-{current.partition}"), str(os.getpid()))
+    while current.pause(60):
         pass
     return "left in good order"
 
 
-def stumble_once(folder: str, turn: Slice) -> str:
+def stumble_once(folder: str, current: Slice) -> str:
     """Kills its worker the first time, and works the second."""
-    marker = Path(folder, f"stumbled-{turn.number}-{turn.partition}")
+    marker = Path(folder, f"stumbled-{current.number}-{current.partition}")
     if not marker.exists():
         marker.touch()
         os._exit(3)
@@ -43,13 +43,13 @@ def die(_: object, __: Slice) -> None:
     os._exit(3)
 
 
-def ignore_the_end(folder: str, turn: Slice) -> None:
+def ignore_the_end(folder: str, current: Slice) -> None:
     """A function that doesn't look whether it is to stop."""
-    Path(folder, f"running-{turn.partition}").touch()
+    Path(folder, f"running-{current.partition}").touch()
     time.sleep(60)
 
 
-def die_often(folder: str, turn: Slice) -> str:
+def die_often(folder: str, current: Slice) -> str:
     """Kills its worker six times: more often than Spark lets a task fail."""
     deaths = len(list(Path(folder).glob("death-*")))
     if deaths < 6:

@@ -14,7 +14,7 @@ from penstock.model.retry import RetryPolicy
 from penstock.pipeline.datasource import sender as sending
 from penstock.pipeline.datasource.publish import delivery_of, send_rows
 from penstock.pipeline.datasource.sender import Dispatch, Sender
-from penstock.pipeline.spark.stop_channel import StopLine, hung_up, line_to
+from penstock.pipeline.spark.stop_channel import StopChannel, connection_to, hung_up
 from penstock.publish.api import Message
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -53,8 +53,8 @@ def sender(picky: Picky) -> Sender:
 
 
 @pytest.fixture
-def line() -> Iterator[StopLine]:
-    with StopLine("127.0.0.1", "127.0.0.1") as opened:
+def channel() -> Iterator[StopChannel]:
+    with StopChannel("127.0.0.1", "127.0.0.1") as opened:
         yield opened
 
 
@@ -101,9 +101,9 @@ def test_events_behind_a_failed_copy_of_their_key_are_released(picky: Picky, sen
     assert sent == [(1, "Published"), (1, "Retry"), (2, "Released"), (3, "Published")]
 
 
-def test_nothing_is_begun_after_a_stop_request(picky: Picky, sender: Sender, line: StopLine) -> None:
-    connection = line_to(line.address)
-    picky.after_a_call = line.hang_up
+def test_nothing_is_begun_after_a_stop_request(picky: Picky, sender: Sender, channel: StopChannel) -> None:
+    connection = connection_to(channel.address)
+    picky.after_a_call = channel.hang_up
     first = send(sender, [event(1, "1a"), event(1, "1b")], lambda: hung_up(connection))
     assert first == [(1, "Published"), (1, "Released")]
     rows = send_rows(sender, OrderPolicy.BLOCK, [event(2, "2")], lambda: hung_up(connection))

@@ -15,7 +15,7 @@ from penstock.model.records import Record
 from penstock.model.selection import Selection
 from penstock.outbox import Outbox, connect
 from penstock.pipeline.datasource.reader import PenstockDataSource, SourceOptions
-from penstock.pipeline.datasource.writer import COLUMNS, Staged, StreamWriter, Target, _events, check
+from penstock.pipeline.datasource.writer import COLUMNS, StagedRows, StreamWriter, Target, _events, check
 from penstock.pipeline.formats import register
 from penstock.pipeline.spark.errors import root_cause
 from penstock.runtime.store_cache import close_stores
@@ -392,5 +392,5 @@ def test_a_stream_with_a_column_that_can_not_be_stops_at_once(ground: Ground) ->
 
 
 def test_a_message_says_which_part_of_which_write() -> None:
-    message = Staged(UUID(int=1), UUID(int=2), 3)
+    message = StagedRows(UUID(int=1), UUID(int=2), 3)
     assert (message.write_id.int, message.part_id.int, message.count) == (1, 2, 3)

@@ -16,7 +16,7 @@ from penstock.model.event import Event
 from penstock.model.lease import Claim, Lease, LeaseId, Token
 from penstock.model.outcome import PUBLISHED
 from penstock.outbox import Outbox, connect
-from penstock.pipeline.lake.files import LakeFolder, Note
+from penstock.pipeline.lake.files import LakeFolder, LakeNote
 from penstock.pipeline.lake.layout import read
 from penstock.pipeline.lake.recovery import Sweep
 from penstock.pipeline.relay.driver import run_relay
@@ -127,9 +127,9 @@ class Wreck:
     folder: LakeFolder
     claim: Claim
 
-    def leave(self, *files: str, lease: Lease | None = None, witness: object = None, missing: int = 0) -> Note:
+    def leave(self, *files: str, lease: Lease | None = None, witness: object = None, missing: int = 0) -> LakeNote:
         events = self.claim.events
-        note = Note(
+        note = LakeNote(
             lease or self.claim.lease, [event.seq for event in events], str(witness or events[0].event_id), [*files]
         )
         self.folder.put(note)

@@ -205,11 +205,11 @@ def test_a_draining_relay_does_not_mistake_a_flood_of_urgent_news_for_the_end(
     outbox: Outbox, options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = emit(outbox, 5, priority=-10)
-    turn = relaying._run_lanes
+    run_lanes = relaying._run_lanes
 
     def flood_first(*given: Any) -> None:
         emit(outbox, 400, priority=10)
-        turn(*given)
+        run_lanes(*given)
 
     monkeypatch.setattr(relaying, "_run_lanes", flood_first)
     run_relay(options(batch=50, parallelism=1))
@@ -294,11 +294,11 @@ def test_a_lost_commit_and_a_lost_checkpoint_cost_nothing(outbox: Outbox, option
 def test_workers_that_can_not_import_end_the_relay_with_one_line(
     outbox: Outbox, options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "known_to_the_driver_only.py").write_text("def carry(errand, turn): ...\n")
+    (tmp_path / "known_to_the_driver_only.py").write_text("def deliver(spec, current): ...\n")
     monkeypatch.syspath_prepend(tmp_path)
     import known_to_the_driver_only  # type: ignore[import-not-found]
 
-    monkeypatch.setattr(relaying, "carry", known_to_the_driver_only.carry)
+    monkeypatch.setattr(relaying, "deliver", known_to_the_driver_only.deliver)
     monkeypatch.setattr(relaying, "FAILED_SLICES", 3)
     missing = "ModuleNotFoundError: No module named 'known_to_the_driver_only'"
     with caplog.at_level(logging.WARNING, "penstock"), pytest.raises(PipelineError) as raised:

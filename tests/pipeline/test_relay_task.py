@@ -13,11 +13,11 @@ from penstock.model.lifecycle import OrderPolicy, State
 from penstock.model.outcome import RELEASED, Dead, Retry
 from penstock.model.selection import Selection
 from penstock.outbox import Outbox, connect
-from penstock.pipeline.counts import MAX_TROUBLES, SliceCounts
+from penstock.pipeline.counts import MAX_ERRORS, SliceCounts
 from penstock.pipeline.datasource.sender import FIRST_PIECE, PIECE, SLOW_SECONDS, Dispatch, Pace, blocked_keys
 from penstock.pipeline.relay.driver import run_relay
 from penstock.pipeline.relay.spec import RelayOptions, RelayTaskSpec
-from penstock.pipeline.relay.task import MAX_REFUSALS, carry, open_resources
+from penstock.pipeline.relay.task import MAX_REFUSALS, deliver, open_resources
 from penstock.pipeline.spark.slices import Slice
 from penstock.store.sql.store import SqlStore
 from penstock.testing.events import delivery
@@ -84,11 +84,11 @@ def test_what_was_released_holds_up_its_key_under_either_policy() -> None:
     assert blocked_keys([failed, behind, dead], outcomes, OrderPolicy.SKIP) == {"b"}
 
 
-def test_a_tally_tells_each_trouble_once_and_not_all_of_a_thousand() -> None:
-    tally = SliceCounts()
+def test_counts_name_each_error_once_and_not_all_of_a_thousand() -> None:
+    counts = SliceCounts()
     for number in range(1_000):
-        tally.trouble(f"trouble {number % 100}")
-    assert tally.troubles == [f"trouble {number}" for number in range(MAX_TROUBLES)]
+        counts.note_error(f"trouble {number % 100}")
+    assert counts.errors == [f"trouble {number}" for number in range(MAX_ERRORS)]
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def drain(outbox: Outbox) -> SliceCounts:
     """Run a task of a relay that drains, one event at a time."""
     assert isinstance(outbox.store, SqlStore)
     until = outbox.store.now() + timedelta(seconds=1)
-    errand = RelayTaskSpec(
+    spec = RelayTaskSpec(
         store=outbox.store.url,
         queue="outbox",
         batch=1,
@@ -114,9 +114,9 @@ def drain(outbox: Outbox) -> SliceCounts:
     threshold = gc.get_threshold()
     try:
         with here, there:
-            return carry(errand, Slice(0, 0, 60.0, here))
+            return deliver(spec, Slice(0, 0, 60.0, here))
     finally:
-        open_resources(errand).let_go()
+        open_resources(spec).let_go()
         gc.set_threshold(*threshold)
 
 
@@ -131,10 +131,10 @@ def refuse_to_settle(outbox: Outbox, condition: str) -> None:
 def test_an_event_that_the_store_refuses_to_settle_does_not_stop_the_others(outbox: Outbox) -> None:
     outbox.emit_many([outbox.event("x", str(number)) for number in range(5)])
     refuse_to_settle(outbox, "NEW.seq IN (1, 4)")
-    tally = drain(outbox)
-    assert (tally.claimed, tally.published, tally.drained) == (5, 3, True)
-    (trouble,) = tally.troubles
-    assert trouble.endswith("refused: not this one")
+    counts = drain(outbox)
+    assert (counts.claimed, counts.published, counts.drained) == (5, 3, True)
+    (error,) = counts.errors
+    assert error.endswith("refused: not this one")
 
 
 def test_a_relay_that_drains_ends_when_the_store_refuses_everything(outbox: Outbox) -> None:

@@ -17,8 +17,8 @@ import slice_functions
 
 from penstock.model.errors import PipelineError, UsageError
 from penstock.pipeline.spark.errors import root_cause
-from penstock.pipeline.spark.slices import Patience, Slice, run_slices
-from penstock.pipeline.spark.stop_channel import StopLine, line_to
+from penstock.pipeline.spark.slices import Patience, QueryOptions, Slice, run_slices
+from penstock.pipeline.spark.stop_channel import StopChannel, connection_to
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -70,24 +70,24 @@ def test_the_root_cause_is_one_line(text: str, line: str) -> None:
 
 
 def test_a_slice_ends_at_its_deadline() -> None:
-    with StopLine("127.0.0.1", "127.0.0.1") as line:
-        turn = Slice(0, 0, 0.05, line_to(line.address))
-        assert not turn.over
-        assert turn.remaining_seconds > 0
-        assert not turn.pause(10)
-        assert turn.over
-        assert turn.remaining_seconds == 0
+    with StopChannel("127.0.0.1", "127.0.0.1") as channel:
+        current = Slice(0, 0, 0.05, connection_to(channel.address))
+        assert not current.over
+        assert current.remaining_seconds > 0
+        assert not current.pause(10)
+        assert current.over
+        assert current.remaining_seconds == 0
 
 
 def test_a_slice_ends_when_the_driver_hangs_up() -> None:
-    with StopLine("127.0.0.1", "127.0.0.1") as line:
-        answered, waiting = (Slice(0, 0, 60, line_to(line.address)) for _ in range(2))
-        line.answer()
-        threading.Timer(0.05, line.hang_up).start()
+    with StopChannel("127.0.0.1", "127.0.0.1") as channel:
+        answered, waiting = (Slice(0, 0, 60, connection_to(channel.address)) for _ in range(2))
+        channel.answer()
+        threading.Timer(0.05, channel.hang_up).start()
         assert not answered.pause(60)
         assert waiting.over
-        line.answer()
-    assert Slice(1, 0, 60, line_to(line.address)).over
+        channel.answer()
+    assert Slice(1, 0, 60, connection_to(channel.address)).over
 
 
 @pytest.mark.parametrize("function", [lambda _, __: None, threading.Lock().acquire])
@@ -104,7 +104,7 @@ def test_each_slice_runs_on_all_partitions_in_workers_that_stay(spark: "SparkSes
         slices.append((number, results))
         return number < 3
 
-    run_slices(spark, slice_functions.describe, "x", parallelism=2, slice_seconds=0.05, on_slice=on_slice, name="one")
+    run_slices(spark, slice_functions.describe, "x", parallelism=2, slice_seconds=0.05, on_slice=on_slice)
     assert [number for number, _ in slices] == [0, 1, 2, 3]
     for number, results in slices:
         assert [result[:3] for result in results] == [("x", number, 0), ("x", number, 1)]
@@ -125,7 +125,7 @@ def test_a_stop_ends_the_running_slice_and_hands_over_its_results(spark: "SparkS
         parallelism=2,
         slice_seconds=60,
         on_slice=lambda _, found: bool(results.extend(found)) or True,
-        stop=stop,
+        options=QueryOptions(stop=stop, name="one"),
     )
     watcher.join()
     assert results == ["left in good order"] * 2
@@ -146,8 +146,7 @@ def test_a_function_that_does_not_stop_is_cut_short(spark: "SparkSession", tmp_p
             parallelism=1,
             slice_seconds=60,
             on_slice=lambda *_: True,
-            stop=stop,
-            grace_seconds=0.2,
+            options=QueryOptions(stop=stop, grace_seconds=0.2),
         )
     watcher.join()
     assert time.monotonic() - started < 30
@@ -198,8 +197,10 @@ def test_patience_bears_some_failures_in_a_row_and_tells_of_them(spark: "SparkSe
             parallelism=1,
             slice_seconds=0.1,
             on_slice=lambda *_: True,
-            patience=Patience(failures=3, through_deaths=True, first_seconds=0.1),
-            on_failure=lambda cause, seconds: told.append((cause, seconds)),
+            options=QueryOptions(
+                patience=Patience(failures=3, through_deaths=True, first_seconds=0.1),
+                on_failure=lambda cause, seconds: told.append((cause, seconds)),
+            ),
         )
     assert told == [("ValueError: the reason", 0.1), ("ValueError: the reason", 0.2)]
     assert not spark.streams.active
@@ -216,8 +217,10 @@ def test_workers_that_die_at_their_work_do_not_end_it(spark: "SparkSession", tmp
         parallelism=1,
         slice_seconds=0.1,
         on_slice=lambda _, found: bool(results.extend(found)),
-        patience=Patience(failures=1, through_deaths=True, first_seconds=0.1),
-        on_failure=lambda cause, _: told.append(cause),
+        options=QueryOptions(
+            patience=Patience(failures=1, through_deaths=True, first_seconds=0.1),
+            on_failure=lambda cause, _: told.append(cause),
+        ),
     )
     assert results == ["alive"]
     assert told == ["org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)."]
@@ -245,9 +248,9 @@ def test_a_query_that_failed_by_itself_is_started_again(spark: "SparkSession", t
         parallelism=1,
         slice_seconds=0.05,
         on_slice=on_slice,
-        checkpoint=str(checkpoint),
-        patience=Patience(failures=2, first_seconds=0.1),
-        on_failure=mend,
+        options=QueryOptions(
+            checkpoint=str(checkpoint), patience=Patience(failures=2, first_seconds=0.1), on_failure=mend
+        ),
     )
     assert len(told) == 1
     assert not spark.streams.active
@@ -279,7 +282,7 @@ def test_a_checkpoint_carries_the_numbers_on(spark: "SparkSession", tmp_path: Pa
             parallelism=1,
             slice_seconds=0.05,
             on_slice=two_more,
-            checkpoint=str(tmp_path / "checkpoint"),
+            options=QueryOptions(checkpoint=str(tmp_path / "checkpoint")),
         )
     assert numbers[:2] == [0, 1]
     assert numbers[2] in (1, 2, 3)  # the last one may run again: a crash looks the same
@@ -290,14 +293,14 @@ DRIVER = """
 import sys, signal, threading
 import slice_functions
 from penstock.pipeline import open_session
-from penstock.pipeline.spark.slices import run_slices
+from penstock.pipeline.spark.slices import QueryOptions, run_slices
 
 folder, stop = sys.argv[1], threading.Event()
 spark = open_session("local[2]", "driver")
 signal.signal(signal.SIGINT, lambda *_: stop.set())
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
 print(spark.sparkContext._gateway.proc.pid, flush=True)
-run_slices(spark, slice_functions.wait_long, folder, parallelism=2, slice_seconds=60, stop=stop,
+run_slices(spark, slice_functions.wait_long, folder, parallelism=2, slice_seconds=60, options=QueryOptions(stop=stop),
            on_slice=lambda _, results: print(*results, sep="; ", flush=True) or True)
 spark.stop()
 """

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from penstock.pipeline.spark.stop_channel import MOST_UNKNOWN, StopLine, hung_up, line_to
+from penstock.pipeline.spark.stop_channel import MOST_UNKNOWN, StopChannel, connection_to, hung_up
 from tests.support.processes import wait_until
 
 SECONDS = 60.0
@@ -17,25 +17,25 @@ CROWD = 1_100
 
 
 @pytest.fixture
-def line() -> Iterator[StopLine]:
-    with StopLine("127.0.0.1", "127.0.0.1") as opened:
+def channel() -> Iterator[StopChannel]:
+    with StopChannel("127.0.0.1", "127.0.0.1") as opened:
         yield opened
 
 
 @pytest.fixture
-def crowd(line: StopLine) -> Iterator[list[socket.socket]]:
+def crowd(channel: StopChannel) -> Iterator[list[socket.socket]]:
     """Connections of another user, who sends nothing."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8_192), hard))
     try:
         with ExitStack() as stack:
-            yield [stack.enter_context(connected(line)) for _ in range(CROWD)]
+            yield [stack.enter_context(connected(channel)) for _ in range(CROWD)]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def connected(line: StopLine) -> socket.socket:
-    return socket.create_connection((line.address.host, line.address.port), timeout=SECONDS)
+def connected(channel: StopChannel) -> socket.socket:
+    return socket.create_connection((channel.address.host, channel.address.port), timeout=SECONDS)
 
 
 def closed(connections: list[socket.socket]) -> int:
@@ -46,52 +46,52 @@ def closed(connections: list[socket.socket]) -> int:
     return len(poll.poll(0))
 
 
-def test_tasks_are_served_beside_idle_connections_of_others(line: StopLine, crowd: list[socket.socket]) -> None:
-    task = line_to(line.address)
-    assert wait_until(lambda: line.answer() == 1, SECONDS)
+def test_tasks_are_served_beside_idle_connections_of_others(channel: StopChannel, crowd: list[socket.socket]) -> None:
+    task = connection_to(channel.address)
+    assert wait_until(lambda: channel.answer() == 1, SECONDS)
     assert task is not None
     assert wait_until(lambda: closed(crowd) >= CROWD - MOST_UNKNOWN, SECONDS)
     assert closed([task]) == 0
-    line.hang_up()
+    channel.hang_up()
     assert closed([task]) == 1
 
 
-def test_other_connections_do_not_displace_tasks(line: StopLine) -> None:
-    task = line_to(line.address)
-    assert wait_until(lambda: line.answer() == 1, SECONDS)
+def test_other_connections_do_not_displace_tasks(channel: StopChannel) -> None:
+    task = connection_to(channel.address)
+    assert wait_until(lambda: channel.answer() == 1, SECONDS)
     with ExitStack() as stack:
-        others = [stack.enter_context(connected(line)) for _ in range(2 * MOST_UNKNOWN)]
+        others = [stack.enter_context(connected(channel)) for _ in range(2 * MOST_UNKNOWN)]
         assert wait_until(lambda: closed(others) == MOST_UNKNOWN, SECONDS)
         assert not hung_up(task)
 
 
 @pytest.mark.parametrize("sent", ["0" * 64, "x" * 100_000], ids=["wrong", "long"])
-def test_connection_with_wrong_token_is_closed_and_not_counted(line: StopLine, sent: str) -> None:
-    with connected(line) as other:
+def test_connection_with_wrong_token_is_closed_and_not_counted(channel: StopChannel, sent: str) -> None:
+    with connected(channel) as other:
         other.sendall(sent.encode())
         assert wait_until(lambda: closed([other]) == 1, SECONDS)
-        assert line.answer() == 0
+        assert channel.answer() == 0
 
 
-def test_token_may_arrive_in_pieces(line: StopLine) -> None:
-    token = line.address.token.encode()
-    with connected(line) as task:
+def test_token_may_arrive_in_pieces(channel: StopChannel) -> None:
+    token = channel.address.token.encode()
+    with connected(channel) as task:
         task.sendall(token[:10])
-        assert line.answer() == 0
+        assert channel.answer() == 0
         task.sendall(token[10:])
-        assert wait_until(lambda: line.answer() == 1, SECONDS)
+        assert wait_until(lambda: channel.answer() == 1, SECONDS)
         assert closed([task]) == 0
 
 
-def test_worker_connects_again_after_it_lost_its_connection(line: StopLine) -> None:
-    lost = line_to(line.address)
+def test_worker_connects_again_after_it_lost_its_connection(channel: StopChannel) -> None:
+    lost = connection_to(channel.address)
     assert lost is not None
     lost.shutdown(socket.SHUT_RDWR)
     assert hung_up(lost)
-    assert not hung_up(line_to(line.address))
-    line.hang_up()
-    assert hung_up(line_to(line.address))
+    assert not hung_up(connection_to(channel.address))
+    channel.hang_up()
+    assert hung_up(connection_to(channel.address))
 
 
-def test_token_is_not_shown(line: StopLine) -> None:
-    assert line.address.token not in repr(line.address)
+def test_token_is_not_shown(channel: StopChannel) -> None:
+    assert channel.address.token not in repr(channel.address)

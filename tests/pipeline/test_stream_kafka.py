@@ -15,7 +15,7 @@ from stream_env import DEAD, LIVE, Shop, records, remember, states
 from penstock.model.errors import PipelineError, UsageError
 from penstock.model.selection import Selection
 from penstock.pipeline.streams.sources.kafka.connector_jars import coordinates
-from penstock.pipeline.streams.sources.kafka.source import KafkaFeed
+from penstock.pipeline.streams.sources.kafka.source import KafkaSource
 from penstock.streams.context import Context
 from penstock.streams.event import StreamEvent
 from penstock.streams.sources import Kafka
@@ -125,13 +125,13 @@ def test_a_topic_that_is_made_anew_while_it_is_read_ends_the_stream(
     spark: "SparkSession", embedded: Ground, topics: Topics
 ) -> None:
     topic = topics.create()
-    feed = KafkaFeed(Kafka(topics.servers, topic))
-    feed.load(spark)
-    assert feed.topics()[topic].startswith(f"{topic}@")
+    source = KafkaSource(Kafka(topics.servers, topic))
+    source.load(spark)
+    assert source.topics()[topic].startswith(f"{topic}@")
     topics.create_anew(topic)
     with pytest.raises(PipelineError, match="was deleted and made anew while it was read: start the stream again"):
-        feed.topics()
-    feed.close()
+        source.topics()
+    source.close()
 
 
 def test_records_that_are_no_plain_text(spark: "SparkSession", embedded: Ground, topics: Topics) -> None:

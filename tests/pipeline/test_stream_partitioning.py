@@ -8,7 +8,7 @@ import pytest
 from penstock.pipeline.streams.partitioning import keyed
 from penstock.pipeline.streams.rows import KEYING, widened
 from penstock.pipeline.streams.sources.base import BLANK, COLUMNS
-from penstock.pipeline.streams.task_spec import Errand
+from penstock.pipeline.streams.task_spec import StreamTaskSpec
 from penstock.streams.app import Stream, StreamSet, default_key
 from penstock.streams.event import KEY_HEADER, STREAM_HEADER, StreamEvent
 from penstock.streams.state.api import Started
@@ -43,8 +43,8 @@ def _stream(**options: Any) -> Stream:
     return app.streams["total"]
 
 
-def _errand(**options: Any) -> Errand:
-    return Errand(_stream(**options), Started("total", 1, 7), "sqlite:///unused.db", "sqlite:///unused")
+def _spec(**options: Any) -> StreamTaskSpec:
+    return StreamTaskSpec(_stream(**options), Started("total", 1, 7), "sqlite:///unused.db", "sqlite:///unused")
 
 
 def _own_key(event: StreamEvent) -> str:
@@ -59,8 +59,8 @@ def _told(frame: "DataFrame") -> dict[str, tuple[int, str, str | None]]:
 
 def test_an_events_own_key_is_told_by_spark_as_python_would(spark: "SparkSession") -> None:
     events = spark.createDataFrame([(*fields, bytearray(b"{}")) for fields in EVENTS], SCHEMA)
-    by_spark = _told(keyed(events, _errand()))
-    assert by_spark == _told(keyed(events, _errand(key=_own_key)))
+    by_spark = _told(keyed(events, _spec()))
+    assert by_spark == _told(keyed(events, _spec(key=_own_key)))
     assert {key for _, key, _ in by_spark.values()} == {"ada", "Žofie 🚰", "grace", "alan", ""}
 
 
@@ -68,11 +68,19 @@ def test_an_events_own_key_is_told_by_spark_as_python_would(spark: "SparkSession
 def test_what_a_source_has_not_is_blank(spark: "SparkSession", options: dict[str, Any]) -> None:
     import pyarrow as pa
 
-    source = spark.sql("SELECT 'a' AS line, 7L AS offset, 'ada' AS partition_key, CAST('1' AS BINARY) AS payload")
-    rows = keyed(source, _errand(**options))
+    source = spark.sql(
+        "SELECT 'a' AS source_partition, 7L AS offset, 'ada' AS partition_key, CAST('1' AS BINARY) AS payload"
+    )
+    rows = keyed(source, _spec(**options))
     assert set(rows.columns) - {"stream_key", "key_error"} == {"part", *source.columns}
     blank = {**dict.fromkeys((*COLUMNS, *KEYING)), **BLANK}
-    known = {"line": "a", "offset": 7, "partition_key": "ada", "payload": b"1", "part": _stream().part_of("ada", 7)}
+    known = {
+        "source_partition": "a",
+        "offset": 7,
+        "partition_key": "ada",
+        "payload": b"1",
+        "part": _stream().part_of("ada", 7),
+    }
     assert widened(rows.toArrow()).to_pylist() == [{**blank, **known, "stream_key": "ada", "event_id": "a/7"}]
     assert widened(pa.table({"part": [1]}).slice(0, 0)).num_rows == 0
 
@@ -82,7 +90,7 @@ def test_a_partition_key_that_is_the_key_is_not_told_twice(spark: "SparkSession"
     source = spark.createDataFrame(
         [(str(place), key) for place, key in enumerate(keys)], "event_id STRING, partition_key STRING"
     )
-    rows = keyed(source, _errand())
+    rows = keyed(source, _spec())
     assert "stream_key" not in rows.columns
     told = sorted(widened(rows.toArrow()).to_pylist(), key=itemgetter("event_id"))
     assert [one["stream_key"] for one in told] == ["ada", None, None, None]

@@ -23,7 +23,7 @@ from penstock.model.selection import Selection
 from penstock.pipeline.streams.driver import run_streams
 from penstock.pipeline.streams.sources.base import COLUMNS
 from penstock.pipeline.streams.task import assign, process
-from penstock.pipeline.streams.task_spec import Errand
+from penstock.pipeline.streams.task_spec import StreamTaskSpec
 from penstock.runtime.store_cache import close_stores
 from penstock.streams.context import Context, KeyState
 from penstock.streams.event import StreamEvent
@@ -238,9 +238,9 @@ def test_leases_are_kept_while_a_handler_takes_its_time(outbox: Outbox, postgres
 
     emit(outbox, 7)
     started = open_state(state).start("total", 1)
-    errand = Errand(app.streams["total"], started, postgres_url, state)
+    spec = StreamTaskSpec(app.streams["total"], started, postgres_url, state)
     claim = outbox.store.claim("orders", limit=1, claimant="task", lease_seconds=LEASE_SECONDS)
-    (told,) = process(errand)(assign(errand)(iter([claimed(claim)])))
+    (told,) = process(spec)(assign(spec)(iter([claimed(claim)])))
     assert told.column("outcome").to_pylist() == ["PUBLISHED"]
     assert reaped == [0]
     assert outbox.store.settle(claim.lease, {claim.events[0].seq: PUBLISHED}).published

@@ -142,11 +142,11 @@ def test_one_that_never_succeeds_is_a_dead_letter_and_can_be_redriven(ground: Gr
 def test_what_was_committed_and_not_acknowledged_changes_nothing_when_it_comes_again(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from penstock.pipeline.streams.sources.valkey import source as valkey_feed
+    from penstock.pipeline.streams.sources.valkey import source as valkey_source
 
     ground.add(1)
     ground.add(2)
-    monkeypatch.setattr(valkey_feed, "acknowledge", lambda *_: (_ for _ in ()).throw(RuntimeError("killed")))
+    monkeypatch.setattr(valkey_source, "acknowledge", lambda *_: (_ for _ in ()).throw(RuntimeError("killed")))
     with pytest.raises(PipelineError, match="killed"):
         ground.run()
     assert (ground.sums(), ground.pending()) == ({"a": 3}, 2)

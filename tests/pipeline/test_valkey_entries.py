@@ -10,7 +10,7 @@ from valkey.exceptions import NoPermissionError, ReadOnlyError, ResponseError
 from penstock.model.errors import PipelineError, SourceUnavailable, UsageError
 from penstock.pipeline.streams.sources.valkey.consumer_group import plain_error
 from penstock.pipeline.streams.sources.valkey.datasource import StreamOptions
-from penstock.pipeline.streams.sources.valkey.entries import Entry, EntryId, Rows, entry_of, in_order, pages
+from penstock.pipeline.streams.sources.valkey.entries import EntryId, Rows, StreamEntry, entry_of, in_order, pages
 
 URL = "valkey://:secret@127.0.0.1/0"
 NEEDED = {"url": URL, "stream": "orders", "group": "totals"}
@@ -18,7 +18,7 @@ NEEDED = {"url": URL, "stream": "orders", "group": "totals"}
 
 def entry(entry_id="5-1", stream="orders", attempts=0, **fields):
     named = {name.encode(): value if isinstance(value, bytes) else value.encode() for name, value in fields.items()}
-    return Entry(stream, EntryId.parse(entry_id), named or {b"payload": b"x"}, attempts)
+    return StreamEntry(stream, EntryId.parse(entry_id), named or {b"payload": b"x"}, attempts)
 
 
 def row(**fields):

@@ -52,14 +52,14 @@ def rows(events: Sequence[StreamEvent]) -> "pa.Table":
     """As they come from Spark."""
     count = len(events)
     made = as_table(events, {}).rename_columns({"key": "stream_key"}).drop_columns(["headers"])
-    lines = [event.position and event.position.line for event in events]
+    partitions = [event.position and event.position.source_partition for event in events]
     offsets = [event.position and event.position.offset for event in events]
     more: dict[str, Any] = {
         "part": pa.array([0] * count, pa.int32()),
         "key_error": pa.nulls(count, pa.string()),
         "headers": pa.nulls(count, pa.string()),
         "replays": pa.array([event.replays for event in events], pa.int32()),
-        "line": pa.array(lines, pa.string()),
+        "source_partition": pa.array(partitions, pa.string()),
         "offset": pa.array(offsets, pa.int64()),
         "seq": pa.array(range(count), pa.int64()),
     }
@@ -68,8 +68,8 @@ def rows(events: Sequence[StreamEvent]) -> "pa.Table":
     return made
 
 
-def placed(key: str, line: str, offset: int, amount: int) -> StreamEvent:
-    return StreamEvent(f"{line}/{offset}", key, b'{"amount": %d}' % amount, position=Position(line, offset))
+def placed(key: str, partition: str, offset: int, amount: int) -> StreamEvent:
+    return StreamEvent(f"{partition}/{offset}", key, b'{"amount": %d}' % amount, position=Position(partition, offset))
 
 
 def known_by_id(key: str, number: int, replays: int, amount: int) -> StreamEvent:
@@ -84,7 +84,7 @@ events = st.one_of(
 
 
 def in_place(event: StreamEvent) -> tuple[str, int]:
-    return (event.position.line, event.position.offset) if event.position else ("", 0)
+    return (event.position.source_partition, event.position.offset) if event.position else ("", 0)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -125,10 +125,10 @@ def test_both_ways_come_to_the_same(batches: list[list[StreamEvent]], tmp_path: 
         (" ".join(f"{chr(20_100 - n)}1" for n in range(101)), " ".join(f"{chr(n)}1" for n in range(20_000, 20_101))),
     ],
 )
-def test_events_are_put_in_the_order_of_their_lines(given: str, ordered: str) -> None:
+def test_events_are_put_in_the_order_of_their_source_partitions(given: str, ordered: str) -> None:
     found = in_order(rows([placed("ada", place[0], int(place[1]), 1) for place in given.split()]))
-    lines, offsets = found.column("line").to_pylist(), found.column("offset").to_pylist()
-    assert [f"{line}{offset}" for line, offset in zip(lines, offsets, strict=True)] == ordered.split()
+    partitions, offsets = found.column("source_partition").to_pylist(), found.column("offset").to_pylist()
+    assert [f"{name}{offset}" for name, offset in zip(partitions, offsets, strict=True)] == ordered.split()
 
 
 def test_the_handler_is_given_the_same_either_way(state: str) -> None:

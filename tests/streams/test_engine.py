@@ -111,8 +111,8 @@ def test_an_event_that_comes_twice_counts_once_and_its_replay_again(harness: Str
 
 
 def test_positions_only_go_forward(harness: StreamHarness) -> None:
-    def at(offset: int, line: str = "topic-0") -> StreamEvent:
-        return StreamEvent("", "a", payload=b'{"key": "a", "amount": 1}', position=Position(line, offset))
+    def at(offset: int, partition: str = "topic-0") -> StreamEvent:
+        return StreamEvent("", "a", payload=b'{"key": "a", "amount": 1}', position=Position(partition, offset))
 
     harness.run([at(9), at(10), at(100)])
     harness.run([at(9), at(10), at(100), at(101), at(0, "topic-1")])

@@ -13,7 +13,7 @@ from penstock.streams.app import Stream
 from penstock.streams.context import Context, KeyState
 from penstock.streams.engine.work import Result, run_part
 from penstock.streams.event import StreamEvent
-from penstock.streams.state.api import Fenced, Part, StateStore, Superseded
+from penstock.streams.state.api import Fenced, StatePartition, StateStore, Superseded
 from penstock.streams.state.registry import open_state
 from penstock.testing.streams import CRASH, LOST_COMMIT, StreamHarness
 
@@ -52,7 +52,7 @@ def numbered(*numbers: int) -> list[StreamEvent]:
     return [StreamEvent(f"{number}-0", "a", payload=b"%d" % number) for number in numbers]
 
 
-def run(part: Part, events: Sequence[StreamEvent], handler: Handler = add) -> list[Result]:
+def run(part: StatePartition, events: Sequence[StreamEvent], handler: Handler = add) -> list[Result]:
     return run_part(part, stream_of(handler), events, 0.0)
 
 
@@ -60,7 +60,7 @@ def total(store: StateStore) -> dict[str, object]:
     return dict(KeyState(dict(store.read("total", ["a"]))["a"]))
 
 
-def emitted(part: Part) -> list[bytes]:
+def emitted(part: StatePartition) -> list[bytes]:
     return [event.payload for outgoing in part.outgoing() for event in outgoing.events]
 
 

@@ -124,10 +124,10 @@ def test_what_rocksdb_merges_is_not_thrown_away(tmp_path: Path) -> None:
     store = registry.open_state(f"rocksdb:///{tmp_path}")
     started = store.start("orders", 1)
     merges = cut_short = 0
-    for turn in range(24):
-        part = store.open_part(replace(started, turn=turn), 0)
+    for job in range(24):
+        part = store.open_part(replace(started, job=job), 0)
         with part.transaction() as transaction:
-            transaction.save({f"customer {number}": Saved(b'{"sum":%d}' % turn) for number in range(5_000)})
+            transaction.save({f"customer {number}": Saved(b'{"sum":%d}' % job) for number in range(5_000)})
         part.close()
         store.close()
         (log,) = (file.read_text() for file in tmp_path.rglob("LOG"))

@@ -9,21 +9,21 @@ from hypothesis import strategies as st
 from penstock import Streams
 from penstock.streams import Tumbling, Window
 from penstock.streams.context import Context
-from penstock.streams.engine.watermarks import Clocks, Lull, Turn, Watermark, seen
+from penstock.streams.engine.watermarks import ClockReport, Clocks, IdleAdvance, Watermark, seen
 from penstock.streams.event import StreamEvent
 from penstock.testing.streams import NOW, StreamHarness
 
 TIMES = st.floats(-1e9, 1e10)
-STEPS = st.lists(st.one_of(TIMES, st.builds(Lull, st.floats(0, 1e3), st.one_of(st.none(), TIMES))), max_size=20)
+STEPS = st.lists(st.one_of(TIMES, st.builds(IdleAdvance, st.floats(0, 1e3), st.one_of(st.none(), TIMES))), max_size=20)
 
 
 @settings(deadline=None)
 @given(st.floats(0, 1e4), STEPS, st.lists(st.floats(0, 1e3), min_size=20, max_size=20))
-def test_a_watermark_never_goes_back(lateness: float, steps: list[float | Lull], passing: list[float]) -> None:
+def test_a_watermark_never_goes_back(lateness: float, steps: list[float | IdleAdvance], passing: list[float]) -> None:
     now, mark, before = 1e9, None, float("-inf")
     for step, passed in zip(steps, passing, strict=False):
         now += passed
-        if isinstance(step, Lull):
+        if isinstance(step, IdleAdvance):
             mark = mark and mark.quiet(step, lateness, now)
         else:
             mark = seen(mark, step, lateness, now)
@@ -43,7 +43,7 @@ def test_an_event_that_takes_little_longer_than_the_last_is_in_time(
     mark = seen(None, 1000.0, 0, 1000.0 + lag)
     created = 1000.0 + lag + after
     arrives = created + lag + min(more, idle - 0.001)
-    assert mark.quiet(Lull(idle), 0, arrives).reached <= created + 0.001
+    assert mark.quiet(IdleAdvance(idle), 0, arrives).reached <= created + 0.001
 
 
 def clocks(**options: object) -> Clocks:
@@ -53,7 +53,9 @@ def clocks(**options: object) -> Clocks:
 def test_a_part_that_nothing_is_known_of_gets_a_turn() -> None:
     known = clocks()
     assert known.due(0.0) == {0, 1, 2}
-    known.note({0: Turn(), 1: Turn(next_at=5.0, watermark=4.9), 2: Turn(next_at=5.0, watermark=5.0)}, 0.0)
+    known.note(
+        {0: ClockReport(), 1: ClockReport(next_at=5.0, watermark=4.9), 2: ClockReport(next_at=5.0, watermark=5.0)}, 0.0
+    )
     assert known.due(0.0) == {2}
     known.doubt([0])
     assert known.due(0.0) == {0, 2}
@@ -63,42 +65,44 @@ def test_a_part_that_nothing_is_known_of_gets_a_turn() -> None:
 
 def test_by_the_clock_a_part_is_due_when_its_first_timer_is() -> None:
     known = clocks(event_time=False)
-    known.note({0: Turn(), 1: Turn(next_at=5.0), 2: Turn(next_at=6.0)}, 0.0)
+    known.note({0: ClockReport(), 1: ClockReport(next_at=5.0), 2: ClockReport(next_at=6.0)}, 0.0)
     assert [known.due(now) for now in (4.9, 5.0, 100.0)] == [frozenset(), {1}, {1, 2}]
-    assert known.lulls(100.0) == {}
+    assert known.idle_advances(100.0) == {}
 
 
 def test_a_part_without_events_follows_those_that_have_some() -> None:
     known = clocks()
     known.drained(0.0)
-    known.note({0: Turn(watermark=50.0, seen=True), 1: Turn(next_at=30.0, watermark=20.0, seen=True)}, 1.0)
-    known.note({2: Turn()}, 1.0)
-    assert known.lulls(9.9) == {}, "not before it has been there for so long itself"
-    known.note({0: Turn(watermark=70.0, seen=True)}, 10.0)
-    assert known.lulls(10.9) == {2: Lull(10, 20.0)}
-    assert known.lulls(11.0) == {1: Lull(10, 70.0), 2: Lull(10, 70.0)}
+    known.note(
+        {0: ClockReport(watermark=50.0, seen=True), 1: ClockReport(next_at=30.0, watermark=20.0, seen=True)}, 1.0
+    )
+    known.note({2: ClockReport()}, 1.0)
+    assert known.idle_advances(9.9) == {}, "not before it has been there for so long itself"
+    known.note({0: ClockReport(watermark=70.0, seen=True)}, 10.0)
+    assert known.idle_advances(10.9) == {2: IdleAdvance(10, 20.0)}
+    assert known.idle_advances(11.0) == {1: IdleAdvance(10, 70.0), 2: IdleAdvance(10, 70.0)}
     assert known.due(11.0) == {1}, "only there something waits"
-    assert known.lulls(20.0) == dict.fromkeys(range(3), Lull(10))
-    assert clocks(idle_close_seconds=None).lulls(1e9) == {}
+    assert known.idle_advances(20.0) == dict.fromkeys(range(3), IdleAdvance(10))
+    assert clocks(idle_close_seconds=None).idle_advances(1e9) == {}
 
 
 def test_idle_time_starts_with_first_batch_or_drained_source() -> None:
     slow = clocks()
-    slow.note({0: Turn(watermark=1.0), 1: Turn(), 2: Turn()}, 500.0)
-    assert slow.lulls(1_000.0) == {}, "neither a batch nor an empty source was seen yet"
-    slow.note({0: Turn(watermark=50.0, seen=True)}, 1_000.0)
-    assert slow.lulls(1_009.9) == {}
-    assert slow.lulls(1_010.0) == dict.fromkeys(range(3), Lull(10))
+    slow.note({0: ClockReport(watermark=1.0), 1: ClockReport(), 2: ClockReport()}, 500.0)
+    assert slow.idle_advances(1_000.0) == {}, "neither a batch nor an empty source was seen yet"
+    slow.note({0: ClockReport(watermark=50.0, seen=True)}, 1_000.0)
+    assert slow.idle_advances(1_009.9) == {}
+    assert slow.idle_advances(1_010.0) == dict.fromkeys(range(3), IdleAdvance(10))
     empty = clocks()
     empty.drained(1_000.0)
     empty.drained(1_005.0)
-    assert empty.lulls(1_009.9) == {}
-    assert empty.lulls(1_010.0) == dict.fromkeys(range(3), Lull(10))
+    assert empty.idle_advances(1_009.9) == {}
+    assert empty.idle_advances(1_010.0) == dict.fromkeys(range(3), IdleAdvance(10))
 
 
 def test_turns_travel_as_text() -> None:
-    turn = Turn(3, 1.25, -0.1, True)
-    assert Turn.read(turn.text()) == turn
+    report = ClockReport(3, 1.25, -0.1, True)
+    assert ClockReport.read(report.text()) == report
 
 
 def keys_of_two_parts(app: Streams) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from penstock import Streams
 from penstock.model.errors import UsageError
 from penstock.streams import Session, Sliding, Tumbling, Window, window_of
 from penstock.streams.context import Context
-from penstock.streams.engine.windows import moment_of, window_key
+from penstock.streams.engine.windows import instant_of, window_key
 from penstock.streams.event import StreamEvent
 from penstock.testing.streams import CRASH, LOST_COMMIT, NOW, StreamHarness
 
@@ -61,7 +61,7 @@ def test_the_name_of_a_windows_state_tells_key_and_start(moment: datetime, key: 
 @settings(deadline=None)
 @given(MOMENTS)
 def test_a_time_may_be_seconds(moment: datetime) -> None:
-    assert moment_of((moment - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(seconds=1)) == moment
+    assert instant_of((moment - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(seconds=1)) == moment
 
 
 @pytest.mark.parametrize(

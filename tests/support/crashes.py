@@ -12,9 +12,9 @@ Several, with commas between them, each count for themselves. The process that t
 first, so that nobody else does, and the test sees that it happened: `plan.txt.fired`.
 
 The code under test knows nothing of this. `arm()` wraps its seams from outside, in the process that calls it; a
-relay's workers are reached because `arm()` makes the relay send them `tests.support.crashes.carry` or `send_partition`,
-which arm them too; those of a stream that writes, by `tests.support.crashing_sink`; those of an exactly-once stream
-by `chaos.crashing`, which also knows its points.
+relay's workers are reached because `arm()` makes the relay send them `tests.support.crashes.deliver` or
+`send_partition`, which arm them too; those of a stream that writes, by `tests.support.crashing_sink`; those of an
+exactly-once stream by `chaos.crashing`, which also knows its points.
 """
 
 import os
@@ -39,7 +39,7 @@ from penstock.pipeline.datasource import sender
 from penstock.pipeline.datasource.sender import Dispatch
 from penstock.pipeline.lake.files import LakeFolder
 from penstock.pipeline.relay import driver as relay
-from penstock.pipeline.relay import task as carrying
+from penstock.pipeline.relay import task as relay_task
 from penstock.pipeline.relay.spec import RelayTaskSpec
 from penstock.pipeline.spark.slices import Slice
 from penstock.pipeline.spark.stop_channel import StopAddress
@@ -188,16 +188,16 @@ def arm(text: str | None = None) -> bool:
     SqlStore.commit_staged = _around(SqlStore.commit_staged, "commit")  # type: ignore[method-assign]
     Transaction._execute = _between(Transaction._execute)  # type: ignore[method-assign]
     sender.open_publisher = _crashing(sender.open_publisher)  # type: ignore[assignment, attr-defined]
-    relay.carry = carry  # type: ignore[attr-defined]
+    relay.deliver = deliver  # type: ignore[attr-defined]
     publishing.send_partition = send_partition
     LakeFolder.move = _after(LakeFolder.move, "in-lake")  # type: ignore[method-assign]
     return True
 
 
-def carry(spec: RelayTaskSpec, turn: Slice) -> SliceCounts:
-    """What the workers of an armed relay run: they arm themselves, then carry as ever."""
+def deliver(spec: RelayTaskSpec, current: Slice) -> SliceCounts:
+    """What the workers of an armed relay run: they arm themselves, then deliver as ever."""
     arm()
-    return carrying.carry(spec, turn)
+    return relay_task.deliver(spec, current)
 
 
 def send_partition(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from penstock.pipeline.datasource.reader import PenstockDataSource
-from penstock.pipeline.datasource.writer import Staged, StreamWriter
+from penstock.pipeline.datasource.writer import StagedRows, StreamWriter
 from tests.support import crashes
 
 if TYPE_CHECKING:
@@ -27,6 +27,6 @@ class CrashingDataSource(PenstockDataSource):
 class CrashingStreamWriter(StreamWriter):
     """The real writer, but for the arming."""
 
-    def write(self, iterator: Iterator["RecordBatch"]) -> Staged:  # type: ignore[override]
+    def write(self, iterator: Iterator["RecordBatch"]) -> StagedRows:  # type: ignore[override]
         crashes.arm()
         return super().write(iterator)

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from penstock.model.lease import Lease, LeaseId, Token
 from penstock.pipeline.lake import files as lake_folder
-from penstock.pipeline.lake.files import LakeFolder, Note
+from penstock.pipeline.lake.files import LakeFolder, LakeNote
 from penstock.pipeline.lake.layout import COLUMNS, folder_name
 
 LEASE, TOKEN = UUID(int=1), UUID(int=2)
@@ -19,7 +19,7 @@ TYPES = ("order.placed", "Order placed!", "__order", "ä", "a" * 201)
 
 def lines() -> list[str]:
     """Return a line for each name."""
-    note = Note(Lease(LeaseId(LEASE), Token(TOKEN), "outbox", 60.0), [1], str(UUID(int=3)), ["a.parquet"])
+    note = LakeNote(Lease(LeaseId(LEASE), Token(TOKEN), "outbox", 60.0), [1], str(UUID(int=3)), ["a.parquet"])
     return sorted(
         {
             *(f"column {name} {kind}" for name, kind in COLUMNS.items()),
@@ -30,7 +30,7 @@ def lines() -> list[str]:
     )
 
 
-def _paths(note: Note) -> Iterator[str]:
+def _paths(note: LakeNote) -> Iterator[str]:
     """Return the paths below the lake that a relay asks for when it stages a batch, moves it in and notes it."""
     spark = MagicMock()
     java = spark.sparkContext._jvm.org.apache.hadoop.fs.Path

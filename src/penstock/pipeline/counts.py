@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from penstock.model.lease import Settlement
 from penstock.model.outcome import Outcome
 
-MAX_TROUBLES = 5
+MAX_ERRORS = 5
 STEP_FAILED = "step failed: "
 
 
 @dataclass(slots=True)
-class SliceCounts:
-    """What came of a turn."""
+class EventCounts:
+    """Counts of events by what became of them."""
 
     claimed: int = 0
     published: int = 0
@@ -23,9 +23,15 @@ class SliceCounts:
     released: int = 0
     lost: int = 0
     routed: int = 0
+
+
+@dataclass(slots=True)
+class SliceCounts(EventCounts):
+    """Counts of one slice on one task."""
+
     drained: bool = False
-    troubles: list[str] = field(default_factory=list)
-    deaths: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    dead_errors: list[str] = field(default_factory=list)
 
     def count(self, settlement: Settlement, discarded: Set[int] = frozenset()) -> None:
         self.published += len(settlement.published - discarded)
@@ -35,22 +41,22 @@ class SliceCounts:
         self.released += len(settlement.released)
         self.lost += len(settlement.lost)
 
-    def trouble(self, error: Exception | str) -> None:
-        _note(self.troubles, str(error) or type(error).__name__)
+    def note_error(self, error: Exception | str) -> None:
+        _note(self.errors, str(error) or type(error).__name__)
 
     def explain(self, settlement: Settlement, outcomes: Mapping[int, Outcome]) -> None:
         """Keep an example of why events failed, for the log."""
         if settlement.retried:
             error = _first_error(settlement.retried, outcomes)
-            self.trouble(error if error.startswith(STEP_FAILED) else f"publishing failed: {error}")
+            self.note_error(error if error.startswith(STEP_FAILED) else f"publishing failed: {error}")
         if settlement.dead:
-            _note(self.deaths, _first_error(settlement.dead, outcomes))
+            _note(self.dead_errors, _first_error(settlement.dead, outcomes))
 
 
-def _note(lines: list[str], line: str) -> None:
-    """Each line once, and of a thousand different ones only the first few."""
-    if line not in lines and len(lines) < MAX_TROUBLES:
-        lines.append(line)
+def _note(errors: list[str], error: str) -> None:
+    """Each error once, and of a thousand different ones only the first few."""
+    if error not in errors and len(errors) < MAX_ERRORS:
+        errors.append(error)
 
 
 def _first_error(failed: frozenset[int], outcomes: Mapping[int, Outcome]) -> str:

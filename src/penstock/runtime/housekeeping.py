@@ -17,7 +17,7 @@ TEND_SECONDS = 60.0
 SIGN_OFF_SECONDS = 1.0
 
 
-class Housekeeping:
+class Housekeeper:
     """A thread that reaps expired leases, tends the tables, and announces the process."""
 
     def __init__(
@@ -36,7 +36,7 @@ class Housekeeping:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-housekeeping", daemon=True)
 
-    def __enter__(self) -> "Housekeeping":
+    def __enter__(self) -> "Housekeeper":
         self._thread.start()
         return self
 

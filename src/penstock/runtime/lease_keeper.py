@@ -19,7 +19,7 @@ class LeaseKeeper:
         self._held: dict[Lease, float] = {}
         self._changed = threading.Lock()
         self._over = threading.Event()
-        threading.Thread(target=self._beat, name="penstock-heart", daemon=True).start()
+        threading.Thread(target=self._beat, name="penstock-lease-keeper", daemon=True).start()
 
     @contextmanager
     def beating(self, lease: Lease) -> Iterator[None]:

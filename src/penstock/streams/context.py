@@ -13,7 +13,7 @@ import uuid_utils.compat as uuid7
 
 from penstock.model.errors import UsageError
 from penstock.model.event import DEFAULT_QUEUE, NAME_LIMIT, Event, EventId, encode_payload
-from penstock.streams.engine.windows import Window, moment_of, seconds_of
+from penstock.streams.engine.windows import Window, instant_of, seconds_of
 from penstock.streams.event import decode_json
 from penstock.streams.state.api import Saved
 
@@ -115,7 +115,7 @@ class KeyState(MutableMapping[str, Any]):
         return Saved(encode_values(self._values), expires_at)
 
 
-class Emitting:
+class Emitter:
     """What emits, if and when its call's effects are committed."""
 
     __slots__ = ("emitted",)
@@ -141,10 +141,10 @@ class Emitting:
         return event_id
 
 
-class Context(Emitting):
+class Context(Emitter):
     """What belongs to one event's call, or to that of a timer."""
 
-    __slots__ = ("_moment", "_window", "key", "state", "timers")
+    __slots__ = ("_time", "_window", "key", "state", "timers")
 
     def __init__(self, key: str, state: KeyState, *, moment: float | None = None, window: Window | None = None) -> None:
         self.emitted = []  # not by super(): this is made for every event
@@ -152,7 +152,7 @@ class Context(Emitting):
         self.state = state
         self.timers: dict[str, float | None] = {}
         """By name, when a timer is due that was set in this call; None for one that was cancelled."""
-        self._moment = moment
+        self._time = moment
         self._window = window
 
     @property
@@ -171,7 +171,7 @@ class Context(Emitting):
         if (at is None) == (delay_seconds is None):
             raise UsageError("a timer is set for a time or after a delay: give at or delay_seconds")
         start = self._require_timers(name)
-        self.timers[name] = seconds_of(moment_of(start + (delay_seconds or 0) if at is None else at))
+        self.timers[name] = seconds_of(instant_of(start + (delay_seconds or 0) if at is None else at))
 
     def cancel_timer(self, name: str) -> None:
         """Forget a timer of this key, if it is set."""
@@ -179,11 +179,11 @@ class Context(Emitting):
         self.timers[name] = None
 
     def _require_timers(self, name: str) -> float:
-        if self._moment is None:
+        if self._time is None:
             raise UsageError("this stream has no timer function: give it one, @app.on_timer; windows have on_close")
         if not isinstance(name, str) or not 0 < len(name) <= NAME_LIMIT or "\x00" in name:
             raise UsageError(f"a timer's name is a string of 1 to {NAME_LIMIT} characters, none of them NUL")
-        return self._moment
+        return self._time
 
 
 def encode_values(values: Mapping[str, Any]) -> bytes:

@@ -41,10 +41,10 @@ def look(
     now = time.time()
     for key, saved in store.read(stream.stream, keys, part=part):
         if is_users(key) and not saved.expired(now):
-            yield Kept(key, part_of(key, stream.parts), saved.data.decode(), _moment(saved.expires_at))
+            yield Kept(key, part_of(key, stream.parts), saved.data.decode(), _time(saved.expires_at))
 
 
-def _moment(seconds: float | None) -> datetime | None:
+def _time(seconds: float | None) -> datetime | None:
     """None also for what is further away than a calendar reaches."""
     try:
         return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

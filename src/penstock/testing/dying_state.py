@@ -12,7 +12,7 @@ import sys
 from uuid import UUID
 
 from penstock.model.event import Event, EventId
-from penstock.streams.state.api import Arrival, Part, Saved
+from penstock.streams.state.api import Arrival, Saved, StatePartition
 from penstock.streams.state.registry import open_state
 
 STREAM = "dying"
@@ -21,7 +21,7 @@ POINTS = ("entered", "half saved", "saved", "timers set", "before commit", "afte
 FATAL = 3
 
 
-def fill(part: Part, number: int, size: int, point: str) -> None:
+def fill(part: StatePartition, number: int, size: int, point: str) -> None:
     """One transaction, which may be the last thing that this process does."""
 
     def reach(name: str) -> None:

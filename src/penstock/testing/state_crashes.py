@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from penstock.streams.state.api import Arrival, Fenced, Part, Saved, StateStore, Timer
+from penstock.streams.state.api import Arrival, Fenced, Saved, StatePartition, StateStore, Timer
 from penstock.testing import dying_state
 
 OpenState = Callable[[], StateStore]
@@ -30,7 +30,7 @@ class StateScenario:
         store.close()
 
     @pytest.fixture
-    def part(self, store: StateStore) -> Iterator[Part]:
+    def part(self, store: StateStore) -> Iterator[StatePartition]:
         part = store.open_part(store.start(STREAM, 3), 0)
         yield part
         part.close()
@@ -123,13 +123,13 @@ class Source:
                     with pytest.raises(Fenced):
                         add(older, wave)
 
-    def _acknowledge(self, task: Part, numbers: list[int]) -> None:
+    def _acknowledge(self, task: StatePartition, numbers: list[int]) -> None:
         held = task.holds([Arrival(str(number)) for number in numbers])
         self.pending -= {int(arrival.event_id) for arrival in held}
         task.trim(list(held))
 
 
-def add(part: Part, numbers: list[int]) -> None:
+def add(part: StatePartition, numbers: list[int]) -> None:
     with part.transaction() as transaction:
         new = transaction.fresh([Arrival(str(number)) for number in numbers])
         before = transaction.load(["sum"]).get("sum", Saved(b"0"))

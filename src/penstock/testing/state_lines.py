@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from penstock.streams.arrow_json import values
-from penstock.streams.state.api import Lines, Part, PartTransaction, Saved
+from penstock.streams.state.api import PartTransaction, Saved, StateColumns, StatePartition
 from penstock.testing.state_crashes import StateScenario
 
 if TYPE_CHECKING:
@@ -19,21 +19,21 @@ def column(keys: Iterable[str]) -> "StringArray":
     return pa.array(sorted(keys), pa.string())
 
 
-def as_lines(states: Mapping[str, bytes]) -> Lines:
+def as_lines(states: Mapping[str, bytes]) -> StateColumns:
     import pyarrow as pa
 
-    return Lines(column(states), pa.array([states[key] for key in sorted(states)], pa.binary()))
+    return StateColumns(column(states), pa.array([states[key] for key in sorted(states)], pa.binary()))
 
 
 def lines_in(transaction: PartTransaction, keys: Iterable[str], now: float) -> dict[str, bytes]:
     """By key, without those that have no state."""
     wanted = column(keys)
-    lines = transaction.load_lines(wanted, now).split(b"\n") if len(wanted) else []
+    lines = transaction.load_json(wanted, now).split(b"\n") if len(wanted) else []
     return {key: line for key, line in zip(values(wanted), lines, strict=True) if line != b"{}"}
 
 
 class Lining(StateScenario):
-    def test_many_states_come_as_lines_without_those_that_are_expired(self, part: Part) -> None:
+    def test_many_states_come_as_lines_without_those_that_are_expired(self, part: StatePartition) -> None:
         known = {f"key-{number}": Saved(b'{"n":%d}' % number, (None, 1.0, 3.0)[number % 3]) for number in range(MANY)}
         own = {"\x01of the stream": Saved(b"no line\nof one")}
         with part.transaction() as transaction:
@@ -44,7 +44,7 @@ class Lining(StateScenario):
                 found = lines_in(transaction, [*wanted, "unknown"], 2.0)
             assert found == {key: known[key].data for key in wanted if not known[key].expired(2.0)}
 
-    def test_states_saved_as_lines_are_there_as_they_were_given(self, part: Part) -> None:
+    def test_states_saved_as_lines_are_there_as_they_were_given(self, part: StatePartition) -> None:
         """To the letter, whatever is in them; some are more than a database's own JSON takes."""
         plain = [
             b'{"a":1,"b":[1.50,-0,1e5,12345678901234567890123],"c":{"":null}}',
@@ -57,7 +57,7 @@ class Lining(StateScenario):
             keys = ["b", 'é" 水\\', "\x02", "a"][: len(lines)]
             with part.transaction() as transaction:
                 transaction.save({"b": Saved(b"{}", 7.0), "other": Saved(b"{}")})
-                transaction.save_lines(as_lines(dict(zip(keys, lines, strict=True))), 9.0)
+                transaction.save_columns(as_lines(dict(zip(keys, lines, strict=True))), 9.0)
             with part.transaction() as transaction:
                 found = transaction.load([*keys, "other"])
             assert found == {
@@ -65,7 +65,7 @@ class Lining(StateScenario):
                 "other": Saved(b"{}"),
             }
 
-    def test_lines_are_there_for_keys_of_all_kinds_and_for_what_was_just_saved(self, part: Part) -> None:
+    def test_lines_are_there_for_keys_of_all_kinds_and_for_what_was_just_saved(self, part: StatePartition) -> None:
         keys = ["a", "é 水", "\x01a", "\x02", '"\\', "b", "\U0001f600", "\uffff", "b\nc", "'", "B", "10", "9"]
         lines = {key: b'{"n":%d}' % number for number, key in enumerate(keys)}
         with part.transaction() as transaction:
@@ -76,23 +76,23 @@ class Lining(StateScenario):
         with part.transaction() as transaction:
             assert lines_in(transaction, keys, 1.0) == lines
             changed = {key: b'{"m":%d}' % number for number, key in enumerate(keys)}
-            transaction.save_lines(as_lines(changed), None)
+            transaction.save_columns(as_lines(changed), None)
         with part.transaction() as transaction:
             assert lines_in(transaction, keys, 1.0) == changed
             assert transaction.load(keys) == {key: Saved(line) for key, line in changed.items()}
 
-    def test_what_was_saved_as_lines_is_seen_and_changed_in_the_same_transaction(self, part: Part) -> None:
+    def test_what_was_saved_as_lines_is_seen_and_changed_in_the_same_transaction(self, part: StatePartition) -> None:
         keys = ["a", "b\nc", "d"]
         with part.transaction() as transaction:
-            transaction.save_lines(as_lines({key: b'{"n":%d}' % n for n, key in enumerate(keys, 1)}), None)
+            transaction.save_columns(as_lines({key: b'{"n":%d}' % n for n, key in enumerate(keys, 1)}), None)
             assert transaction.load(keys) == {key: Saved(b'{"n":%d}' % n) for n, key in enumerate(keys, 1)}
-            transaction.save_lines(as_lines({"b\nc": b'{"n":4}', "d": b'{"n":5}'}), 7.0)
+            transaction.save_columns(as_lines({"b\nc": b'{"n":4}', "d": b'{"n":5}'}), 7.0)
             assert lines_in(transaction, keys, 1.0)["d"] == b'{"n":5}'
             assert lines_in(transaction, keys, 7.0) == {"a": b'{"n":1}'}
-            transaction.save_lines(as_lines({"d": b'{"n":6}'}), None)
+            transaction.save_columns(as_lines({"d": b'{"n":6}'}), None)
             transaction.save({"a": None})
         with part.transaction() as transaction:
             assert transaction.load(keys) == {"b\nc": Saved(b'{"n":4}', 7.0), "d": Saved(b'{"n":6}')}
-            transaction.save_lines(as_lines({"b\nc": b'{"n":8}', "e": b'{"n":9}'}), 9.0)
+            transaction.save_columns(as_lines({"b\nc": b'{"n":8}', "e": b'{"n":9}'}), 9.0)
         with part.transaction() as transaction:
             assert transaction.load(["b\nc", "e"]) == {"b\nc": Saved(b'{"n":8}', 9.0), "e": Saved(b'{"n":9}', 9.0)}

@@ -5,20 +5,20 @@ from typing import NoReturn
 
 import pytest
 
-from penstock.streams.state.api import Fenced, Part, StateStore, Timer
+from penstock.streams.state.api import Fenced, StatePartition, StateStore, Timer
 from penstock.testing.state_crashes import STREAM, OpenState, StateScenario
 
 EVER = float("inf")
 MANY = 2_500
 
 
-def held(part: Part, until: float = EVER, limit: int = 10_000) -> list[Timer]:
+def held(part: StatePartition, until: float = EVER, limit: int = 10_000) -> list[Timer]:
     with part.transaction() as transaction:
         return list(transaction.due(until, limit))
 
 
 class Timing(StateScenario):
-    def test_timers_are_due_in_the_order_of_time_key_and_name(self, part: Part) -> None:
+    def test_timers_are_due_in_the_order_of_time_key_and_name(self, part: StatePartition) -> None:
         assert held(part) == []
         timers = [
             Timer(-5.5, "z", "n"),
@@ -42,7 +42,7 @@ class Timing(StateScenario):
         assert held(part, EVER, 4) == timers[:4]
         assert held(part, EVER, 0) == []
 
-    def test_a_timer_is_moved_and_cancelled_by_its_key_and_name(self, part: Part) -> None:
+    def test_a_timer_is_moved_and_cancelled_by_its_key_and_name(self, part: StatePartition) -> None:
         with part.transaction() as transaction:
             transaction.set_timers({("a", "x"): 1.0, ("a", "y"): 2.0, ("b", "x"): 3.0, ("b", "y"): 4.0})
         with part.transaction() as transaction:
@@ -56,7 +56,7 @@ class Timing(StateScenario):
             transaction.set_timers(dict.fromkeys([("a", "x"), ("b", "x"), ("b", "y")]))
         assert held(part) == []
 
-    def test_many_timers(self, part: Part) -> None:
+    def test_many_timers(self, part: StatePartition) -> None:
         timers = [Timer(float(number % 50), f"key-{number:04}", "close") for number in range(MANY)]
         with part.transaction() as transaction:
             transaction.set_timers({(timer.key, timer.name): timer.at for timer in timers})
@@ -67,7 +67,7 @@ class Timing(StateScenario):
             assert list(transaction.due(EVER, 1_000)) == ordered[1_000:2_000]
         assert held(part) == ordered[1_000:]
 
-    def test_timers_go_with_their_transaction(self, part: Part) -> None:
+    def test_timers_go_with_their_transaction(self, part: StatePartition) -> None:
         with part.transaction() as transaction:
             transaction.set_timers({("a", "x"): 1.0})
 

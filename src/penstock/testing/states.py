@@ -19,7 +19,7 @@ import pytest
 
 from penstock.model.errors import InvalidEvent, UsageError
 from penstock.model.event import Event, EventId
-from penstock.streams.state.api import Arrival, Fenced, Part, Saved, StateStore
+from penstock.streams.state.api import Arrival, Fenced, Saved, StatePartition, StateStore
 from penstock.testing.state_crashes import STREAM, Crashing, OpenState, Racing, StateScenario
 from penstock.testing.state_lines import Lining
 from penstock.testing.state_timers import Timing
@@ -32,17 +32,17 @@ def event(number: int) -> Event:
     return Event(event_type="sum", payload=b"%d" % number, event_id=EventId(UUID(int=number)))
 
 
-def emitted(part: Part) -> list[int]:
+def emitted(part: StatePartition) -> list[int]:
     return [int(one.payload) for outgoing in part.outgoing() for one in outgoing.events]
 
 
-def save(part: Part, key: str, data: bytes, expires_at: float | None = None) -> None:
+def save(part: StatePartition, key: str, data: bytes, expires_at: float | None = None) -> None:
     with part.transaction() as transaction:
         transaction.save({key: Saved(data, expires_at)})
 
 
 class Inbox(StateScenario):
-    def test_what_was_entered_is_no_longer_fresh(self, part: Part) -> None:
+    def test_what_was_entered_is_no_longer_fresh(self, part: StatePartition) -> None:
         with part.transaction() as transaction:
             assert transaction.fresh(ARRIVALS[:1]) == set(ARRIVALS[:1])
             assert transaction.fresh(ARRIVALS[:2]) == {ARRIVALS[1]}
@@ -52,19 +52,19 @@ class Inbox(StateScenario):
         with part.transaction() as transaction:
             assert transaction.fresh(ARRIVALS) == set()
 
-    def test_a_replay_is_another_arrival(self, part: Part) -> None:
+    def test_a_replay_is_another_arrival(self, part: StatePartition) -> None:
         with part.transaction() as transaction:
             transaction.fresh([Arrival("a", 1)])
         assert part.holds([Arrival("a"), Arrival("a", 1), Arrival("a", 2)]) == {Arrival("a", 1)}
 
-    def test_ids_are_compared_for_equality_only(self, part: Part) -> None:
+    def test_ids_are_compared_for_equality_only(self, part: StatePartition) -> None:
         """An older entry that is taken over after newer ones is fresh, however its id sorts."""
         for wave in (["10-0"], ["9-0", "100-0"], ["2-0", "1-0", "10"]):
             with part.transaction() as transaction:
                 assert {one.event_id for one in transaction.fresh([Arrival(name) for name in wave])} == {*wave}
         assert part.holds([Arrival("10-0"), Arrival("9-0"), Arrival("9")]) == {Arrival("10-0"), Arrival("9-0")}
 
-    def test_what_is_trimmed_is_held_no_more(self, part: Part) -> None:
+    def test_what_is_trimmed_is_held_no_more(self, part: StatePartition) -> None:
         with part.transaction() as transaction:
             transaction.fresh(ARRIVALS)
         assert part.holds(ARRIVALS) == set(ARRIVALS)
@@ -74,7 +74,7 @@ class Inbox(StateScenario):
         with part.transaction() as transaction:
             assert transaction.fresh(ARRIVALS) == {ARRIVALS[0]}
 
-    def test_what_is_refused_comes_again(self, part: Part) -> None:
+    def test_what_is_refused_comes_again(self, part: StatePartition) -> None:
         one, other, replayed = Arrival("1"), Arrival("2"), Arrival("1", 1)
         with part.transaction() as tx:
             assert tx.fresh([one, other, replayed]) == {one, other, replayed}
@@ -83,7 +83,7 @@ class Inbox(StateScenario):
         with part.transaction() as tx:
             assert tx.fresh([one, other, replayed]) == {one, replayed}
 
-    def test_many_at_once(self, part: Part) -> None:
+    def test_many_at_once(self, part: StatePartition) -> None:
         arrivals = [Arrival(f"{number}-0", number % 3) for number in range(MANY)]
         keys = {f"key-{number}": Saved(b"%d" % number) for number in range(MANY)}
         with part.transaction() as transaction:
@@ -98,7 +98,7 @@ class Inbox(StateScenario):
 
 
 class SavedStates(StateScenario):
-    def test_of_many_states_those_come_that_are_asked_for(self, part: Part) -> None:
+    def test_of_many_states_those_come_that_are_asked_for(self, part: StatePartition) -> None:
         """However many are asked for, of however many there are: stores have several ways to find them."""
         known: dict[str, Saved] = {}
         for size in (1, 49, 50, 51, MANY):
@@ -113,7 +113,7 @@ class SavedStates(StateScenario):
                     found = transaction.load([*wanted, "unknown"])
                 assert found == {key: known[key] for key in wanted if key in known}
 
-    def test_offsets_never_go_back(self, part: Part) -> None:
+    def test_offsets_never_go_back(self, part: StatePartition) -> None:
         with part.transaction() as transaction:
             assert transaction.reached(["orders/0"]) == {}
             transaction.advance({"orders/0": 10, "orders/1": 3, "other/0": 0})
@@ -127,7 +127,7 @@ class SavedStates(StateScenario):
                 "other/0": 0,
             }
 
-    def test_state_comes_back_as_it_was_saved(self, part: Part) -> None:
+    def test_state_comes_back_as_it_was_saved(self, part: StatePartition) -> None:
         saved = {"a": Saved(b""), "é 水": Saved(bytes(range(256)), 1.5), "A": Saved(b"x" * 100_000, 4e9 + 0.25)}
         with part.transaction() as transaction:
             assert transaction.load(["a"]) == {}
@@ -145,7 +145,7 @@ class SavedStates(StateScenario):
         with part.transaction() as transaction:
             assert transaction.load(["a"]) == {"a": Saved(b"again")}
 
-    def test_what_is_emitted_goes_out_in_order_and_once(self, part: Part) -> None:
+    def test_what_is_emitted_goes_out_in_order_and_once(self, part: StatePartition) -> None:
         assert list(part.outgoing()) == []
         with part.transaction() as transaction:
             transaction.emit([event(1), event(2)])
@@ -168,7 +168,7 @@ class SavedStates(StateScenario):
         (third,) = part.outgoing()
         assert third.batch > second.batch
 
-    def test_an_event_goes_out_with_all_that_it_has(self, part: Part) -> None:
+    def test_an_event_goes_out_with_all_that_it_has(self, part: StatePartition) -> None:
         plain = event(1)
         full = Event(
             event_type="é",
@@ -191,7 +191,7 @@ class SavedStates(StateScenario):
                 transaction.emit([Event(event_type="t")])
         assert [list(outgoing.events) for outgoing in part.outgoing()] == [[plain, full, late]]
 
-    def test_a_block_that_raises_leaves_nothing(self, part: Part) -> None:
+    def test_a_block_that_raises_leaves_nothing(self, part: StatePartition) -> None:
         save(part, "a", b"1")
 
         def fail() -> NoReturn:
@@ -279,13 +279,13 @@ class PartFencing(StateScenario):
     def test_a_task_of_an_earlier_job_comes_too_late(self, open_state: OpenState) -> None:
         store = open_state()
         started = store.start(STREAM, 2)
-        for turn in (5, 5, 6):
-            newer = store.open_part(replace(started, turn=turn), 1)
-            save(newer, "a", b"%d" % turn)
+        for job in (5, 5, 6):
+            newer = store.open_part(replace(started, job=job), 1)
+            save(newer, "a", b"%d" % job)
             newer.close()
         with pytest.raises(Fenced, match="too late"):
-            open_state().open_part(replace(started, turn=5), 1)
-        open_state().open_part(replace(started, turn=5), 0).close()
+            open_state().open_part(replace(started, job=5), 1)
+        open_state().open_part(replace(started, job=5), 0).close()
         restarted = store.start(STREAM, 2)
         part = store.open_part(restarted, 1)  # the jobs of another driver are counted anew
         save(part, "b", b"0")

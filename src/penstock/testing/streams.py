@@ -12,12 +12,12 @@ from penstock.model.event import Event
 from penstock.model.outcome import Dead, Published
 from penstock.streams.app import Stream, StreamSet
 from penstock.streams.context import KeyState
-from penstock.streams.engine.partition import Firing, take_turn
+from penstock.streams.engine.partition import Firing, process_batch
 from penstock.streams.engine.watermarks import Clocks
 from penstock.streams.engine.windows import Window, window_key, window_of
 from penstock.streams.engine.work import Result, is_users
 from penstock.streams.event import StreamEvent
-from penstock.streams.state.api import Part, PartTransaction, Started
+from penstock.streams.state.api import PartTransaction, Started, StatePartition
 from penstock.streams.state.registry import open_state
 
 CRASH = "CRASH"
@@ -132,13 +132,13 @@ class StreamHarness:
             waiting = self._attempt(waiting)
 
     def _tick(self, wrap: Any) -> bool:
-        """Give a turn to each part that has something to do without events; returns whether anything fired."""
+        """Process each part that has something to do without events; returns whether anything fired."""
         if not self._stream.has_timers:
             return False
         self._clocks.drained(self._seconds)
-        lulls, before = self._clocks.lulls(self._seconds), self._clocks.fired
+        idle_advances, before = self._clocks.idle_advances(self._seconds), self._clocks.fired
         for number in sorted(self._clocks.due(self._seconds)):
-            self._turn(number, [], wrap, Firing(lulls.get(number)))
+            self._process_part(number, [], wrap, Firing(idle_advances.get(number)))
         return self._clocks.fired > before
 
     def _attempt(self, events: list[StreamEvent]) -> list[StreamEvent]:
@@ -161,21 +161,21 @@ class StreamHarness:
         for event in events:
             by_part.setdefault(self._stream.part_of(event.key, self._started.parts), []).append(event)
         for number, mine in sorted(by_part.items()):
-            results = self._turn(number, mine, wrap, Firing())
+            results = self._process_part(number, mine, wrap, Firing())
             done += [(result.event, result.outcome) for result in results]
         return done
 
-    def _turn(self, number: int, events: list[StreamEvent], wrap: Any, firing: Firing) -> list[Result]:
+    def _process_part(self, number: int, events: list[StreamEvent], wrap: Any, firing: Firing) -> list[Result]:
         part = self._state.open_part(self._started, number)
         try:
-            results, turn = take_turn(wrap(part), self._stream, events, self._seconds, firing=firing)
+            results, report = process_batch(wrap(part), self._stream, events, self._seconds, firing=firing)
             for outgoing in part.outgoing():
                 self._sort(outgoing.events)
                 part.sent(outgoing.batch)
         finally:
             part.close()
-        if turn is not None:
-            self._clocks.note({number: turn}, self._seconds)
+        if report is not None:
+            self._clocks.note({number: report}, self._seconds)
         return results
 
     def _sort(self, events: Sequence[Event]) -> None:
@@ -188,7 +188,7 @@ class StreamHarness:
                 self.report.emitted.append(event)
 
 
-def _as_it_is(part: Part) -> Part:
+def _as_it_is(part: StatePartition) -> StatePartition:
     return part
 
 
@@ -203,7 +203,7 @@ def _dying(*, committed: bool) -> Iterator[Any]:
 class _Doomed:
     """A part whose process dies at the first commit: before it, or after."""
 
-    def __init__(self, part: Part, committed: bool) -> None:
+    def __init__(self, part: StatePartition, committed: bool) -> None:
         self._part = part
         self._committed = committed
 

@@ -1,11 +1,7 @@
 """Columns of events as DataFrames."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    pass
-
+from typing import Any
 
 # The same for a stream and a batch, which Spark doesn't tell apart when it asks; a stream leaves the last ones empty.
 COLUMNS = {
@@ -35,6 +31,11 @@ COLUMNS = {
     "published_at": "TIMESTAMP",
     "settled_at": "TIMESTAMP",
 }
+
+
+def columns(*names: str) -> dict[str, str]:
+    """Return some of the columns with their types, in this order."""
+    return {name: COLUMNS[name] for name in names}
 
 
 def arrow_schema(columns: Mapping[str, str]) -> Any:

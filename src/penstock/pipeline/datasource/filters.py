@@ -44,14 +44,14 @@ def _narrowed(selection: Selection, one: Filter) -> Selection | None:
             return _among(selection, name, (value,))
         case In((name,), values):
             return _among(selection, name, tuple(values))
-        case GreaterThanOrEqual(("created_at",), datetime() as moment) if moment.tzinfo:
-            return _between(selection, since=moment)
-        case GreaterThan(("created_at",), datetime() as moment) if moment.tzinfo:
-            return _between(selection, since=moment + MICROSECOND)
-        case LessThan(("created_at",), datetime() as moment) if moment.tzinfo:
-            return _between(selection, until=moment)
-        case LessThanOrEqual(("created_at",), datetime() as moment) if moment.tzinfo:
-            return _between(selection, until=moment + MICROSECOND)
+        case GreaterThanOrEqual(("created_at",), datetime() as time) if time.tzinfo:
+            return _between(selection, since=time)
+        case GreaterThan(("created_at",), datetime() as time) if time.tzinfo:
+            return _between(selection, since=time + MICROSECOND)
+        case LessThan(("created_at",), datetime() as time) if time.tzinfo:
+            return _between(selection, until=time)
+        case LessThanOrEqual(("created_at",), datetime() as time) if time.tzinfo:
+            return _between(selection, until=time + MICROSECOND)
         case _:
             return None
 

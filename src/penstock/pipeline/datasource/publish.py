@@ -22,7 +22,7 @@ from penstock.model.retry import RetryPolicy
 from penstock.pipeline.datasource.columns import COLUMNS
 from penstock.pipeline.datasource.sender import Dispatch, Sender, blocked_keys, reachable_from_workers
 from penstock.pipeline.datasource.settle import fields_of, outcome_of, worst
-from penstock.pipeline.spark.stop_channel import StopAddress, hung_up, line_to
+from penstock.pipeline.spark.stop_channel import StopAddress, connection_to, hung_up
 from penstock.publish.registry import open_publisher
 from penstock.publish.topics import DEFAULT_TEMPLATE, Routing
 
@@ -159,10 +159,10 @@ def send_partition(
     events = [delivery_of(row) for row in rows]  # all of them before the first is sent: a bad row fails its partition
     if not events:
         return
-    line = None if stop_address is None else line_to(stop_address)
+    connection = None if stop_address is None else connection_to(stop_address)
 
     def stopped() -> bool:
-        return stop_address is not None and hung_up(line)
+        return stop_address is not None and hung_up(connection)
 
     yield _record_batch(send_rows(_sender_of(spec), spec.order_policy, events, stopped))
 

@@ -95,8 +95,8 @@ class SourceOptions:
             states=None if self.state is None else frozenset(map(_state, self.state.split(","))),
             queue=self.queue,
             event_type=self.event_type,
-            since=None if self.since is None else _moment(self.since),
-            until=None if self.until is None else _moment(self.until),
+            since=None if self.since is None else _time(self.since),
+            until=None if self.until is None else _time(self.until),
         )
 
 
@@ -328,9 +328,9 @@ def _state(name: str) -> State:
         raise UsageError(f"{name!r} is not a state; there are {', '.join(State)}") from None
 
 
-def _moment(text: str) -> datetime:
+def _time(text: str) -> datetime:
     try:
-        moment = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         raise UsageError(f"{text!r} is not a time; one looks like 2026-01-31T12:00:00+00:00") from None
-    return moment if moment.tzinfo else moment.astimezone()
+    return time if time.tzinfo else time.astimezone()

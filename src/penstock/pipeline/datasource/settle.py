@@ -40,8 +40,8 @@ def settle(
     if missing:
         raise UsageError(f"settling needs the columns {', '.join(NEEDED)}; a step dropped {', '.join(missing)}")
     otherwise = _dropped(dropped).outcome
-    told = () if outcomes is not None else (name for name in OPTIONAL if name in batch.columns)
-    rows = (row.asDict() for row in batch.select(*NEEDED, *told).collect())
+    optional = () if outcomes is not None else (name for name in OPTIONAL if name in batch.columns)
+    rows = (row.asDict() for row in batch.select(*NEEDED, *optional).collect())
     target = store_of(store_url(store))
     if outcomes is None:
         grouped = by_lease(rows)

@@ -54,7 +54,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Staged(WriterCommitMessage):
+class StagedRows(WriterCommitMessage):
     """What a task tells the driver: which part it staged of which write, and how many rows are in it."""
 
     write_id: UUID
@@ -115,7 +115,7 @@ class BulkWriter(DataSourceArrowWriter):
         self.target = target
         self._write_id = uuid4()
 
-    def write(self, iterator: Iterator["RecordBatch"]) -> Staged:  # type: ignore[override]
+    def write(self, iterator: Iterator["RecordBatch"]) -> StagedRows:  # type: ignore[override]
         return _stage(self.target, StagedPart(uuid4(), self._write_id, place=_context().partitionId()), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -132,7 +132,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, target: Target) -> None:
         self.target = target
 
-    def write(self, iterator: Iterator["RecordBatch"]) -> Staged:  # type: ignore[override]
+    def write(self, iterator: Iterator["RecordBatch"]) -> StagedRows:  # type: ignore[override]
         context = _context()
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
@@ -150,12 +150,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
             store_of(self.target.store).drop_staged(query, parts=_parts(messages))
 
 
-def _stage(target: Target, part: StagedPart, batches: Iterable["RecordBatch"]) -> Staged:
+def _stage(target: Target, part: StagedPart, batches: Iterable["RecordBatch"]) -> StagedRows:
     """A transaction for each batch of rows: none stays open while Spark works out the next."""
     store, count = store_of(target.store), 0
     for batch in batches:
         count = store.stage(part, _events(batch, target, part.place, count), start=count)
-    return Staged(part.write_id, part.part_id, count)
+    return StagedRows(part.write_id, part.part_id, count)
 
 
 def _events(batch: "RecordBatch", target: Target, place: int, start: int) -> list[Event]:
@@ -214,9 +214,9 @@ def _context() -> Any:
 
 
 def _parts(messages: Iterable[WriterCommitMessage | None]) -> dict[UUID, int]:
-    return {one.part_id: one.count for one in messages if isinstance(one, Staged)}
+    return {one.part_id: one.count for one in messages if isinstance(one, StagedRows)}
 
 
 def _writes(messages: Iterable[WriterCommitMessage | None]) -> set[UUID]:
     """The query that the messages come from: one, or none if no task got so far."""
-    return {one.write_id for one in messages if isinstance(one, Staged)}
+    return {one.write_id for one in messages if isinstance(one, StagedRows)}

@@ -25,7 +25,7 @@ MAX_RECORDS_A_FILE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class LakeNote:
     """What a relay is about to move in: the files, and the events that they hold, all claimed under one lease."""
 
     lease: Lease
@@ -53,14 +53,14 @@ class Note:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> "Note":
+    def from_json(cls, text: str) -> "LakeNote":
         read = json.loads(text)
         lease = Lease(LeaseId(UUID(read["lease"])), Token(UUID(read["token"])), read["queue"], read["lease_seconds"])
         return cls(lease, read["seqs"], read["witness"], read["files"])
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagedFile:
     """A file that is written, and where it belongs."""
 
     source: str
@@ -78,7 +78,7 @@ class LakeFolder:
         self._root = self._jvm.org.apache.hadoop.fs.Path(path)
         self._fs = self._root.getFileSystem(context._jsc.hadoopConfiguration())
 
-    def stage(self, events: "DataFrame") -> tuple[str, list[Staged]]:
+    def stage(self, events: "DataFrame") -> tuple[str, list[StagedFile]]:
         """Have the executors write claimed events where no reader looks: the folder, and what is in it."""
         folder = f"{HIDDEN}/staging/{int(time.time())}-{uuid4().hex}"
         # The query's own session: nobody else's files change. The default is a form that Parquet has given up.
@@ -89,22 +89,22 @@ class LakeFolder:
         writer.parquet(self._path(folder).toString())
         return folder, list(self._staged(folder))
 
-    def _staged(self, folder: str) -> Iterator[Staged]:
+    def _staged(self, folder: str) -> Iterator[StagedFile]:
         numbers: dict[str, int] = {}
         for file in sorted(self._below(folder)):
             parts = file.removeprefix(f"{folder}/").split("/")
             if len(parts) == 5 and parts[-1].endswith(".parquet"):
                 lease, token = (part.partition("=")[2] for part in parts[:2])
                 number = numbers[lease] = numbers.get(lease, -1) + 1
-                yield Staged(file, f"{parts[2]}/{parts[3]}/{lease}.{token}-{number}.parquet", lease, token)
+                yield StagedFile(file, f"{parts[2]}/{parts[3]}/{lease}.{token}-{number}.parquet", lease, token)
 
     def forget_staged(self, older_than_seconds: float) -> None:
         """Clear away what relays wrote and died before they moved it. The names say when: S3 doesn't for folders."""
         found = (re.match(rf"({HIDDEN}/staging/(\d+)-\w+)/", path) for path in self._below(f"{HIDDEN}/staging"))
         begun = {name[1]: int(name[2]) for name in found if name is not None}
-        self.delete(name for name, moment in begun.items() if moment < time.time() - older_than_seconds)
+        self.delete(name for name, at in begun.items() if at < time.time() - older_than_seconds)
 
-    def move(self, file: Staged) -> None:
+    def move(self, file: StagedFile) -> None:
         target = self._path(file.target)
         self._fs.mkdirs(target.getParent())
         if not self._fs.rename(self._path(file.source), target):
@@ -119,7 +119,7 @@ class LakeFolder:
 
     # -- notes ------------------------------------------------------------------------------------------------
 
-    def put(self, note: Note) -> None:
+    def put(self, note: LakeNote) -> None:
         """Write a note; it is there as a whole or not at all."""
         fresh, final = f"{HIDDEN}/notes/.{note.name}", f"{HIDDEN}/notes/{note.name}"
         stream = self._fs.create(self._path(fresh), True)
@@ -130,22 +130,22 @@ class LakeFolder:
         if not self._fs.rename(self._path(fresh), self._path(final)):
             raise PipelineError(f"{final} could not be written")
 
-    def take_away(self, note: Note) -> None:
+    def take_away(self, note: LakeNote) -> None:
         self.delete([f"{HIDDEN}/notes/{note.name}"])
 
-    def notes(self, lease_id: object = "") -> list[Note]:
+    def notes(self, lease_id: object = "") -> list[LakeNote]:
         """The notes that are there: all, or those of one lease."""
         names = (path.rpartition("/")[2] for path in self._below(f"{HIDDEN}/notes"))
         wanted = [name for name in names if name.startswith(str(lease_id)) and not name.startswith(".")]
         return [note for name in sorted(wanted) if (note := self._note(name)) is not None]
 
-    def _note(self, name: str) -> Note | None:
+    def _note(self, name: str) -> LakeNote | None:
         path = self._path(f"{HIDDEN}/notes/{name}")
         if not self._fs.exists(path):
             return None  # its relay was done with it in the meantime
         stream = self._fs.open(path)
         try:
-            return Note.from_json(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+            return LakeNote.from_json(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
         finally:
             stream.close()
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from penstock.config.options import known_options, seconds, whole_number
 from penstock.config.urls import mask_url, url_scheme
 from penstock.model.errors import UsageError
+from penstock.pipeline.datasource.columns import columns
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -23,23 +24,11 @@ SCHEME = "lake"
 BATCH_EVENTS = 20_000
 EVERY_SECONDS = 30.0
 # What a file holds; the day and the folder's name for the type stand in the path.
-COLUMNS = {
-    "seq": "BIGINT",
-    "event_id": "STRING",
-    "type": "STRING",
-    "queue": "STRING",
-    "payload": "BINARY",
-    "headers": "MAP<STRING, STRING>",
-    "partition_key": "STRING",
-    "ordering_key": "STRING",
-    "priority": "INT",
-    "created_at": "TIMESTAMP",
-    "available_at": "TIMESTAMP",
-    "attempts": "INT",
-    "deliveries": "INT",
-    "max_attempts": "INT",
-    "replays": "INT",
-}
+_EVENT_COLUMNS = columns(
+    *("seq", "event_id", "event_type", "queue", "payload", "headers", "partition_key", "ordering_key", "priority"),
+    *("created_at", "available_at", "attempts", "deliveries", "max_attempts", "replays"),
+)
+COLUMNS = {"type" if name == "event_type" else name: kind for name, kind in _EVENT_COLUMNS.items()}
 FOLDERS = ("day", "event_type")
 
 _MICROSECONDS_A_DAY = 86_400_000_000
@@ -124,9 +113,9 @@ def shaped(events: "DataFrame") -> "DataFrame":
 
     # By arithmetic: a day by the calendar would be one of the session's time zone.
     days = on.floor(on.unix_micros("created_at") / on.lit(_MICROSECONDS_A_DAY)).cast("int")
-    columns = [on.col("event_type").alias(name) if name == "type" else on.col(name) for name in COLUMNS]
+    kept = [on.col("event_type").alias(name) if name == "type" else on.col(name) for name in COLUMNS]
     day = on.date_from_unix_date(days).alias("day")
-    return events.select("lease", "token", day, _folder_column().alias("event_type"), *columns)
+    return events.select("lease", "token", day, _folder_column().alias("event_type"), *kept)
 
 
 def folder_name(event_type: str) -> str:
@@ -151,5 +140,5 @@ def _folder_column() -> "Column":
     return on.when(ascii_only & fits & ~kind.startswith("__"), kind).otherwise(short)
 
 
-def _day(moment: datetime) -> str:
-    return moment.astimezone(UTC).date().isoformat()
+def _day(at: datetime) -> str:
+    return at.astimezone(UTC).date().isoformat()

@@ -5,7 +5,6 @@ settled, here and now. If the lease was lost, its events are or will be in other
 be at work at the same time: nothing is taken away before the store has said that its events were not settled by it.
 """
 
-import re
 import time
 from collections.abc import Callable
 from uuid import UUID
@@ -15,8 +14,8 @@ from penstock.model.event import EventId
 from penstock.model.lease import DEFAULT_MAX_LEASE_AGE_SECONDS, Settlement
 from penstock.model.outcome import PUBLISHED
 from penstock.model.selection import Selection
-from penstock.pipeline.lake.files import LakeFolder, Note
-from penstock.pipeline.spark.errors import gone, is_sparks, java_is_gone, root_cause
+from penstock.pipeline.lake.files import LakeFolder, LakeNote
+from penstock.pipeline.spark.errors import gone, innermost_cause, is_sparks, java_is_gone
 from penstock.store.api import Store
 from penstock.telemetry import log
 
@@ -41,7 +40,7 @@ class Sweep:
         # Nobody can settle what was written so long ago.
         self.tidy(lambda: self._folder.forget_staged(DEFAULT_MAX_LEASE_AGE_SECONDS))
 
-    def forget(self, note: Note, settlement: Settlement | None) -> None:
+    def forget(self, note: LakeNote, settlement: Settlement | None) -> None:
         """Let go of a note; and of its files, if none of their events was settled with them in place."""
         if settlement is None:
             return  # the store didn't answer: another sweep will ask
@@ -50,7 +49,7 @@ class Sweep:
         else:
             self.discard(note)
 
-    def discard(self, note: Note) -> None:
+    def discard(self, note: LakeNote) -> None:
         self._folder.delete(note.files)
         self._folder.take_away(note)
 
@@ -79,8 +78,7 @@ class Sweep:
 
 
 def cause_of(error: BaseException) -> str:
-    """What went wrong, in one line: the innermost of Java's causes, where it tells."""
+    """What went wrong, in one line."""
     if java_is_gone(error):
         raise gone(error)
-    causes = re.findall(r"^\s*Caused by: (.+)$", str(error), re.MULTILINE)
-    return causes[-1] if causes else root_cause(str(error))
+    return innermost_cause(error)

@@ -7,28 +7,27 @@ complete, and takes away what others will write again.
 
 import random
 import re
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 from penstock.model.errors import NotInitialised, PipelineError, StoreConflict, StoreError, StoreUnavailable
 from penstock.model.lease import DEFAULT_LEASE_SECONDS, Lease, LeaseId, Settlement, Token
-from penstock.model.lifecycle import OrderPolicy, overdelivered, weight
+from penstock.model.lifecycle import overdelivered, weight
 from penstock.model.outcome import PUBLISHED, Dead, Outcome
-from penstock.model.retry import RetryPolicy
 from penstock.pipeline.counts import SliceCounts
 from penstock.pipeline.datasource.reader import register_events
-from penstock.pipeline.lake.files import HIDDEN, LakeFolder, Note, Staged
+from penstock.pipeline.datasource.sender import Dispatch
+from penstock.pipeline.lake.files import HIDDEN, LakeFolder, LakeNote, StagedFile
 from penstock.pipeline.lake.layout import Lake
 from penstock.pipeline.lake.recovery import Sweep, cause_of
-from penstock.pipeline.spark.errors import gone, is_sparks, java_is_gone, root_cause, state_of, stop_query
+from penstock.pipeline.spark.errors import gone, java_is_gone, readable, root_cause, state_of, stop_query
 from penstock.pipeline.spark.session import DEFAULT_MASTER, is_local
 from penstock.pipeline.spark.slices import Patience
 from penstock.runtime.lease_keeper import LeaseKeeper
@@ -57,12 +56,9 @@ class LakeOptions:
     """Options of a relay to a lake."""
 
     store: str
-    destination: str
     queue: str
     lease_seconds: float
-    retry: RetryPolicy
-    order_policy: OrderPolicy
-    max_deliveries: int | None
+    dispatch: Dispatch
     master: str | None
     checkpoint: str | None
 
@@ -77,14 +73,14 @@ def run_lake(
 ) -> None:
     """Fill the lake until `ending` is set, or, with `until`, until what was emitted before is in it."""
     register_events(spark)
-    with closing(open_store(options.store, StoreOptions(order_policy=options.order_policy))) as store:
+    with closing(open_store(options.store, StoreOptions(order_policy=options.dispatch.order_policy))) as store:
         relay = LakeRelay(spark, options, store, until, parallelism, ending, on_batch)
         with closing(relay), _checkpoint(options, relay.lake) as checkpoint:
             relay.run(checkpoint)
 
 
 @dataclass(frozen=True, slots=True)
-class Claimed:
+class ClaimedRows:
     """The events of a batch that one lease holds."""
 
     lease: Lease
@@ -112,7 +108,7 @@ class LakeRelay:
         ending: threading.Event,
         on_batch: OnBatch,
     ) -> None:
-        self.lake = Lake.parse(options.destination)
+        self.lake = Lake.parse(options.dispatch.destination)
         self._spark = spark
         self._options = options
         self._store = store
@@ -123,14 +119,14 @@ class LakeRelay:
         given = options.lease_seconds
         self._lease_seconds = LEASE_SECONDS if given == DEFAULT_LEASE_SECONDS else given
         self._folder = LakeFolder(spark, self.lake.path)
-        self._heart = LeaseKeeper(store, self._lease_seconds / 3)
+        self._lease_keeper = LeaseKeeper(store, self._lease_seconds / 3)
         self._busy = threading.Lock()
         self._failures = 0
         self._not_before = 0.0
         self._sweep = Sweep(store, self._folder)
 
     def close(self) -> None:
-        self._heart.stop()
+        self._lease_keeper.stop()
 
     # -- the query --------------------------------------------------------------------------------------------
 
@@ -156,14 +152,14 @@ class LakeRelay:
             limit=self.lake.batch_events,
             partitions=self._parallelism,
             lease_seconds=self._lease_seconds,
-            max_attempts=options.retry.max_attempts,
+            max_attempts=options.dispatch.retry.max_attempts,
         )
         writer = source.load().writeStream.foreachBatch(self._batch).option("checkpointLocation", checkpoint)
         writer = writer.queryName(f"penstock-lake-{options.queue}-{uuid4().hex[:8]}")
         try:
             return writer.trigger(processingTime=f"{PROBE_SECONDS} seconds").start()
         except Exception as error:
-            raise _readable(error) from None
+            raise readable(error, "a batch") from None
 
     def _watch(self, query: "StreamingQuery") -> BaseException | None:
         while not self._ending.wait(LOOK_SECONDS):
@@ -200,7 +196,7 @@ class LakeRelay:
         self._failures += 1
         outage = _OUTAGES.search(cause) is not None
         if self._ending.is_set() or not (outage or self._failures < PATIENCE.failures):
-            raise _readable(error)
+            raise readable(error, "a batch")
         pause = PATIENCE.pause_seconds(self._failures)
         log.warn("a batch failed, trying again", in_seconds=pause, cause=cause)
         self._ending.wait(pause)
@@ -214,40 +210,40 @@ class LakeRelay:
             if self._ending.is_set():
                 return
             began = time.monotonic()
-            tally, full = self._deliver(events)
+            counts, full = self._deliver(events)
             self._failures = 0
             self._not_before = 0.0 if full or self._until is not None else began + self.lake.every_seconds
             self._sweep.if_due()
-            if not self._on_batch(number, [tally]):
+            if not self._on_batch(number, [counts]):
                 self._ending.set()
 
     def _deliver(self, events: "DataFrame") -> tuple[SliceCounts, bool]:
-        """Claim, write, settle; the tally, and whether a claim was full."""
-        tally = SliceCounts()
+        """Claim, write, settle; return the counts, and whether a claim was full."""
+        counts = SliceCounts()
         # Kept: reading it again would claim anew, and a task that failed to write claims nothing twice.
         events.persist()
         try:
             claims = _claims(events, self._options.queue, self._lease_seconds)
-            tally.claimed = sum(len(claim.rows) for claim in claims)
+            counts.claimed = sum(len(claim.rows) for claim in claims)
             with ExitStack() as beating:
                 for claim in claims:
-                    beating.enter_context(self._heart.beating(claim.lease))
+                    beating.enter_context(self._lease_keeper.beating(claim.lease))
                 if claims:
-                    self._carry(events, claims, tally)
+                    self._carry(events, claims, counts)
         finally:
             events.unpersist()
         full = any(claim.full(self.lake.batch_events) for claim in claims)
-        tally.drained = self._until is not None and bool(claims) and not self._any_left(claims, full, self._until)
-        return tally, full
+        counts.drained = self._until is not None and bool(claims) and not self._any_left(claims, full, self._until)
+        return counts, full
 
-    def _any_left(self, claims: list[Claimed], full: bool, until: datetime) -> bool:
-        moment = (until - datetime.fromtimestamp(0, UTC)).total_seconds() * 1e6
-        if any(row.created <= moment for claim in claims for row in claim.rows):
+    def _any_left(self, claims: list[ClaimedRows], full: bool, until: datetime) -> bool:
+        end = (until - datetime.fromtimestamp(0, UTC)).total_seconds() * 1e6
+        if any(row.created <= end for claim in claims for row in claim.rows):
             return True
         return full and any_starving(self._store, self._options.queue, until)
 
-    def _carry(self, events: "DataFrame", claims: list[Claimed], tally: SliceCounts) -> None:
-        limit = self._options.max_deliveries
+    def _carry(self, events: "DataFrame", claims: list[ClaimedRows], counts: SliceCounts) -> None:
+        limit = self._options.dispatch.max_deliveries
         wanted = events if limit is None else events.where(events.deliveries <= limit)
         staging = None
         try:
@@ -255,23 +251,27 @@ class LakeRelay:
         except Exception as error:
             cause = cause_of(error)
             for claim in claims:
-                self._fail(claim, cause, tally)
+                self._fail(claim, cause, counts)
         else:
             for claim in claims:
-                self._bring_in(claim, files, tally)
+                self._bring_in(claim, files, counts)
         finally:
             if staging is not None:
                 self._sweep.tidy(lambda: self._folder.delete([staging]))
 
-    def _bring_in(self, claim: Claimed, files: list[Staged], tally: SliceCounts) -> None:
+    def _bring_in(self, claim: ClaimedRows, files: list[StagedFile], counts: SliceCounts) -> None:
         """Move the files of one lease in, then settle its events."""
         own = [file for file in files if file.token == str(claim.lease.token)]
-        written = [row for row in claim.rows if not overdelivered(row.deliveries, self._options.max_deliveries)]
+        written = [
+            row for row in claim.rows if not overdelivered(row.deliveries, self._options.dispatch.max_deliveries)
+        ]
         if written and not own:
             # The executor that had claimed them is gone, and another claimed anew: those come again.
-            tally.lost += len(claim.rows)
+            counts.lost += len(claim.rows)
             return
-        note = Note(claim.lease, [row.seq for row in written], claim.rows[0].event_id, [file.target for file in own])
+        note = LakeNote(
+            claim.lease, [row.seq for row in written], claim.rows[0].event_id, [file.target for file in own]
+        )
         try:
             for older in self._folder.notes(claim.lease.lease_id):
                 # Of an attempt that this lease's new token has put an end to.
@@ -280,24 +280,24 @@ class LakeRelay:
             for file in own:
                 self._folder.move(file)
         except Exception as error:
-            settlement = self._fail(claim, cause_of(error), tally)
+            settlement = self._fail(claim, cause_of(error), counts)
             self._sweep.tidy(lambda: self._sweep.forget(note, settlement))
             return
-        settlement = self._settle(claim, claim.outcomes(self._outcome), tally)
+        settlement = self._settle(claim, claim.outcomes(self._outcome), counts)
         if settlement is not None:
             self._sweep.tidy(lambda: self._sweep.forget(note, settlement))
 
     def _outcome(self, row: "Row") -> Outcome:
         """Of an event that is in the lake; or of one that was handed out too often, and is not."""
-        if overdelivered(row.deliveries, self._options.max_deliveries):
-            return Dead(f"delivered more than {self._options.max_deliveries} times without an outcome")
+        if overdelivered(row.deliveries, self._options.dispatch.max_deliveries):
+            return Dead(f"delivered more than {self._options.dispatch.max_deliveries} times without an outcome")
         return PUBLISHED
 
-    def _fail(self, claim: Claimed, cause: str, tally: SliceCounts) -> Settlement | None:
+    def _fail(self, claim: ClaimedRows, cause: str, counts: SliceCounts) -> Settlement | None:
         now = time.time()
 
         def outcome(row: "Row") -> Outcome:
-            return self._options.retry.decide(
+            return self._options.dispatch.retry.decide(
                 f"the lake can't be written: {cause}",
                 attempts=row.attempts,
                 age_seconds=now - row.created / 1e6,
@@ -305,9 +305,9 @@ class LakeRelay:
                 event_max_attempts=row.max_attempts,
             )
 
-        return self._settle(claim, claim.outcomes(outcome), tally)
+        return self._settle(claim, claim.outcomes(outcome), counts)
 
-    def _settle(self, claim: Claimed, outcomes: Mapping[int, Outcome], tally: SliceCounts) -> Settlement | None:
+    def _settle(self, claim: ClaimedRows, outcomes: Mapping[int, Outcome], counts: SliceCounts) -> Settlement | None:
         """Settle, through an outage if need be.
 
         If the outage lasts too long, or the store refuses, the note stays and the next sweep asks again.
@@ -317,7 +317,7 @@ class LakeRelay:
             try:
                 settlement = self._store.settle(claim.lease, outcomes)
             except (StoreUnavailable, StoreConflict) as error:
-                tally.trouble(error)
+                counts.note_error(error)
                 if time.monotonic() - began > self._lease_seconds or self._ending.wait(pause):
                     return None
                 pause = min(pause * 2, 1.0)
@@ -325,10 +325,10 @@ class LakeRelay:
             except NotInitialised:
                 raise
             except StoreError as error:  # other batches go on
-                tally.trouble(error)
+                counts.note_error(error)
                 return None
-            tally.count(settlement)
-            tally.explain(settlement, outcomes)
+            counts.count(settlement)
+            counts.explain(settlement, outcomes)
             if settlement.lost:
                 log.warn(
                     "a lease ran out before its events were settled; they come again. Is --lease-seconds too short?",
@@ -337,7 +337,7 @@ class LakeRelay:
             return settlement
 
 
-def _claims(events: "DataFrame", queue: str, lease_seconds: float) -> list[Claimed]:
+def _claims(events: "DataFrame", queue: str, lease_seconds: float) -> list[ClaimedRows]:
     """Claim, and see what was: by lease, without payloads."""
     from pyspark.sql import functions as on
 
@@ -349,7 +349,7 @@ def _claims(events: "DataFrame", queue: str, lease_seconds: float) -> list[Claim
     for row in seen.collect():
         rows.setdefault((row.lease, row.token), []).append(row)
     return [
-        Claimed(Lease(LeaseId(UUID(lease)), Token(UUID(token)), queue, lease_seconds), own)
+        ClaimedRows(Lease(LeaseId(UUID(lease)), Token(UUID(token)), queue, lease_seconds), own)
         for (lease, token), own in sorted(rows.items())
     ]
 
@@ -360,16 +360,7 @@ def _checkpoint(options: LakeOptions, lake: Lake) -> Iterator[str]:
     if options.checkpoint is not None:
         yield options.checkpoint
     elif is_local(options.master or DEFAULT_MASTER):
-        folder = tempfile.mkdtemp(prefix="penstock-lake-")
-        try:
+        with TemporaryDirectory(prefix="penstock-lake-", ignore_cleanup_errors=True) as folder:
             yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
     else:
         yield f"{lake.path}/{HIDDEN}/checkpoints/{uuid4().hex}"
-
-
-def _readable(error: BaseException) -> BaseException:
-    if is_sparks(error):
-        return PipelineError(f"a batch failed for good: {root_cause(str(error))}")
-    return error

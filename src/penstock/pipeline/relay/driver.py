@@ -1,4 +1,4 @@
-"""The relay's driver: starts Spark, keeps the slices turning, reaps expired leases, and stops when told to.
+"""The relay's driver: starts Spark, keeps the slices running, reaps expired leases, and stops when told to.
 
 It is stateless. What is claimed, and by whom, stands in the store; losing the driver, an executor or the checkpoint
 costs one lease expiry. What a task does in its slice is in `penstock.pipeline.relay.task`.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from penstock.model.errors import NotSupported
@@ -21,11 +21,11 @@ from penstock.pipeline.relay.report import RelayProgress, RelayReport
 from penstock.pipeline.relay.router import route
 from penstock.pipeline.relay.spec import Lane, RelayOptions, lanes_of, load_step
 from penstock.pipeline.relay.step_driver import run_steps
-from penstock.pipeline.relay.task import carry
+from penstock.pipeline.relay.task import deliver
 from penstock.pipeline.spark.session import open_session
 from penstock.pipeline.spark.shutdown import open_unless
-from penstock.pipeline.spark.slices import Patience, run_slices
-from penstock.runtime.housekeeping import Housekeeping
+from penstock.pipeline.spark.slices import Patience, QueryOptions, run_slices
+from penstock.runtime.housekeeping import Housekeeper
 from penstock.runtime.signals import stopped_by_signals
 from penstock.store.api import Store, StoreOptions
 from penstock.store.registry import open_store
@@ -59,7 +59,7 @@ def run_relay(
         progress_so_far = RelayProgress(report, options.once, progress)
         served = [(lane.spec.queue, lane.to) for lane in lanes]
         one_writer = not store.capabilities.concurrent_writers
-        with stopped_by_signals(ending), Housekeeping(store, served, options.lease_seconds, progress_so_far.reaped):
+        with stopped_by_signals(ending), Housekeeper(store, served, options.lease_seconds, progress_so_far.reaped):
             _run_lanes(options, lanes, one_writer, ending, progress_so_far)
     return report
 
@@ -74,8 +74,8 @@ def _until_now(store: Store) -> datetime:
 def _run_lanes(
     options: RelayOptions, lanes: Sequence[Lane], one_writer: bool, ending: threading.Event, progress: RelayProgress
 ) -> None:
-    told = {"queue": options.queue, "to": ", ".join(lane.to for lane in lanes), "master": options.master or "local"}
-    log.info("relay starts", **told)
+    fields = {"queue": options.queue, "to": ", ".join(lane.to for lane in lanes), "master": options.master or "local"}
+    log.info("relay starts", **fields)
     master = _master(options, len(lanes), one_writer)
     spark = open_unless(ending, partial(open_session, master, f"penstock relay {options.queue}"))
     if spark is None:
@@ -97,36 +97,32 @@ def _run_lane(
     checkpoint = options.checkpoint
     if checkpoint is not None and options.routes is not None:
         checkpoint = f"{checkpoint.rstrip('/')}/{lane.spec.queue}"
-    spec, to = lane.spec, lane.spec.dispatch
-    if is_lake(to.destination):
+    spec = lane.spec
+    if is_lake(spec.dispatch.destination):
         own = LakeOptions(
-            store=options.store,
-            destination=to.destination,
+            store=spec.store,
             queue=spec.queue,
-            lease_seconds=options.lease_seconds,
-            retry=to.retry,
-            order_policy=options.order_policy,
-            max_deliveries=options.max_deliveries,
+            lease_seconds=spec.lease_seconds,
+            dispatch=spec.dispatch,
             master=options.master,
             checkpoint=checkpoint,
         )
         run_lake(spark, own, spec.until, tasks, stop, progress.enter)
         return
-    common: dict[str, Any] = {
-        "parallelism": tasks,
-        "checkpoint": checkpoint,
-        "name": f"penstock-relay-{lane.spec.queue}-{uuid4().hex[:8]}",  # two may run in one session
-        "stop": stop,
-        "grace_seconds": GRACE_SECONDS,
-        "patience": Patience(failures=FAILED_SLICES, through_deaths=True),
-        "on_failure": _warn,
-    }
-    if options.step is None:
-        seconds = options.slice_seconds
-        function = carry if spec.routes is None else route
-        run_slices(spark, function, spec, slice_seconds=seconds, on_slice=progress.enter, **common)
+    query = QueryOptions(
+        checkpoint=checkpoint,
+        name=f"penstock-relay-{lane.spec.queue}-{uuid4().hex[:8]}",  # two may run in one session
+        stop=stop,
+        grace_seconds=GRACE_SECONDS,
+        patience=Patience(failures=FAILED_SLICES, through_deaths=True),
+        on_failure=_warn,
+    )
+    if options.step is not None:
+        step = load_step(options.step)
+        run_steps(spark, spec, step, options.dropped, parallelism=tasks, on_batch=progress.enter, query=query)
         return
-    run_steps(spark, spec, load_step(options.step), options.dropped, on_batch=progress.enter, **common)
+    function, seconds = deliver if spec.routes is None else route, options.slice_seconds
+    run_slices(spark, function, spec, parallelism=tasks, slice_seconds=seconds, on_slice=progress.enter, options=query)
 
 
 def _master(options: RelayOptions, lanes: int, one_writer: bool) -> str:

@@ -1,4 +1,4 @@
-"""Several things that run at the same time, each until it is told to stop. If one fails, all end and it is told why."""
+"""Runs several functions at the same time, each until its stop event is set. If one fails, all end and it is raised."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -14,14 +14,14 @@ def run_all(runs: Sequence[Run], ending: threading.Event) -> None:
     stops = [threading.Event() for _ in runs]
     failures: list[BaseException] = []
 
-    def run(line: Run, stop: threading.Event) -> None:
+    def run(one: Run, stop: threading.Event) -> None:
         try:
-            line(stop)
+            one(stop)
         except BaseException as error:
             failures.append(error)
 
     threads = [
-        threading.Thread(target=run, args=pair, name=f"penstock-line-{number}", daemon=True)
+        threading.Thread(target=run, args=pair, name=f"penstock-lane-{number}", daemon=True)
         for number, pair in enumerate(zip(runs, stops, strict=True))
     ]
     for thread in threads:

@@ -5,29 +5,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from penstock.pipeline.counts import SliceCounts
+from penstock.pipeline.counts import EventCounts, SliceCounts
 from penstock.telemetry import log
 
 
 @dataclass(slots=True)
-class RelayReport:
+class RelayReport(EventCounts):
     """What a relay has done since it started."""
 
-    claimed: int = 0
-    published: int = 0
-    discarded: int = 0
-    retried: int = 0
-    dead: int = 0
-    released: int = 0
-    lost: int = 0
-    routed: int = 0
     reaped: int = 0
     slices: int = 0
     seconds: float = 0.0
 
-    def add(self, tally: SliceCounts) -> None:
-        for name in ("claimed", "published", "discarded", "retried", "dead", "released", "lost", "routed"):
-            setattr(self, name, getattr(self, name) + getattr(tally, name))
+    def add(self, counts: SliceCounts) -> None:
+        for name in EventCounts.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(counts, name))
 
 
 class RelayProgress:
@@ -43,24 +35,24 @@ class RelayProgress:
     def reaped(self, count: int) -> None:
         self.report.reaped += count
 
-    def enter(self, _number: int, tallies: list[SliceCounts]) -> bool:
+    def enter(self, _number: int, counts: list[SliceCounts]) -> bool:
         with self._change:
             self.report.slices += 1
             self.report.seconds = time.monotonic() - self._started
-            for tally in tallies:
-                self.report.add(tally)
-            _log(tallies)
+            for one in counts:
+                self.report.add(one)
+            _log(counts)
             if self._progress is not None:
                 self._progress(self.report)
-        return not (self._once and all(tally.drained for tally in tallies))
+        return not (self._once and all(one.drained for one in counts))
 
 
-def _log(tallies: list[SliceCounts]) -> None:
-    for trouble in dict.fromkeys(line for tally in tallies for line in tally.troubles):
-        log.warn("trouble, trying again", cause=trouble)
-    for cause in dict.fromkeys(line for tally in tallies for line in tally.deaths):
+def _log(counts: list[SliceCounts]) -> None:
+    for cause in dict.fromkeys(error for one in counts for error in one.errors):
+        log.warn("trouble, trying again", cause=cause)
+    for cause in dict.fromkeys(error for one in counts for error in one.dead_errors):
         log.warn("events died", cause=cause)
-    if any(tally.claimed for tally in tallies):
+    if any(one.claimed for one in counts):
         names = ("published", "discarded", "retried", "dead", "released", "lost")
-        sums = {name: sum(getattr(tally, name) for tally in tallies) for name in names}
+        sums = {name: sum(getattr(one, name) for one in counts) for name in names}
         log.info("slice", **{name: count for name, count in sums.items() if count})

@@ -1,4 +1,4 @@
-"""One task's turn of the router, on an executor: events of a queue move on to the queues of their destinations.
+"""One task's slice of the router, on an executor: events of a queue move on to the queues of their destinations.
 
 From there each destination has a relay of its own, so that one that fails neither delays nor repeats another. What
 no route matches is laid out as a dead letter.
@@ -9,17 +9,17 @@ from penstock.model.lease import Claim
 from penstock.model.outcome import Dead, Outcome
 from penstock.pipeline.counts import SliceCounts
 from penstock.pipeline.relay.spec import RelayTaskSpec
-from penstock.pipeline.relay.task import TaskResources, take_turn
+from penstock.pipeline.relay.task import TaskResources, run_slice
 from penstock.pipeline.spark.slices import Slice
 from penstock.runtime.retrying import insist
 
 
-def route(spec: RelayTaskSpec, turn: Slice) -> SliceCounts:
+def route(spec: RelayTaskSpec, current: Slice) -> SliceCounts:
     """Route events until the slice is over, or, for a spec with an end, until there are none left."""
-    return take_turn(spec, turn, _route)
+    return run_slice(spec, current, _route)
 
 
-def _route(resources: TaskResources, spec: RelayTaskSpec, claim: Claim, turn: Slice, tally: SliceCounts) -> None:
+def _route(resources: TaskResources, spec: RelayTaskSpec, claim: Claim, current: Slice, counts: SliceCounts) -> None:
     assert spec.routes is not None
     queues: dict[int, list[str]] = {}
     unrouted: dict[int, Outcome] = {}
@@ -30,19 +30,13 @@ def _route(resources: TaskResources, spec: RelayTaskSpec, claim: Claim, turn: Sl
         else:
             unrouted[event.seq] = Dead(f"no route matches {event.event_type}: add one, then replay")
     with resources.lease_keeper.beating(claim.lease):
-        moved = insist(
-            lambda: resources.store.route(claim.lease, queues), spec.lease_seconds, lambda: turn.stopped, tally.trouble
-        )
-        settlement = insist(
-            lambda: resources.store.settle(claim.lease, unrouted),
-            spec.lease_seconds,
-            lambda: turn.stopped,
-            tally.trouble,
-        )
-    tally.claimed += len(claim)
+        patience = spec.lease_seconds, lambda: current.stopped, counts.note_error
+        moved = insist(lambda: resources.store.route(claim.lease, queues), *patience)
+        settlement = insist(lambda: resources.store.settle(claim.lease, unrouted), *patience)
+    counts.claimed += len(claim)
     if moved is not None:
-        tally.routed += len(moved.released)
-        tally.lost += len(moved.lost)
+        counts.routed += len(moved.released)
+        counts.lost += len(moved.lost)
     if settlement is not None:
-        tally.count(settlement)
-        tally.explain(settlement, unrouted)
+        counts.count(settlement)
+        counts.explain(settlement, unrouted)

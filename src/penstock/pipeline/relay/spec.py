@@ -82,7 +82,7 @@ class RelayTaskSpec:
     routes: Routes | None = None
     """For a router, which publishes nothing: where its events go on to."""
     until: datetime | None = None
-    """For a relay that drains: it ends with the events emitted before this moment."""
+    """For a relay that drains: it ends with the events emitted before this time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ MAX_GUILTY = 5
 Result = TypeVar("Result")
 
 
-class Claimed(NamedTuple):
+class ClaimedEvent(NamedTuple):
     """The columns of a claimed event that the driver reads."""
 
     seq: int
@@ -75,12 +75,12 @@ class StepBatch:
         self, work: StepWork, events: "DataFrame", run: str, held: Callable[[], Mapping[LeaseId, Lease]]
     ) -> None:
         self.publishing = False
-        self.tally = SliceCounts()
+        self.counts = SliceCounts()
         self._work = work
         self._run = run
         self._held = held
         self._events = events
-        self._claimed: list[Claimed] = []
+        self._claimed: list[ClaimedEvent] = []
         self._outcomes: dict[int, Outcome] = {}
         self._discarded: set[int] = set()
         self._guilty = 0
@@ -100,7 +100,7 @@ class StepBatch:
                 self._settle()
         finally:
             self._events.unpersist()
-        return self.tally
+        return self.counts
 
     def cancel(self) -> None:
         """Cancel the running Spark job, unless it publishes."""
@@ -109,18 +109,18 @@ class StepBatch:
 
     def _claim(self) -> None:
         try:
-            rows = self._events.select(*Claimed._fields).collect()
+            rows = self._events.select(*ClaimedEvent._fields).collect()
         except Exception as error:
             self._require_java(error)
             if self._work.stop.is_set():
                 return  # the job was cancelled; the query releases what was claimed nevertheless
             raise
-        self._claimed = sorted(Claimed(*row) for row in rows)
-        self.tally.claimed = len(self._claimed)
+        self._claimed = sorted(ClaimedEvent(*row) for row in rows)
+        self.counts.claimed = len(self._claimed)
 
     def _publish_all(self) -> None:
         """Publish the whole batch, or, as long as the step fails, pieces of it in order."""
-        pieces: list[Sequence[Claimed]] = [self._claimed] if self._claimed else []
+        pieces: list[Sequence[ClaimedEvent]] = [self._claimed] if self._claimed else []
         while pieces and not self._work.stop.is_set():
             piece = self._unblocked(pieces.pop())
             try:
@@ -132,7 +132,7 @@ class StepBatch:
         for piece in pieces:
             self._note(piece, RELEASED)
 
-    def _publish(self, piece: Sequence[Claimed]) -> None:
+    def _publish(self, piece: Sequence[ClaimedEvent]) -> None:
         if not piece:
             return
         self.publishing = False
@@ -148,12 +148,12 @@ class StepBatch:
         if work.dropped is Dropped.DISCARD:
             self._discarded.update(one.seq for one in piece if one.seq not in sent)
 
-    def _only(self, piece: Sequence[Claimed]) -> "DataFrame":
+    def _only(self, piece: Sequence[ClaimedEvent]) -> "DataFrame":
         from pyspark.sql import functions as on
 
         return self._events.where(on.col("seq").isin([one.seq for one in piece]))
 
-    def _split(self, piece: Sequence[Claimed], error: Exception) -> list[Sequence[Claimed]]:
+    def _split(self, piece: Sequence[ClaimedEvent], error: Exception) -> list[Sequence[ClaimedEvent]]:
         """Return smaller pieces to try; none, and a retry for each event, if splitting would not help."""
         self._require_java(error)
         if self._work.stop.is_set() and not self.publishing:
@@ -167,7 +167,7 @@ class StepBatch:
         self._outcomes.update({one.seq: self._retry(one, cause) for one in piece})
         return []
 
-    def _retry(self, one: Claimed, error: str) -> Outcome:
+    def _retry(self, one: ClaimedEvent, error: str) -> Outcome:
         return self._work.spec.dispatch.retry.decide(
             error,
             attempts=one.attempts,
@@ -176,7 +176,7 @@ class StepBatch:
             event_max_attempts=one.max_attempts,
         )
 
-    def _unblocked(self, piece: Sequence[Claimed]) -> Sequence[Claimed]:
+    def _unblocked(self, piece: Sequence[ClaimedEvent]) -> Sequence[ClaimedEvent]:
         """Release the events whose ordering key an earlier piece left unfinished; return the others."""
         kinds = Released if self._work.spec.dispatch.order_policy is OrderPolicy.SKIP else Retry | Released
         keys = {one.seq: one.ordering_key for one in self._claimed}
@@ -184,7 +184,7 @@ class StepBatch:
         self._note([one for one in piece if one.ordering_key in blocked], RELEASED)
         return [one for one in piece if one.ordering_key not in blocked]
 
-    def _note(self, piece: Iterable[Claimed], outcome: Outcome) -> None:
+    def _note(self, piece: Iterable[ClaimedEvent], outcome: Outcome) -> None:
         self._outcomes.update({one.seq: outcome for one in piece})
 
     def _require_java(self, error: Exception) -> None:
@@ -203,18 +203,18 @@ class StepBatch:
         for lease, outcomes in grouped_by_lease(self._rows()).items():
             settle = partial(self._work.store.settle, held.get(lease.lease_id, lease), outcomes)
             if settlement := self._insist(settle):
-                self.tally.count(settlement, self._discarded)
-                self.tally.explain(settlement, outcomes)
+                self.counts.count(settlement, self._discarded)
+                self.counts.explain(settlement, outcomes)
 
     def _insist(self, verb: Callable[[], Result]) -> Result | None:
         """Call a verb of the store through an outage. If the store refuses, other batches go on."""
         try:
-            return insist(verb, self._work.spec.lease_seconds, self._work.stop.is_set, self.tally.trouble)
+            return insist(verb, self._work.spec.lease_seconds, self._work.stop.is_set, self.counts.note_error)
         except NotInitialised:
             raise
         except StoreError as error:
             self.refused = True
-            self.tally.trouble(error)
+            self.counts.note_error(error)
             return None
 
 

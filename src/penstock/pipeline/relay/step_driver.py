@@ -3,7 +3,6 @@
 `penstock.pipeline.relay.step_batch` handles a batch.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
@@ -17,8 +16,8 @@ from penstock.pipeline.counts import SliceCounts
 from penstock.pipeline.datasource.reader import lease_of, register_events
 from penstock.pipeline.relay.spec import RelayTaskSpec
 from penstock.pipeline.relay.step_batch import StepBatch, StepWork
-from penstock.pipeline.spark.slices import BatchHandler, OnFailure, Patience, run_batches
-from penstock.pipeline.spark.stop_channel import StopLine
+from penstock.pipeline.spark.slices import BatchHandler, QueryOptions, run_batches
+from penstock.pipeline.spark.stop_channel import StopChannel
 from penstock.runtime.lease_keeper import LeaseKeeper
 from penstock.runtime.starvation import any_starving
 from penstock.store.api import StoreOptions
@@ -45,14 +44,9 @@ def run_steps(
     *,
     parallelism: int,
     on_batch: Callable[[int, list[SliceCounts]], bool],
-    checkpoint: str | None,
-    name: str,
-    stop: threading.Event,
-    grace_seconds: float,
-    patience: Patience,
-    on_failure: OnFailure,
+    query: QueryOptions,
 ) -> None:
-    """Run micro-batches through `step` until `on_batch` returns False, `stop` is set, or a draining relay is done."""
+    """Run micro-batches through `step` until `on_batch` returns False, a stop is set, or a draining relay is done."""
     configuration = spark.sparkContext.getConf()
     if configuration.get("spark.speculation") == "true":
         raise UsageError("a second copy of a task would claim a second time: set spark.speculation to false")
@@ -60,21 +54,16 @@ def run_steps(
     options = StoreOptions(order_policy=spec.dispatch.order_policy)
     with ExitStack() as stack:
         store = stack.enter_context(closing(open_store(spec.store, options)))
-        line = stack.enter_context(StopLine(host, configuration.get("spark.driver.bindAddress") or host))
+        channel = stack.enter_context(StopChannel(host, configuration.get("spark.driver.bindAddress") or host))
         lease_keeper = LeaseKeeper(store, spec.lease_seconds / 3)
         stack.callback(lease_keeper.stop)
-        batches = _Batches(StepWork(spec, step, dropped, store, lease_keeper, stop, line.address), parallelism)
+        batches = _Batches(StepWork(spec, step, dropped, store, lease_keeper, query.stop, channel.address), parallelism)
         run_batches(
             _claims(spark, spec, parallelism),
             BatchHandler(batches.handle, batches.drained, batches.interrupt),
-            line=line,
+            channel=channel,
             on_batch=on_batch,
-            checkpoint=checkpoint,
-            name=name,
-            stop=stop,
-            grace_seconds=grace_seconds,
-            patience=patience,
-            on_failure=on_failure,
+            options=query,
         )
 
 
@@ -113,18 +102,18 @@ class _Batches:
         held = partial(self._held, run, lease_ids)
         self._current = batch = StepBatch(self._work, events, run, held)
         try:
-            tally = batch.run()
+            counts = batch.run()
         finally:
             self._current = None
             with suppress(PenstockError):  # then unsettled events return when their leases expire
                 for lease in () if batch.refused else held().values():
                     self._work.store.release(lease)
-        settled = tally.published + tally.discarded + tally.retried + tally.dead + tally.lost
-        fruitless = tally.claimed > 0 and not settled
-        tally.drained = self._work.spec.until is not None and (fruitless or self.drained())
+        settled = counts.published + counts.discarded + counts.retried + counts.dead + counts.lost
+        fruitless = counts.claimed > 0 and not settled
+        counts.drained = self._work.spec.until is not None and (fruitless or self.drained())
         if fruitless:
             self._work.stop.wait(FRUITLESS_SECONDS)
-        return [tally]
+        return [counts]
 
     def _held(self, run: str, lease_ids: Sequence[LeaseId]) -> dict[LeaseId, Lease]:
         """Return the leases that this run of the query holds. A newer driver's claims have another claimant."""

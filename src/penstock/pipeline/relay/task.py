@@ -1,4 +1,4 @@
-"""One task's turn of the relay, on an executor: probe, claim, dispatch, settle, in a loop until its slice is over.
+"""One task's slice of the relay, on an executor: probe, claim, dispatch, settle, in a loop until its slice is over.
 
 The store, the publisher and the heartbeats open once per worker process, lazily, and stay open from slice to slice.
 The driver's side is `penstock.pipeline.relay.driver`.
@@ -61,37 +61,37 @@ _resources: OrderedDict[str, TaskResources] = OrderedDict()
 Handle = Callable[[TaskResources, RelayTaskSpec, Claim, Slice, SliceCounts], None]
 
 
-def carry(spec: RelayTaskSpec, turn: Slice) -> SliceCounts:
+def deliver(spec: RelayTaskSpec, current: Slice) -> SliceCounts:
     """Publish events until the slice is over, or, for a spec with an end, until there are none left."""
-    return take_turn(spec, turn, _publish)
+    return run_slice(spec, current, _publish)
 
 
-def take_turn(spec: RelayTaskSpec, turn: Slice, handle: Handle) -> SliceCounts:
+def run_slice(spec: RelayTaskSpec, current: Slice, handle: Handle) -> SliceCounts:
     """Claim, and hand over what was claimed, in a loop."""
     resources = open_resources(spec)
-    tally = SliceCounts()
+    counts = SliceCounts()
     idle, backoff, probe = MIN_IDLE_SECONDS, MIN_IDLE_SECONDS, False
     refusals = 0
-    while not turn.over and not tally.drained:
+    while not current.over and not counts.drained:
         try:
             claim = _next_claim(resources, spec, probe)
             if claim:
-                handle(resources, spec, claim, turn, tally)
+                handle(resources, spec, claim, current, counts)
                 idle = MIN_IDLE_SECONDS
             elif spec.until is None:
-                turn.pause(idle)
+                current.pause(idle)
                 idle = min(idle * IDLE_GROWTH, MAX_IDLE_SECONDS)
-            tally.drained = spec.until is not None and not _any_left(resources.store, spec, spec.until, claim)
+            counts.drained = spec.until is not None and not _any_left(resources.store, spec, spec.until, claim)
             probe = claim is None or len(claim) < spec.batch
             backoff, refusals = MIN_IDLE_SECONDS, 0
         except StoreError as error:
             refusals = 0 if isinstance(error, StoreUnavailable | StoreConflict) else refusals + 1
             if isinstance(error, NotInitialised) or (spec.until is not None and refusals == MAX_REFUSALS):
                 raise
-            tally.trouble(error)
-            turn.pause(backoff * (1 + random.random()))
+            counts.note_error(error)
+            current.pause(backoff * (1 + random.random()))
             backoff = min(backoff * 2, MAX_BACKOFF_SECONDS)
-    return tally
+    return counts
 
 
 def _next_claim(resources: TaskResources, spec: RelayTaskSpec, probe: bool) -> Claim | None:
@@ -113,7 +113,7 @@ def _any_left(store: Store, spec: RelayTaskSpec, until: datetime, claim: Claim |
 
 
 def open_resources(spec: RelayTaskSpec) -> TaskResources:
-    """What this process keeps open for the spec; of errands long past it lets go."""
+    """What this process keeps open for the spec; of specs long unused it lets go."""
     name = repr(spec)
     if name not in _resources:
         gc.set_threshold(COLLECT_AFTER)
@@ -137,17 +137,17 @@ def _claim(resources: TaskResources, spec: RelayTaskSpec) -> Claim:
     )
 
 
-def _publish(resources: TaskResources, spec: RelayTaskSpec, claim: Claim, turn: Slice, tally: SliceCounts) -> None:
-    tally.claimed += len(claim)
+def _publish(resources: TaskResources, spec: RelayTaskSpec, claim: Claim, current: Slice, counts: SliceCounts) -> None:
+    counts.claimed += len(claim)
     with resources.lease_keeper.beating(claim.lease):
-        outcomes = resources.sender.send(claim.events, lambda: turn.stopped)
+        outcomes = resources.sender.send(claim.events, lambda: current.stopped)
         settlement = insist(
             lambda: resources.store.settle(claim.lease, outcomes),
             spec.lease_seconds,
-            lambda: turn.stopped,
-            tally.trouble,
+            lambda: current.stopped,
+            counts.note_error,
         )
     if settlement is None:
         return
-    tally.count(settlement)
-    tally.explain(settlement, outcomes)
+    counts.count(settlement)
+    counts.explain(settlement, outcomes)

@@ -22,6 +22,17 @@ def root_cause(text: str) -> str:
     return next(filter(None, lines), "Spark gave no reason")
 
 
+def innermost_cause(error: BaseException) -> str:
+    """The innermost of Java's causes, or the root cause where Java names none, as one line."""
+    causes = re.findall(r"^\s*Caused by: (.+)$", str(error), re.MULTILINE)
+    return str(causes[-1]) if causes else root_cause(str(error))
+
+
+def readable(error: BaseException, what: str) -> BaseException:
+    """Errors of Java and Spark as one line; the caller's own stay what they are."""
+    return PipelineError(f"{what} failed for good: {root_cause(str(error))}") if is_sparks(error) else error
+
+
 def state_of(query: "StreamingQuery") -> tuple[bool, Exception | None]:
     """Whether the query is running, and what it failed of if it isn't."""
     try:

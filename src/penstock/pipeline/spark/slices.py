@@ -13,12 +13,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.model.errors import PipelineError, UsageError
-from penstock.pipeline.spark.errors import gone, is_sparks, java_is_gone, root_cause, state_of, stop_query
-from penstock.pipeline.spark.stop_channel import StopAddress, StopLine, hung_up, line_to
+from penstock.pipeline.spark.errors import gone, is_sparks, java_is_gone, readable, root_cause, state_of, stop_query
+from penstock.pipeline.spark.stop_channel import StopAddress, StopChannel, connection_to, hung_up
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,8 +52,22 @@ class Patience:
         return float(min(self.first_seconds * 2.0 ** min(failures - 1, 30), self.cap_seconds))
 
 
-IMPATIENT = Patience()
 OnFailure = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryOptions:
+    """How a query runs, whatever its micro-batches do."""
+
+    checkpoint: str | None = None
+    name: str | None = None
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set by the caller to end the query, and by the query when it is done."""
+    grace_seconds: float = 30.0
+    """For how long a stop waits for the running micro-batch."""
+    patience: Patience = Patience()
+    on_failure: OnFailure | None = None
+    """Called with the cause of a failure that is borne, and the seconds of pause that follow."""
 
 
 def _no() -> bool:
@@ -72,13 +86,13 @@ class BatchHandler(Generic[Result]):
 
 
 class Slice:
-    """A task's turn: when it ends, and whether it is to end now. Lives in the worker."""
+    """A task's part of a slice: when it ends, and whether it is to end now. Lives in the worker."""
 
-    def __init__(self, number: int, partition: int, seconds: float, line: "socket.socket | None") -> None:
+    def __init__(self, number: int, partition: int, seconds: float, channel: "socket.socket | None") -> None:
         self.number = number
         self.partition = partition
         self._deadline = time.monotonic() + seconds
-        self._line = line
+        self._channel = channel
 
     @property
     def over(self) -> bool:
@@ -87,25 +101,25 @@ class Slice:
     @property
     def stopped(self) -> bool:
         """Whether all is to stop, slice over or not."""
-        return hung_up(self._line)
+        return hung_up(self._channel)
 
     @property
     def remaining_seconds(self) -> float:
         return max(0.0, self._deadline - time.monotonic())
 
     def pause(self, seconds: float) -> bool:
-        """Wait, but not past the end of the slice, and not a moment longer when all is to stop. Whether to go on."""
+        """Wait, but not past the end of the slice, and no longer when all is to stop. Whether to go on."""
         wait = min(seconds, self.remaining_seconds)
-        if self._line is None or select.select([self._line], [], [], wait)[0]:
-            return False  # nothing is ever sent on the line: if there is something to read, the driver hung up
+        if self._channel is None or select.select([self._channel], [], [], wait)[0]:
+            return False  # nothing is ever sent on the channel: if there is something to read, the driver hung up
         return time.monotonic() < self._deadline
 
 
-def rest(_: object, turn: Slice) -> int:
+def rest(_: object, current: Slice) -> int:
     """A function that does nothing until its slice is over: to warm Spark up, and to measure it."""
-    while turn.pause(1.0):
+    while current.pause(1.0):
         pass
-    return turn.number
+    return current.number
 
 
 def run_slices(
@@ -116,86 +130,78 @@ def run_slices(
     parallelism: int,
     slice_seconds: float,
     on_slice: Callable[[int, list[Result]], bool],
-    checkpoint: str | None = None,
-    name: str | None = None,
-    stop: threading.Event | None = None,
-    grace_seconds: float = 30.0,
-    patience: Patience = IMPATIENT,
-    on_failure: OnFailure | None = None,
+    options: QueryOptions | None = None,
 ) -> None:
-    """Run slices until `on_slice`, which gets each slice's number and results, returns False, or `stop` is set.
+    """Run slices until `on_slice`, which gets each slice's number and results, returns False, or a stop is set.
 
     `function` travels by its name, so that what its module caches in a worker stays there: it has to be importable
-    on the workers. Stopping tells the running functions, waits up to `grace_seconds` for them, hands over their
-    results, and only then ends the query. A failure past all `patience` raises PipelineError; of the others
-    `on_failure` is told the cause, and how many seconds of pause follow.
+    on the workers. A stop reaches the running functions, waits for them, hands over their results, and only then ends
+    the query. A failure past all patience raises PipelineError.
     """
     _require_importable(function)
     host = spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
-    with StopLine(host, spark.sparkContext.getConf().get("spark.driver.bindAddress") or host) as line:
-        task = functools.partial(_run_task, function, argument, slice_seconds, line.address)
+    with StopChannel(host, spark.sparkContext.getConf().get("spark.driver.bindAddress") or host) as channel:
+        task = functools.partial(_run_task, function, argument, slice_seconds, channel.address)
         tasks = spark.sparkContext.parallelize(range(parallelism), parallelism).mapPartitionsWithIndex(task)
-        turns = _Turns(
-            BatchHandler(lambda *_: tasks.collect()), on_slice, line, stop or threading.Event(), patience, on_failure
-        )
+        runner = _SliceRunner(BatchHandler(lambda *_: tasks.collect()), on_slice, channel, options or QueryOptions())
         # A clock, not a source: one row a batch, which nobody reads, and a next batch as soon as the last one is done.
         clock = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
-        _run_query(clock.writeStream, turns, checkpoint, name, grace_seconds)
+        _run_query(clock.writeStream, runner)
 
 
 def run_batches(
     writer: "DataStreamWriter",
     handler: BatchHandler[Result],
     *,
-    line: "StopLine",
+    channel: "StopChannel",
     on_batch: Callable[[int, list[Result]], bool],
-    checkpoint: str | None,
-    name: str,
-    stop: threading.Event,
-    grace_seconds: float,
-    patience: Patience,
-    on_failure: OnFailure,
+    options: QueryOptions,
 ) -> None:
     """Do the same for micro-batches with rows of their own, each of which `handler` gets as a DataFrame."""
-    turns = _Turns(handler, on_batch, line, stop, patience, on_failure)
-    _run_query(writer, turns, checkpoint, name, grace_seconds)
+    _run_query(writer, _SliceRunner(handler, on_batch, channel, options))
 
 
-def _run_query(
-    writer: "DataStreamWriter", turns: "_Turns", checkpoint: str | None, name: str | None, grace_seconds: float
-) -> None:
+def _run_query(writer: "DataStreamWriter", runner: "_SliceRunner") -> None:
     """Run a query, and start it again when it failed by itself, for as long as that is to be borne."""
-    query = _start(writer, turns, checkpoint, name)
+    query = runner.start(writer)
     try:
-        while not turns.wait(query):
-            query = _start(writer, turns, checkpoint, name)
+        while not runner.wait(query):
+            query = runner.start(writer)
     finally:
-        turns.end(query, grace_seconds)
-    if turns.failure is not None:
-        raise turns.failure
+        runner.end(query)
+    if runner.failure is not None:
+        raise runner.failure
 
 
-class _Turns:
+class _SliceRunner:
     """The driver's side of the slices: what each micro-batch does, and what came of it."""
 
     def __init__(
         self,
         handler: BatchHandler[Any],
         on_slice: Callable[[int, list[Any]], bool],
-        line: StopLine,
-        stop: threading.Event,
-        patience: Patience,
-        on_failure: OnFailure | None,
+        channel: StopChannel,
+        options: QueryOptions,
     ) -> None:
         self.failure: BaseException | None = None
         self._handler = handler
         self._on_slice = on_slice
-        self._line = line
-        self._stop = stop
-        self._patience = patience
-        self._on_failure = on_failure
+        self._channel = channel
+        self._options = options
+        self._stop = options.stop
         self._failures = 0
         self._busy = threading.Lock()
+
+    def start(self, writer: "DataStreamWriter") -> "StreamingQuery":
+        writer = writer.foreachBatch(self.run)
+        if self._options.name is not None:
+            writer = writer.queryName(self._options.name)
+        if self._options.checkpoint is not None:
+            writer = writer.option("checkpointLocation", self._options.checkpoint)
+        try:
+            return writer.start()
+        except Exception as error:
+            raise readable(error, "a slice") from None
 
     def run(self, batch: "DataFrame", number: int) -> None:
         """One micro-batch. Errors are kept and not raised: Spark would only wrap them in a stack of its own."""
@@ -209,7 +215,7 @@ class _Turns:
                 return
             try:
                 self._failures = 0
-                self._line.answer()
+                self._channel.answer()
                 if not self._on_slice(number, results):
                     self._stop.set()
             except BaseException as error:
@@ -241,26 +247,27 @@ class _Turns:
         if java_is_gone(error):
             self._give_up(gone(error))
             return
-        cause = root_cause(str(error))
-        came_so_far = self._line.answer() > 0
+        cause, patience = root_cause(str(error)), self._options.patience
+        came_so_far = self._channel.answer() > 0
         self._failures += 1
-        died = self._patience.through_deaths and came_so_far and _DEATHS.search(cause) is not None
-        bearable = is_sparks(error) and (died or self._failures < self._patience.failures)
+        died = patience.through_deaths and came_so_far and _DEATHS.search(cause) is not None
+        bearable = is_sparks(error) and (died or self._failures < patience.failures)
         if self._stop.is_set() or not bearable:
             self._give_up(error)
             return
-        seconds = self._patience.pause_seconds(1 if died else self._failures)
-        if self._on_failure is not None:
-            self._on_failure(cause, seconds)
+        seconds = patience.pause_seconds(1 if died else self._failures)
+        if self._options.on_failure is not None:
+            self._options.on_failure(cause, seconds)
         self._stop.wait(seconds)
 
     def _give_up(self, error: BaseException) -> None:
-        self.failure = self.failure or _readable(error)
+        self.failure = self.failure or readable(error, "a slice")
         self._stop.set()
 
-    def end(self, query: "StreamingQuery", grace_seconds: float) -> None:
+    def end(self, query: "StreamingQuery") -> None:
+        grace_seconds = self._options.grace_seconds
         self._stop.set()
-        self._line.hang_up()
+        self._channel.hang_up()
         ended = self._busy.acquire(timeout=min(INTERRUPT_SECONDS, grace_seconds))
         if not ended:
             self._handler.interrupt()
@@ -272,23 +279,6 @@ class _Turns:
             )
         stopping = stop_query(query)
         self.failure = self.failure or stopping
-
-
-def _start(writer: "DataStreamWriter", turns: _Turns, checkpoint: str | None, name: str | None) -> "StreamingQuery":
-    writer = writer.foreachBatch(turns.run)
-    if name is not None:
-        writer = writer.queryName(name)
-    if checkpoint is not None:
-        writer = writer.option("checkpointLocation", checkpoint)
-    try:
-        return writer.start()
-    except Exception as error:
-        raise _readable(error) from None
-
-
-def _readable(error: BaseException) -> BaseException:
-    """Errors of Java and Spark as one line; the caller's own stay what they are."""
-    return PipelineError(f"a slice failed for good: {root_cause(str(error))}") if is_sparks(error) else error
 
 
 def _require_importable(function: Callable[..., Any]) -> None:
@@ -317,4 +307,4 @@ def _run_task(
 
     context = TaskContext.get()
     number = context.getLocalProperty(_BATCH_PROPERTY) if context else None
-    yield function(argument, Slice(int(number or 0), partition, seconds, line_to(address)))
+    yield function(argument, Slice(int(number or 0), partition, seconds, connection_to(address)))

@@ -27,7 +27,7 @@ class StopAddress:
     token: str = field(repr=False)
 
 
-class StopLine:
+class StopChannel:
     """The driver's end: a listening socket, and the connections of the running tasks.
 
     A thread accepts at once, so that connections of others cannot fill the queue of the listening socket.
@@ -50,7 +50,7 @@ class StopLine:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name="penstock-stop-channel", daemon=True)
 
-    def __enter__(self) -> "StopLine":
+    def __enter__(self) -> "StopChannel":
         self._thread.start()
         return self
 
@@ -136,24 +136,24 @@ class StopLine:
 
 # On the worker
 
-_lines: dict[StopAddress, socket.socket] = {}
+_connections: dict[StopAddress, socket.socket] = {}
 
 
-def line_to(address: StopAddress) -> socket.socket | None:
+def connection_to(address: StopAddress) -> socket.socket | None:
     """Return this worker's connection to the driver, kept from slice to slice; None if the driver has closed it."""
-    if address not in _lines or hung_up(_lines[address]):
-        for stale in _lines.values():
+    if address not in _connections or hung_up(_connections[address]):
+        for stale in _connections.values():
             stale.close()
-        _lines.clear()
+        _connections.clear()
         try:
-            line = socket.create_connection((address.host, address.port), timeout=10)
-            line.sendall(address.token.encode())
+            connection = socket.create_connection((address.host, address.port), timeout=10)
+            connection.sendall(address.token.encode())
         except OSError:
             return None
-        _lines[address] = line
-    return _lines[address]
+        _connections[address] = connection
+    return _connections[address]
 
 
-def hung_up(line: socket.socket | None) -> bool:
+def hung_up(connection: socket.socket | None) -> bool:
     """True if the driver has closed the connection."""
-    return line is None or bool(select.select([line], [], [], 0)[0])
+    return connection is None or bool(select.select([connection], [], [], 0)[0])

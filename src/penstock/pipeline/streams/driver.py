@@ -1,12 +1,11 @@
 """Streams on Spark, the driver's side: streaming queries for each, whose micro-batches are claimed, shuffled to the
 parts that their keys belong to, processed there, and then acknowledged."""
 
-import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from penstock.config.urls import url_scheme
@@ -15,10 +14,10 @@ from penstock.pipeline.spark.code_shipping import parcel_of
 from penstock.pipeline.spark.errors import gone, java_is_gone
 from penstock.pipeline.spark.session import DEFAULT_MASTER, is_local, is_running, open_session
 from penstock.pipeline.spark.shutdown import open_unless
-from penstock.pipeline.streams.monitor import Progress, Watch
+from penstock.pipeline.streams.monitor import Monitor, Progress
 from penstock.pipeline.streams.run import Counts, StreamRun
 from penstock.pipeline.streams.sources.kafka.connector_jars import connector_jars
-from penstock.runtime.housekeeping import Housekeeping
+from penstock.runtime.housekeeping import Housekeeper
 from penstock.runtime.signals import stopped_by_signals
 from penstock.store.api import require_staging
 from penstock.store.registry import open_store
@@ -68,8 +67,8 @@ def run_streams(
             _folder(checkpoint) as folder,
             _started(runs, folder),
         ):
-            watch = Watch(runs, app.state, progress)
-            (watch.until_drained if once else watch.until)(ending)
+            monitor = Monitor(runs, app.state, progress)
+            (monitor.until_drained if once else monitor.until)(ending)
     return {run.stream.name: run.counts for run in runs}
 
 
@@ -127,7 +126,7 @@ def _require_exactly_once(url: str) -> None:
 def _kept(url: str, streams: Sequence[Stream]) -> Iterator[None]:
     """While these run, what dead ones held comes back: nobody else may be there to reap it."""
     lease_seconds = min(stream.lease_seconds for stream in streams)
-    with closing(open_store(url)) as store, Housekeeping(store, [], lease_seconds):
+    with closing(open_store(url)) as store, Housekeeper(store, [], lease_seconds):
         yield
 
 
@@ -145,12 +144,9 @@ def _held(url: str, streams: Sequence[Stream]) -> Iterator[None]:
 def _folder(checkpoint: str | None) -> Iterator[str]:
     if checkpoint is not None:
         yield checkpoint
-        return
-    made = mkdtemp(prefix="penstock-streams-")
-    try:
-        yield made
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
+    else:
+        with TemporaryDirectory(prefix="penstock-streams-", ignore_cleanup_errors=True) as made:
+            yield made
 
 
 @contextmanager

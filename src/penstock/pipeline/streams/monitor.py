@@ -1,5 +1,4 @@
-"""What a driver does while its streams run: it looks whether they are well and still its own, and tells how they
-fare."""
+"""Monitor of running streams: checks that they are well and still this driver's, and logs their progress."""
 
 import re
 import threading
@@ -16,7 +15,7 @@ from penstock.telemetry import log
 
 LOOK_SECONDS = 0.2
 OWN_SECONDS = 5.0
-TELL_SECONDS = 10.0
+LOG_SECONDS = 10.0
 # What no stream is to end by: a machine with too much to do, as Spark waits ten seconds for a Python; and that the one
 # in which it asks a source how far it is was killed, of which Spark says no more than that the query ended.
 PASSING = re.compile(
@@ -27,15 +26,15 @@ MOST_RESTARTS = 10
 Progress = Callable[[Mapping[str, Counts]], None]
 
 
-class Watch:
+class Monitor:
     """Over streams that run. `Superseded` if another driver has started one of them, whether events come or not."""
 
     def __init__(self, runs: Sequence[StreamRun], state: str, progress: Progress | None = None) -> None:
         self._runs = runs
         self._state = state
         self._progress = progress
-        self._told = {run.stream.name: Counts() for run in runs}
-        self._told_at = self._looked_at = time.monotonic()
+        self._logged = {run.stream.name: Counts() for run in runs}
+        self._logged_at = self._looked_at = time.monotonic()
         self._failure: Exception | None = None
         self._restarts = 0
         self._changing = threading.Lock()
@@ -103,9 +102,9 @@ class Watch:
         if now - self._looked_at >= OWN_SECONDS:
             self._looked_at = now
             self._require_own()
-        if now - self._told_at >= TELL_SECONDS:
-            self._tell(now - self._told_at)
-            self._told_at = now
+        if now - self._logged_at >= LOG_SECONDS:
+            self._log_progress(now - self._logged_at)
+            self._logged_at = now
         if self._progress is not None:
             self._progress({run.stream.name: run.counts for run in self._runs})
 
@@ -130,11 +129,11 @@ class Watch:
             if known.get(run.stream.name, run.started) != run.started:
                 raise superseded(run.started)
 
-    def _tell(self, seconds: float) -> None:
+    def _log_progress(self, seconds: float) -> None:
         for run in self._runs:
-            before, now = asdict(self._told[run.stream.name]), asdict(run.counts)
+            before, now = asdict(self._logged[run.stream.name]), asdict(run.counts)
             fresh = {name: now[name] - before[name] for name in now if now[name] > before[name]}
-            self._told[run.stream.name] = replace(run.counts)
+            self._logged[run.stream.name] = replace(run.counts)
             if fresh:
                 rate = fresh.get("applied", 0) / seconds
                 log.info("stream", name=run.stream.name, **fresh, applied_per_second=f"{rate:.1f}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.pipeline.streams.sources.base import BLANK, COLUMNS
 from penstock.pipeline.streams.task import assign
-from penstock.pipeline.streams.task_spec import PART_WITHOUT_KEY, Errand
+from penstock.pipeline.streams.task_spec import PART_WITHOUT_KEY, StreamTaskSpec
 from penstock.streams.app import default_key
 from penstock.streams.event import KEY_HEADER, STREAM_HEADER
 
@@ -20,16 +20,16 @@ NUL = "\x00"
 MAKE_KEYS = frozenset({"headers", "ordering_key"})
 
 
-def keyed(frame: "DataFrame", errand: Errand) -> "DataFrame":
+def keyed(frame: "DataFrame", spec: StreamTaskSpec) -> "DataFrame":
     """Add to the rows of a source their part, and their key where it is not the partition key. Tasks add the columns
-    that the source lacks: see `stream_rows.widened`."""
+    that the source lacks: see `rows.widened`."""
     from pyspark.sql import functions as F  # noqa: N812
 
     columns = {name: _column(frame, name) for name in frame.columns}
-    own = errand.stream.key is default_key
+    own = spec.stream.key is default_key
     if own:
-        key = own_key(frame.columns, errand.stream.name)
-        part = F.crc32(key.cast("binary")) % F.lit(errand.started.parts)
+        key = own_key(frame.columns, spec.stream.name)
+        part = F.crc32(key.cast("binary")) % F.lit(spec.started.parts)
         columns["part"] = F.coalesce(part, F.lit(PART_WITHOUT_KEY)).cast("int")
         if not MAKE_KEYS.isdisjoint(frame.columns):
             columns["stream_key"] = key
@@ -37,7 +37,7 @@ def keyed(frame: "DataFrame", errand: Errand) -> "DataFrame":
     if own:
         return rows
     known = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in rows.schema.fields)
-    return rows.mapInArrow(assign(errand), f"part INT, stream_key STRING, key_error STRING, {known}")
+    return rows.mapInArrow(assign(spec), f"part INT, stream_key STRING, key_error STRING, {known}")
 
 
 def own_key(columns: Collection[str], stream: str) -> "Column":

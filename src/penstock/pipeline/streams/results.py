@@ -1,11 +1,11 @@
-"""What tasks tell the driver: of each event that somebody waits to hear of, and of parts that came to nothing."""
+"""Results of tasks: of each event that its source waits for, and of parts that failed."""
 
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.model.outcome import PUBLISHED, Outcome
 from penstock.pipeline.streams.rows import Row
-from penstock.pipeline.streams.task_spec import Errand
+from penstock.pipeline.streams.task_spec import StreamTaskSpec
 from penstock.streams.arrow_json import arrow
 
 if TYPE_CHECKING:
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 OUTCOMES = (
     "seq BIGINT, lease STRING, token STRING, outcome STRING, error STRING, delay_seconds DOUBLE, "
-    "part INT, event_id STRING, replays INT, turn STRING"
+    "part INT, event_id STRING, replays INT, clock STRING"
 )
-PUBLISHED_WORD = type(PUBLISHED).__name__.upper()
-# Beside the outcomes of its events, what a part of a stream with timers tells of its time.
-TURN = "TURN"
-# How many events are in the state of which nobody is told one by one.
-UNTOLD = "UNTOLD"
+PUBLISHED_NAME = type(PUBLISHED).__name__.upper()
+# Beside the outcomes of its events, what a part of a stream with timers reports of its time.
+CLOCK_REPORT = "CLOCK_REPORT"
+# How many events are in the state that have no result of their own.
+APPLIED_COUNT = "APPLIED_COUNT"
 # An event of which nothing has become yet.
 LISTED = "LISTED"
 
 
-class Trouble(StrEnum):
-    """What a task says of a part instead of outcomes."""
+class TaskError(StrEnum):
+    """Why a part has no outcomes."""
 
     SUPERSEDED = "SUPERSEDED"
     """Another driver has started the stream."""
@@ -35,56 +35,56 @@ class Trouble(StrEnum):
     """Trying again won't help."""
 
 
-class Told(NamedTuple):
-    """What the driver hears: of an event, or of a part that came to nothing."""
+class TaskResult(NamedTuple):
+    """Result of an event, or of a part that failed."""
 
     outcome: str
     error: str | None
     row: Row | None = None
     delay_seconds: float | None = None
-    turn: str | None = None
+    clock: str | None = None
 
 
-def tell(row: Row, outcome: Outcome) -> Told:
-    """Of an event."""
+def event_result(row: Row, outcome: Outcome) -> TaskResult:
+    """Return the result of an event."""
     error, delay = getattr(outcome, "error", None), getattr(outcome, "delay_seconds", None)
-    return Told(type(outcome).__name__.upper(), error, row, delay)
+    return TaskResult(type(outcome).__name__.upper(), error, row, delay)
 
 
-def told_of(number: int, told: list[Told]) -> "RecordBatch":
-    """What there is to tell of a part."""
+def to_batch(number: int, results: list[TaskResult]) -> "RecordBatch":
+    """Return the results of a part as a batch of rows."""
     import pyarrow as pa
 
-    rows = [one.row for one in told]
+    rows = [one.row for one in results]
     columns: dict[str, Any] = {
         "seq": pa.array([row and row.seq for row in rows], pa.int64()),
         "lease": pa.array([row and row.lease for row in rows], pa.string()),
         "token": pa.array([row and row.token for row in rows], pa.string()),
-        "outcome": pa.array([one.outcome for one in told], pa.string()),
-        "error": pa.array([one.error for one in told], pa.string()),
-        "delay_seconds": pa.array([one.delay_seconds for one in told], pa.float64()),
-        "part": pa.array([number] * len(told), pa.int32()),
+        "outcome": pa.array([one.outcome for one in results], pa.string()),
+        "error": pa.array([one.error for one in results], pa.string()),
+        "delay_seconds": pa.array([one.delay_seconds for one in results], pa.float64()),
+        "part": pa.array([number] * len(results), pa.int32()),
         "event_id": pa.array([row and row.event.event_id for row in rows], pa.string()),
         "replays": pa.array([row and row.event.replays for row in rows], pa.int32()),
-        "turn": pa.array([one.turn for one in told], pa.string()),
+        "clock": pa.array([one.clock for one in results], pa.string()),
     }
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def all_published(errand: Errand, number: int, rows: "Table") -> "list[RecordBatch]":
-    """The same as `told_of` for events that all succeeded."""
-    heard = rows if errand.tells else rows.filter(rows.column("lease").is_valid())
-    untold = rows.num_rows - heard.num_rows
-    told = [told_of(number, [Told(UNTOLD, str(untold))])] if untold else []
-    return told + all_alike(number, heard, PUBLISHED_WORD)
+def all_published(spec: StreamTaskSpec, number: int, rows: "Table") -> "list[RecordBatch]":
+    """The same as `to_batch` for events that all succeeded."""
+    reported = rows if spec.wants_acknowledgements else rows.filter(rows.column("lease").is_valid())
+    unreported = rows.num_rows - reported.num_rows
+    results = [to_batch(number, [TaskResult(APPLIED_COUNT, str(unreported))])] if unreported else []
+    return results + all_alike(number, reported, PUBLISHED_NAME)
 
 
 def all_alike(number: int, rows: "Table", outcome: str) -> "list[RecordBatch]":
     """The same of each event, in the order of the rows."""
     pa, _ = arrow()
 
-    schema = told_of(number, []).schema
-    same = {"outcome": outcome, "part": number, "error": None, "delay_seconds": None, "turn": None}
+    schema = to_batch(number, []).schema
+    same = {"outcome": outcome, "part": number, "error": None, "delay_seconds": None, "clock": None}
     columns = [
         pa.repeat(pa.scalar(same[field.name], field.type), rows.num_rows)
         if field.name in same

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from penstock.model.errors import PipelineError
 from penstock.model.event import NO_HEADERS
 from penstock.pipeline.streams.sources.base import BLANK, COLUMNS
-from penstock.pipeline.streams.task_spec import Errand, part_and_key
+from penstock.pipeline.streams.task_spec import StreamTaskSpec, part_and_key
 from penstock.streams.arrow_json import arrow
 from penstock.streams.event import StreamEvent
 from penstock.streams.state.api import EPOCH, Arrival, Position
@@ -32,24 +32,24 @@ def events_in(batch: "RecordBatch | Table", keys: Sequence[str]) -> list[StreamE
         columns["payload"],
         columns["event_type"],
         [json.loads(text) if text else NO_HEADERS for text in columns["headers"]],
-        _moments(batch, "created_at"),
+        _times(batch, "created_at"),
         columns["replays"],
         columns["attempts"],
         columns["partition_key"],
         columns["ordering_key"],
-        _positions(columns["line"], columns["offset"]),
+        _positions(columns["source_partition"], columns["offset"]),
         [lease is not None for lease in columns["lease"]],
         strict=True,
     )
     return list(map(_new_event, fields))
 
 
-def _positions(lines: list[str | None], offsets: list[int | None]) -> list[Position | None]:
-    placed = map(_new_position, zip(lines, offsets, strict=True))
+def _positions(partitions: list[str | None], offsets: list[int | None]) -> list[Position | None]:
+    placed = map(_new_position, zip(partitions, offsets, strict=True))
     return [None if one[0] is None else one for one in placed]
 
 
-def _moments(batch: "RecordBatch | Table", name: str) -> list[datetime | None]:
+def _times(batch: "RecordBatch | Table", name: str) -> list[datetime | None]:
     """Times, made by hand: Arrow takes twenty times as long for each that has a time zone."""
     pa, _ = arrow()
 
@@ -57,14 +57,14 @@ def _moments(batch: "RecordBatch | Table", name: str) -> list[datetime | None]:
     return [None if one is None else EPOCH + timedelta(microseconds=one) for one in micros]
 
 
-def by_part(errand: Errand, batches: Batches) -> "Iterator[tuple[int, Table]]":
-    """What an errand is about of the rows that came, in the order of their parts."""
+def by_part(spec: StreamTaskSpec, batches: Batches) -> "Iterator[tuple[int, Table]]":
+    """The rows that the task spec selects, in the order of their parts."""
     pa, pc = arrow()
 
     given = list(batches)
     if not given:
         return
-    rows = _named(errand, _chosen(errand, widened(pa.Table.from_batches(given))))
+    rows = _named(spec, _chosen(spec, widened(pa.Table.from_batches(given))))
     found: list[Any] = rows.column("part").unique().to_pylist()
     numbers = sorted(found)
     for number in numbers:
@@ -82,14 +82,14 @@ def widened(rows: "Table") -> "Table":
     if "stream_key" not in rows.column_names:
         given["stream_key"] = _partition_keys(given["partition_key"])
     if given["event_id"].null_count:  # they are known by where they stand
-        places = pc.binary_join_element_wise(given["line"], given["offset"].cast(pa.string()), "/")
+        places = pc.binary_join_element_wise(given["source_partition"], given["offset"].cast(pa.string()), "/")
         given["event_id"] = pc.coalesce(given["event_id"], places)
     whole: Table = pa.table(given)
     return whole
 
 
 def _partition_keys(keys: Any) -> Any:
-    """Those that can be keys: see `stream_keys.own_key`."""
+    """Those that can be keys: see `partitioning.own_key`."""
     pa, pc = arrow()
 
     unfit = pc.or_(pc.equal(keys, ""), pc.match_substring(keys, "\x00"))
@@ -106,31 +106,32 @@ def _kinds() -> "dict[str, DataType]":
     return kinds | {"created_at": pa.timestamp("us", tz="UTC")}
 
 
-def _named(errand: Errand, rows: "Table") -> "Table":
-    """With the lines of topics called as they are known."""
+def _named(spec: StreamTaskSpec, rows: "Table") -> "Table":
+    """With source partitions named by the ids of their topics."""
     pa, pc = arrow()
 
-    if errand.topics is None:
+    if spec.topics is None:
         return rows
-    lines = rows.column("line").unique()
-    called: list[str | None] = []
-    for line in lines.to_pylist():
-        topic, _, partition = ("", "", "") if line is None else line.partition("/")
-        if line is not None and topic not in errand.topics:
+    read = rows.column("source_partition")
+    known = read.unique()
+    named: list[str | None] = []
+    for name in known.to_pylist():
+        topic, _, number = ("", "", "") if name is None else name.partition("/")
+        if name is not None and topic not in spec.topics:
             raise PipelineError(f"Kafka has no topic any more that records were read of: {topic}")
-        called.append(None if line is None else f"{errand.topics[topic]}/{partition}")
-    names = pa.array(called, pa.string()).take(pc.index_in(rows.column("line"), value_set=lines).combine_chunks())
-    return rows.set_column(rows.schema.get_field_index("line"), "line", names)
+        named.append(None if name is None else f"{spec.topics[topic]}/{number}")
+    names = pa.array(named, pa.string()).take(pc.index_in(read, value_set=known).combine_chunks())
+    return rows.set_column(rows.schema.get_field_index("source_partition"), "source_partition", names)
 
 
-def _chosen(errand: Errand, rows: "Table") -> "Table":
+def _chosen(spec: StreamTaskSpec, rows: "Table") -> "Table":
     pa, _ = arrow()
 
-    if errand.parts is None and errand.only is None:
+    if spec.parts is None and spec.only is None:
         return rows
     parts, ids, replays = (values(rows, name) for name in ("part", "event_id", "replays"))
     wanted = [
-        (errand.parts is None or part in errand.parts) and (errand.only is None or arrival in errand.only)
+        (spec.parts is None or part in spec.parts) and (spec.only is None or arrival in spec.only)
         for part, arrival in zip(parts, map(Arrival, ids, replays), strict=True)
     ]
     return rows.filter(pa.array(wanted, pa.bool_()))
@@ -148,15 +149,15 @@ class Row(NamedTuple):
     event: StreamEvent
 
 
-def rows_in(errand: Errand, table: "Table") -> list[Row]:
+def rows_in(spec: StreamTaskSpec, table: "Table") -> list[Row]:
     """In the order in which they are processed."""
-    columns = {name: values(table, name) for name in (*KEYING, "line", "offset", "seq", "lease", "token")}
+    columns = {name: values(table, name) for name in (*KEYING, "source_partition", "offset", "seq", "lease", "token")}
     events = events_in(table, [key or "" for key in columns["stream_key"]])
     errors, seqs = columns["key_error"], columns["seq"]
     if None in columns["stream_key"]:  # why, Spark doesn't say
-        errors = [None if event.key else part_and_key(errand, event)[2] for event in events]
-    lines, offsets = [line or "" for line in columns["line"]], [offset or 0 for offset in columns["offset"]]
-    places = zip(lines, offsets, seqs, strict=True)
+        errors = [None if event.key else part_and_key(spec, event)[2] for event in events]
+    partitions = [name or "" for name in columns["source_partition"]]
+    places = zip(partitions, [offset or 0 for offset in columns["offset"]], seqs, strict=True)
     made = map(_new_row, zip(places, errors, seqs, columns["lease"], columns["token"], events, strict=True))
     return sorted(made, key=_place)
 

@@ -19,17 +19,17 @@ from penstock.model.outcome import Published
 from penstock.model.text import brief
 from penstock.pipeline.datasource.settle import by_lease
 from penstock.pipeline.spark.session import settings
-from penstock.pipeline.streams.jobs import Died, Row, Ticks
+from penstock.pipeline.streams.jobs import JobRunner, Row, TasksDied
 from penstock.pipeline.streams.partitioning import keyed
-from penstock.pipeline.streams.results import OUTCOMES, UNTOLD, Trouble
-from penstock.pipeline.streams.sources.base import Feed
-from penstock.pipeline.streams.sources.registry import feeds_of
+from penstock.pipeline.streams.results import APPLIED_COUNT, OUTCOMES, TaskError
+from penstock.pipeline.streams.sources.base import SparkSource
+from penstock.pipeline.streams.sources.registry import sources_of
 from penstock.pipeline.streams.task import process
-from penstock.pipeline.streams.task_spec import ORDER, Errand
+from penstock.pipeline.streams.task_spec import JOB_PROPERTY, StreamTaskSpec
 from penstock.runtime.store_cache import store_of
 from penstock.streams.app import Stream, StreamSet
 from penstock.streams.engine.partition import Firing
-from penstock.streams.engine.work import Verdict
+from penstock.streams.engine.work import EventFailure
 from penstock.streams.state.api import Arrival, Started, Superseded
 from penstock.streams.state.registry import open_state
 from penstock.telemetry import log
@@ -61,7 +61,7 @@ FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
 FORGET_SECONDS = 3_600.0
 # More than this of one batch are no events that kill: whoever runs them is ill.
-MOST_CONDEMNED = 10
+MOST_FATAL_EVENTS = 10
 KILLED = "the process that handled it died, each time, with no other event in its hands"
 TICK_SECONDS = 1.0
 STOP_SECONDS = 30.0
@@ -99,14 +99,14 @@ class StreamRun:
         """Why it ended, in its own words: Spark's would bury it."""
         self._spark = spark
         self.queries: list[StreamingQuery] = []
-        self._feeds = feeds_of(stream, app.store, parallelism)
-        self._errand = Errand(stream, started, app.store, app.state, self._feeds[0].tells)
+        self._sources = sources_of(stream, app.store, parallelism)
+        self._spec = StreamTaskSpec(stream, started, app.store, app.state, self._sources[0].wants_acknowledgements)
         self._acknowledged: dict[int, list[Arrival]] = {}
         self._stopping = threading.Event()
         self._busy = threading.Lock()
         """Two jobs at once would fence one another."""
         self._ticking: threading.Thread | None = None
-        self._ticks = Ticks(spark, self._errand)
+        self._job_runner = JobRunner(spark, self._spec)
         self._folder = ""
         self._forgot = 0.0
         self._jobs = 0
@@ -115,7 +115,7 @@ class StreamRun:
     def launch(self, folder: str) -> None:
         """Start the queries, with their checkpoints in this folder."""
         self._folder = folder
-        for at in range(len(self._feeds)):
+        for at in range(len(self._sources)):
             self.queries.append(self._begin(at))
 
     def launch_again(self, at: int) -> None:
@@ -132,28 +132,28 @@ class StreamRun:
             raise PipelineError(f"stream {self.stream.name} can't be started: {brief(error)}") from error
 
     def _start(self, at: int) -> "StreamingQuery":
-        feed = self._feeds[at]
+        source = self._sources[at]
         # What a job is to know travels as a property of it where it is planned ahead, and has to be small then: not so
         # where sources acknowledge.
-        ahead = not (feed.tells or feed.leases)
-        errand = replace(self._errand, ahead=ahead)
+        ahead = not (source.wants_acknowledgements or source.leases)
+        spec = replace(self._spec, ahead=ahead)
         # Before the batches: what is here is planned once, what is in each of them every time, for a tenth of a second.
-        rows = keyed(feed.load(self._spark), errand)
+        rows = keyed(source.load(self._spark), spec)
         if ahead:
-            rows = self._processed(rows, errand)
-        places = [self._folder, self.stream.name, feed.edition, OWN_CHECKPOINT if at else ""]
-        writer = rows.writeStream.foreachBatch(partial(self._handle, feed, errand))
+            rows = self._processed(rows, spec)
+        places = [self._folder, self.stream.name, source.checkpoint_version, OWN_CHECKPOINT if at else ""]
+        writer = rows.writeStream.foreachBatch(partial(self._handle, source, spec))
         writer = writer.queryName(f"penstock {self.stream.name}{' (own queue)' if at else ''}")
         writer = writer.option("checkpointLocation", "/".join(filter(None, places)))
         with settings(self._spark, SETTINGS):
             return writer.trigger(processingTime=TRIGGER).start()
 
-    def _processed(self, rows: "DataFrame", errand: Errand) -> "DataFrame":
+    def _processed(self, rows: "DataFrame", spec: StreamTaskSpec) -> "DataFrame":
         from pyspark.sql import functions as F  # noqa: N812
 
-        tasks = self._ticks.tasks
+        tasks = self._job_runner.tasks
         # By number: a hash would give some tasks many parts, and others none.
-        return rows.repartitionById(tasks, F.col("part") % tasks).mapInArrow(process(errand), OUTCOMES)
+        return rows.repartitionById(tasks, F.col("part") % tasks).mapInArrow(process(spec), OUTCOMES)
 
     def stop(self) -> None:
         """End what waits, and begin nothing more."""
@@ -168,8 +168,8 @@ class StreamRun:
 
     def close(self) -> None:
         """Its queries have ended."""
-        for feed in self._feeds:
-            feed.close()
+        for source in self._sources:
+            source.close()
 
     def start_ticking(self) -> None:
         """From now on, fire what is due also while no events come."""
@@ -183,9 +183,9 @@ class StreamRun:
             return False
         with self._busy:
             if self._is_drained():
-                self._ticks.drained()
-            fired = self._ticks.run()
-            self.counts.fired = self._ticks.fired
+                self._job_runner.drained()
+            fired = self._job_runner.run()
+            self.counts.fired = self._job_runner.fired
         return fired
 
     def _is_drained(self) -> bool:
@@ -205,118 +205,118 @@ class StreamRun:
                     self.error = error if isinstance(error, PenstockError) else PipelineError(brief(error))
                 return
 
-    def _handle(self, feed: Feed, errand: Errand, batch: "DataFrame", _number: int) -> None:
+    def _handle(self, source: SparkSource, spec: StreamTaskSpec, batch: "DataFrame", _number: int) -> None:
         """One batch. What ends the stream is kept, and Spark is not told: it would bury it, and shout."""
         with self._busy:
             try:
                 if self._stopping.is_set():
                     raise Stopped
-                self._process(feed, errand, batch)
+                self._process(source, spec, batch)
             except (PenstockError, Stopped) as error:
                 self.error = self.error or (error if isinstance(error, PenstockError) else None)
                 self._stopping.set()
-                if not feed.leases:
+                if not source.leases:
                     raise  # only Spark knows how far this source is: the batch must not count as done
             except Exception as error:
                 if not self._stopping.is_set():
                     self.error = PipelineError(f"stream {self.stream.name} has failed: {brief(error)}")
                 raise
 
-    def _process(self, feed: Feed, errand: Errand, batch: "DataFrame") -> None:
+    def _process(self, source: SparkSource, spec: StreamTaskSpec, batch: "DataFrame") -> None:
         self._forget()
         self._jobs = 0
-        topics = self._patiently(feed.topics)
-        errand = replace(errand, acknowledged=self._acknowledged, topics=topics)
+        topics = self._patiently(source.topics)
+        spec = replace(spec, acknowledged=self._acknowledged, topics=topics)
         try:
-            rows = self._run(batch, errand)
-        except Died as died:
+            rows = self._run(batch, spec)
+        except TasksDied as died:
             log.warn("tasks died; looking for an event that kills them", stream=self.stream.name, error=died)
-            rows = self._run_carefully(batch, replace(errand, firing=Firing(limit=0)))
+            rows = self._run_carefully(batch, replace(spec, firing=Firing(limit=0)))
         except Superseded:
-            self._release(batch, errand)
+            self._release(batch, spec)
             raise
         self._trimmed({row["part"] for row in rows})
-        self.counts.applied += sum(int(row["error"]) for row in rows if row["outcome"] == UNTOLD)
-        rows = [row for row in rows if row["outcome"] != UNTOLD]
-        self._acknowledge(feed, rows if self._jobs == 1 else self._under_new_tokens(rows))
+        self.counts.applied += sum(int(row["error"]) for row in rows if row["outcome"] == APPLIED_COUNT)
+        rows = [row for row in rows if row["outcome"] != APPLIED_COUNT]
+        self._acknowledge(source, rows if self._jobs == 1 else self._under_new_tokens(rows))
 
-    def _release(self, batch: "DataFrame", errand: Errand) -> None:
+    def _release(self, batch: "DataFrame", spec: StreamTaskSpec) -> None:
         """The other driver is to have the batch's events at once, and not when their leases are over."""
-        store = store_of(self._errand.store)
+        store = store_of(self._spec.store)
         try:
-            for lease, token in {(row["lease"], row["token"]) for row in self._list(batch, errand)}:
+            for lease, token in {(row["lease"], row["token"]) for row in self._list(batch, spec)}:
                 if lease is not None:
                     store.release(Lease(LeaseId(UUID(lease)), Token(UUID(token)), DEFAULT_QUEUE))
         except Exception as error:
             log.warn("events stay leased for a while", stream=self.stream.name, error=brief(error))
 
-    def _run(self, batch: "DataFrame", errand: Errand) -> list[Row]:
+    def _run(self, batch: "DataFrame", spec: StreamTaskSpec) -> list[Row]:
         """What became of all events of the batch, however long the state of some of them can't be reached."""
         done: list[Row] = []
         for pause in _pauses():
-            rows = self._job(batch, errand)
-            waiting = {row["part"]: row["error"] for row in rows if row["outcome"] == Trouble.WAITING}
-            done += [row for row in rows if row["outcome"] not in set(Trouble)]
+            rows = self._job(batch, spec)
+            waiting = {row["part"]: row["error"] for row in rows if row["outcome"] == TaskError.WAITING}
+            done += [row for row in rows if row["outcome"] not in set(TaskError)]
             if not waiting:
                 break
             log.warn(
                 "parts are tried again", stream=self.stream.name, parts=len(waiting), error=next(iter(waiting.values()))
             )
-            errand = replace(errand, parts=frozenset(waiting))
+            spec = replace(spec, parts=frozenset(waiting))
             self._pause(pause)
         return done
 
-    def _job(self, batch: "DataFrame", errand: Errand) -> list[Row]:
+    def _job(self, batch: "DataFrame", spec: StreamTaskSpec) -> list[Row]:
         self._jobs += 1
-        errand = self._ticks.next_turn(errand)
-        if errand.ahead:
-            self._spark.sparkContext.setLocalProperty(ORDER, errand.order())
-            return self._ticks.collect(batch)
-        return self._ticks.collect(self._processed(batch, errand))
+        spec = self._job_runner.next_job(spec)
+        if spec.ahead:
+            self._spark.sparkContext.setLocalProperty(JOB_PROPERTY, spec.encode_job())
+            return self._job_runner.collect(batch)
+        return self._job_runner.collect(self._processed(batch, spec))
 
-    def _list(self, batch: "DataFrame", errand: Errand) -> list[Row]:
+    def _list(self, batch: "DataFrame", spec: StreamTaskSpec) -> list[Row]:
         """The batch's events, those of each part in order."""
-        return self._job(batch, replace(errand, listing=True))
+        return self._job(batch, replace(spec, listing=True))
 
-    def _run_carefully(self, batch: "DataFrame", errand: Errand) -> list[Row]:
-        condemned: list[Arrival] = []
-        found = self._list(batch, errand)
+    def _run_carefully(self, batch: "DataFrame", spec: StreamTaskSpec) -> list[Row]:
+        fatal: list[Arrival] = []
+        found = self._list(batch, spec)
         arrivals = list(dict.fromkeys(Arrival(row["event_id"], row["replays"]) for row in found))
-        return self._halve(batch, errand, arrivals, condemned)
+        return self._halve(batch, spec, arrivals, fatal)
 
     def _halve(
-        self, batch: "DataFrame", errand: Errand, arrivals: Sequence[Arrival], condemned: list[Arrival]
+        self, batch: "DataFrame", spec: StreamTaskSpec, arrivals: Sequence[Arrival], fatal: list[Arrival]
     ) -> list[Row]:
         """Run these events, those before others first; where their tasks die, each half for itself."""
         try:
-            return self._run(batch, replace(errand, only=frozenset(arrivals)))
-        except Died as died:
+            return self._run(batch, replace(spec, only=frozenset(arrivals)))
+        except TasksDied as died:
             if len(arrivals) > 1:
                 middle = len(arrivals) // 2
-                first = self._halve(batch, errand, arrivals[:middle], condemned)
-                return first + self._halve(batch, errand, arrivals[middle:], condemned)
-            condemned += arrivals
-            if len(condemned) > MOST_CONDEMNED:
-                raise PipelineError(f"more than {MOST_CONDEMNED} events kill whoever handles them: {died}") from died
+                first = self._halve(batch, spec, arrivals[:middle], fatal)
+                return first + self._halve(batch, spec, arrivals[middle:], fatal)
+            fatal += arrivals
+            if len(fatal) > MOST_FATAL_EVENTS:
+                raise PipelineError(f"more than {MOST_FATAL_EVENTS} events kill whoever handles them: {died}") from died
         log.warn("an event kills whoever handles it", stream=self.stream.name, event_id=arrivals[0].event_id)
-        verdicts = {arrivals[0]: Verdict(KILLED, final=True)}
-        return self._run(batch, replace(errand, only=frozenset(arrivals), condemned=verdicts))
+        failures = {arrivals[0]: EventFailure(KILLED, final=True)}
+        return self._run(batch, replace(spec, only=frozenset(arrivals), forced_failures=failures))
 
     def _under_new_tokens(self, rows: Sequence[Row]) -> list[Row]:
         """Every job on a batch reads it again, and so repeats its claims: the tokens of the jobs before are void."""
         leases = [LeaseId(UUID(lease)) for lease in {row["lease"] for row in rows} if lease is not None]
-        held = self._patiently(lambda: store_of(self._errand.store).held(leases))
+        held = self._patiently(lambda: store_of(self._spec.store).held(leases))
         tokens = {str(one.lease.lease_id): str(one.lease.token) for one in held}
         return [{**row, "token": tokens.get(row["lease"], row["token"])} for row in rows]
 
-    def _acknowledge(self, feed: Feed, rows: Sequence[Row]) -> None:
+    def _acknowledge(self, source: SparkSource, rows: Sequence[Row]) -> None:
         """The state is committed: now the source may know. What it doesn't take any more comes again, and changes
         nothing then."""
         leased = [row for row in rows if row["lease"] is not None]
         done = self._patiently(lambda: self._settle(leased))
         others = [row for row in rows if row["lease"] is None]
         if others:
-            self._patiently(lambda: feed.acknowledge([row["event_id"] for row in others]))
+            self._patiently(lambda: source.acknowledge([row["event_id"] for row in others]))
         for row in rows:
             if row["lease"] is None or (row["seq"] in done and row["outcome"] == "PUBLISHED"):
                 self._acknowledged.setdefault(row["part"], []).append(Arrival(row["event_id"], row["replays"]))
@@ -328,11 +328,11 @@ class StreamRun:
 
     def _settle(self, rows: Sequence[Row]) -> set[int]:
         """Returns the seqs of those that are in the state, and that the queue won't bring again."""
-        store = store_of(self._errand.store)
+        store = store_of(self._spec.store)
         done: set[int] = set()
         for lease, outcomes in by_lease(rows).items():
-            told = store.settle(lease, outcomes)
-            done |= {seq for seq in told.published | told.already_settled if isinstance(outcomes[seq], Published)}
+            settled = store.settle(lease, outcomes)
+            done |= {seq for seq in settled.published | settled.already_settled if isinstance(outcomes[seq], Published)}
         return done
 
     def _count(self, rows: Sequence[Row]) -> None:
@@ -341,7 +341,7 @@ class StreamRun:
         self.counts.applied += outcomes.count("PUBLISHED")
         self.counts.retried += outcomes.count("RETRY")
         self.counts.dead += outcomes.count("DEAD")
-        self.counts.fired = self._ticks.fired
+        self.counts.fired = self._job_runner.fired
 
     def _forget(self) -> None:
         """Now and then, what the inbox held for so long that nobody brings it again. Between batches: nobody else has
@@ -349,9 +349,9 @@ class StreamRun:
         if time.monotonic() < self._forgot + FORGET_SECONDS and self._forgot:
             return
         self._forgot = time.monotonic()
-        state = open_state(self._errand.state)
+        state = open_state(self._spec.state)
         try:
-            keep = self._feeds[0].remember_seconds
+            keep = self._sources[0].remember_seconds
             self._patiently(lambda: state.forget(self.stream.name, older_than_seconds=keep))
         finally:
             state.close()

@@ -1,7 +1,7 @@
 """The state of a stream as a DataFrame, also while the stream runs: `read`, and `format("penstock-state")`.
 
 One partition for each part of the stream, which is read where its task runs: nothing goes through the driver's memory.
-Each part is read as it is committed at that moment; parts don't wait for each other.
+Each part is read as it is committed at that time; parts don't wait for each other.
 
 Keys are named by an option, and not by the query's filters: Spark keeps what a filter has narrowed for every later
 query on the same DataFrame, also for those without it.
@@ -91,7 +91,7 @@ class StateDataSource(DataSource):
         return StateReader(self._checked)
 
 
-class StatePartition(InputPartition):
+class StateInputPartition(InputPartition):
     """One part of the stream."""
 
     def __init__(self, started: Started, number: int) -> None:
@@ -106,16 +106,16 @@ class StateReader(DataSourceReader):
     def __init__(self, options: StateOptions) -> None:
         self._options = options
 
-    def partitions(self) -> Sequence[StatePartition]:
+    def partitions(self) -> Sequence[StateInputPartition]:
         with closing(open_state(self._options.state)) as store:
             started = find_stream(store, self._options.stream)
         if self._options.keys is None:
-            return [StatePartition(started, number) for number in range(started.parts)]
+            return [StateInputPartition(started, number) for number in range(started.parts)]
         numbers = sorted({part_of(key, started.parts) for key in self._options.keys})
-        return [StatePartition(started, number) for number in numbers or [0]]  # of none Spark would make one
+        return [StateInputPartition(started, number) for number in numbers or [0]]  # of none Spark would make one
 
     def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
-        assert isinstance(partition, StatePartition)
+        assert isinstance(partition, StateInputPartition)
         with closing(open_state(self._options.state)) as store:
             found = look(store, partition.started, self._options.keys, part=partition.number)
             while page := list(islice(found, READ_PAGE)):

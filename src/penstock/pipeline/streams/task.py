@@ -18,24 +18,24 @@ from penstock.model.event import DEFAULT_QUEUE
 from penstock.model.lease import Lease, LeaseId, Token
 from penstock.model.text import brief
 from penstock.pipeline.streams.results import (
+    APPLIED_COUNT,
+    CLOCK_REPORT,
     LISTED,
-    TURN,
-    UNTOLD,
-    Told,
-    Trouble,
+    TaskError,
+    TaskResult,
     all_alike,
     all_published,
-    tell,
-    told_of,
+    event_result,
+    to_batch,
 )
 from penstock.pipeline.streams.rows import KEYING, Batches, Row, by_part, events_in, rows_in, values, widened
-from penstock.pipeline.streams.task_spec import Errand, part_and_key
+from penstock.pipeline.streams.task_spec import StreamTaskSpec, part_and_key
 from penstock.runtime.store_cache import store_of
 from penstock.store.api import StagedPart
 from penstock.streams.engine.arrow_work import HandlerFailed, in_order, is_plain, run_table
-from penstock.streams.engine.partition import take_turn
-from penstock.streams.engine.work import Verdict
-from penstock.streams.state.api import Fenced, Part, StateStore, Superseded
+from penstock.streams.engine.partition import process_batch
+from penstock.streams.engine.work import EventFailure
+from penstock.streams.state.api import Fenced, StatePartition, StateStore, Superseded
 from penstock.streams.state.registry import open_state
 from penstock.telemetry import log
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 COLLECTING = (100_000, 20, 100)
 
 
-def assign(errand: Errand) -> Callable[[Batches], Batches]:
+def assign(spec: StreamTaskSpec) -> Callable[[Batches], Batches]:
     """Adds to each row its key and the part that belongs to. A key that can't be had fails its own event only."""
 
     def run(batches: Batches) -> Batches:
@@ -54,7 +54,7 @@ def assign(errand: Errand) -> Callable[[Batches], Batches]:
 
         for batch in batches:
             rows = widened(pa.Table.from_batches([batch]))
-            keyed = [part_and_key(errand, event) for event in events_in(rows, [""] * batch.num_rows)]
+            keyed = [part_and_key(spec, event) for event in events_in(rows, [""] * batch.num_rows)]
             parts = pa.array([part for part, _, _ in keyed], pa.int32())
             keys = pa.array([key for _, key, _ in keyed], pa.string())
             errors = pa.array([error for _, _, error in keyed], pa.string())
@@ -64,29 +64,29 @@ def assign(errand: Errand) -> Callable[[Batches], Batches]:
     return run
 
 
-def process(errand: Errand) -> Callable[[Batches], Batches]:
-    """Runs the transaction of each part among the rows, and tells what became of every event."""
+def process(spec: StreamTaskSpec) -> Callable[[Batches], Batches]:
+    """Runs the transaction of each part among the rows, and returns what became of every event."""
 
     def run(batches: Batches) -> Batches:
-        told = errand.as_ordered()
+        current = spec.for_this_job()
         with _rarely_collecting():
-            for number, rows in by_part(told, batches):
-                if told.listing:
+            for number, rows in by_part(current, batches):
+                if current.listing:
                     yield from all_alike(number, in_order(rows), LISTED)
                 else:
-                    yield from _outcomes(told, number, rows)
+                    yield from _outcomes(current, number, rows)
 
     return run
 
 
-def tick(errand: Errand) -> Callable[[Batches], Batches]:
-    """Gives a turn, without events, to those of the parts in the rows that the errand is about."""
+def tick(spec: StreamTaskSpec) -> Callable[[Batches], Batches]:
+    """Processes, without events, those of the parts in the rows that the task spec names."""
 
     def run(batches: Batches) -> Batches:
         for batch in batches:
             for number in values(batch, "part"):
-                if errand.parts is None or number in errand.parts:
-                    yield from _outcomes(errand, number, None)
+                if spec.parts is None or number in spec.parts:
+                    yield from _outcomes(spec, number, None)
 
     return run
 
@@ -103,92 +103,96 @@ def _rarely_collecting() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _outcomes(errand: Errand, number: int, rows: "Table | None") -> "list[RecordBatch]":
+def _outcomes(spec: StreamTaskSpec, number: int, rows: "Table | None") -> "list[RecordBatch]":
     try:
-        with _held(errand, rows):
-            return _process_part(errand, number, rows)
+        with _held(spec, rows):
+            return _process_part(spec, number, rows)
     except Superseded as error:
-        told = Told(Trouble.SUPERSEDED, str(error))
+        failed = TaskResult(TaskError.SUPERSEDED, str(error))
     except (Fenced, StoreConflict, StoreUnavailable) as error:
-        told = Told(Trouble.WAITING, brief(error))
+        failed = TaskResult(TaskError.WAITING, brief(error))
     except PenstockError as error:
-        told = Told(Trouble.BROKEN, brief(error))
-    return [told_of(number, [told])]
+        failed = TaskResult(TaskError.BROKEN, brief(error))
+    return [to_batch(number, [failed])]
 
 
-def _process_part(errand: Errand, number: int, rows: "Table | None") -> "list[RecordBatch]":
-    part = _state(errand.state).open_part(errand.started, number)
+def _process_part(spec: StreamTaskSpec, number: int, rows: "Table | None") -> "list[RecordBatch]":
+    part = _state(spec.state).open_part(spec.started, number)
     try:
-        part.trim(errand.acknowledged.get(number, ()))
-        told = None if rows is None else _as_a_table(errand, number, part, rows)
-        if told is None:
-            told = [told_of(number, _one_by_one(errand, number, part, [] if rows is None else rows_in(errand, rows)))]
-        _send(errand, number, part)
+        part.trim(spec.acknowledged.get(number, ()))
+        results = None if rows is None else _as_a_table(spec, number, part, rows)
+        if results is None:
+            results = [to_batch(number, _one_by_one(spec, number, part, [] if rows is None else rows_in(spec, rows)))]
+        _send(spec, number, part)
     finally:
         part.close()
-    return told
+    return results
 
 
-def _as_a_table(errand: Errand, number: int, part: Part, rows: "Table") -> "list[RecordBatch] | None":
+def _as_a_table(spec: StreamTaskSpec, number: int, part: StatePartition, rows: "Table") -> "list[RecordBatch] | None":
     """What became of the events of a batch handler; None if they have to be looked at one by one."""
-    if errand.stream.batch is None or errand.condemned or not is_plain(rows):
+    if spec.stream.batch is None or spec.forced_failures or not is_plain(rows):
         return None
     ordered = in_order(rows)
     try:
         with part.transaction() as tx:
-            run_table(tx, errand.stream, ordered, time.time())
+            run_table(tx, spec.stream, ordered, time.time())
     except HandlerFailed:
         return None
-    return all_published(errand, number, ordered)
+    return all_published(spec, number, ordered)
 
 
-def _one_by_one(errand: Errand, number: int, part: Part, rows: list[Row]) -> list[Told]:
-    unkeyed = {row.event.arrival: Verdict(row.key_error) for row in rows if row.key_error is not None}
-    firing = replace(errand.firing, lull=errand.lulls.get(number))
-    condemned = {**unkeyed, **errand.condemned}
+def _one_by_one(spec: StreamTaskSpec, number: int, part: StatePartition, rows: list[Row]) -> list[TaskResult]:
+    unkeyed = {row.event.arrival: EventFailure(row.key_error) for row in rows if row.key_error is not None}
+    firing = replace(spec.firing, idle_advance=spec.idle_advances.get(number))
+    forced_failures = {**unkeyed, **spec.forced_failures}
     events = [row.event for row in rows]
-    results, turn = take_turn(part, errand.stream, events, time.time(), condemned, firing)
-    outcomes = zip(rows, results, strict=True)
-    told = [tell(row, result.outcome) for row, result in outcomes if errand.tells or row.lease is not None]
-    if len(told) < len(rows):
-        told.append(Told(UNTOLD, str(len(rows) - len(told))))
-    return told if turn is None else [*told, Told(TURN, None, turn=turn.text())]
+    applied, clock = process_batch(part, spec.stream, events, time.time(), forced_failures, firing)
+    outcomes = zip(rows, applied, strict=True)
+    results = [
+        event_result(row, result.outcome)
+        for row, result in outcomes
+        if spec.wants_acknowledgements or row.lease is not None
+    ]
+    if len(results) < len(rows):
+        results.append(TaskResult(APPLIED_COUNT, str(len(rows) - len(results))))
+    return results if clock is None else [*results, TaskResult(CLOCK_REPORT, None, clock=clock.text())]
 
 
 @contextmanager
-def _held(errand: Errand, rows: "Table | None") -> Iterator[None]:
+def _held(spec: StreamTaskSpec, rows: "Table | None") -> Iterator[None]:
     """Keep the leases of these rows for as long as their handlers take."""
     named: set[tuple[str, str]] = set()
     if rows is not None and rows.column("lease").null_count < rows.num_rows:
         pairs = zip(values(rows, "lease"), values(rows, "token"), strict=True)
         named = {(lease, token) for lease, token in pairs if lease is not None}
-    seconds = errand.stream.lease_seconds
+    seconds = spec.stream.lease_seconds
     leases = [Lease(LeaseId(UUID(lease)), Token(UUID(token)), DEFAULT_QUEUE, seconds) for lease, token in named]
     if not leases:
         yield
         return
     done = threading.Event()
-    keeping = threading.Thread(target=_keep, args=(errand, leases, done), daemon=True)
-    keeping.start()
+    keeper = threading.Thread(target=_keep, args=(spec, leases, done), daemon=True)
+    keeper.start()
     try:
         yield
     finally:
         done.set()
-        keeping.join()
+        keeper.join()
 
 
-def _keep(errand: Errand, leases: list[Lease], done: threading.Event) -> None:
-    while leases and not done.wait(errand.stream.lease_seconds / 3):
+def _keep(spec: StreamTaskSpec, leases: list[Lease], done: threading.Event) -> None:
+    while leases and not done.wait(spec.stream.lease_seconds / 3):
         try:
-            leases = store_of(errand.store).extend(leases)
+            leases = store_of(spec.store).extend(leases)
         except StoreError as error:
-            log.warn("leases can't be extended yet", stream=errand.stream.name, error=brief(error))
+            log.warn("leases can't be extended yet", stream=spec.stream.name, error=brief(error))
 
 
-def _send(errand: Errand, number: int, part: Part) -> None:
+def _send(spec: StreamTaskSpec, number: int, part: StatePartition) -> None:
     """Put what was emitted into the outbox, which takes each numbered batch once, however often it comes."""
-    write_id = uuid5(NAMESPACE_OID, f"{errand.started.identity}/{errand.stream.name}/{number}")
-    store = store_of(errand.store)
+    write_id = uuid5(NAMESPACE_OID, f"{spec.started.identity}/{spec.stream.name}/{number}")
+    store = store_of(spec.store)
     for outgoing in part.outgoing():
         staged = StagedPart(UUID(int=uuid4().int), write_id, outgoing.batch)
         store.stage(staged, outgoing.events)

@@ -1,6 +1,6 @@
 """The usual way of a batch handler: events that come as an Arrow table are never made into objects.
 
-The same protocol as in `engine`, for events that are all on their first delivery. Where anything fails, nothing of it
+The same protocol as in `work`, for events that are all on their first delivery. Where anything fails, nothing of it
 remains, and they go the other way, which finds out which of them is at fault.
 """
 
@@ -15,13 +15,13 @@ from penstock.streams.context import KeyState
 from penstock.streams.engine.batch_handlers import BatchContext, States, in_kind, with_fields
 from penstock.streams.engine.work import unexpired
 from penstock.streams.event import KEY_HEADER, decode_json
-from penstock.streams.state.api import Arrival, Lines, PartTransaction, Saved
+from penstock.streams.state.api import Arrival, PartTransaction, Saved, StateColumns
 
 if TYPE_CHECKING:
     from pyarrow import BinaryArray, StringArray, Table
 
 
-# More lines than these are sorted row by row: a piece of a table takes longer than a hundred rows.
+# More source partitions than these are sorted row by row: a piece of a table takes longer than a hundred rows.
 MOST_PIECES = 100
 
 
@@ -42,33 +42,33 @@ def is_plain(rows: "Table") -> bool:
 
 
 def in_order(rows: "Table") -> "Table":
-    """By line, offset and seq."""
+    """By source partition, offset and seq."""
     pa, pc = arrow()
 
-    if (pieces := _lines_of(rows)) is not None:
+    if (pieces := _partitions_of(rows)) is not None:
         ordered: Table = pa.concat_tables(pieces)
         return ordered
-    line, offset = pc.fill_null(rows.column("line"), ""), pc.fill_null(rows.column("offset"), 0)
-    places = pa.table({"line": line, "offset": offset, "seq": rows.column("seq")})
+    partition, offset = pc.fill_null(rows.column("source_partition"), ""), pc.fill_null(rows.column("offset"), 0)
+    places = pa.table({"source_partition": partition, "offset": offset, "seq": rows.column("seq")})
     return rows.take(pc.sort_indices(places, sort_keys=[(name, "ascending") for name in places.column_names]))
 
 
-def _lines_of(rows: "Table") -> "list[Table] | None":
-    """The lines, in order, if each is in one piece and in order itself. Sources bring them so, and to put pieces in
-    order moves nothing, where sorting rows moves all columns."""
+def _partitions_of(rows: "Table") -> "list[Table] | None":
+    """The source partitions, in order, if each is in one piece and in order itself. Sources bring them so, and to put
+    pieces in order moves nothing, where sorting rows moves all columns."""
     pa, pc = arrow()
 
-    line, offset, seq = (whole(rows.column(name)) for name in ("line", "offset", "seq"))
-    if line.null_count:
+    partition, offset, seq = (whole(rows.column(name)) for name in ("source_partition", "offset", "seq"))
+    if partition.null_count:
         return None
-    same = pc.equal(line[1:], line[:-1])
+    same = pc.equal(partition[1:], partition[:-1])
     level = pc.and_(pc.equal(offset[1:], offset[:-1]), pc.less(seq[1:], seq[:-1]))
     if pc.any(pc.and_(same, pc.or_(pc.less(offset[1:], offset[:-1]), level))).as_py():
         return None
     starts = [0, *(place + 1 for place in pc.indices_nonzero(pc.invert(same)).to_pylist())]
     if not rows.num_rows or len(starts) > MOST_PIECES:
         return None
-    names = line.take(pa.array(starts)).to_pylist()
+    names = partition.take(pa.array(starts)).to_pylist()
     if len(set(names)) < len(starts):
         return None
     ends = [*starts[1:], rows.num_rows]
@@ -108,7 +108,7 @@ class TableStates(States):
         self._now = now
         self._objects: dict[str, KeyState] = {}
         self._put: dict[str, bytes] = {}
-        self._columns: Lines | None = None
+        self._columns: StateColumns | None = None
         """What was put, while it is all that was put: it goes to the store as it came."""
 
     def table(self, keys: Any, fields: Mapping[str, str]) -> "Table":
@@ -125,7 +125,7 @@ class TableStates(States):
 
     @cached_property
     def _text(self) -> bytes:
-        return self._tx.load_lines(self._ordered, self._now)
+        return self._tx.load_json(self._ordered, self._now)
 
     @cached_property
     def _saved(self) -> Mapping[str, Saved]:
@@ -139,9 +139,9 @@ class TableStates(States):
     def save(self, expires_at: float | None) -> None:
         """Write what has changed."""
         if self._columns:
-            self._tx.save_lines(self._columns, expires_at)
-        if self._put and (lines := _lines(self._put)):
-            self._tx.save_lines(lines, expires_at)
+            self._tx.save_columns(self._columns, expires_at)
+        if self._put and (put := _columns(self._put)):
+            self._tx.save_columns(put, expires_at)
         changed: dict[str, Saved | None] = {key: None for key, one in self._put.items() if one == EMPTY}
         for key, state in self._objects.items():
             state.settle()
@@ -178,7 +178,7 @@ class TableStates(States):
         if len(places.unique()) < len(places) or pc.any(pc.equal(objects, EMPTY)).as_py():
             return False
         order = pc.sort_indices(places)
-        self._columns = Lines(self._ordered.take(places.take(order)), objects.take(order))
+        self._columns = StateColumns(self._ordered.take(places.take(order)), objects.take(order))
         return True
 
     def _spread(self) -> None:
@@ -200,16 +200,20 @@ class TableStates(States):
         return places
 
 
-def _lines(states: Mapping[str, bytes]) -> Lines | None:
+def _columns(states: Mapping[str, bytes]) -> StateColumns | None:
     """Those of the states that are to stay, if any."""
     pa, _ = arrow()
 
     keys = sorted(key for key, one in states.items() if one != EMPTY)
-    return Lines(pa.array(keys, pa.string()), pa.array([states[key] for key in keys], pa.binary())) if keys else None
+    return (
+        StateColumns(pa.array(keys, pa.string()), pa.array([states[key] for key in keys], pa.binary()))
+        if keys
+        else None
+    )
 
 
 def _texts(column: "StringArray") -> Iterator[str]:
-    """The texts of a column, made once somebody asks for them."""
+    """The texts of a column, made when they are asked for."""
     yield from values(column)
 
 
@@ -217,10 +221,10 @@ def _fresh(tx: PartTransaction, rows: Any) -> Any:
     """Which rows are new, and are entered now. Of one that comes twice, the first counts."""
     pa, pc = arrow()
 
-    lines = rows.column("line")
-    placed = lines.is_valid()
-    told = _beyond(tx, rows) if lines.null_count < rows.num_rows else placed
-    if lines.null_count:
+    partitions = rows.column("source_partition")
+    placed = partitions.is_valid()
+    fresh = _beyond(tx, rows) if partitions.null_count < rows.num_rows else placed
+    if partitions.null_count:
         others = rows.filter(pc.invert(placed))
         ids, replays = (others.column(name).to_pylist() for name in ("event_id", "replays"))
         arrivals: list[Any] = list(map(Arrival, ids, replays))
@@ -229,32 +233,31 @@ def _fresh(tx: PartTransaction, rows: Any) -> Any:
         for arrival in arrivals:
             news.append(arrival in unknown)
             unknown.discard(arrival)
-        told = pc.replace_with_mask(whole(told), whole(pc.invert(placed)), pa.array(news, pa.bool_()))
-    return whole(told)
+        fresh = pc.replace_with_mask(whole(fresh), whole(pc.invert(placed)), pa.array(news, pa.bool_()))
+    return whole(fresh)
 
 
 def _beyond(tx: PartTransaction, rows: "Table") -> Any:
-    """Which rows stand behind what their lines have reached; that is moved on."""
+    """Which rows stand behind what their source partitions have reached; that is moved on."""
     pa, pc = arrow()
 
-    line, offset = whole(rows.column("line")), whole(rows.column("offset"))
-    lines = line.unique().drop_null()
-    known = tx.reached(lines.to_pylist())
-    reached = pa.array([known.get(name, -1) for name in lines.to_pylist()], pa.int64())
-    beyond = pc.greater(offset, reached.take(pc.index_in(line, value_set=lines)))
-    again = pc.and_(pc.equal(line[1:], line[:-1]), pc.equal(offset[1:], offset[:-1]))
+    partition, offset = whole(rows.column("source_partition")), whole(rows.column("offset"))
+    names = partition.unique().drop_null()
+    known = tx.reached(names.to_pylist())
+    reached = pa.array([known.get(name, -1) for name in names.to_pylist()], pa.int64())
+    beyond = pc.greater(offset, reached.take(pc.index_in(partition, value_set=names)))
+    again = pc.and_(pc.equal(partition[1:], partition[:-1]), pc.equal(offset[1:], offset[:-1]))
     first = pa.concat_arrays([pa.array([True]), pc.invert(pc.fill_null(again, False))])
-    told = pc.fill_null(pc.and_(beyond, first), False)
-    furthest = pa.table({"line": line, "offset": offset}).filter(told).group_by("line").aggregate([("offset", "max")])
+    fresh = pc.fill_null(pc.and_(beyond, first), False)
+    places = pa.table({"name": partition, "offset": offset}).filter(fresh)
+    furthest = places.group_by("name").aggregate([("offset", "max")])
     if furthest.num_rows:
-        tx.advance(
-            dict(zip(furthest.column("line").to_pylist(), furthest.column("offset_max").to_pylist(), strict=True))
-        )
-    return told
+        tx.advance(dict(zip(values(furthest.column("name")), values(furthest.column("offset_max")), strict=True)))
+    return fresh
 
 
 def _given(rows: "Table", stream: Stream) -> Any:
-    """What the handler gets: see `batches.as_table`."""
+    """What the handler gets: see `batch_handlers.as_table`."""
     pa, _ = arrow()
 
     columns: dict[str, Any] = {

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.config.extras import needs_extra
 from penstock.model.errors import UsageError
 from penstock.streams.arrow_json import from_json, to_json, values
-from penstock.streams.context import Emitting, KeyState, encode_values
+from penstock.streams.context import Emitter, KeyState, encode_values
 from penstock.streams.event import StreamEvent, decode_json
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class States(Mapping[str, KeyState]):
             self._find(key).become(decode_json(one))
 
 
-class BatchContext(Emitting):
+class BatchContext(Emitter):
     """What belongs to one call with many events."""
 
     __slots__ = ("states",)

@@ -14,9 +14,9 @@ from penstock.model.outcome import Outcome
 from penstock.model.text import on_record
 from penstock.streams.app import Stream
 from penstock.streams.context import Context, KeyState
-from penstock.streams.engine.watermarks import Lull, Turn, Watermark, seen
-from penstock.streams.engine.windows import moment_of, seconds_of
-from penstock.streams.engine.work import WATERMARK, Verdict, Work, unexpired
+from penstock.streams.engine.watermarks import ClockReport, IdleAdvance, Watermark, seen
+from penstock.streams.engine.windows import instant_of, seconds_of
+from penstock.streams.engine.work import WATERMARK, EventFailure, Work, unexpired
 from penstock.streams.event import TIME_HEADER, StreamEvent
 from penstock.streams.state.api import PartTransaction, Timer
 
@@ -49,35 +49,35 @@ class TimedWork(Work):
         if event.event_type == self.failed_type and self._stream.moved(event):
             return self._handle_again(event)
         try:
-            moment = self._see(event)
+            time = self._see(event)
         except Exception as error:
-            return self._failure(event, Verdict(f"its time can't be told: {on_record(error)}"))
-        return self._handle_at(event, moment)
+            return self._failure(event, EventFailure(f"its time can't be told: {on_record(error)}"))
+        return self._handle_at(event, time)
 
     def _see(self, event: StreamEvent) -> datetime:
         """An event's time. The watermark follows."""
         if not self._stream.by_events:
-            return moment_of(self._now)
-        moment = self._time_of(event)
-        self._watermark = seen(self._watermark, seconds_of(moment), self._stream.lateness_seconds, self._now)
+            return instant_of(self._now)
+        time = self._time_of(event)
+        self._watermark = seen(self._watermark, seconds_of(time), self._stream.lateness_seconds, self._now)
         self._seen = True
-        return moment
+        return time
 
     def _time_of(self, event: StreamEvent) -> datetime:
         if self._stream.moved(event) and TIME_HEADER in event.headers:
             return datetime.fromisoformat(event.headers[TIME_HEADER])
         if self._stream.time is not None:
-            return moment_of(self._stream.time(event))
-        return moment_of(self._now if event.created_at is None else event.created_at)
+            return instant_of(self._stream.time(event))
+        return instant_of(self._now if event.created_at is None else event.created_at)
 
-    def _handle_at(self, event: StreamEvent, moment: datetime) -> Outcome | None:
-        context = Context(event.key, self._state_of(event.key), moment=seconds_of(moment))
+    def _handle_at(self, event: StreamEvent, time: datetime) -> Outcome | None:
+        context = Context(event.key, self._state_of(event.key), moment=seconds_of(time))
         try:
             self._stream.handler(event, context)
             context.state.check()
         except Exception as error:
             context.state.undo()
-            return self._failure(event, Verdict(on_record(error)))
+            return self._failure(event, EventFailure(on_record(error)))
         self._keep(context)
         self._forget(event)
         return None
@@ -94,18 +94,20 @@ class TimedWork(Work):
         if at is not None and at <= self._until and (timer := Timer(at, key, name)) <= self._last:
             heappush(self._waiting, timer)
 
-    def _failure(self, event: StreamEvent, verdict: Verdict) -> Outcome | None:
+    def _failure(self, event: StreamEvent, failure: EventFailure) -> Outcome | None:
         """An event that is moved keeps its time: its copy would have that of the move."""
         if self._stream.by_events and not event.settles and event.event_type != self.failed_type:
             with suppress(Exception):
                 event = event._replace(headers={**event.headers, TIME_HEADER: self._time_of(event).isoformat()})
-        return super()._failure(event, verdict)
+        return super()._failure(event, failure)
 
     # -- timers -----------------------------------------------------------------------------------------------------
 
-    def fire(self, lull: Lull | None = None, limit: int = LIMIT, verdict: Verdict | None = None) -> None:
-        """Fire what is due, in order, also what that sets in turn. With a verdict, they fail without being run."""
-        self._until = self._due_until(lull)
+    def fire(
+        self, idle_advance: IdleAdvance | None = None, limit: int = LIMIT, failure: EventFailure | None = None
+    ) -> None:
+        """Fire what is due, in order, also what that sets. With a failure, they fail without being run."""
+        self._until = self._due_until(idle_advance)
         self._write_timers()
         if self._until == -EVER:
             return
@@ -116,16 +118,16 @@ class TimedWork(Work):
         while self._waiting and self._fired < limit:
             timer = heappop(self._waiting)
             if self._timers.get((timer.key, timer.name), timer.at) == timer.at:
-                self._fire(timer, verdict)
+                self._fire(timer, failure)
         self._write_timers()
 
-    def _due_until(self, lull: Lull | None) -> float:
+    def _due_until(self, idle_advance: IdleAdvance | None) -> float:
         if not self._stream.by_events:
             return self._now
         if self._watermark is None:
             return -EVER
-        if lull is not None:
-            self._watermark = self._watermark.quiet(lull, self._stream.lateness_seconds, self._now)
+        if idle_advance is not None:
+            self._watermark = self._watermark.quiet(idle_advance, self._stream.lateness_seconds, self._now)
         return self._watermark.reached
 
     def _write_timers(self) -> None:
@@ -143,10 +145,10 @@ class TimedWork(Work):
             found = self._tx.load(missing)
             self._states |= {key: KeyState(unexpired(saved, self._now)) for key, saved in found.items()}
 
-    def _fire(self, timer: Timer, verdict: Verdict | None) -> None:
+    def _fire(self, timer: Timer, failure: EventFailure | None) -> None:
         self._fired += 1
         self._let_go(timer)
-        found = verdict or self._run_timer(timer)
+        found = failure or self._run_timer(timer)
         if found is not None:
             self._failure(self._as_event(timer), found)
 
@@ -154,17 +156,17 @@ class TimedWork(Work):
         """It has fired, whatever comes of it."""
         self._timers[timer.key, timer.name] = None
 
-    def _run_timer(self, timer: Timer) -> Verdict | None:
+    def _run_timer(self, timer: Timer) -> EventFailure | None:
         """Call the timer's function; returns why it failed, if it did."""
         assert self._stream.on_timer is not None
-        moment = timer.at if self._stream.by_events else self._now
-        context = Context(timer.key, self._state_of(timer.key), moment=moment)
+        time = timer.at if self._stream.by_events else self._now
+        context = Context(timer.key, self._state_of(timer.key), moment=time)
         try:
             self._stream.on_timer(timer, context)
             context.state.check()
         except Exception as error:
             context.state.undo()
-            return Verdict(on_record(error))
+            return EventFailure(on_record(error))
         self._keep(context)
         return None
 
@@ -185,10 +187,12 @@ class TimedWork(Work):
         try:
             timer = self._timer_of(event)
         except Exception as error:
-            return self._failure(event, Verdict(f"it can't be told what it is for: {on_record(error)}", final=True))
-        verdict = self._run_timer(timer)
-        if verdict is not None:
-            return self._failure(event, verdict)
+            return self._failure(
+                event, EventFailure(f"it can't be told what it is for: {on_record(error)}", final=True)
+            )
+        failure = self._run_timer(timer)
+        if failure is not None:
+            return self._failure(event, failure)
         self._forget(event)
         return None
 
@@ -200,8 +204,8 @@ class TimedWork(Work):
             self._own[WATERMARK] = self._watermark.saved()
         super().write(failed)
 
-    def turn(self) -> Turn:
-        """What the driver hears, after all is written."""
+    def report(self) -> ClockReport:
+        """Return the times of the part for the driver, after all is written."""
         first = self._tx.due(EVER, 1)
         reached = None if self._watermark is None else self._watermark.reached
-        return Turn(self._fired, first[0].at if first else None, reached, self._seen)
+        return ClockReport(self._fired, first[0].at if first else None, reached, self._seen)

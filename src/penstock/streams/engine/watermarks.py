@@ -1,7 +1,7 @@
 """What time it is in a stream: how far the events of a part have come, and what a driver knows of its parts.
 
 A part's watermark is the largest time of its events, less what they may be late. It never goes back. A part without
-events has no progress of its own: see `Lull`.
+events has no progress of its own: see `IdleAdvance`.
 """
 
 import json
@@ -12,7 +12,7 @@ from penstock.streams.state.api import Saved
 
 
 @dataclass(frozen=True, slots=True)
-class Lull:
+class IdleAdvance:
     """A part that has had no event for so many seconds moves on: to the watermark of those that have, or, if the whole
     stream is quiet, by the time that has passed since.
 
@@ -41,10 +41,14 @@ class Watermark:
     def saved(self) -> Saved:
         return Saved(json.dumps([self.reached, self.largest, self.seen_at]).encode())
 
-    def quiet(self, lull: Lull, lateness_seconds: float, now: float) -> "Watermark":
+    def quiet(self, idle_advance: IdleAdvance, lateness_seconds: float, now: float) -> "Watermark":
         """What it is after a while without events."""
-        passed = now - self.seen_at - lull.seconds
-        target = round(self.largest + passed - lateness_seconds, 6) if lull.watermark is None else lull.watermark
+        passed = now - self.seen_at - idle_advance.seconds
+        target = (
+            round(self.largest + passed - lateness_seconds, 6)
+            if idle_advance.watermark is None
+            else idle_advance.watermark
+        )
         return Watermark(max(self.reached, target), self.largest, self.seen_at)
 
 
@@ -57,8 +61,8 @@ def seen(before: Watermark | None, time: float, lateness_seconds: float, now: fl
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """What a part's transaction tells the driver of its time."""
+class ClockReport:
+    """Time of a part after a transaction, for the driver."""
 
     fired: int = 0
     next_at: float | None = None
@@ -68,7 +72,7 @@ class Turn:
     """Whether there were events that have a time."""
 
     @classmethod
-    def read(cls, text: str) -> "Turn":
+    def read(cls, text: str) -> "ClockReport":
         return cls(**json.loads(text))
 
     def text(self) -> str:
@@ -89,17 +93,17 @@ class Clocks:
         self._idle_from: float | None = None
         self.fired = 0
         """How many timers it has heard of that fired."""
-        self._turns: dict[int, Turn] = {}
+        self._reports: dict[int, ClockReport] = {}
         self._active: dict[int, tuple[float, float]] = {}
 
-    def note(self, turns: Mapping[int, Turn], now: float) -> None:
+    def note(self, reports: Mapping[int, ClockReport], now: float) -> None:
         """These parts have had a transaction."""
-        self._turns.update(turns)
-        self.fired += sum(turn.fired for turn in turns.values())
-        for part, turn in turns.items():
-            if turn.seen and turn.watermark is not None:
-                self._active[part] = turn.watermark, now
-        if any(turn.seen for turn in turns.values()):
+        self._reports.update(reports)
+        self.fired += sum(report.fired for report in reports.values())
+        for part, report in reports.items():
+            if report.seen and report.watermark is not None:
+                self._active[part] = report.watermark, now
+        if any(report.seen for report in reports.values()):
             self._count_idle_from(now)
 
     def drained(self, now: float) -> None:
@@ -113,28 +117,28 @@ class Clocks:
     def doubt(self, parts: Iterable[int] | None = None) -> None:
         """Something has failed: what these parts hold, or all, is not known."""
         for part in self._parts if parts is None else parts:
-            self._turns.pop(part, None)
+            self._reports.pop(part, None)
 
     def due(self, now: float) -> frozenset[int]:
         """The parts to look after: something is due, or may be, or nothing is known of them."""
         return frozenset(part for part in self._parts if self._is_due(part, now))
 
-    def lulls(self, now: float) -> dict[int, Lull]:
+    def idle_advances(self, now: float) -> dict[int, IdleAdvance]:
         """The parts that have had no event for so long that they move on without one."""
         if not self._event_time or self._idle_seconds is None or self._idle_from is None:
             return {}
         if now < self._idle_from + self._idle_seconds:
             return {}
         recent = {part: mark for part, (mark, at) in self._active.items() if now < at + self._idle_seconds}
-        lull = Lull(self._idle_seconds, min(recent.values()) if recent else None)
-        return {part: lull for part in self._parts if part not in recent}
+        idle_advance = IdleAdvance(self._idle_seconds, min(recent.values()) if recent else None)
+        return {part: idle_advance for part in self._parts if part not in recent}
 
     def _is_due(self, part: int, now: float) -> bool:
-        turn = self._turns.get(part)
-        if turn is None:
+        report = self._reports.get(part)
+        if report is None:
             return True
-        if turn.next_at is None:
+        if report.next_at is None:
             return False
         if not self._event_time:
-            return turn.next_at <= now
-        return (turn.watermark is not None and turn.next_at <= turn.watermark) or part in self.lulls(now)
+            return report.next_at <= now
+        return (report.watermark is not None and report.next_at <= report.watermark) or part in self.idle_advances(now)

@@ -1,6 +1,6 @@
 """Work in windows: each has a state of its own, and a timer that closes it when the watermark has passed its end.
 
-Whether an event is late is told by the watermark at its place in the line, so it doesn't depend on how events fall
+Whether an event is late depends on the watermark at its place in the order, so it doesn't depend on how events fall
 into batches. Sessions that an event joins become one; which ones of a key are open is kept beside the state.
 """
 
@@ -19,8 +19,8 @@ from penstock.model.text import on_record
 from penstock.streams.app import Stream
 from penstock.streams.context import Context, KeyState
 from penstock.streams.engine.timer_work import TimedWork
-from penstock.streams.engine.windows import Session, Window, micros, moment_of, seconds_of, window_key, window_of
-from penstock.streams.engine.work import MOVED_TYPE, SESSIONS, Verdict, clean
+from penstock.streams.engine.windows import Session, Window, instant_of, micros, seconds_of, window_key, window_of
+from penstock.streams.engine.work import MOVED_TYPE, SESSIONS, EventFailure, clean
 from penstock.streams.event import (
     END_HEADER,
     KEY_HEADER,
@@ -73,20 +73,20 @@ class WindowedWork(TimedWork):
                 return []
             return [window_key(event.key, window) for window in self._windows.windows_of(self._time_of(event))]
         except Exception:
-            return []  # it fails when it is its turn
+            return []  # it fails when it is handled
 
     # -- events -----------------------------------------------------------------------------------------------------
 
-    def _handle_at(self, event: StreamEvent, moment: datetime) -> Outcome | None:
+    def _handle_at(self, event: StreamEvent, time: datetime) -> Outcome | None:
         calls = _Calls()
         try:
-            windows = self._windows.windows_of(moment)
+            windows = self._windows.windows_of(time)
             late = [window for window in windows if self._is_closed(window)]
             for window in windows[len(late) :]:
                 self._call(event, window, calls)
         except Exception as error:
             calls.undo()
-            return self._failure(event, Verdict(on_record(error)))
+            return self._failure(event, EventFailure(on_record(error)))
         self._keep_calls(event.key, calls)
         self._emitted += [self._late(event, window) for window in late]
         self._forget(event)
@@ -116,7 +116,7 @@ class WindowedWork(TimedWork):
     def _late(self, event: StreamEvent, window: Window) -> Event:
         """What goes to the late queue: the event as it was, and which window it missed."""
         headers = {clean(name): clean(value) for name, value in event.headers.items()}
-        told = {
+        added = {
             ORIGIN_HEADER: headers.get(ORIGIN_HEADER, event.event_id),
             STREAM_HEADER: self._stream.name,
             KEY_HEADER: event.key,
@@ -126,7 +126,7 @@ class WindowedWork(TimedWork):
         return Event(
             event_type=clean(event.event_type)[:NAME_LIMIT] or MOVED_TYPE,
             payload=event.payload,
-            headers=headers | told,
+            headers=headers | added,
             queue=self._stream.late_to,
             partition_key=clean(event.partition_key or "")[:NAME_LIMIT] or None,
             ordering_key=clean(event.ordering_key or "")[:NAME_LIMIT] or None,
@@ -193,7 +193,7 @@ class WindowedWork(TimedWork):
         if key in self._open:
             self._note_open(key, [one for one in self._open[key] if one.start != window.start])
 
-    def _run_timer(self, timer: Timer) -> Verdict | None:
+    def _run_timer(self, timer: Timer) -> EventFailure | None:
         """Close a window; returns why that failed, if it did. Then its state stays, to be closed another time."""
         window, state = _window_of(timer), self._state_of(timer.key)
         context = Context(_key_of(timer), state, window=window)
@@ -202,7 +202,7 @@ class WindowedWork(TimedWork):
                 self._stream.on_close(window, context)
         except Exception as error:
             state.undo()
-            return Verdict(on_record(error))
+            return EventFailure(on_record(error))
         state.become({})
         self._keep(context)
         return None
@@ -226,7 +226,7 @@ def _key_of(timer: Timer) -> str:
 def _window_of(timer: Timer) -> Window:
     found = window_of(timer.key)
     assert found is not None
-    return Window(found[1], moment_of(timer.at))
+    return Window(found[1], instant_of(timer.at))
 
 
 def _pack(windows: Sequence[Window]) -> Saved | None:
@@ -237,4 +237,4 @@ def _pack(windows: Sequence[Window]) -> Saved | None:
 def _unpack(saved: Saved | None) -> list[Window]:
     if saved is None:
         return []
-    return [Window(moment_of(start / 1e6), moment_of(end / 1e6)) for start, end in json.loads(saved.data)]
+    return [Window(instant_of(start / 1e6), instant_of(end / 1e6)) for start, end in json.loads(saved.data)]

@@ -1,4 +1,4 @@
-"""Windows of event time, as values: which ones a moment falls into, and how the state of one is named. No clock.
+"""Windows of event time, as values: which ones a time falls into, and how the state of one is named. No clock.
 
 Bounds are whole microseconds since 1970 inside, so that no window is off by what floating point rounds away.
 """
@@ -38,13 +38,13 @@ class Tumbling:
         _positive("the seconds of a window", self.seconds)
 
     def windows_of(self, moment: datetime) -> Sequence[Window]:
-        """The one that a moment falls into."""
+        """The one that a time falls into."""
         return _windows(moment, self.seconds, self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Sliding:
-    """Windows of so many seconds, of which one begins `every` so many seconds: a moment is in several."""
+    """Windows of so many seconds, of which one begins `every` so many seconds: a time is in several."""
 
     seconds: float
     every: float
@@ -58,7 +58,7 @@ class Sliding:
             raise UsageError(f"each event would be in more than {MOST_AT_ONCE:,} windows: let one begin less often")
 
     def windows_of(self, moment: datetime) -> Sequence[Window]:
-        """Those that a moment falls into, the first to end first."""
+        """Those that a time falls into, the first to end first."""
         return _windows(moment, self.seconds, self.every)
 
 
@@ -92,17 +92,17 @@ def window_of(key: str) -> tuple[str, datetime] | None:
     return own, EPOCH + int(start) * MICROSECOND
 
 
-def micros(moment: datetime) -> int:
+def micros(time: datetime) -> int:
     """Whole microseconds since 1970."""
-    return (moment - EPOCH) // MICROSECOND
+    return (time - EPOCH) // MICROSECOND
 
 
-def seconds_of(moment: datetime) -> float:
+def seconds_of(time: datetime) -> float:
     """Seconds since 1970."""
-    return micros(moment) / 1_000_000
+    return micros(time) / 1_000_000
 
 
-def moment_of(given: datetime | float) -> datetime:
+def instant_of(given: datetime | float) -> datetime:
     """A time, of a time with a zone, or of seconds since 1970."""
     if isinstance(given, datetime):
         if given.tzinfo is None:
@@ -116,8 +116,8 @@ def moment_of(given: datetime | float) -> datetime:
         raise UsageError(f"{given} is not a time") from error
 
 
-def _windows(moment: datetime, seconds: float, every: float) -> list[Window]:
-    at, length, step = micros(moment), round(seconds * 1_000_000), round(every * 1_000_000)
+def _windows(time: datetime, seconds: float, every: float) -> list[Window]:
+    at, length, step = micros(time), round(seconds * 1_000_000), round(every * 1_000_000)
     last = at - at % step
     first = at - length + 1
     starts = range(last - (last - first) // step * step, last + 1, step)

@@ -23,12 +23,12 @@ from penstock.streams.app import Stream
 from penstock.streams.context import Context, KeyState
 from penstock.streams.engine.batch_handlers import BatchContext, States, as_given
 from penstock.streams.event import KEY_HEADER, ORIGIN_HEADER, STREAM_HEADER, StreamEvent
-from penstock.streams.state.api import EPOCH, Arrival, Part, PartTransaction, Saved
+from penstock.streams.state.api import EPOCH, Arrival, PartTransaction, Saved, StatePartition
 
 # Beside the state of keys stands how often an event has failed. Its source also counts when a process died with it,
 # which is no failure of its own.
 FAILED = "\x01failed/"
-# A part's watermark, and the open sessions of a key: see `timed` and `windowed`.
+# A part's watermark, and the open sessions of a key: see `timer_work` and `window_work`.
 WATERMARK = "\x01watermark"
 SESSIONS = "\x01sessions/"
 # It failed where it came from, and was moved since.
@@ -37,7 +37,7 @@ MOVED_TYPE = "stream.event"
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class EventFailure:
     """Why an event fails without its handler: its key can't be told, or, for good, it kills whoever runs it."""
 
     error: str
@@ -53,19 +53,19 @@ class Result(NamedTuple):
 
 
 def run_part(
-    part: Part,
+    part: StatePartition,
     stream: Stream,
     events: Sequence[StreamEvent],
     now: float,
-    condemned: Mapping[Arrival, Verdict] | None = None,
+    forced_failures: Mapping[Arrival, EventFailure] | None = None,
 ) -> list[Result]:
     """Process a part's events, in one transaction. Events that were processed before are only acknowledged again.
 
-    `condemned` are those that fail without being run.
+    `forced_failures` are of those that fail without being run.
     """
     with part.transaction() as tx:
         work = Work(stream, tx, fresh_among(tx, events), now)
-        failed = work.run(condemned or {})
+        failed = work.run(forced_failures or {})
         work.write(failed)
     return [Result(event, failed.get(id(event), PUBLISHED)) for event in events]
 
@@ -77,21 +77,21 @@ def fresh_among(tx: PartTransaction, events: Sequence[StreamEvent]) -> list[Stre
 
 def _fresh(tx: PartTransaction, events: Sequence[StreamEvent]) -> list[bool]:
     unknown = tx.fresh([event.arrival for event in events if event.position is None])
-    lines = {event.position.line for event in events if event.position is not None}
-    reached = dict(tx.reached(lines)) if lines else {}
-    told: list[bool] = []
+    partitions = {event.position.source_partition for event in events if event.position is not None}
+    reached = dict(tx.reached(partitions)) if partitions else {}
+    fresh: list[bool] = []
     for event in events:
         if event.position is None:
-            told.append(event.arrival in unknown)
+            fresh.append(event.arrival in unknown)
             unknown.discard(event.arrival)
         else:
-            line, offset = event.position
-            told.append(offset > reached.get(line, -1))
-            if told[-1]:
-                reached[line] = offset
-    if lines:
-        tx.advance({line: reached[line] for line in lines})
-    return told
+            partition, offset = event.position
+            fresh.append(offset > reached.get(partition, -1))
+            if fresh[-1]:
+                reached[partition] = offset
+    if partitions:
+        tx.advance({name: reached[name] for name in partitions})
+    return fresh
 
 
 class Work:
@@ -116,28 +116,32 @@ class Work:
         """Whose state the events need."""
         return {event.key for event in events}
 
-    def run(self, condemned: Mapping[Arrival, Verdict]) -> dict[int, Outcome]:
+    def run(self, forced_failures: Mapping[Arrival, EventFailure]) -> dict[int, Outcome]:
         """The outcomes of those that failed, by the event's identity."""
         failed: dict[int, Outcome] = {}
         together: list[StreamEvent] = []
         for event in self._events:
-            verdict = (condemned and condemned.get(event.arrival)) or (self._verdict(event) if self._again else None)
-            if verdict is None and self._stream.batch is not None:
+            failure = forced_failures.get(event.arrival) if forced_failures else None
+            if failure is None and self._again:
+                failure = self._past_failure(event)
+            if failure is None and self._stream.batch is not None:
                 together.append(event)
                 continue
-            outcome = self._handle(event) if verdict is None else self._failure(event, verdict)
+            outcome = self._handle(event) if failure is None else self._failure(event, failure)
             if outcome is not None:
                 failed[id(event)] = outcome
-        for event, verdict in self._handle_together(together):
-            outcome = self._failure(event, verdict)
+        for event, failure in self._handle_together(together):
+            outcome = self._failure(event, failure)
             if outcome is not None:
                 failed[id(event)] = outcome
         return failed
 
-    def _verdict(self, event: StreamEvent) -> Verdict | None:
+    def _past_failure(self, event: StreamEvent) -> EventFailure | None:
         """Why an event is dead before it runs: where it failed for the last time, it could only be moved."""
         past = self._failures.get(_failures_of(event)) if event.moved else None
-        return Verdict(past.error, final=True) if past is not None and past.count > self._stream.max_retries else None
+        return (
+            EventFailure(past.error, final=True) if past is not None and past.count > self._stream.max_retries else None
+        )
 
     def _handle(self, event: StreamEvent) -> Outcome | None:
         """Run the handler of one event. Its outcome if it failed, and is not moved."""
@@ -148,14 +152,14 @@ class Work:
             state.check()
         except Exception as error:
             state.undo()
-            return self._failure(event, Verdict(on_record(error)))
+            return self._failure(event, EventFailure(on_record(error)))
         state.settle()
         self._forget(event)
         if context.emitted:
             self._emitted += context.emitted
         return None
 
-    def _handle_together(self, events: Sequence[StreamEvent]) -> Iterator[tuple[StreamEvent, Verdict]]:
+    def _handle_together(self, events: Sequence[StreamEvent]) -> Iterator[tuple[StreamEvent, EventFailure]]:
         """Run a batch handler. Where it fails nothing of the call remains, and each half is tried for itself, those
         before others first: one that fails alone is at fault."""
         if not events:
@@ -170,7 +174,7 @@ class Work:
             for key in context.states:
                 self._state_of(key).undo()
             if len(events) == 1:
-                yield events[0], Verdict(on_record(error))
+                yield events[0], EventFailure(on_record(error))
                 return
             middle = len(events) // 2
             yield from self._handle_together(events[:middle])
@@ -188,18 +192,18 @@ class Work:
             found = self._states[key] = KeyState()
         return found
 
-    def _failure(self, event: StreamEvent, verdict: Verdict) -> Outcome | None:
+    def _failure(self, event: StreamEvent, failure: EventFailure) -> Outcome | None:
         before = self._failures_before(event)
-        told, final = verdict.error, verdict.final or before >= self._stream.max_retries
+        error, final = failure.error, failure.final or before >= self._stream.max_retries
         delay = self._stream.retry_seconds * 2**before
         if not event.settles:
-            self._move(event, _Failures(self._stream.max_retries + 1, told) if final else _Failures(1), delay)
+            self._move(event, _Failures(self._stream.max_retries + 1, error) if final else _Failures(1), delay)
             return None
         if final:
             self._forget(event)
-            return Dead(told)
+            return Dead(error)
         self._failures[_failures_of(event)] = _Failures(before + 1, delivery=event.attempts)
-        return Retry(told, delay)
+        return Retry(error, delay)
 
     def _failures_before(self, event: StreamEvent) -> int:
         """How often it failed in other deliveries: a task that died after its commit is run again with the same."""

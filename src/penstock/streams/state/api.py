@@ -43,7 +43,7 @@ class Arrival(NamedTuple):
 class Position(NamedTuple):
     """Where an event stands in a source whose order is fixed, such as a partition of a Kafka topic."""
 
-    line: str
+    source_partition: str
     """The topic and its partition."""
     offset: int
 
@@ -57,7 +57,7 @@ class Started:
     parts: int
     identity: str = ""
     """Made up when the stream was created: one that was deleted and created anew is another one."""
-    turn: int = 0
+    job: int = 0
     """Counts the driver's jobs. A task that Spark has given up, and that wakes after a later job, has no part."""
 
     def token(self) -> UUID:
@@ -70,7 +70,7 @@ class Started:
 
     @property
     def _rank(self) -> int:
-        return self.epoch << 40 | self.turn
+        return self.epoch << 40 | self.job
 
 
 class Saved(NamedTuple):
@@ -87,7 +87,7 @@ class Saved(NamedTuple):
 new_saved: Callable[[tuple[bytes, float | None]], Saved] = partial(tuple.__new__, Saved)
 
 
-class Lines(NamedTuple):
+class StateColumns(NamedTuple):
     """States as columns of Arrow: keys in ascending order, none of them twice, and for each an object of JSON without
     line breaks."""
 
@@ -101,14 +101,14 @@ def text_of(keys: "StringArray", states: Mapping[str, Saved], now: float) -> byt
     return b"\n".join([kept.get(key, EMPTY) for key in values(keys)])
 
 
-def states_in(lines: Lines, expires_at: float | None) -> dict[str, Saved]:
-    """The states that lines are of, forgotten at this moment."""
-    keys, objects = map(values, lines)
+def states_in(columns: StateColumns, expires_at: float | None) -> dict[str, Saved]:
+    """Return the states that the columns hold, forgotten at this time."""
+    keys, objects = map(values, columns)
     return dict(zip(keys, map(new_saved, zip(objects, repeat(expires_at), strict=False)), strict=True))
 
 
 class Timer(NamedTuple):
-    """A moment that a key waits for. In the order of their fields, timers fire."""
+    """A time that a key waits for. In the order of their fields, timers fire."""
 
     at: float
     """Seconds since 1970."""
@@ -147,8 +147,8 @@ class PartTransaction(Protocol):
         """Take these out of the inbox again: they failed, and are to come another time."""
         ...
 
-    def reached(self, lines: Collection[str]) -> Mapping[str, int]:
-        """The highest offset that is in the state, of each of these lines; lines without one are left out."""
+    def reached(self, partitions: Collection[str]) -> Mapping[str, int]:
+        """The highest offset that is in the state, of each of these source partitions; of some there may be none."""
         ...
 
     def advance(self, offsets: Mapping[str, int]) -> None:
@@ -159,7 +159,7 @@ class PartTransaction(Protocol):
         """The state of these keys; those without any are left out, expired or not is for the caller to see."""
         ...
 
-    def load_lines(self, keys: "StringArray", now: float) -> bytes:
+    def load_json(self, keys: "StringArray", now: float) -> bytes:
         """The same as one text, for states that are one line each. Keys are in ascending order, none of them twice, and
         so are their lines; of one that has no state, or none by now, it is an empty object."""
         ...
@@ -168,7 +168,7 @@ class PartTransaction(Protocol):
         """Write the state of these keys; None forgets one."""
         ...
 
-    def save_lines(self, lines: Lines, expires_at: float | None) -> None:
+    def save_columns(self, columns: StateColumns, expires_at: float | None) -> None:
         """Write the states of these keys."""
         ...
 
@@ -177,7 +177,7 @@ class PartTransaction(Protocol):
         ...
 
     def due(self, until: float, limit: int) -> Sequence[Timer]:
-        """The first so many timers up to a moment, that included, in order. They stay until they are cancelled."""
+        """The first so many timers up to a time, that included, in order. They stay until they are cancelled."""
         ...
 
     def emit(self, events: Sequence[Event]) -> None:
@@ -185,8 +185,8 @@ class PartTransaction(Protocol):
         ...
 
 
-class Part(Protocol):
-    """One part of a stream in the hands of one task."""
+class StatePartition(Protocol):
+    """A state partition of a stream, as one task has it."""
 
     def transaction(self) -> AbstractContextManager[PartTransaction]:
         """A transaction that commits at its end, and not if the block raises. `Fenced` if the part is another's."""
@@ -227,7 +227,7 @@ class StateStore(Protocol):
         on it, and nobody is kept out."""
         ...
 
-    def open_part(self, started: Started, number: int) -> Part:
+    def open_part(self, started: Started, number: int) -> StatePartition:
         """A task takes a part, with a fresh token. `Fenced` if the epoch is no longer the stream's."""
         ...
 

@@ -38,8 +38,8 @@ def pack_event(event: Event) -> bytes:
 
 def unpack_event(packed: bytes) -> Event:
     """The event that `pack_event` made these bytes of."""
-    line, _, payload = packed.partition(b"\n")
-    fields = json.loads(line)
+    head, _, payload = packed.partition(b"\n")
+    fields = json.loads(head)
     fields["event_id"] = EventId(UUID(fields["event_id"]))
     if "available_at" in fields:
         fields["available_at"] = datetime.fromisoformat(fields["available_at"])

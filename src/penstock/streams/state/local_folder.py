@@ -114,7 +114,7 @@ class StateFolder:
                 row = database.execute("SELECT name, epoch, parts, identity FROM stream WHERE complete").fetchone()
             except sqlite3.DatabaseError as error:
                 if "no such table" in str(error):
-                    return None  # somebody is about to make it
+                    return None  # another process is about to make it
                 raise StoreError(f"can't read {folder / 'stream.db'}: {error}") from error
         return row and Started(*row)
 
@@ -160,7 +160,7 @@ class FolderState(ABC):
         paths = self._paths(stream)
         with ExitStack() as stack:
             wanted = paths if part is None else [paths[checked_part(stream, part, len(paths))]]
-            parts = [stack.enter_context(self._looking(path, keys)) for path in wanted]
+            parts = [stack.enter_context(self._reading(path, keys)) for path in wanted]
             yield from merge(*parts, key=lambda pair: pair[0])
 
     def forget(self, stream: str, *, older_than_seconds: float) -> int:
@@ -178,8 +178,8 @@ class FolderState(ABC):
         """Raise a part to an epoch, and make it first if it is new."""
 
     @abstractmethod
-    def _looking(self, path: Path, keys: Collection[str] | None) -> AbstractContextManager[Iterator[tuple[str, Saved]]]:
-        """The state of a part by key, while it is open to look at."""
+    def _reading(self, path: Path, keys: Collection[str] | None) -> AbstractContextManager[Iterator[tuple[str, Saved]]]:
+        """Open a part and return its state by key."""
 
     @abstractmethod
     def _forget(self, path: Path, older_than_seconds: float) -> int: ...
@@ -262,7 +262,7 @@ def writing(database: sqlite3.Connection) -> Iterator[None]:
     try:
         database.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError as error:
-        raise StoreConflict(f"a part is in another task's hands for too long, or can't be written: {error}") from error
+        raise StoreConflict(f"another task has a part for too long, or can't be written: {error}") from error
     try:
         yield
         database.execute("COMMIT")

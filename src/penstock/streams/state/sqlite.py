@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.model.event import Event
 from penstock.streams.arrow_json import arrow, values
-from penstock.streams.state.api import Arrival, Lines, Outgoing, Saved, Started, Timer, new_saved, states_in
+from penstock.streams.state.api import Arrival, Outgoing, Saved, Started, StateColumns, Timer, new_saved, states_in
 from penstock.streams.state.event_codec import pack_event, unpack_event
 from penstock.streams.state.local_folder import FENCE_TABLE, RAISE_EPOCH, Fence, FolderState, open_database, writing
 
@@ -48,7 +48,7 @@ ADVANCE = """
 STATES = "SELECT key, data, expires_at FROM state"
 # States become one text where they are: objects of Python's for each take four times as long. What is left of a left
 # join is gone through from its first to its last, so that the lines are in the order of the keys.
-LINES = """
+STATES_AS_TEXT = """
     SELECT CAST(group_concat(ifnull(data, '{}'), char(10)) AS BLOB)
     FROM json_each(?) AS wanted LEFT JOIN state ON state.key = wanted.value AND (expires_at IS NULL OR expires_at > ?)
 """
@@ -59,7 +59,7 @@ SAVE = """
 SAVE_ONE = SAVE.format(rows="(?, ?, ?)")
 SAVE_ROWS = SAVE.format(rows=", ".join(["(?, ?, ?)"] * ROWS))
 # As one object of JSON, with the keys for names: fewer values to bind, and two thirds of the time.
-SAVE_LINES = """
+SAVE_OBJECTS = """
     INSERT INTO state (expires_at, key, data) SELECT ?, key, CAST(value AS BLOB) FROM json_each(?) WHERE true
     ON CONFLICT (key) DO UPDATE SET data = excluded.data, expires_at = excluded.expires_at
 """
@@ -103,8 +103,8 @@ class SqliteTransaction:
     def refuse(self, arrivals: Sequence[Arrival]) -> None:
         self._database.executemany(TAKE_OUT, sorted(set(arrivals)))
 
-    def reached(self, lines: Collection[str]) -> Mapping[str, int]:
-        return dict(_select(self._database, "SELECT line, reached FROM offsets WHERE line IN", lines))
+    def reached(self, partitions: Collection[str]) -> Mapping[str, int]:
+        return dict(_select(self._database, "SELECT line, reached FROM offsets WHERE line IN", partitions))
 
     def advance(self, offsets: Mapping[str, int]) -> None:
         self._database.executemany(ADVANCE, offsets.items())
@@ -118,8 +118,8 @@ class SqliteTransaction:
         wanted = set(keys)
         return (row for row in self._database.execute(STATES) if row[0] in wanted)
 
-    def load_lines(self, keys: "StringArray", now: float) -> bytes:
-        text: bytes | None = self._database.execute(LINES, (json.dumps(values(keys)), now)).fetchone()[0]
+    def load_json(self, keys: "StringArray", now: float) -> bytes:
+        text: bytes | None = self._database.execute(STATES_AS_TEXT, (json.dumps(values(keys)), now)).fetchone()[0]
         return text or b""
 
     def _is_dense(self, keys: Collection[str]) -> bool:
@@ -137,14 +137,14 @@ class SqliteTransaction:
         self._database.executemany(SAVE_ONE, kept[even:])
         self._database.executemany("DELETE FROM state WHERE key = ?", gone)
 
-    def save_lines(self, lines: Lines, expires_at: float | None) -> None:
-        if not self._save_objects(lines, expires_at):
-            self.save(states_in(lines, expires_at))
+    def save_columns(self, columns: StateColumns, expires_at: float | None) -> None:
+        if not self._save_objects(columns, expires_at):
+            self.save(states_in(columns, expires_at))
 
-    def _save_objects(self, lines: Lines, expires_at: float | None) -> bool:
+    def _save_objects(self, columns: StateColumns, expires_at: float | None) -> bool:
         """Whether SQLite takes them: of half a character, or lists in lists in lists, it makes nothing."""
         try:
-            self._database.execute(SAVE_LINES, (expires_at, _as_object(lines)))
+            self._database.execute(SAVE_OBJECTS, (expires_at, _as_object(columns)))
         except UnicodeDecodeError:
             return False
         except sqlite3.OperationalError as error:
@@ -172,7 +172,7 @@ class SqliteTransaction:
 
 
 class SqlitePart:
-    """A part's file in the hands of one task."""
+    """A part's file, as one task has it."""
 
     def __init__(self, path: Path, started: Started, number: int) -> None:
         self._database = open_database(path)
@@ -224,7 +224,7 @@ class SqliteState(FolderState):
             database.execute(RAISE_EPOCH, (epoch,))
 
     @contextmanager
-    def _looking(self, path: Path, keys: Collection[str] | None) -> Iterator[Iterator[tuple[str, Saved]]]:
+    def _reading(self, path: Path, keys: Collection[str] | None) -> Iterator[Iterator[tuple[str, Saved]]]:
         with closing(open_database(path)) as database:
             yield _state(database, keys)
 
@@ -235,16 +235,16 @@ class SqliteState(FolderState):
             return dropped + database.execute("DELETE FROM state WHERE expires_at <= ?", (now,)).rowcount
 
 
-def _as_object(lines: Lines) -> str:
+def _as_object(columns: StateColumns) -> str:
     """One object of JSON, with the keys for names."""
     pa, pc = arrow()
 
-    keys: Any = lines.keys
+    keys: Any = columns.keys
     names = values(keys)
     plain = "".join(names)
     if len(encode_basestring(plain)) > len(plain) + 2:  # there is something in them that JSON writes in another way
         keys = pa.array([encode_basestring(name)[1:-1] for name in names], pa.string())
-    members = pc.binary_join_element_wise(b'"', keys.cast(pa.binary()), b'":', lines.objects, b"", b"")
+    members = pc.binary_join_element_wise(b'"', keys.cast(pa.binary()), b'":', columns.objects, b"", b"")
     return f"{{{b','.join(values(members)).decode()}}}"
 
 

@@ -1,31 +1,21 @@
-"""What a stream reads, on Spark: each source as a DataFrame of the same columns, and how it is told what was done."""
+"""What a stream reads, on Spark: each source as a DataFrame of the same columns, and its acknowledgements."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from penstock.pipeline.datasource.columns import columns
 from penstock.streams.event import KEY_HEADER, ORIGIN_HEADER, STREAM_HEADER
+from penstock.streams.sources import REMEMBER_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-COLUMNS = {
-    "seq": "BIGINT",
-    "event_id": "STRING",
-    "event_type": "STRING",
-    "payload": "BINARY",
-    "headers": "MAP<STRING, STRING>",
-    "partition_key": "STRING",
-    "ordering_key": "STRING",
-    "created_at": "TIMESTAMP",
-    "attempts": "INT",
-    "replays": "INT",
-    "lease": "STRING",
-    "token": "STRING",
-    "line": "STRING",
-    "offset": "BIGINT",
-}
-"""What every source brings. Rows are processed in the order of line, offset and seq. A lease and its token are of a
-queue, a line and an offset of a source whose order is fixed."""
+COLUMNS = columns(
+    *("seq", "event_id", "event_type", "payload", "headers", "partition_key", "ordering_key", "created_at"),
+    *("attempts", "replays", "lease", "token"),
+) | {"source_partition": "STRING", "offset": "BIGINT"}
+"""What every source brings. Rows are processed in the order of source partition, offset and seq. A lease and its
+token are of a queue, a source partition and an offset of a source whose order is fixed."""
 
 BLANK = {"attempts": 0, "replays": 0, "seq": 0, "event_type": ""}
 """What stands in columns that are never null where a source has nothing."""
@@ -34,11 +24,11 @@ STREAM_HEADERS = (ORIGIN_HEADER, KEY_HEADER, STREAM_HEADER)
 """What a stream writes on events that it moved to its own queue. From elsewhere they would say what isn't so."""
 
 
-class Feed(Protocol):
+class SparkSource(Protocol):
     """A source, on the driver."""
 
     @property
-    def tells(self) -> bool:
+    def wants_acknowledgements(self) -> bool:
         """Whether it is to hear of its events one by one."""
         ...
 
@@ -52,8 +42,8 @@ class Feed(Protocol):
         ...
 
     @property
-    def edition(self) -> str:
-        """What the checkpoint is of, once loaded: with another edition another checkpoint begins."""
+    def checkpoint_version(self) -> str:
+        """What the checkpoint is of, once loaded: with another version another checkpoint begins."""
         ...
 
     @property
@@ -62,7 +52,7 @@ class Feed(Protocol):
         ...
 
     def topics(self) -> Mapping[str, str] | None:
-        """Asked for each micro-batch: by the names of topics, what their lines are called; None if they are called as
+        """Asked for each micro-batch: by the names of topics, how their partitions are named; None if they are named as
         they came. `StoreUnavailable` if that can't be told now."""
         ...
 
@@ -75,14 +65,19 @@ class Feed(Protocol):
         ...
 
 
-class Steady:
+class StaticSource:
     """A source that is the same from its first batch to its last, and holds nothing open."""
 
-    edition = ""
+    wants_acknowledgements = False
+    remember_seconds = REMEMBER_SECONDS
+    checkpoint_version = ""
     leases = False
 
     def topics(self) -> None:
         return None
+
+    def acknowledge(self, event_ids: Sequence[str]) -> None:
+        """Nothing to acknowledge: the state, Spark's checkpoint or a lease has it."""
 
     def close(self) -> None:
         """Nothing to close."""

@@ -1,15 +1,16 @@
 """Any streaming DataFrame as a stream's source: what its rows are known by, and what of them is the payload."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.model.errors import UsageError
-from penstock.pipeline.streams.sources.base import STREAM_HEADERS, Steady
+from penstock.pipeline.streams.sources.base import STREAM_HEADERS, StaticSource
 from penstock.streams.sources import Frame
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
+POSITION = ("line", "offset")
+"""Columns of a row's place in a source whose order is fixed."""
 FIELDS = (
     "event_id",
     "event_type",
@@ -18,16 +19,13 @@ FIELDS = (
     "partition_key",
     "ordering_key",
     "created_at",
-    "line",
-    "offset",
+    *POSITION,
 )
 """The columns that are fields of an event. All others are the user's own, whatever they are called."""
 
 
-class FrameFeed(Steady):
+class DataFrameSource(StaticSource):
     """Rows of a DataFrame. Spark's checkpoint alone knows how far it is."""
-
-    tells = False
 
     def __init__(self, source: Frame) -> None:
         self._source = source
@@ -41,26 +39,21 @@ class FrameFeed(Steady):
             raise UsageError("a Frame source is a function that takes the session and returns a streaming DataFrame")
         return events_of(frame)
 
-    def acknowledge(self, event_ids: Sequence[str]) -> None:
-        """Nothing: Spark's checkpoint has it."""
-
 
 def events_of(frame: "DataFrame") -> "DataFrame":
     """Rows as events. A row that can't be known by anything ends the stream: it could be processed twice."""
     given = set(frame.columns)
-    by_id, by_offset = "event_id" in given, {"line", "offset"} <= given
+    by_id, by_offset = "event_id" in given, given.issuperset(POSITION)
     if not by_id and not by_offset:
         raise UsageError("a DataFrame needs a column event_id, or line and offset, that its events are known by")
-    chosen = {name: frame[name] for name in FIELDS if name in given}
+    chosen = {name: frame[name] for name in FIELDS if name in given and name not in POSITION}
     chosen["payload"] = _payload(frame)
     if "headers" in given:
         chosen["headers"] = _headers(frame)
-    if not by_offset:
-        for name in ("line", "offset"):
-            chosen.pop(name, None)
-        chosen["event_id"] = _required(frame["event_id"].cast("string"), "event_id")
-    else:
+    if by_offset:
         chosen |= _position(frame, by_id=by_id)
+    else:
+        chosen["event_id"] = _required(frame["event_id"].cast("string"), "event_id")
     return frame.select(*(column.alias(name) for name, column in chosen.items()))
 
 
@@ -68,13 +61,13 @@ def _position(frame: "DataFrame", *, by_id: bool) -> "dict[str, Column]":
     """Where there is an id, too, a row may be without a line, and is known by the id then."""
     from pyspark.sql import functions as F  # noqa: N812
 
-    line, offset = frame["line"].cast("string"), frame["offset"].cast("bigint")
+    partition, offset = frame["line"].cast("string"), frame["offset"].cast("bigint")
     placed = _required(F.when(offset >= 0, offset), "offset of 0 or more")
     if not by_id:
-        return {"line": _required(line, "line"), "offset": placed}
+        return {"source_partition": _required(partition, "line"), "offset": placed}
     known = frame["event_id"].cast("string")
-    known = F.when(line.isNull(), _required(known, "event_id")).otherwise(known)
-    return {"line": line, "offset": F.when(line.isNotNull(), placed), "event_id": known}
+    known = F.when(partition.isNull(), _required(known, "event_id")).otherwise(known)
+    return {"source_partition": partition, "offset": F.when(partition.isNotNull(), placed), "event_id": known}
 
 
 def _required(column: "Column", name: str) -> "Column":

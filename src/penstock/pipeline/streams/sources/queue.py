@@ -1,27 +1,23 @@
 """Queues as sources of streams."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.pipeline.datasource.reader import register_events
+from penstock.pipeline.streams.sources.base import COLUMNS, StaticSource
 from penstock.streams.app import Stream
-from penstock.streams.sources import REMEMBER_SECONDS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-from penstock.pipeline.streams.sources.base import COLUMNS, Steady
 
 QUEUE_LIMIT = 10_000
 # How often an event may be in the hands of a process that dies: what it fails by itself is counted by the stream.
 LOST_ATTEMPTS = 50
 
 
-class QueueFeed(Steady):
+class QueueSource(StaticSource):
     """Events of a queue, claimed under leases. Their outcomes are settled by lease, and not here."""
 
-    tells = False
     leases = True
-    remember_seconds = REMEMBER_SECONDS
 
     def __init__(self, stream: Stream, store: str, queue: str, parallelism: int) -> None:
         self._options: dict[str, Any] = {
@@ -38,6 +34,3 @@ class QueueFeed(Steady):
         register_events(spark)
         claims = spark.readStream.format("penstock").options(**self._options).load()
         return claims.select(*(name for name in COLUMNS if name in claims.columns))
-
-    def acknowledge(self, event_ids: Sequence[str]) -> None:
-        """Nothing: see `settle`."""

@@ -17,10 +17,10 @@ from penstock.streams.arrow_json import values
 from penstock.streams.state.api import (
     Arrival,
     Fenced,
-    Lines,
     Outgoing,
     Saved,
     Started,
+    StateColumns,
     Superseded,
     Timer,
     checked_part,
@@ -56,8 +56,8 @@ class PostgresTransaction:
         for replays, known in _by_replays(arrivals).items():
             self._run(statements.TRIM, replays, known)
 
-    def reached(self, lines: Collection[str]) -> Mapping[str, int]:
-        return dict(self._run(statements.REACHED, list(lines)))
+    def reached(self, partitions: Collection[str]) -> Mapping[str, int]:
+        return dict(self._run(statements.REACHED, list(partitions)))
 
     def advance(self, offsets: Mapping[str, int]) -> None:
         self._run(statements.ADVANCE, list(offsets), list(offsets.values()))
@@ -65,7 +65,7 @@ class PostgresTransaction:
     def load(self, keys: Collection[str]) -> Mapping[str, Saved]:
         return {key: Saved(data, expires_at) for key, data, expires_at in self._run(statements.LOAD, list(keys))}
 
-    def load_lines(self, keys: "StringArray", now: float) -> bytes:
+    def load_json(self, keys: "StringArray", now: float) -> bytes:
         return text_of(keys, self.load(values(keys)), now)
 
     def save(self, changed: Mapping[str, Saved | None]) -> None:
@@ -75,8 +75,8 @@ class PostgresTransaction:
         if gone := [key for key, saved in changed.items() if saved is None]:
             self._run(statements.DROP, gone)
 
-    def save_lines(self, lines: Lines, expires_at: float | None) -> None:
-        self.save(states_in(lines, expires_at))
+    def save_columns(self, columns: StateColumns, expires_at: float | None) -> None:
+        self.save(states_in(columns, expires_at))
 
     def set_timers(self, timers: Mapping[tuple[str, str], float | None]) -> None:
         kept = [(key, name, at) for (key, name), at in timers.items() if at is not None]
@@ -104,7 +104,7 @@ class PostgresTransaction:
 
 
 class PostgresPart:
-    """A part in the hands of one task, over a connection of its own."""
+    """A part, as one task has it, over a connection of its own."""
 
     def __init__(self, connection: "Connection", started: Started, number: int) -> None:
         self._connection = connection
@@ -293,7 +293,7 @@ def _transaction(connection: "Connection") -> Iterator[None]:
             _run(connection, statements.PATIENCE)
             yield
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
-        raise StoreConflict(f"a part or a stream is in other hands for too long: {error}") from error
+        raise StoreConflict(f"others have a part or a stream for too long: {error}") from error
     except psycopg.OperationalError as error:
         raise StoreUnavailable(f"the state store doesn't answer: {error}") from error
     except psycopg.Error as error:

@@ -23,7 +23,7 @@ MERGES_RUNNING = "rocksdb.num-running-compactions"
 MERGES_DUE = "rocksdb.compaction-pending"
 
 
-class Held(NamedTuple):
+class HeldDatabase(NamedTuple):
     """A database that this process has open, and a lock that tells others so. RocksDB has its own, but to be refused by
     that takes a millisecond of work, and who waits for a database is refused often."""
 
@@ -45,7 +45,7 @@ class Leaving(threading.Thread):
     it would come to no end.
     """
 
-    def __init__(self, held: Held) -> None:
+    def __init__(self, held: HeldDatabase) -> None:
         super().__init__(name="penstock-closing")
         self._held = held
         self._wanted = threading.Event()
@@ -64,18 +64,18 @@ class Leaving(threading.Thread):
             log.warn("a part was not closed well", error=brief(error))
 
     def _await_merges(self) -> None:
-        """Until nothing is merged any more, or somebody wants the database. What is due begins soon, or not at all."""
-        polls, told = 0, self._held.database.property_int_value
+        """Until nothing is merged any more, or a task wants the database. What is due begins soon, or not at all."""
+        polls, number_of = 0, self._held.database.property_int_value
         while polls < POLLS_FOR_DUE and not self._wanted.is_set():
-            if told(MERGES_RUNNING):
+            if number_of(MERGES_RUNNING):
                 polls = 0
-            elif told(MERGES_DUE):
+            elif number_of(MERGES_DUE):
                 polls += 1
             else:
                 return
             self._wanted.wait(POLL_SECONDS)
 
-    def back(self) -> Held | None:
+    def back(self) -> HeldDatabase | None:
         """The database, open as it was, if it is not closed by now."""
         self._wanted.set()
         self.join()
@@ -86,7 +86,7 @@ class Opened:
     """The databases that this process has open. RocksDB opens one only once, so its tasks share what is there."""
 
     _lock = threading.Lock()
-    _users: ClassVar[dict[Path, tuple[Held, int]]] = {}
+    _users: ClassVar[dict[Path, tuple[HeldDatabase, int]]] = {}
     _leaving: ClassVar[dict[Path, Leaving]] = {}
 
     @classmethod
@@ -107,7 +107,7 @@ class Opened:
             cls._leave(path)
 
     @classmethod
-    def _join(cls, path: Path) -> Held | None:
+    def _join(cls, path: Path) -> HeldDatabase | None:
         with cls._lock:
             leaving = cls._leaving.pop(path, None)
             opened, users = cls._users.get(path) or (leaving and leaving.back(), 0)
@@ -134,7 +134,7 @@ class Opened:
                 cls._leaving.popitem()[1].join()
 
 
-def _open(path: Path) -> Held | None:
+def _open(path: Path) -> HeldDatabase | None:
     """The database, or None while another process has it."""
     from rocksdict import Rdict
 
@@ -142,7 +142,7 @@ def _open(path: Path) -> Held | None:
         try:
             lock = stack.enter_context(path.with_suffix(".lock").open("ab"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held = Held(Rdict(str(path), _options()), lock)
+            held = HeldDatabase(Rdict(str(path), _options()), lock)
         except BlockingIOError:
             return None
         except Exception as error:

@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any
 from penstock.config.extras import needs_extra
 from penstock.model.event import Event
 from penstock.streams.arrow_json import EMPTY, arrow, values
-from penstock.streams.state.api import Arrival, Lines, Outgoing, Saved, Started, Timer, new_saved, states_in, text_of
+from penstock.streams.state.api import (
+    Arrival,
+    Outgoing,
+    Saved,
+    Started,
+    StateColumns,
+    Timer,
+    new_saved,
+    states_in,
+    text_of,
+)
 from penstock.streams.state.event_codec import pack_event, unpack_event
 from penstock.streams.state.local_folder import FENCE_TABLE, RAISE_EPOCH, Fence, FolderState, open_database, writing
 from penstock.streams.state.rocksdb.files import Opened, follower
@@ -27,7 +37,7 @@ if TYPE_CHECKING:
 
 CHUNK = 256
 # The first byte of a key says what it is of, t and k being timers; numbers are big-endian, to sort as numbers.
-INBOX, LINE, STATE, EVENT, LAST_BATCH = b"i", b"l", b"s", b"e", b"b"
+INBOX, SOURCE_PARTITION, STATE, EVENT, LAST_BATCH = b"i", b"l", b"s", b"e", b"b"
 NUMBER = Struct(">Q")
 PLACE = Struct(">QI")
 SHORT = Struct(">I")
@@ -44,8 +54,8 @@ class RocksTransaction:
         self._entered: dict[Arrival, bytes] = {}
         self._offsets: dict[str, int] = {}
         self._changed: dict[str, Saved | None] = {}
-        self._lines: tuple[Lines, float | None] | None = None
-        """States that came as lines and go as lines, unless they are asked for before."""
+        self._columns: tuple[StateColumns, float | None] | None = None
+        """States that came as columns and go as columns, unless they are asked for before."""
         self._emitted: list[bytes] = []
         self._timers = RocksTimers(database)
 
@@ -60,18 +70,18 @@ class RocksTransaction:
         for arrival in arrivals:
             self._entered.pop(arrival, None)
 
-    def reached(self, lines: Collection[str]) -> Mapping[str, int]:
-        wanted = list(set(lines))
-        values = _get(self._database, [LINE + line.encode() for line in wanted])
-        stored = {line: NUMBER.unpack(value)[0] for line, value in zip(wanted, values, strict=True) if value}
-        return stored | {line: self._offsets[line] for line in wanted if line in self._offsets}
+    def reached(self, partitions: Collection[str]) -> Mapping[str, int]:
+        wanted = list(set(partitions))
+        values = _get(self._database, [SOURCE_PARTITION + name.encode() for name in wanted])
+        stored = {name: NUMBER.unpack(value)[0] for name, value in zip(wanted, values, strict=True) if value}
+        return stored | {name: self._offsets[name] for name in wanted if name in self._offsets}
 
     def advance(self, offsets: Mapping[str, int]) -> None:
         reached = self.reached(offsets)
-        self._offsets |= {line: offset for line, offset in offsets.items() if offset > reached.get(line, -1)}
+        self._offsets |= {name: offset for name, offset in offsets.items() if offset > reached.get(name, -1)}
 
     def load(self, keys: Collection[str]) -> Mapping[str, Saved]:
-        self._take_lines()
+        self._take_columns()
         wanted = set(keys)
         if not self._changed:
             return _load(self._database, wanted)
@@ -79,24 +89,24 @@ class RocksTransaction:
         own = {key: saved for key in wanted if (saved := self._changed.get(key)) is not None}
         return stored | own
 
-    def load_lines(self, keys: "StringArray", now: float) -> bytes:
-        if self._changed or self._lines:
+    def load_json(self, keys: "StringArray", now: float) -> bytes:
+        if self._changed or self._columns:
             return text_of(keys, self.load(values(keys)), now)
         found = _get(self._database, _state_keys(keys))
         return b"\n".join([value[LENGTH:] if value and _lasts(value, now) else EMPTY for value in found])
 
     def save(self, changed: Mapping[str, Saved | None]) -> None:
-        self._take_lines()
+        self._take_columns()
         self._changed |= changed
 
-    def save_lines(self, lines: Lines, expires_at: float | None) -> None:
-        self._take_lines()
-        self._lines = lines, expires_at
+    def save_columns(self, columns: StateColumns, expires_at: float | None) -> None:
+        self._take_columns()
+        self._columns = columns, expires_at
 
-    def _take_lines(self) -> None:
-        if self._lines is not None:
-            self._changed |= states_in(*self._lines)
-            self._lines = None
+    def _take_columns(self) -> None:
+        if self._columns is not None:
+            self._changed |= states_in(*self._columns)
+            self._columns = None
 
     def set_timers(self, timers: Mapping[tuple[str, str], float | None]) -> None:
         self._timers.set(timers)
@@ -113,15 +123,15 @@ class RocksTransaction:
         at = SECONDS.pack(time.time())
         for arrived in self._entered.values():
             batch.put(arrived, at)
-        for line, offset in self._offsets.items():
-            batch.put(LINE + line.encode(), NUMBER.pack(offset))
+        for name, offset in self._offsets.items():
+            batch.put(SOURCE_PARTITION + name.encode(), NUMBER.pack(offset))
         for key, saved in self._changed.items():
             if saved is None:
                 batch.delete(STATE + key.encode())
             else:
                 batch.put(STATE + key.encode(), _pack_saved(saved))
-        if self._lines is not None:
-            _put_lines(batch, *self._lines)
+        if self._columns is not None:
+            _put_columns(batch, *self._columns)
         self._timers.put(batch)
         if self._emitted:
             self._put_emitted(batch)
@@ -136,7 +146,7 @@ class RocksTransaction:
 
 
 class RocksPart:
-    """A part's database in the hands of one task."""
+    """A part's database, as one task has it."""
 
     def __init__(self, path: Path, started: Started, number: int) -> None:
         with ExitStack() as stack:
@@ -200,7 +210,7 @@ class RocksState(FolderState):
         Opened.settle()
 
     @contextmanager
-    def _looking(self, path: Path, keys: Collection[str] | None) -> Iterator[Iterator[tuple[str, Saved]]]:
+    def _reading(self, path: Path, keys: Collection[str] | None) -> Iterator[Iterator[tuple[str, Saved]]]:
         with follower(_database_of(path)) as database:
             yield _state(database, keys)
 
@@ -278,11 +288,11 @@ def _forget(database: "Rdict", now: float, older_than_seconds: float) -> int:
     return _delete(database, old + expired)
 
 
-def _put_lines(batch: "WriteBatch", lines: Lines, expires_at: float | None) -> None:
+def _put_columns(batch: "WriteBatch", columns: StateColumns, expires_at: float | None) -> None:
     _, pc = arrow()
 
-    packed = pc.binary_join_element_wise(_pack_until(expires_at), lines.objects, b"")
-    for key, value in zip(_state_keys(lines.keys), values(packed), strict=True):
+    packed = pc.binary_join_element_wise(_pack_until(expires_at), columns.objects, b"")
+    for key, value in zip(_state_keys(columns.keys), values(packed), strict=True):
         batch.put(key, value)
 
 
@@ -305,8 +315,8 @@ def _pack_saved(saved: Saved) -> bytes:
     return _pack_until(saved.expires_at) + saved.data
 
 
-def _pack_until(moment: float | None) -> bytes:
-    return NEVER if moment is None else SECONDS.pack(moment)
+def _pack_until(at: float | None) -> bytes:
+    return NEVER if at is None else SECONDS.pack(at)
 
 
 def _unpack_saved(value: bytes) -> Saved:

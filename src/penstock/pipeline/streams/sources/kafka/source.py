@@ -34,10 +34,10 @@ DEFAULTS = {
 NOT_THEIRS = ("kafka.bootstrap.servers", "subscribe", "subscribepattern", "assign", "includeheaders")
 
 
-class KafkaFeed:
+class KafkaSource:
     """Records of topics. Kafka isn't told anything: the state and Spark's checkpoint know how far it is."""
 
-    tells = False
+    wants_acknowledgements = False
     leases = False
     remember_seconds = REMEMBER_SECONDS
 
@@ -58,10 +58,10 @@ class KafkaFeed:
         return events_of(records)
 
     @property
-    def edition(self) -> str:
+    def checkpoint_version(self) -> str:
         """Of which topics the checkpoint tells: of others it says nothing, whatever their names are."""
-        told = ",".join(f"{name}@{topic_id}" for name, topic_id in sorted(self._known.items()))
-        return hashlib.sha256(told.encode()).hexdigest()[:12]
+        known = ",".join(f"{name}@{topic_id}" for name, topic_id in sorted(self._known.items()))
+        return hashlib.sha256(known.encode()).hexdigest()[:12]
 
     def topics(self) -> Mapping[str, str]:
         """Each `topic` as `topic@id`; brokers before Kafka 2.8 have no ids."""
@@ -126,7 +126,7 @@ def events_of(records: "DataFrame") -> "DataFrame":
 
     key, value = records["key"], records["value"]
     readable = _text(key).isNotNull() & ~F.contains(_text(key), F.lit("\x00"))
-    line = F.concat_ws("/", records["topic"], records["partition"].cast("string"))
+    source_partition = F.concat_ws("/", records["topic"], records["partition"].cast("string"))
     headers = _headers(records["headers"])
     marks = (
         _mark(value.isNull(), TOMBSTONE_HEADER, "true"),
@@ -138,7 +138,7 @@ def events_of(records: "DataFrame") -> "DataFrame":
         F.map_concat(headers, *marks).alias("headers"),
         F.when(readable, _text(key)).otherwise(_base64(key)).alias("partition_key"),
         records["timestamp"].alias("created_at"),
-        line.alias("line"),
+        source_partition.alias("source_partition"),
         records["offset"].alias("offset"),
     )
 

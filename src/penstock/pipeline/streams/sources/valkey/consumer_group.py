@@ -28,7 +28,7 @@ from valkey.exceptions import TimeoutError as NoAnswer
 from penstock.config.options import known_options
 from penstock.config.urls import mask_url
 from penstock.model.errors import PenstockError, PipelineError, SourceUnavailable, UsageError
-from penstock.pipeline.streams.sources.valkey.entries import Entry, EntryId, entry_of, in_order
+from penstock.pipeline.streams.sources.valkey.entries import EntryId, StreamEntry, entry_of, in_order
 from penstock.publish.valkey import CLIENT_OPTIONS, open_client, replies_of
 
 PAGE = 1_000
@@ -76,9 +76,9 @@ class Group:
                 or self._has_new(client)
             )
 
-    def own(self, consumer: str, limit: int) -> list[Entry]:
+    def own(self, consumer: str, limit: int) -> list[StreamEntry]:
         """What this consumer was given and never acknowledged. Entries deleted since are acknowledged away."""
-        found: list[Entry] = []
+        found: list[StreamEntry] = []
         after = EntryId(0, 0)
         with self._plain_errors() as client:
             while len(found) < limit:
@@ -90,10 +90,10 @@ class Group:
                 self._forget(client, [entry_id for entry_id, fields in page if not fields])
             return self._counted(client, consumer, found)
 
-    def idle(self, consumer: str, limit: int, min_idle_time_ms: int) -> list[Entry]:
+    def idle(self, consumer: str, limit: int, min_idle_time_ms: int) -> list[StreamEntry]:
         """What others were given and have left for so long. Entries deleted since the server itself forgets, or, one
         before version 7, hands over: then they are the consumer's own next time."""
-        found: list[Entry] = []
+        found: list[StreamEntry] = []
         with self._plain_errors() as client:
             cursor = self._first_idle(client, min_idle_time_ms) if limit > 0 else None
             while cursor is not None and len(found) < limit:
@@ -103,9 +103,9 @@ class Group:
                 cursor = None if EntryId.parse(reply[0]) == (0, 0) else reply[0]
             return self._counted(client, consumer, found)
 
-    def new(self, consumer: str, limit: int) -> list[Entry]:
+    def new(self, consumer: str, limit: int) -> list[StreamEntry]:
         """What nobody was given yet."""
-        found: list[Entry] = []
+        found: list[StreamEntry] = []
         with self._plain_errors() as client:
             while len(found) < limit:
                 page = self._read(client, consumer, ">", min(PAGE, limit - len(found)))
@@ -155,24 +155,24 @@ class Group:
         streams = client.xreadgroup(self.name, consumer, {self.stream: after}, count=count)
         return list(streams[0][1]) if streams else []
 
-    def _entries(self, page: Iterable[tuple[bytes | None, dict[bytes, bytes]]]) -> Iterator[Entry]:
+    def _entries(self, page: Iterable[tuple[bytes | None, dict[bytes, bytes]]]) -> Iterator[StreamEntry]:
         """An entry without fields was deleted: no other can have none."""
         for entry_id, fields in page:
             if entry_id is not None and fields:
-                yield Entry(self.stream, EntryId.parse(entry_id), fields)
+                yield StreamEntry(self.stream, EntryId.parse(entry_id), fields)
 
     def _forget(self, client: Any, entry_ids: Collection[bytes]) -> None:
         if entry_ids:
             client.xack(self.stream, self.name, *entry_ids)
 
-    def _counted(self, client: Any, consumer: str, entries: Sequence[Entry]) -> list[Entry]:
+    def _counted(self, client: Any, consumer: str, entries: Sequence[StreamEntry]) -> list[StreamEntry]:
         """The entries with how often they were delivered before, which the server counts."""
         if not entries:
             return []
         ids = [entry.entry_id for entry in entries]
         deliveries = dict(self._deliveries(client, consumer, min(ids), max(ids)))
         return [
-            Entry(entry.stream, entry.entry_id, entry.fields, deliveries.get(entry.entry_id, 1) - 1)
+            StreamEntry(entry.stream, entry.entry_id, entry.fields, deliveries.get(entry.entry_id, 1) - 1)
             for entry in entries
         ]
 
@@ -226,18 +226,18 @@ def _gone(stream: str, group: str) -> str:
 
 
 def take(
-    groups: Sequence[Group], consumer: str, *, limit: int, min_idle_time_ms: int, first_turn: int = 0
-) -> list[Entry]:
+    groups: Sequence[Group], consumer: str, *, limit: int, min_idle_time_ms: int, rotation: int = 0
+) -> list[StreamEntry]:
     """Up to `limit` entries for this consumer, the oldest first: its own unacknowledged ones before those that others
-    left, and those before new ones. Which stream comes first changes with `first_turn`, so that none starves."""
-    turn = first_turn % len(groups)
-    in_turn = [*groups[turn:], *groups[:turn]]
-    taken: list[Entry] = []
-    for group in in_turn:
+    left, and those before new ones. Which stream comes first changes with `rotation`, so that none starves."""
+    start = rotation % len(groups)
+    rotated = [*groups[start:], *groups[:start]]
+    taken: list[StreamEntry] = []
+    for group in rotated:
         taken += group.own(consumer, limit - len(taken))
-    for group in in_turn:
+    for group in rotated:
         taken += group.idle(consumer, limit - len(taken), min_idle_time_ms)
-    for group in in_turn:
+    for group in rotated:
         taken += group.new(consumer, limit - len(taken))
     return in_order(taken)
 

@@ -20,7 +20,7 @@ from penstock.config.urls import url_scheme
 from penstock.model.errors import SourceUnavailable, UnknownScheme, UsageError
 from penstock.pipeline.datasource.columns import arrow_schema
 from penstock.pipeline.datasource.reader import recognised
-from penstock.pipeline.streams.sources.valkey.entries import COLUMNS, Entry, Rows, pages
+from penstock.pipeline.streams.sources.valkey.entries import COLUMNS, Rows, StreamEntry, pages
 from penstock.telemetry import log
 
 with needs_extra("format penstock-valkey", "valkey"):
@@ -183,7 +183,7 @@ class EntryReader(DataSourceStreamReader):
                 count=rows.dropped_headers,
             )
 
-    def _take(self, partition: ConsumerPartition) -> list[Entry]:
+    def _take(self, partition: ConsumerPartition) -> list[StreamEntry]:
         """From the beginning again after a connection was lost: what got lost with it is the consumer's own by now."""
         while True:
             try:
@@ -192,7 +192,7 @@ class EntryReader(DataSourceStreamReader):
                     partition.consumer,
                     limit=self._options.limit,
                     min_idle_time_ms=self._options.min_idle_time_ms,
-                    first_turn=partition.batch + partition.index,
+                    rotation=partition.batch + partition.index,
                 )
             except SourceUnavailable as error:
                 self._wait_for(error)

@@ -7,18 +7,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from penstock.model.errors import UsageError
+from penstock.pipeline.datasource.columns import columns
 
-COLUMNS = {
-    "seq": "BIGINT",
-    "event_id": "STRING",
-    "event_type": "STRING",
-    "payload": "BINARY",
-    "headers": "MAP<STRING, STRING>",
-    "partition_key": "STRING",
-    "ordering_key": "STRING",
-    "created_at": "TIMESTAMP",
-    "attempts": "INT",
-}
+COLUMNS = columns(
+    *("seq", "event_id", "event_type", "payload", "headers", "partition_key", "ordering_key", "created_at"),
+    "attempts",
+)
 
 PAGE_ROWS = 1_000
 # Arrow takes two gigabytes in a batch.
@@ -59,7 +53,7 @@ class EntryId(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StreamEntry:
     """An entry that was taken from a stream. `attempts` counts the deliveries before this one."""
 
     stream: str
@@ -92,7 +86,7 @@ class Rows:
         self._payload_field = payload_field.encode()
         self.dropped_headers = 0
 
-    def row(self, entry: Entry) -> dict[str, Any]:
+    def row(self, entry: StreamEntry) -> dict[str, Any]:
         event_type, partition_key, ordering_key = (_text(entry.fields.get(name)) for name in _COLUMN_FIELDS)
         payload = entry.fields.get(self._payload_field)
         return {
@@ -155,15 +149,17 @@ def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode(errors="backslashreplace")
 
 
-def in_order(entries: Iterable[Entry]) -> list[Entry]:
+def in_order(entries: Iterable[StreamEntry]) -> list[StreamEntry]:
     """Each entry once, the oldest first."""
     once = {(entry.entry_id, entry.stream): entry for entry in entries}
     return sorted(once.values(), key=lambda entry: entry.entry_id)
 
 
-def pages(entries: Sequence[Entry], *, rows: int = PAGE_ROWS, size: int = PAGE_BYTES) -> Iterator[list[Entry]]:
+def pages(
+    entries: Sequence[StreamEntry], *, rows: int = PAGE_ROWS, size: int = PAGE_BYTES
+) -> Iterator[list[StreamEntry]]:
     """The entries in pages of so many rows and about so many bytes at most."""
-    page: list[Entry] = []
+    page: list[StreamEntry] = []
     held = 0
     for entry in entries:
         weight = sum(map(len, entry.fields.values()))

@@ -3,19 +3,18 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from penstock.pipeline.streams.sources.base import Steady
+from penstock.pipeline.streams.sources.base import StaticSource
 from penstock.pipeline.streams.sources.valkey.datasource import StreamOptions, acknowledge, register
-from penstock.streams.sources import REMEMBER_SECONDS, Valkey
+from penstock.streams.sources import Valkey
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class ValkeyFeed(Steady):
+class ValkeySource(StaticSource):
     """Entries of Valkey's streams. Only one driver reads under the stream's name: it has its entries again at once."""
 
-    tells = True
-    remember_seconds = REMEMBER_SECONDS
+    wants_acknowledgements = True
 
     def __init__(self, source: Valkey, consumer: str) -> None:
         self._source = source
