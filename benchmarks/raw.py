@@ -14,7 +14,7 @@ from benchmarks.workers import run_together, wait_for_start
 from penstock.model.event import DEFAULT_QUEUE
 from penstock.model.lease import Lease, LeaseId, Token
 from penstock.store.sql.claim_hints import ALWAYS
-from penstock.store.sql.dialect import ClaimRequest
+from penstock.store.sql.dialect import ClaimTerms
 from penstock.store.sql.postgres import statements
 from penstock.store.sql.transaction import percent_style
 
@@ -34,7 +34,7 @@ def _move(url: str, batch: int) -> None:
         wait_for_start()
         while True:
             lease = Lease(LeaseId(uuid4()), Token(uuid4()), DEFAULT_QUEUE)
-            given = ClaimRequest(lease, None, ALWAYS, batch).parameters(batch)
+            given = ClaimTerms(lease, None, ALWAYS, batch).parameters(batch)
             taken = connection.execute(take, {**given, "floor": floor}).fetchone()
             connection.commit()
             if taken is None or taken[0] is None:

@@ -235,7 +235,7 @@ class Control(Protocol):
     ) -> int:
         """Make unsettled events DEAD; returns how many. CLAIMED ones only if the selection names CLAIMED or ids.
 
-        Whoever holds a cancelled event has lost it, and is told so when it settles. `progress` hears how many so far.
+        Whoever holds a cancelled event has lost it, which its settlement reports. `progress` gets the number so far.
         """
         ...
 

@@ -1,7 +1,7 @@
 """`https://` and `http://` post each event to a webhook, as a CloudEvent, signed if there is a secret.
 
 Requests of a batch are under way together, `concurrency` of them at a time. What an event looks like is said in
-`cloudevents`, what an answer means in `http_answers`, and how the URL is read in `http_settings`.
+`cloudevents`, what an answer means in `responses`, and how the URL is read in `settings`.
 """
 
 import asyncio

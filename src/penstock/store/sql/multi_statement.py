@@ -8,7 +8,7 @@ from typing import Any
 from penstock.model.event import Delivery
 from penstock.model.lease import LeaseId
 from penstock.model.lifecycle import fitting
-from penstock.store.sql.dialect import ClaimRequest
+from penstock.store.sql.dialect import ClaimTerms
 from penstock.store.sql.store import SqlStore
 from penstock.store.sql.transaction import Transaction
 
@@ -18,13 +18,13 @@ PAUSED = "SELECT EXISTS (SELECT 1 FROM penstock_queues WHERE queue = :queue AND 
 class StepwiseStore(SqlStore):
     """A SQL store whose every move is some statements after each other, in one transaction."""
 
-    def _move(self, tx: Transaction, request: ClaimRequest, chosen: list[tuple[int, int]], room: int) -> list[Delivery]:
+    def _move(self, tx: Transaction, terms: ClaimTerms, chosen: list[tuple[int, int]], room: int) -> list[Delivery]:
         """Claim as many of the chosen (seq, suspect) as fit: the pure core decides how many that are."""
-        count = fitting((suspect for _, suspect in chosen), request.limit, taken=request.limit - room)
+        count = fitting((suspect for _, suspect in chosen), terms.limit, taken=terms.limit - room)
         seqs = [seq for seq, _ in chosen[:count]]
         if not seqs:
             return []
-        tx.run_all(self.statements.TAKE, lease_id=request.lease.lease_id, seqs=seqs)
+        tx.run_all(self.statements.TAKE, lease_id=terms.lease.lease_id, seqs=seqs)
         return tx.deliveries(self.statements.READ_TAKEN, seqs=seqs)
 
     def _of_types(self, statement: str, types: Sequence[str] | None) -> str:

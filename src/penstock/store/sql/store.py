@@ -1,5 +1,5 @@
 """The verbs, as every SQL backend carries them out. A backend supplies the steps, each one set-based; this module
-says in which order they happen, inside which transaction, and what a caller is told."""
+says in which order they happen, inside which transaction, and what a caller gets back."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -21,7 +21,7 @@ from penstock.store.api import PURGE_BATCH, REAP_BATCH, REPLAY_BATCH, Progress, 
 from penstock.store.event_ids import refuse_twins
 from penstock.store.sql import migrate
 from penstock.store.sql.borrowed import borrowed
-from penstock.store.sql.dialect import AVAILABLE_AT, CLOCK, SEQ, ClaimRequest, Row, reading, total_of
+from penstock.store.sql.dialect import AVAILABLE_AT, CLOCK, SEQ, ClaimTerms, Row, reading, total_of
 from penstock.store.sql.transaction import Transaction
 from penstock.store.sql.verbs import dead_letters, queries
 from penstock.store.sql.verbs.control import ControlVerbs
@@ -93,20 +93,20 @@ class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs, PresenceVerbs):
             events = tx.deliveries(self.statements.READ_CLAIMED, lease_id=lease.lease_id)
         else:
             room = self._allowed(tx, lease.queue, limit, control)
-            events = self._take(tx, ClaimRequest(lease, types, self._time(opened_at), room), room) if room else []
+            events = self._take(tx, ClaimTerms(lease, types, self._time(opened_at), room), room) if room else []
         if not events:
             tx.run(self.statements.CLOSE_LEASE, lease_id=lease.lease_id)
         return Claim(lease, _in_delivery_order(events), repeated=bool(repeats))
 
-    def _take(self, tx: Transaction, request: ClaimRequest, limit: int) -> list[Delivery]:
+    def _take(self, tx: Transaction, terms: ClaimTerms, limit: int) -> list[Delivery]:
         """Events with a key and events without one, each first every other time: neither can starve the other."""
         self._keyed_first = not self._keyed_first
         takers = (self._take_keyed, self._take_ready)
         first, second = takers if self._keyed_first else reversed(takers)
-        events = first(tx, request, limit)
+        events = first(tx, terms, limit)
         if len(events) < limit:
             room = limit - sum(weight(event.suspect, limit) for event in events)
-            events += second(tx, request, room) if room > 0 else []
+            events += second(tx, terms, room) if room > 0 else []
         return events
 
     def scan_everything(self) -> None:

@@ -29,7 +29,7 @@ from penstock.testing.stores.sql import (
     PlainSql,
     StoreMaintenance,
 )
-from penstock.testing.stores.staging import CommittingOnce, DroppingStaged, FindingSeveral, StagedKeys, Staging
+from penstock.testing.stores.staging import CommittingOnce, DroppingStaged, FindingSeveral, StagedKeys, StagedWrites
 from penstock.testing.stores.steering import Cancelling, Heads, Limiting, Noting, Pausing, SettlingWithoutTrace
 from penstock.testing.stores.undeclared import Undeclared
 
@@ -61,7 +61,7 @@ class StoreConformance(
     ListingDeaths,
     CountingDeaths,
     Relays,
-    Staging,
+    StagedWrites,
     CommittingOnce,
     StagedKeys,
     DroppingStaged,

@@ -41,7 +41,7 @@ def payloads(store: Store) -> list[str]:
 
 
 @needs("staging")
-class Staging(StoreScenario):
+class StagedWrites(StoreScenario):
     def test_what_is_staged_is_no_event_before_the_commit(self, store: Store) -> None:
         write = uuid4()
         part = stage(store, write, 3)

@@ -22,7 +22,7 @@ from penstock.model.lease import Lease, LeaseId, Token
 from penstock.model.lifecycle import State
 from penstock.store.api import Capabilities
 from penstock.store.sql.claim_hints import ALWAYS, KeyQueueLength, ScanFloor
-from penstock.store.sql.dialect import CLOCK, ClaimRequest
+from penstock.store.sql.dialect import CLOCK, ClaimTerms
 from penstock.store.sql.multi_statement import PAUSED, StepwiseStore
 from penstock.store.sql.mysql import emit as mysql_emit
 from penstock.store.sql.mysql import maintenance, ordering_keys, statements, upserts
@@ -115,27 +115,27 @@ class MysqlStore(ServerDialect, StepwiseStore):
 
     # -- claiming ---------------------------------------------------------------------------------------------
 
-    def _take_ready(self, tx: Transaction, request: ClaimRequest, room: int) -> list[Delivery]:
-        if request.types is not None:
-            return self._take_from(tx, request, room, ALWAYS)
-        floor = self._floors.setdefault(request.lease.queue, ScanFloor())
+    def _take_ready(self, tx: Transaction, terms: ClaimTerms, room: int) -> list[Delivery]:
+        if terms.types is not None:
+            return self._take_from(tx, terms, room, ALWAYS)
+        floor = self._floors.setdefault(terms.lease.queue, ScanFloor())
         start = floor.use()
-        rows = self._take_from(tx, request, room, start)
+        rows = self._take_from(tx, terms, room, start)
         if start == ALWAYS and rows:
-            floor.learn_all(request.opened_at, *self._left(tx, request.lease.queue))
-        elif rows or room == request.limit:
-            floor.learn(request.opened_at, rows)
+            floor.learn_all(terms.opened_at, *self._left(tx, terms.lease.queue))
+        elif rows or room == terms.limit:
+            floor.learn(terms.opened_at, rows)
         return rows
 
-    def _take_from(self, tx: Transaction, request: ClaimRequest, room: int, floor: datetime) -> list[Delivery]:
+    def _take_from(self, tx: Transaction, terms: ClaimTerms, room: int, floor: datetime) -> list[Delivery]:
         chosen: list[tuple[int, int]] = []
-        statement = self._of_types(statements.CHOOSE_READY, request.types)
-        for priority in self._levels(tx, request.lease.queue):
-            given = request.parameters(room - len(chosen))
+        statement = self._of_types(statements.CHOOSE_READY, terms.types)
+        for priority in self._levels(tx, terms.lease.queue):
+            given = terms.parameters(room - len(chosen))
             chosen += tx.rows(statement, **given, priority=priority, floor=floor)
             if len(chosen) == room:
                 break
-        return self._move(tx, request, chosen, room)
+        return self._move(tx, terms, chosen, room)
 
     def _left(self, tx: Transaction, queue: str) -> tuple[int | None, datetime | None]:
         """The lowest priority and the oldest time of what a claim has left."""
@@ -150,19 +150,19 @@ class MysqlStore(ServerDialect, StepwiseStore):
             yield priority
             priority = tx.scalar(statements.LEVEL, queue=queue, above=priority)
 
-    def _take_keyed(self, tx: Transaction, request: ClaimRequest, room: int) -> list[Delivery]:
-        lease = request.lease
+    def _take_keyed(self, tx: Transaction, terms: ClaimTerms, room: int) -> list[Delivery]:
+        lease = terms.lease
         lengths = self._key_queues.setdefault(lease.queue, KeyQueueLength())
         if not ordering_keys.take(tx, lease.queue, lease.lease_id, lengths.key_limit(room)):
             return []
         # Statements of their own: what they see is newer than the locks that the last one took.
-        of_types = "" if request.types is None else statements.OF_TYPES
-        chosen = ordering_keys.front(tx, request, room, of_types)
+        of_types = "" if terms.types is None else statements.OF_TYPES
+        chosen = ordering_keys.front(tx, terms, room, of_types)
         kept = {row[0] for row in tx.rows(statements.LOCK_WAITING, seqs=sorted(seq for seq, _ in chosen))}
-        rows = self._move(tx, request, [row for row in chosen if row[0] in kept], room)
+        rows = self._move(tx, terms, [row for row in chosen if row[0] in kept], room)
         lengths.learn(rows)
         # Those of other types at the head of their lines would be in the way of the next claim.
-        self._free_keys(tx, [lease.lease_id], served=request.types is not None)
+        self._free_keys(tx, [lease.lease_id], served=terms.types is not None)
         return rows
 
     def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:

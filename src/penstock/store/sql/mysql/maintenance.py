@@ -1,6 +1,6 @@
 """The statements beside the flow on MySQL and MariaDB: replay, routes, purge, steering, relays and maintenance.
 
-As in `mysql_statements`: values are bound, lists of numbers travel as JSON, and `{now}`, the clock, is put in.
+As in `statements`: values are bound, lists of numbers travel as JSON, and `{now}`, the clock, is put in.
 """
 
 from penstock.store.sql.columns import COLUMNS, FRESH, REPLAYED, UNSETTLED, changing

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from penstock.model.lease import LeaseId
-from penstock.store.sql.dialect import ClaimRequest
+from penstock.store.sql.dialect import ClaimTerms
 from penstock.store.sql.server_dialect import by_queue
 from penstock.store.sql.transaction import Transaction
 
@@ -119,10 +119,10 @@ def take(tx: Transaction, queue: str, lease_id: LeaseId, key_limit: int) -> bool
     return bool(free)
 
 
-def front(tx: Transaction, request: ClaimRequest, room: int, of_types: str) -> list[tuple[int, int]]:
+def front(tx: Transaction, terms: ClaimTerms, room: int, of_types: str) -> list[tuple[int, int]]:
     """The head of each line under the lease, up to the first event that may not go yet: what stands behind it waits
     too. Rows of seq and suspect, in turn."""
-    given = request.parameters(room)
+    given = terms.parameters(room)
     keys = tx.rows(TAKEN, lease_id=given["lease_id"], key_queue_limit=given["key_queue_limit"])
     chosen: list[tuple[int, int]] = []
     seen = 0

@@ -1,4 +1,4 @@
-"""Every statement that a claim, a settle and their kin run on MySQL and MariaDB.
+"""Every statement of claims and settlements on MySQL and MariaDB.
 
 One text serves both. MySQL returns nothing from an INSERT or DELETE, and neither has a data-modifying CTE: a move is a
 locking SELECT, an INSERT ... SELECT and a DELETE, and a text that has to change and then to tell is two statements,

@@ -27,7 +27,7 @@ from penstock.store.api import Capabilities, Committed, StagedPart
 from penstock.store.event_ids import ids_for
 from penstock.store.sql.claim_hints import ALWAYS, KeyQueueLength, ScanFloor
 from penstock.store.sql.dedupe import first_of_windows, without_duplicates
-from penstock.store.sql.dialect import CLOCK, ClaimRequest
+from penstock.store.sql.dialect import CLOCK, ClaimTerms
 from penstock.store.sql.event_rows import available_at, headers_text, microseconds, staged_row
 from penstock.store.sql.outcome_rows import OutcomeRow, RouteRow
 from penstock.store.sql.postgres import maintenance, staging, statements
@@ -206,31 +206,31 @@ class PostgresStore(ServerDialect, SqlStore):
 
     # -- claiming ---------------------------------------------------------------------------------------------
 
-    def _take_ready(self, tx: Transaction, request: ClaimRequest, room: int) -> list[Delivery]:
-        given = request.parameters(room)
-        if request.types is not None:
+    def _take_ready(self, tx: Transaction, terms: ClaimTerms, room: int) -> list[Delivery]:
+        given = terms.parameters(room)
+        if terms.types is not None:
             return tx.deliveries(statements.TAKE_READY_TYPED, **given, floor=ALWAYS)
-        floor = self._floors.setdefault(request.lease.queue, ScanFloor())
+        floor = self._floors.setdefault(terms.lease.queue, ScanFloor())
         start = floor.use()
         rows = tx.deliveries(statements.TAKE_READY, **given, floor=start)
         if start == ALWAYS and rows:
-            floor.learn_all(request.opened_at, *tx.row(statements.LEFT, queue=request.lease.queue))
+            floor.learn_all(terms.opened_at, *tx.row(statements.LEFT, queue=terms.lease.queue))
         elif rows or given["alone"]:
-            floor.learn(request.opened_at, rows)
+            floor.learn(terms.opened_at, rows)
         return rows
 
-    def _take_keyed(self, tx: Transaction, request: ClaimRequest, room: int) -> list[Delivery]:
-        given = request.parameters(room)
-        lengths = self._key_queues.setdefault(request.lease.queue, KeyQueueLength())
+    def _take_keyed(self, tx: Transaction, terms: ClaimTerms, room: int) -> list[Delivery]:
+        given = terms.parameters(room)
+        lengths = self._key_queues.setdefault(terms.lease.queue, KeyQueueLength())
         keys = tx.run(statements.TAKE_KEYS, **given, key_limit=lengths.key_limit(room))
         if not keys:
             return []
         # A statement of its own: its snapshot is newer than the locks that the last one took.
-        statement = statements.TAKE_KEYED if request.types is None else statements.TAKE_KEYED_TYPED
+        statement = statements.TAKE_KEYED if terms.types is None else statements.TAKE_KEYED_TYPED
         rows = tx.deliveries(statement, **given)
         lengths.learn(rows)
         # Those of other types at the head of their lines would be in the way of the next claim.
-        self._free_keys(tx, [request.lease.lease_id], served=request.types is not None)
+        self._free_keys(tx, [terms.lease.lease_id], served=terms.types is not None)
         return rows
 
     def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:

@@ -1,6 +1,6 @@
 """The statements beside the flow on PostgreSQL: replay, purge, relays, maintenance, and the bulk way in.
 
-As in `postgres_statements`, values are bound and only `{now}`, the clock, is put in.
+As in `statements`, values are bound and only `{now}`, the clock, is put in.
 """
 
 from penstock.store.sql.columns import COLUMNS, FRESH, REPLAYED, UNSETTLED, changing

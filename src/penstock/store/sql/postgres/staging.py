@@ -1,6 +1,6 @@
 """The statements of staging on PostgreSQL: rows kept aside by COPY, and one set-based move that makes events of them.
 
-As in `postgres_statements`, values are bound and only `{now}`, the clock, is put in.
+As in `statements`, values are bound and only `{now}`, the clock, is put in.
 """
 
 from penstock.store.sql.columns import COLUMNS
@@ -8,7 +8,7 @@ from penstock.store.sql.schema import staged
 
 # In the order of a `staged_row`.
 COPY = f"COPY penstock_staged ({', '.join(staged.columns.keys())}) FROM STDIN (FORMAT binary)"
-# As the bytes and numbers that they are on the wire: see `postgres_upkeep.COPY_EVENTS`.
+# As the bytes and numbers that they are on the wire: see `maintenance.COPY_EVENTS`.
 TYPES = (
     *("bytea", "int8", "int4", "bytea", "int8"),
     *("bytea", "text", "text", "bytea", "bytea", "text", "text", "int2", "int4", "int8", "float8", "text", "float8"),

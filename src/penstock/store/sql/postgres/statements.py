@@ -1,4 +1,4 @@
-"""Every statement that a claim, a settle and their kin run on PostgreSQL.
+"""Every statement of claims and settlements on PostgreSQL.
 
 Values are bound (`:name`); only `{now}`, the clock, is put in when the store is made. Lock order, always: lease,
 then ordering keys (sorted), then claimed, then pending or archive.

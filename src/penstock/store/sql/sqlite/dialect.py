@@ -33,7 +33,7 @@ from penstock.model.times import from_micros, to_micros
 from penstock.store.api import Capabilities, Committed, StagedPart, Upgrade
 from penstock.store.event_ids import ids_for
 from penstock.store.sql.dedupe import Named, Window, first_of_windows, window, without_duplicates
-from penstock.store.sql.dialect import ClaimRequest
+from penstock.store.sql.dialect import ClaimTerms
 from penstock.store.sql.event_rows import available_at, event_row, headers_text, microseconds, staged_row
 from penstock.store.sql.multi_statement import PAUSED, StepwiseStore
 from penstock.store.sql.outcome_rows import OutcomeRow, RouteRow
@@ -175,21 +175,21 @@ class SqliteStore(StepwiseStore):
 
     # -- claiming ---------------------------------------------------------------------------------------------
 
-    def _take_ready(self, tx: Transaction, request: ClaimRequest, room: int) -> list[Delivery]:
+    def _take_ready(self, tx: Transaction, terms: ClaimTerms, room: int) -> list[Delivery]:
         chosen: list[tuple[int, int]] = []
-        statement = self._of_types(statements.CHOOSE_READY, request.types)
-        for priority in self._levels(tx, request.lease.queue):
+        statement = self._of_types(statements.CHOOSE_READY, terms.types)
+        for priority in self._levels(tx, terms.lease.queue):
             if (left := room - len(chosen)) > 0:
-                chosen += tx.rows(statement, **request.parameters(left), priority=priority)
-        return self._move(tx, request, chosen, room)
+                chosen += tx.rows(statement, **terms.parameters(left), priority=priority)
+        return self._move(tx, terms, chosen, room)
 
-    def _take_keyed(self, tx: Transaction, request: ClaimRequest, room: int) -> list[Delivery]:
-        given = request.parameters(room)
+    def _take_keyed(self, tx: Transaction, terms: ClaimTerms, room: int) -> list[Delivery]:
+        given = terms.parameters(room)
         if not tx.run(statements.TAKE_KEYS, **given):
             return []
-        rows = self._move(tx, request, tx.rows(self._of_types(statements.CHOOSE_KEYED, request.types), **given), room)
+        rows = self._move(tx, terms, tx.rows(self._of_types(statements.CHOOSE_KEYED, terms.types), **given), room)
         # Those of other types at the head of their lines would be in the way of the next claim.
-        self._free_keys(tx, [request.lease.lease_id], served=request.types is not None)
+        self._free_keys(tx, [terms.lease.lease_id], served=terms.types is not None)
         return rows
 
     def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:

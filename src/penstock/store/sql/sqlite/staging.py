@@ -1,6 +1,6 @@
 """The statements of staging on SQLite: rows kept aside, and a move of a few steps that makes events of them.
 
-As in `sqlite_statements`: lists travel as JSON, times as microseconds (`:now`), ids as hexadecimal text.
+As in `statements`: lists travel as JSON, times as microseconds (`:now`), ids as hexadecimal text.
 """
 
 from penstock.store.sql.columns import COLUMNS

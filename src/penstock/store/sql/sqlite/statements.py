@@ -1,4 +1,4 @@
-"""Every statement that a claim, a settle and their kin run on SQLite.
+"""Every statement of claims and settlements on SQLite.
 
 One writer at a time (`BEGIN IMMEDIATE`), so nothing is locked row by row. SQLite has no data-modifying CTE: a move is
 an INSERT ... SELECT and then a DELETE. Lists travel as JSON, times as microseconds (`:now`), ids as hexadecimal text.
