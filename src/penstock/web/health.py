@@ -14,7 +14,7 @@ from penstock.model.errors import UsageError
 from penstock.telemetry import log
 from penstock.web.guard import ProblemResponse
 from penstock.web.server import HttpServer, parse_address
-from penstock.worker.loops import Loop
+from penstock.worker.loops import WorkerLoop
 from penstock.worker.runtime import Running
 from penstock.worker.subscription import Subscription
 
@@ -48,16 +48,16 @@ def report(running: Running | None) -> dict[str, Any]:
         "reasons": reasons,
         "claimant": running.claimant,
         "queues": _queues(running.subscriptions),
-        "loops": {loop.name: {"alive": loop.alive, "trouble": loop.trouble} for loop in running.loops},
+        "loops": {loop.name: {"alive": loop.alive, "trouble": loop.error} for loop in running.loops},
     }
 
 
-def _fault(loop: Loop) -> str | None:
+def _fault(loop: WorkerLoop) -> str | None:
     if not loop.alive and not loop.done:
         return f"the {loop.name} loop is dead"
-    since = loop.troubled_at
+    since = loop.failing_since
     if since is not None and monotonic() - since > PATIENCE_SECONDS:
-        return f"the {loop.name} loop has been in trouble for {monotonic() - since:.0f} s: {loop.trouble}"
+        return f"the {loop.name} loop has been in trouble for {monotonic() - since:.0f} s: {loop.error}"
     return None
 
 
@@ -66,7 +66,7 @@ def _queues(subscriptions: Sequence[Subscription]) -> dict[str, dict[str, Any]]:
     queues: dict[str, dict[str, Any]] = {}
     now = monotonic()
     for one in subscriptions:
-        counted = {"running": len(one.holdings.running), "queued": one.holdings.queued, **one.counts}
+        counted = {"running": len(one.buffer.running), "queued": one.buffer.queued, **one.counts}
         ago = None if one.fetched_at is None else round(now - one.fetched_at, 3)
         known = queues.setdefault(one.queue, {**dict.fromkeys(counted, 0), "fetched_seconds_ago": ago})
         for name, number in counted.items():

@@ -49,12 +49,12 @@ class Periodic:
         periodic.next_after(datetime.now(UTC))  # what is wrong with the expression is told here
         return periodic
 
-    def next_after(self, moment: datetime) -> datetime:
-        """The first time after `moment`, in UTC."""
+    def next_after(self, start: datetime) -> datetime:
+        """The first time after `start`, in UTC."""
         with needs_extra("a periodic emit", "worker"):
             from cronsim import CronSim, CronSimError
         try:
-            found: datetime = next(CronSim(self.cron, moment.astimezone(self.timezone)))
+            found: datetime = next(CronSim(self.cron, start.astimezone(self.timezone)))
         except (CronSimError, StopIteration) as error:
             raise UsageError(f"{self.cron!r} is not a cron expression that ever comes true: {error}") from error
         return found.astimezone(UTC)
@@ -72,7 +72,7 @@ class Periodic:
         )
 
 
-class Emitting:
+class PeriodicEmitter:
     """The loop that emits what is due."""
 
     def __init__(self, outbox: Outbox, periodics: Sequence[Periodic], started: datetime | None = None) -> None:
