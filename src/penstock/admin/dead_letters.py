@@ -87,8 +87,8 @@ class Handled:
     preview: "Preview | None" = None
 
     def as_json(self) -> Document:
-        told = {self.done: self.count} if self.preview is None else self.preview.as_json()
-        return {**told, "left_alone": [asdict(one) for one in self.left_alone]}
+        fields = {self.done: self.count} if self.preview is None else self.preview.as_json()
+        return {**fields, "left_alone": [asdict(one) for one in self.left_alone]}
 
 
 class DeadLetterOffice:

@@ -256,6 +256,6 @@ def _claimed(answer: Mapping[str, Any]) -> ClaimedJob:
 
 
 def _job(answer: Mapping[str, Any]) -> Job:
-    moments = ("submitted_at", "available_at", "claimed_at", "expires_at", "settled_at")
-    read = {name: answer[name] and datetime.fromisoformat(answer[name]) for name in moments}
+    times = ("submitted_at", "available_at", "claimed_at", "expires_at", "settled_at")
+    read = {name: answer[name] and datetime.fromisoformat(answer[name]) for name in times}
     return Job(**{**answer, **read, "job_id": as_job_id(answer["job_id"]), "state": State(answer["state"])})

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from penstock.model.errors import UsageError
 from penstock.telemetry import log
-from penstock.web.guard import ProblemResponse
+from penstock.web.auth import ProblemResponse
 from penstock.web.server import HttpServer, parse_address
 from penstock.worker.loops import WorkerLoop
 from penstock.worker.runtime import Running

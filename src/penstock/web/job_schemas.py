@@ -117,7 +117,7 @@ class Listing(_Parameters):
     after: Annotated[int | None, Field(ge=1, le=GREATEST_SEQ)] = None
 
 
-class Looking(_Parameters):
+class WaitParameters(_Parameters):
     """How long to wait for a job to be settled."""
 
     wait_seconds: Wait = 0.0

@@ -22,7 +22,7 @@ from penstock.model.event import EventId
 from penstock.model.lifecycle import State
 from penstock.model.selection import Selection
 from penstock.web import problems
-from penstock.web.guard import Guard
+from penstock.web.auth import RequestGuard
 from penstock.web.job_schemas import (
     LONGEST_WAIT_SECONDS,
     Cancellation,
@@ -34,7 +34,6 @@ from penstock.web.job_schemas import (
     Heartbeat,
     JobDocument,
     Listing,
-    Looking,
     PageDocument,
     Problem,
     Release,
@@ -42,13 +41,14 @@ from penstock.web.job_schemas import (
     StatsDocument,
     Submission,
     Submitted,
+    WaitParameters,
 )
 
 MAX_BODY_BYTES = 1_048_576
 THREADS = 15
 OPEN_PATHS = frozenset({"/health", "/openapi.json"})
 SAID = ("job_id", "type", "lease", "attempts", "max_attempts", "priority", "headers", "submitted_at")
-NOBODY = EventId(UUID(int=0))
+NO_EVENT = EventId(UUID(int=0))
 
 
 class JobsApp(FastAPI):
@@ -68,7 +68,7 @@ class JobsApp(FastAPI):
     def end_waiting(self) -> None:
         """Answer all who wait, so that the server can end."""
         self.closing.set()
-        self.jobs.bell.ring()
+        self.jobs.wakeup.notify()
 
 
 def create_app(
@@ -91,7 +91,7 @@ def create_app(
     bearer = HTTPBearer(auto_error=False, description="One of the server's tokens; it may have none.")
     app.include_router(router, dependencies=[Security(bearer)] if tokens else [])
     app.include_router(open_router)
-    app.add_middleware(Guard, tokens=tuple(tokens), max_body_bytes=max_body_bytes, open_paths=OPEN_PATHS)
+    app.add_middleware(RequestGuard, tokens=tuple(tokens), max_body_bytes=max_body_bytes, open_paths=OPEN_PATHS)
     problems.install(app, router, open_router)
     return app
 
@@ -124,7 +124,7 @@ router = APIRouter(prefix="/v1", dependencies=[Depends(_once_each)])
 @open_router.get("/health", responses={503: problems.answers()[503]})
 def health(jobs: Queue) -> Health:
     """Whether the server is there, and reaches its store."""
-    jobs.store.find(Selection(ids=frozenset({NOBODY})), limit=1)
+    jobs.store.find(Selection(ids=frozenset({NO_EVENT})), limit=1)
     return Health()
 
 
@@ -196,7 +196,7 @@ def cancel(job_id: UUID, asked: Cancellation, jobs: Queue) -> Standing:
 
 
 @router.get("/jobs/{job_id:uuid}", responses=problems.answers(404))
-async def get(job_id: UUID, asked: Annotated[Looking, Query()], request: Request, jobs: Queue) -> JobDocument:
+async def get(job_id: UUID, asked: Annotated[WaitParameters, Query()], request: Request, jobs: Queue) -> JobDocument:
     """A job as it stands; with `wait_seconds`, once it is settled or time is up."""
     until = _now() + min(asked.wait_seconds, _app(request).max_wait_seconds)
     for pause in pauses():
@@ -221,23 +221,23 @@ def stats(jobs: Queue) -> StatsDocument:
 
 
 async def _claimed(request: Request, jobs: Jobs, asked: ClaimRequest) -> ClaimedJob | None:
-    """A job, now or within the time asked for. Rung when one is submitted here, else it looks again and again."""
-    loop, rung = asyncio.get_running_loop(), asyncio.Event()
+    """A job, now or within the time asked for. Woken when one is submitted here, else it looks again and again."""
+    loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
-    def ring() -> None:
+    def wake() -> None:
         with suppress(RuntimeError):  # a loop that has ended has nobody left who waits
-            loop.call_soon_threadsafe(rung.set)
+            loop.call_soon_threadsafe(woken.set)
 
     until = _now() + min(asked.wait_seconds, _app(request).max_wait_seconds)
-    with jobs.bell.heard_by(ring):
+    with jobs.wakeup.listening(wake):
         for pause in pauses():
-            rung.clear()
+            woken.clear()
             job = await run_in_threadpool(jobs.claim, asked.worker_id, asked.types)
             left = until - _now()
             if job or left <= 0 or _app(request).closing.is_set() or await request.is_disconnected():
                 return job
             with suppress(TimeoutError):
-                await asyncio.wait_for(rung.wait(), min(pause, left))
+                await asyncio.wait_for(woken.wait(), min(pause, left))
     raise AssertionError("unreachable")
 
 

@@ -9,7 +9,7 @@ from starlette.routing import Match, Route
 
 from penstock.model.errors import JobError, JobNotFound, PenstockError, StoreError, UsageError
 from penstock.telemetry import log
-from penstock.web.guard import ProblemResponse
+from penstock.web.auth import ProblemResponse
 
 MOST_ERRORS = 20
 
@@ -36,7 +36,7 @@ def install(app: FastAPI, *routers: APIRouter) -> None:
     app.state.known_routes = [one for router in routers for one in router.routes if isinstance(one, Route)]
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _refused)
-    app.add_exception_handler(PenstockError, _told)
+    app.add_exception_handler(PenstockError, _failed)
     app.add_exception_handler(Exception, _unexpected)
 
 
@@ -69,7 +69,7 @@ def _methods(request: Request) -> list[str]:
     return sorted({method for route in matching for method in route.methods or ()})
 
 
-def _told(_: Request, error: Exception) -> Response:
+def _failed(_: Request, error: Exception) -> Response:
     match error:
         case JobNotFound():
             status = 404

@@ -156,7 +156,7 @@ def _chosen(filters: Filters, ids: list[str] | None, everything: bool, verb: str
 
 
 def _carry_out(operation: Operation, plan: "Handled", work: Any) -> None:
-    """An id that no event has is told before anything is done; one that is no longer dead is no mistake."""
+    """An id that no event has is refused before anything is done; one that is no longer dead is no mistake."""
     for one in plan.left_alone:
         if one.state is None:
             raise EventNotFound(one.event_id)
@@ -232,7 +232,7 @@ def _fields(letter: dict[str, Any]) -> "RenderableType":
             grid.add_row(name, output.clean_line(str(letter[name])))
     for name, value in letter["came_from"].items():
         grid.add_row(f"came from {output.clean_line(name)}", output.clean_line(value))
-    told = {f"{STREAM_HEADER}{name}" for name in letter["came_from"]}
-    others = {name: value for name, value in letter["headers"].items() if name not in told}
+    shown = {f"{STREAM_HEADER}{name}" for name in letter["came_from"]}
+    others = {name: value for name, value in letter["headers"].items() if name not in shown}
     add_headers_and_copies(grid, {**letter, "headers": others})
     return grid

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from penstock.cli.terminal import output
-from penstock.cli.terminal import times as moments
+from penstock.cli.terminal import output, times
 from penstock.cli.terminal.jsonl import read_events
 from penstock.cli.terminal.options import JsonOption, StoreOption, opened
 from penstock.config.routes import find_routes
@@ -45,10 +44,10 @@ def emit(
     priority: Annotated[int | None, typer.Option(help="From -100 to 100; higher goes first.")] = None,
     delay: Annotated[
         float | None,
-        typer.Option(metavar="TIME", parser=moments.seconds, help="Wait this long: seconds, or such as 10m."),
+        typer.Option(metavar="TIME", parser=times.seconds, help="Wait this long: seconds, or such as 10m."),
     ] = None,
     available_at: Annotated[
-        datetime | None, typer.Option(metavar="TIME", parser=moments.iso, help="Wait until then (ISO).")
+        datetime | None, typer.Option(metavar="TIME", parser=times.iso, help="Wait until then (ISO).")
     ] = None,
     max_attempts: Annotated[int | None, typer.Option(help="Give up after so many; else the relay's limit.")] = None,
     dedupe_key: Annotated[str | None, typer.Option(help="A second event with it, within a day, is dropped.")] = None,
@@ -184,9 +183,9 @@ def _body(payload: str | None, headers: dict[str, str]) -> tuple[bytes, dict[str
     if payload is None:
         return b"", headers
     body = sys.stdin.buffer.read() if payload == STDIN else os.fsencode(payload)
-    told = _content_type(body)
+    content_type = _content_type(body)
     named = {name.lower() for name in headers}
-    return body, headers if told is None or CONTENT_TYPE in named else {**headers, CONTENT_TYPE: told}
+    return body, headers if content_type is None or CONTENT_TYPE in named else {**headers, CONTENT_TYPE: content_type}
 
 
 def _content_type(body: bytes) -> str | None:

@@ -137,8 +137,8 @@ def add_headers_and_copies(grid: "Table", document: dict[str, Any]) -> None:
     for name, value in document["headers"].items():
         grid.add_row(f"header {output.clean_line(name)}", output.clean_line(value))
     for copy in document.get("copies", ()):
-        told = f"{copy['state']}, {copy['attempts']} attempts  {short_error(copy['last_error'])}"
-        grid.add_row(f"also in {output.clean_line(copy['queue'])}", told.rstrip())
+        text = f"{copy['state']}, {copy['attempts']} attempts  {short_error(copy['last_error'])}"
+        grid.add_row(f"also in {output.clean_line(copy['queue'])}", text.rstrip())
 
 
 def _payload(document: dict[str, Any]) -> "list[RenderableType]":
@@ -166,7 +166,7 @@ def readable(text: str) -> str:
     return output.clean(text)
 
 
-def timeline_table(lines: list[dict[str, Any]], *, brief: bool = False) -> "RenderableType":
+def timeline_table(entries: list[dict[str, Any]], *, brief: bool = False) -> "RenderableType":
     """The life of an event; brief, with only the first line of what is said of each step."""
     from rich import box
     from rich.table import Table
@@ -174,10 +174,10 @@ def timeline_table(lines: list[dict[str, Any]], *, brief: bool = False) -> "Rend
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name in ("at", "what", "attempts", "by", "detail"):
         table.add_column(name, justify="right" if name == "attempts" else "left", overflow="fold")
-    for line in lines:
-        told = line["detail"] or ""
-        detail = output.clean_line(first_line(told, ERROR_WIDTH) if brief else told)
+    for entry in entries:
+        text = entry["detail"] or ""
+        detail = output.clean_line(first_line(text, ERROR_WIDTH) if brief else text)
         table.add_row(
-            short_time(line["at"]), line["what"], str(line["attempts"]), output.clean_line(line["by"] or ""), detail
+            short_time(entry["at"]), entry["what"], str(entry["attempts"]), output.clean_line(entry["by"] or ""), detail
         )
     return table

@@ -10,8 +10,7 @@ import typer
 
 from penstock.admin.text import count, first_line
 from penstock.cli.commands.events import ERROR_WIDTH, STATE_STYLES, short_time
-from penstock.cli.terminal import output
-from penstock.cli.terminal import times as moments
+from penstock.cli.terminal import output, times
 from penstock.cli.terminal.exit import FAILURE, USAGE
 from penstock.cli.terminal.filters import TypeOption
 from penstock.cli.terminal.options import DryRunOption, JsonOption, StoreOption, YesOption, opened, operator
@@ -108,7 +107,7 @@ def submit(
         body = codec.loads(payload)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"the payload is not JSON: {error}; text needs quotes of its own, as in '\"text\"'") from error
-    seconds = None if delay is None else moments.seconds(delay)
+    seconds = None if delay is None else times.seconds(delay)
     with _queue(context, store, name) as queue:
         job_id = queue.submit(
             job_type, body, max_attempts=max_attempts, priority=priority, delay=seconds, dedupe_key=dedupe_key
@@ -177,7 +176,7 @@ def wait(
     json: JsonOption = False,
 ) -> None:
     """Wait until a job is completed, and show it. The exit code is 1 if it is dead, or not done in time."""
-    seconds = None if timeout is None else moments.seconds(timeout)
+    seconds = None if timeout is None else times.seconds(timeout)
     with _queue(context, store, name) as queue, output.waiting(f"waiting for {job}"):
         done = queue.wait(job, seconds).as_json()
     _show(done, json)

@@ -42,10 +42,10 @@ def replay_from_lake(store: str, lake: str, chosen: "Selection", dry_run: bool, 
     if json:
         output.write_json(asdict(done))
     else:
-        output.write(_told(done))
+        output.write(_summary(done))
 
 
-def _told(done: "BroughtBack") -> str:
+def _summary(done: "BroughtBack") -> str:
     """What was done, in one line, without what there was none of."""
     parts = [f"{count(done.replayed, 'event')} replayed"] if done.replayed else []
     parts += [f"{count(done.emitted, 'event')} emitted anew"] if done.emitted else []
@@ -72,7 +72,7 @@ def _show(kinds: "Sequence[LakeCount]", judged: "BroughtBack", json: bool) -> No
         return
     output.write("\n".join([f"would replay {count(judged.total, 'event')} from the lake", *_lines(kinds)]))
     if judged.total:
-        output.write(f"that is: {_told(judged)}")
+        output.write(f"that is: {_summary(judged)}")
 
 
 def _lines(kinds: "Sequence[LakeCount]") -> list[str]:

@@ -99,8 +99,8 @@ def relay(
 def summary(report: "RelayReport") -> str:
     """What a relay did, in one line, without what it had none of."""
     counts = {name: getattr(report, name) for name in COUNTS[1:]}
-    told = ", ".join(f"{number:,} {name}" for name, number in counts.items() if number)
-    return f"{told} in {report.seconds:.1f} s" if told else "nothing was pending"
+    parts = ", ".join(f"{number:,} {name}" for name, number in counts.items() if number)
+    return f"{parts} in {report.seconds:.1f} s" if parts else "nothing was pending"
 
 
 def _where(to: str | None, route: list[str], config: str | None) -> dict[str, Any]:

@@ -119,8 +119,8 @@ def _relays(status: "Status") -> "list[RenderableType]":
 
 def _relay(relay: "RelayStatus") -> str:
     stopping = ", stopping" if relay.stopping else ""
-    told = f"relay on {relay.host}: {relay.queue} to {relay.destination}, seen {_age(relay.seen_seconds_ago)} ago"
-    return output.clean_line(told + stopping)
+    text = f"relay on {relay.host}: {relay.queue} to {relay.destination}, seen {_age(relay.seen_seconds_ago)} ago"
+    return output.clean_line(text + stopping)
 
 
 def _workers(host: str, announced: "list[RelayStatus]") -> str:

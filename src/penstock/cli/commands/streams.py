@@ -93,8 +93,8 @@ def run(
         raise typer.Exit(SUPERSEDED) from None
     seconds = time.monotonic() - started
     if json:
-        told = {stream: asdict(one) for stream, one in counts.items()}
-        output.write_json({"streams": told, "seconds": round(seconds, 3)})
+        applied = {stream: asdict(one) for stream, one in counts.items()}
+        output.write_json({"streams": applied, "seconds": round(seconds, 3)})
     elif not quiet:
         output.write("\n".join(summary(counts, seconds)))
 
@@ -130,19 +130,19 @@ def _run(app: "StreamSet", **given: Any) -> "Mapping[str, Counts]":
     if not given["once"]:
         return run_streams(app, **given)
     with output.waiting("starting Spark") as say:
-        return run_streams(app, **given, progress=lambda counts: say("; ".join(_told(counts))))
+        return run_streams(app, **given, progress=lambda counts: say("; ".join(_counts(counts))))
 
 
 def summary(counts: "Mapping[str, Counts]", seconds: float) -> list[str]:
     """What became of the events, a line for each stream."""
-    return [f"{line} in {seconds:.1f} s" for line in _told(counts)]
+    return [f"{line} in {seconds:.1f} s" for line in _counts(counts)]
 
 
-def _told(counts: "Mapping[str, Counts]") -> Iterator[str]:
+def _counts(counts: "Mapping[str, Counts]") -> Iterator[str]:
     for stream, one in counts.items():
         kinds = {"applied": one.applied, "retried": one.retried, "dead": one.dead}
-        told = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items() if number or kind == "applied")
-        yield output.clean_line(f"{stream}: {told}")
+        numbers = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items() if number or kind == "applied")
+        yield output.clean_line(f"{stream}: {numbers}")
 
 
 @streams.command("list")
@@ -207,8 +207,8 @@ def _one(store: "StateStore", stream: "Started", key: str) -> "Kept":
     for kept in look(store, stream, [key], part=part_of(key, stream.parts)):
         return kept
     there = ", ".join(output.clean_line(kept.key) for kept in islice(look(store, stream), SHOWN_KEYS))
-    told = f"its first keys are: {there}" if there else "it has no state at all"
-    raise UsageError(f"stream {stream.stream!r} has no state of key {key!r}; {told}")
+    hint = f"its first keys are: {there}" if there else "it has no state at all"
+    raise UsageError(f"stream {stream.stream!r} has no state of key {key!r}; {hint}")
 
 
 def _beginning(store: "StateStore", stream: "Started", prefix: str) -> "Iterator[Kept]":
@@ -228,8 +228,8 @@ def _write(found: "Iterator[Kept]", as_json: bool) -> int:
         return len(rows)
     written = 0
     for one in found:
-        moment = None if one.expires_at is None else one.expires_at.isoformat()
-        fields = {"key": one.key, "part": one.part, "state": codec.loads(one.state), "expires_at": moment}
+        expires_at = None if one.expires_at is None else one.expires_at.isoformat()
+        fields = {"key": one.key, "part": one.part, "state": codec.loads(one.state), "expires_at": expires_at}
         output.write_json(fields, indent=None)
         written += 1
     return written

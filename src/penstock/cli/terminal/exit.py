@@ -17,8 +17,8 @@ DEBUG_VARIABLE = "PENSTOCK_DEBUG"
 LINE_LIMIT = 600
 
 
-def tell(error: Exception) -> int:
-    """Tell what went wrong on standard error; returns the exit code for it."""
+def report_failure(error: Exception) -> int:
+    """Report what went wrong on standard error; returns the exit code for it."""
     if os.environ.get(DEBUG_VARIABLE) == "1":
         traceback.print_exception(error)
     code, message = _judge(error)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.terminal import times as moments
+from penstock.cli.terminal import times
 from penstock.cli.terminal.options import event_id
 from penstock.model.errors import UsageError
 from penstock.model.lifecycle import State
@@ -62,8 +62,8 @@ class Filters:
             states=frozenset(states) if states else None,
             queue=self.queue,
             event_type=self.event_type,
-            since=None if self.since is None else moments.moment(self.since, now),
-            until=None if self.until is None else moments.moment(self.until, now),
+            since=None if self.since is None else times.instant(self.since, now),
+            until=None if self.until is None else times.instant(self.until, now),
             error=self.error,
             everything=everything,
         )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NoReturn
 from uuid import UUID
 
-from penstock.cli.terminal import times as moments
+from penstock.cli.terminal import times
 from penstock.model.errors import InvalidEvent, UsageError
 from penstock.model.event import Event, encode_payload
 
@@ -104,11 +104,11 @@ def _number(name: str, value: Any) -> float:
 
 
 def _length(name: str, value: Any) -> float:
-    return moments.seconds(value) if isinstance(value, str) else _number(name, value)
+    return times.seconds(value) if isinstance(value, str) else _number(name, value)
 
 
-def _moment(name: str, value: Any) -> Any:
-    return None if value is None else moments.iso(_text(name, value))
+def _time(name: str, value: Any) -> Any:
+    return None if value is None else times.iso(_text(name, value))
 
 
 def _headers(name: str, value: Any) -> dict[str, str]:
@@ -149,7 +149,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "partition_key": _text_or_null,
     "ordering_key": _text_or_null,
     "priority": _whole,
-    "available_at": _moment,
+    "available_at": _time,
     "delay": _length,
     "delay_seconds": _number,
     "max_attempts": _whole_or_null,
