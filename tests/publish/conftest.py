@@ -38,10 +38,12 @@ def broker(valkey_server: ValkeyServer, client: Any) -> ValkeyServer:
 def as_received() -> Callable[[dict[str, Any]], Any]:
     """What a line of JSON says was received."""
     # Imported here, after its asserts were registered for rewriting.
-    from penstock.testing.publishers import Received
+    from penstock.testing.publishers import StoredMessage
 
-    def read(fields: dict[str, Any]) -> Received:
-        return Received(**{name: fields[name] for name in Received._fields} | {"payload": payload_bytes(fields)})
+    def read(fields: dict[str, Any]) -> StoredMessage:
+        return StoredMessage(
+            **{name: fields[name] for name in StoredMessage._fields} | {"payload": payload_bytes(fields)}
+        )
 
     return read
 

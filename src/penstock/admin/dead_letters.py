@@ -78,7 +78,7 @@ class LeftAlone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Handled:
+class OfficeResult:
     """What a redrive or a purge did or, with a preview, would do."""
 
     done: str
@@ -147,27 +147,27 @@ class DeadLetterOffice:
 
     def redrive(
         self, selection: Selection, *, dry_run: bool = False, by: str = "operator", progress: Progress | None = None
-    ) -> Handled:
+    ) -> OfficeResult:
         """Make dead letters pending again, in bounded batches. A repeat finds none of them, and does no harm."""
         chosen = _dead(selection, "redrive")
         left_alone = self._left_alone(chosen)
         if dry_run:
             return self._preview("redriven", chosen, left_alone)
         count = self._store.replay(chosen, by=by, progress=progress)
-        return Handled(done="redriven", count=count, left_alone=left_alone)
+        return OfficeResult(done="redriven", count=count, left_alone=left_alone)
 
-    def purge(self, selection: Selection, *, dry_run: bool = False, progress: Progress | None = None) -> Handled:
+    def purge(self, selection: Selection, *, dry_run: bool = False, progress: Progress | None = None) -> OfficeResult:
         """Delete dead letters for good, in bounded batches."""
         chosen = _dead(selection, "purge")
         left_alone = self._left_alone(chosen)
         if dry_run:
             return self._preview("purged", chosen, left_alone)
         count = self._store.purge(chosen, progress=progress)
-        return Handled(done="purged", count=count, left_alone=left_alone)
+        return OfficeResult(done="purged", count=count, left_alone=left_alone)
 
-    def _preview(self, done: str, chosen: Selection, left_alone: list[LeftAlone]) -> Handled:
+    def _preview(self, done: str, chosen: Selection, left_alone: list[LeftAlone]) -> OfficeResult:
         preview = self._admin.preview_settled(chosen)
-        return Handled(done=done, count=preview.total, left_alone=left_alone, preview=preview)
+        return OfficeResult(done=done, count=preview.total, left_alone=left_alone, preview=preview)
 
     def _left_alone(self, chosen: Selection) -> list[LeftAlone]:
         """The events that were named and are not among those chosen, most likely because they are no longer dead."""

@@ -27,7 +27,7 @@ from penstock.model.lifecycle import State
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from penstock.admin.dead_letters import Handled, LeftAlone, Totals
+    from penstock.admin.dead_letters import LeftAlone, OfficeResult, Totals
     from penstock.model.selection import Selection
 
 SHOWN_KINDS = 10
@@ -155,7 +155,7 @@ def _chosen(filters: Filters, ids: list[str] | None, everything: bool, verb: str
     return chosen
 
 
-def _carry_out(operation: Operation, plan: "Handled", work: Any) -> None:
+def _carry_out(operation: Operation, plan: "OfficeResult", work: Any) -> None:
     """An id that no event has is refused before anything is done; one that is no longer dead is no mistake."""
     for one in plan.left_alone:
         if one.state is None:
