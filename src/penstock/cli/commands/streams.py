@@ -14,8 +14,7 @@ import typer
 
 from penstock.cli.commands.events import short_time
 from penstock.cli.terminal import output
-from penstock.cli.terminal.exit import USAGE
-from penstock.cli.terminal.options import JsonOption, StoreOption, opened
+from penstock.cli.terminal.options import JsonOption, StoreOption, group_of_commands, opened
 from penstock.config.import_path import Wanted, search_working_folder
 from penstock.config.urls import mask_url
 from penstock.model.errors import MissingDriver, UsageError
@@ -33,9 +32,7 @@ SUPERSEDED = 3
 SHOWN_KEYS = 5
 STATE_HELP = "Where the state is; else sqlite:///penstock-state."
 
-streams = typer.Typer(
-    name="streams", help="Exactly-once streams: run them, look at their state.", invoke_without_command=True
-)
+streams = group_of_commands("streams", "Exactly-once streams: run them, look at their state.")
 
 AppArgument = Annotated[str, typer.Argument(metavar="MODULE:APP", help="The application, such as shop.streams:app.")]
 NamesOption = Annotated[list[str] | None, typer.Option("--name", help="Only this stream; can be given again.")]
@@ -53,13 +50,6 @@ OwnStateOption = Annotated[
 StateOption = Annotated[str | None, typer.Option("--state", metavar="URL", help=STATE_HELP, show_default=False)]
 StreamArgument = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name.")]
 KeyArgument = Annotated[str | None, typer.Argument(metavar="KEY", help="Only this key.", show_default=False)]
-
-
-@streams.callback()
-def _help(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-        raise typer.Exit(USAGE)
 
 
 @streams.command()
@@ -240,12 +230,6 @@ def _short(kept: "Kept") -> str:
 
 
 def _table(columns: list[str], rows: list[dict[str, Any]]) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in columns:
-        table.add_column(column, justify="right" if isinstance(rows[0][column], int) else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(output.clean_line(str(row[column])) for column in columns))
-    return table
+    numbers = [column for column in columns if isinstance(rows[0][column], int)]
+    texts = ({column: str(row[column]) for column in columns} for row in rows)
+    return output.table(texts, columns, right=numbers)

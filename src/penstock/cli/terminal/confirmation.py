@@ -5,12 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from penstock.admin.text import count
 from penstock.cli.commands.events import table
 from penstock.cli.terminal import output
-from penstock.cli.terminal.exit import FAILURE
+from penstock.cli.terminal.options import Call
 from penstock.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,9 +23,9 @@ class Operation:
 
     verb: str
     done: str
+    call: Call
     dry_run: bool
     yes: bool
-    json: bool
     unasked: int = 0
     """So many events need no question."""
     insists: bool = False
@@ -43,14 +41,13 @@ class Operation:
         if preview.total > self.unasked and not self.yes:
             self._make_sure(preview)
         touched = self._do(preview.total, work) if preview.total else 0
-        if self.json:
-            output.write_json({self.done: touched, **(also or {})})
-        else:
-            output.write(f"{count(touched, 'event')} {self.done}")
+        self.call.answer({self.done: touched, **(also or {})}, f"{count(touched, 'event')} {self.done}")
 
     def _make_sure(self, preview: "Preview") -> None:
         if sys.stdin.isatty():
-            self._ask(preview)
+            for line in _groups(preview):
+                output.note(line)
+            output.require_yes(f"{self.verb} {count(preview.total, 'event')}?")
         elif self.insists:
             raise UsageError(
                 f"{self.verb} would touch {count(preview.total, 'event')}, and off a terminal it needs --yes for that; "
@@ -74,7 +71,7 @@ class Operation:
             raise
 
     def _show(self, preview: "Preview", also: Mapping[str, Any]) -> None:
-        if self.json:
+        if self.call.json:
             output.write_json({**preview.as_json(), **also})
             return
         output.write("\n".join([f"would {self.verb} {count(preview.total, 'event')}", *_groups(preview)]))
@@ -82,22 +79,11 @@ class Operation:
             output.write("among them:")
             output.show(table(preview.examples))
 
-    def _ask(self, preview: "Preview") -> None:
-        for line in _groups(preview):
-            output.note(line)
-        if not output.confirmed(f"{self.verb} {count(preview.total, 'event')}?"):
-            output.note("nothing was done")
-            raise typer.Exit(FAILURE)
-
 
 def _groups(preview: "Preview") -> list[str]:
     """How many of which kind, a line each."""
-    lines = [
-        output.clean_line(f"  {group.count:>9,}  {group.state.lower():<9}  {group.event_type}, queue {group.queue}")
-        for group in preview.groups[:SHOWN_GROUPS]
-    ]
-    left = len(preview.groups) - len(lines)
-    return [*lines, f"  and {count(left, 'more kind')}"] if left > 0 else lines
+    texts = [f"{one.count:>9,}  {one.state.lower():<9}  {one.event_type}, queue {one.queue}" for one in preview.groups]
+    return output.first_of(texts, SHOWN_GROUPS, "kind")
 
 
 def require_consent(verb: str, given: bool) -> None:
