@@ -18,7 +18,7 @@ NOON = datetime(2026, 3, 1, 12, 0, 30, tzinfo=UTC)
 
 def periodic(cron: str, name: str = "tick", **fields: object) -> Periodic:
     timezone = fields.pop("timezone", UTC)
-    return Periodic.of(cron, "tick", {"a": 1}, queue="ticks", name=name, timezone=timezone, fields=fields)  # type: ignore[arg-type]
+    return Periodic(cron, name, "tick", {"a": 1}, "ticks", timezone, fields)  # type: ignore[arg-type]
 
 
 def emitted(store: SqlStore) -> list[datetime]:

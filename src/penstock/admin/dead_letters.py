@@ -18,7 +18,7 @@ from penstock.model.lifecycle import State
 from penstock.model.records import HistoryEntry, Note, Record
 from penstock.model.selection import Selection
 from penstock.model.times import from_micros, to_micros
-from penstock.store.api import Progress
+from penstock.store.api import Progress, Store
 
 if TYPE_CHECKING:
     from penstock.admin.service import Admin, Preview
@@ -175,8 +175,9 @@ class DeadLetterOffice:
             return []
         others = chosen.ids - {death.event_id for death in self._deaths(chosen)}
         found: dict[EventId, list[Record]] = {}
-        for record in self._records(others):
-            found.setdefault(record.event_id, []).append(record)
+        if others:
+            for record in all_records(self._store, Selection(ids=others), RECORDS_AT_A_TIME):
+                found.setdefault(record.event_id, []).append(record)
         return [LeftAlone(str(one), _standing(found[one]) if one in found else None) for one in sorted(others)]
 
     def _deaths(self, chosen: Selection) -> Iterator[Death]:
@@ -188,14 +189,16 @@ class DeadLetterOffice:
             if mark is None:
                 return
 
-    def _records(self, ids: frozenset[EventId]) -> Iterator[Record]:
-        after: int | None = None
-        while ids:
-            page = self._store.find(Selection(ids=ids), after=after, limit=RECORDS_AT_A_TIME)
-            yield from page.records
-            after = page.after
-            if after is None:
-                return
+
+def all_records(store: Store, selection: Selection, page_size: int) -> Iterator[Record]:
+    """Every record of a selection, a page at a time."""
+    after: int | None = None
+    while True:
+        page = store.find(selection, after=after, limit=page_size)
+        yield from page.records
+        after = page.after
+        if after is None:
+            return
 
 
 def _dead(selection: Selection, verb: str) -> Selection:

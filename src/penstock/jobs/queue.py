@@ -9,32 +9,16 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
 from penstock.config.urls import store_url
-from penstock.jobs.job import (
-    ClaimedJob,
-    HeldJob,
-    JobId,
-    as_job_id,
-    claimed_job,
-    held_job,
-)
+from penstock.jobs.job import ClaimedJob, HeldJob, JobId, as_job_id, claimed_job, held_job
 from penstock.jobs.payloads import encode, fitted
 from penstock.jobs.queries import JobQueries
 from penstock.jobs.wakeup import Wakeup, pauses
 from penstock.jobs.worker_loop import Handler, run
-from penstock.model.errors import (
-    InvalidEvent,
-    InvalidPayload,
-    JobError,
-    JobLost,
-    JobNotFound,
-    JobSettled,
-    UsageError,
-)
+from penstock.model.errors import InvalidEvent, InvalidPayload, JobError, JobLost, JobNotFound, JobSettled, UsageError
 from penstock.model.event import NAME_LIMIT, Event
 from penstock.model.lease import Claim, Settlement
 from penstock.model.lifecycle import State
@@ -345,7 +329,5 @@ class Jobs(JobQueries):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

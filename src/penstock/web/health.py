@@ -29,26 +29,21 @@ PATIENCE_SECONDS = 10.0
 
 def report(running: Running | None) -> dict[str, Any]:
     """How one process is. What keeps it from being ok is in `reasons`."""
+    loops = running.loops if running else []
     if running is None:
-        return {
-            "status": FAILING,
-            "reasons": ["it is starting or stopping"],
-            "claimant": None,
-            "queues": {},
-            "loops": {},
-        }
-    if running.over:
+        reasons = ["it is starting or stopping"]
+    elif running.over:
         reasons = ["it is stopping"]
-    elif not running.loops:
+    elif not loops:
         reasons = ["it is starting"]
     else:
-        reasons = [why for loop in running.loops if (why := _fault(loop))]
+        reasons = [why for loop in loops if (why := _fault(loop))]
     return {
         "status": FAILING if reasons else OK,
         "reasons": reasons,
-        "claimant": running.claimant,
-        "queues": _queues(running.subscriptions),
-        "loops": {loop.name: {"alive": loop.alive, "trouble": loop.error} for loop in running.loops},
+        "claimant": running.claimant if running else None,
+        "queues": _queues(running.subscriptions if running else ()),
+        "loops": {loop.name: {"alive": loop.alive, "trouble": loop.error} for loop in loops},
     }
 
 

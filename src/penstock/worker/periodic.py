@@ -30,24 +30,11 @@ class Periodic:
     timezone: tzinfo
     fields: Mapping[str, Any]
 
-    @classmethod
-    def of(
-        cls,
-        cron: str,
-        event_type: str,
-        payload: object,
-        *,
-        queue: str,
-        name: str | None,
-        timezone: tzinfo,
-        fields: Mapping[str, Any],
-    ) -> "Periodic":
-        taken = {"dedupe_key", "dedupe_seconds", "available_at", "delay"} & fields.keys()
+    def __post_init__(self) -> None:
+        taken = {"dedupe_key", "dedupe_seconds", "available_at", "delay"} & self.fields.keys()
         if taken:
             raise UsageError(f"a periodic emit sets {sorted(taken)[0]} itself")
-        periodic = cls(cron, name or f"{queue}/{event_type}", event_type, payload, queue, timezone, fields)
-        periodic.next_after(datetime.now(UTC))  # what is wrong with the expression is told here
-        return periodic
+        self.next_after(datetime.now(UTC))  # what is wrong with the expression is told here
 
     def next_after(self, start: datetime) -> datetime:
         """The first time after `start`, in UTC."""

@@ -114,7 +114,7 @@ class Worker:
     ) -> None:
         """Emit an event whenever `cron` says, once across all processes that run this. Times that pass while none
         runs are left out. `name` tells periodic emits of one type apart."""
-        periodic = Periodic.of(cron, event_type, payload, queue=queue, name=name, timezone=timezone, fields=fields)
+        periodic = Periodic(cron, name or f"{queue}/{event_type}", event_type, payload, queue, timezone, fields)
         if any(one.name == periodic.name for one in self.periodics):
             raise UsageError(f"there is a periodic emit called {periodic.name!r} already: give this one another name")
         self.periodics.append(periodic)

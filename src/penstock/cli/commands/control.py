@@ -7,9 +7,9 @@ import typer
 from penstock.admin.text import count
 from penstock.cli.commands.events import since_when
 from penstock.cli.terminal import output
-from penstock.cli.terminal.confirmation import Operation
+from penstock.cli.terminal.confirmation import Consent, Operation
 from penstock.cli.terminal.filters import Choice
-from penstock.cli.terminal.options import Call, DryRunOption, YesOption, operator, takes_options
+from penstock.cli.terminal.options import Call, operator, takes_options
 from penstock.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -58,14 +58,7 @@ def limit(queue: QueueArgument, most: LimitArgument, call: Call) -> None:
 
 
 @takes_options
-def cancel(
-    choice: Choice,
-    reason: ReasonOption = None,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    *,
-    call: Call,
-) -> None:
+def cancel(choice: Choice, reason: ReasonOption = None, *, consent: Consent, call: Call) -> None:
     """Make pending events dead before anyone gets them; claimed ones only with --state claimed or --id.
 
     Whoever holds a cancelled event is told that it is lost. A replay brings cancelled events back.
@@ -74,7 +67,7 @@ def cancel(
     why = {} if reason is None else {"reason": reason}
     with call.opened() as admin:
         work = lambda update: admin.cancel(chosen, by=operator(), progress=update, **why)  # noqa: E731
-        Operation("cancel", "cancelled", call, dry_run, yes).carry_out(admin.preview_cancel(chosen), work)
+        Operation("cancel", "cancelled", call, consent).carry_out(admin.preview_cancel(chosen), work)
 
 
 def _since(control: dict[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """`penstock dead`: the dead-letter office. What is stuck and why, and what is to become of it."""
 
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -8,13 +9,11 @@ import typer
 from penstock.admin.text import count
 from penstock.cli.commands.events import headers_and_copies, short_error, short_time, timeline_table
 from penstock.cli.terminal import output
-from penstock.cli.terminal.confirmation import Operation, require_consent
+from penstock.cli.terminal.confirmation import Consent, Operation
 from penstock.cli.terminal.filters import AllOption, Filters, require_some
 from penstock.cli.terminal.options import (
     Call,
-    DryRunOption,
     LimitOption,
-    YesOption,
     event_id,
     group_of_commands,
     operator,
@@ -39,6 +38,20 @@ MORE_FIELDS = ("created_at", "partition_key", "ordering_key", "priority")
 dead = group_of_commands("dead", "Dead letters: look, redrive, purge.")
 
 IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="ID…", help="These events.", show_default=False)]
+
+
+@dataclass(frozen=True, slots=True)
+class Letters(Filters):
+    """Which dead letters an operation is for."""
+
+    ids: IdsArgument = None
+    everything: AllOption = False
+
+    def require(self, verb: str) -> "Selection":
+        """The selection; refused if it says nothing."""
+        chosen = self.select(ids=self.ids, everything=self.everything)
+        require_some(chosen, verb, "the ids of events")
+        return chosen
 
 
 @dead.command("list")
@@ -97,52 +110,30 @@ def show(
 
 @dead.command()
 @takes_options
-def redrive(
-    filters: Filters,
-    ids: IdsArgument = None,
-    everything: AllOption = False,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    *,
-    call: Call,
-) -> None:
+def redrive(letters: Letters, consent: Consent, call: Call) -> None:
     """Make dead letters pending again, under their own ids, to be tried anew.
 
     More than one at a time needs a yes. What is no longer dead is left alone.
     """
-    chosen = _chosen(filters, ids, everything, "redrive")
+    chosen = letters.require("redrive")
     with call.opened() as admin:
         office = admin.dead_letters
         plan = office.redrive(chosen, dry_run=True)
-        operation = Operation("redrive", "redriven", call, dry_run, yes, unasked=1, insists=True)
+        operation = Operation("redrive", "redriven", call, consent, unasked=1, insists=True)
         _carry_out(operation, plan, lambda update: office.redrive(chosen, by=operator(), progress=update).count)
 
 
 @dead.command()
 @takes_options
-def purge(
-    filters: Filters,
-    ids: IdsArgument = None,
-    everything: AllOption = False,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    *,
-    call: Call,
-) -> None:
+def purge(letters: Letters, consent: Consent, call: Call) -> None:
     """Delete dead letters for good, with their timelines. Off a terminal it needs --yes."""
-    chosen = _chosen(filters, ids, everything, "purge")
-    require_consent("purge", yes or dry_run)
+    chosen = letters.require("purge")
+    consent.require("purge")
     with call.opened() as admin:
         office = admin.dead_letters
         plan = office.purge(chosen, dry_run=True)
-        operation = Operation("purge", "purged", call, dry_run, yes)
+        operation = Operation("purge", "purged", call, consent)
         _carry_out(operation, plan, lambda update: office.purge(chosen, progress=update).count)
-
-
-def _chosen(filters: Filters, ids: list[str] | None, everything: bool, verb: str) -> "Selection":
-    chosen = filters.select(ids=ids, everything=everything)
-    require_some(chosen, verb, "the ids of events")
-    return chosen
 
 
 def _carry_out(operation: Operation, plan: "OfficeResult", work: Any) -> None:

@@ -1,9 +1,7 @@
 """`penstock events` and `penstock show`: looking at events, many or one."""
 
 import base64
-import json as codec
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +10,7 @@ from penstock.admin.text import count, first_line
 from penstock.cli.terminal import output
 from penstock.cli.terminal.filters import Filters, IdsOption, StatesOption
 from penstock.cli.terminal.options import Call, event_id, takes_options
+from penstock.cli.terminal.payloads import set_out
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -147,9 +146,7 @@ def _note(name: str, document: dict[str, Any]) -> "list[RenderableType]":
 
 def readable(text: str) -> str:
     """JSON set out for reading, other text as it is."""
-    with suppress(ValueError, RecursionError):
-        text = codec.dumps(codec.loads(text), indent=2, ensure_ascii=False)
-    return output.clean(text)
+    return output.clean(set_out(text) or text)
 
 
 def timeline_table(entries: list[dict[str, Any]], *, brief: bool = False) -> "RenderableType":

@@ -10,6 +10,7 @@ import typer
 
 from penstock.admin.text import count
 from penstock.cli.terminal import output
+from penstock.cli.terminal.confirmation import Consent
 from penstock.cli.terminal.options import Call, operator
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ FromLakeOption = Annotated[
 ]
 
 
-def replay_from_lake(call: Call, lake: str, chosen: "Selection", dry_run: bool, yes: bool) -> None:
+def replay_from_lake(call: Call, lake: str, chosen: "Selection", consent: Consent) -> None:
     """Show what there is, ask if somebody is there to ask, and bring it back."""
     from penstock.admin.lake import lake_replay
 
@@ -33,11 +34,11 @@ def replay_from_lake(call: Call, lake: str, chosen: "Selection", dry_run: bool, 
             replay = opened.enter_context(lake_replay(call.url, lake, chosen))
             say("looking into the lake")
             kinds = replay.counts()
-            judged = replay.judge() if dry_run else None
+            judged = replay.judge() if consent.dry_run else None
         if judged is not None:
             _show(kinds, judged, call.json)
             return
-        done = _bring_back(replay, kinds, ask=sys.stdin.isatty() and not yes)
+        done = _bring_back(replay, kinds, ask=sys.stdin.isatty() and not consent.yes)
     call.answer(asdict(done), _summary(done))
 
 

@@ -3,9 +3,9 @@
 from penstock.admin.text import count
 from penstock.cli.commands.lake import FromLakeOption, replay_from_lake
 from penstock.cli.terminal import output
-from penstock.cli.terminal.confirmation import Operation, require_consent
+from penstock.cli.terminal.confirmation import Consent, Operation
 from penstock.cli.terminal.filters import Choice
-from penstock.cli.terminal.options import Call, DryRunOption, YesOption, operator, takes_options
+from penstock.cli.terminal.options import Call, operator, takes_options
 
 
 @takes_options
@@ -32,35 +32,28 @@ def reap(call: Call) -> None:
 
 
 @takes_options
-def replay(
-    choice: Choice,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    from_lake: FromLakeOption = None,
-    *,
-    call: Call,
-) -> None:
+def replay(choice: Choice, consent: Consent, from_lake: FromLakeOption = None, *, call: Call) -> None:
     """Make published and dead events pending again, to be delivered once more.
 
     What they went through stays in their timelines.
     """
     chosen = choice.require("replay")
     if from_lake is not None:
-        replay_from_lake(call, from_lake, chosen, dry_run, yes)
+        replay_from_lake(call, from_lake, chosen, consent)
         return
     with call.opened() as admin:
         work = lambda update: admin.replay(chosen, by=operator(), progress=update)  # noqa: E731
-        Operation("replay", "replayed", call, dry_run, yes).carry_out(admin.preview_replay(chosen), work)
+        Operation("replay", "replayed", call, consent).carry_out(admin.preview_replay(chosen), work)
 
 
 @takes_options
-def purge(choice: Choice, dry_run: DryRunOption = False, yes: YesOption = False, *, call: Call) -> None:
+def purge(choice: Choice, consent: Consent, call: Call) -> None:
     """Delete published events for good; dead ones only with --state dead or --id.
 
     Events that are pending or claimed are never purged. Off a terminal it needs --yes.
     """
     chosen = choice.require("purge")
-    require_consent("purge", yes or dry_run)
+    consent.require("purge")
     with call.opened() as admin:
         work = lambda update: admin.purge(chosen, progress=update)  # noqa: E731
-        Operation("purge", "purged", call, dry_run, yes).carry_out(admin.preview_purge(chosen), work)
+        Operation("purge", "purged", call, consent).carry_out(admin.preview_purge(chosen), work)

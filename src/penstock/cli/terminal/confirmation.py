@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.admin.text import count
 from penstock.cli.commands.events import table
 from penstock.cli.terminal import output
-from penstock.cli.terminal.options import Call
+from penstock.cli.terminal.options import Call, DryRunOption, YesOption
 from penstock.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,14 +18,28 @@ SHOWN_GROUPS = 20
 
 
 @dataclass(frozen=True, slots=True)
+class Consent:
+    """Whether an operation is only to be shown, and whether it needs no question."""
+
+    dry_run: DryRunOption = False
+    yes: YesOption = False
+
+    def require(self, verb: str) -> None:
+        """Refuse what deletes where nobody has agreed to it and nobody can be asked, before it looks at anything."""
+        if not self.dry_run and not self.yes and not sys.stdin.isatty():
+            raise UsageError(
+                f"{verb} deletes for good, and off a terminal it needs --yes; --dry-run shows what it would do"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
     """What replay, purge, cancel and redrive have in common: the preview, the question, the progress, the answer."""
 
     verb: str
     done: str
     call: Call
-    dry_run: bool
-    yes: bool
+    consent: Consent
     unasked: int = 0
     """So many events need no question."""
     insists: bool = False
@@ -35,10 +49,10 @@ class Operation:
         self, preview: "Preview", work: Callable[[output.Update], int], also: Mapping[str, Any] | None = None
     ) -> None:
         """Show it, or ask if somebody is there to ask, and do it. `also` goes into the JSON of either."""
-        if self.dry_run:
+        if self.consent.dry_run:
             self._show(preview, also or {})
             return
-        if preview.total > self.unasked and not self.yes:
+        if preview.total > self.unasked and not self.consent.yes:
             self._make_sure(preview)
         touched = self._do(preview.total, work) if preview.total else 0
         self.call.answer({self.done: touched, **(also or {})}, f"{count(touched, 'event')} {self.done}")
@@ -84,11 +98,3 @@ def _groups(preview: "Preview") -> list[str]:
     """How many of which kind, a line each."""
     texts = [f"{one.count:>9,}  {one.state.lower():<9}  {one.event_type}, queue {one.queue}" for one in preview.groups]
     return output.first_of(texts, SHOWN_GROUPS, "kind")
-
-
-def require_consent(verb: str, given: bool) -> None:
-    """Refuse what deletes where nobody has agreed to it and nobody can be asked, before it looks at anything."""
-    if not given and not sys.stdin.isatty():
-        raise UsageError(
-            f"{verb} deletes for good, and off a terminal it needs --yes; --dry-run shows what it would do"
-        )
