@@ -10,7 +10,6 @@ from penstock.admin import doctor
 from penstock.admin.doctor import Check, Level, examine, healthy
 from penstock.model.errors import PipelineError
 from penstock.model.event import Event
-from penstock.pipeline.spark import java
 from penstock.store.registry import open_store
 from penstock.store.sql.store import SqlStore
 
@@ -70,7 +69,7 @@ def test_spark_without_java_fails(store: SqlStore, monkeypatch: pytest.MonkeyPat
     def none_found() -> Path:
         raise PipelineError("no Java: set JAVA_HOME")
 
-    monkeypatch.setattr(java, "find_java", none_found)
+    monkeypatch.setattr(doctor, "find_java", none_found)
     check = by_name(examine(store))["Java"]
     assert (check.level, check.detail) == (Level.FAIL, "no Java: set JAVA_HOME")
 

@@ -309,12 +309,7 @@ class Jobs(JobQueries):
     # -- working ----------------------------------------------------------------------------------------------
 
     def work(
-        self,
-        handlers: Mapping[str, Handler],
-        worker_id: str,
-        *,
-        stop: threading.Event,
-        concurrency: int = 1,
+        self, handlers: Mapping[str, Handler], worker_id: str, *, stop: threading.Event, concurrency: int = 1
     ) -> None:
         """Claim and handle jobs until `stop` is set: see `penstock.jobs.worker_loop`."""
         run(self, handlers, worker_id, stop=stop, concurrency=concurrency)

@@ -13,6 +13,9 @@ from penstock.web.auth import ProblemResponse
 
 MOST_ERRORS = 20
 
+# The first that an error is one of: JobNotFound is a JobError.
+_STATUSES = {JobNotFound: 404, JobError: 409, UsageError: 422, StoreError: 503}
+
 _MEANINGS = {
     400: "The request can't be read",
     401: "The token is missing or wrong",
@@ -70,17 +73,7 @@ def _methods(request: Request) -> list[str]:
 
 
 def _failed(_: Request, error: Exception) -> Response:
-    match error:
-        case JobNotFound():
-            status = 404
-        case JobError():
-            status = 409
-        case UsageError():
-            status = 422
-        case StoreError():
-            status = 503
-        case _:
-            status = 500
+    status = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 500)
     return ProblemResponse(status, _printable(str(error)))
 
 

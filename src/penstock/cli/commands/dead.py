@@ -11,14 +11,7 @@ from penstock.cli.commands.events import headers_and_copies, short_error, short_
 from penstock.cli.terminal import output
 from penstock.cli.terminal.confirmation import Consent, Operation
 from penstock.cli.terminal.filters import AllOption, Filters, require_some
-from penstock.cli.terminal.options import (
-    Call,
-    LimitOption,
-    event_id,
-    group_of_commands,
-    operator,
-    takes_options,
-)
+from penstock.cli.terminal.options import Call, LimitOption, event_id, group_of_commands, operator, takes_options
 from penstock.cli.terminal.payloads import described
 from penstock.model.errors import EventNotFound
 from penstock.model.lifecycle import State

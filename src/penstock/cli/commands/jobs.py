@@ -3,7 +3,7 @@
 import json as codec
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,10 +47,8 @@ class QueueCall(Call):
 
     name: NameOption = "jobs"
 
-    @contextmanager
-    def queue(self) -> "Iterator[Jobs]":
-        with opened_queue(self.context, self.store, self.name) as queue:
-            yield queue
+    def queue(self) -> "AbstractContextManager[Jobs]":
+        return opened_queue(self.context, self.store, self.name)
 
 
 @contextmanager

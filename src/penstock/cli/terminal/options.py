@@ -4,7 +4,7 @@ choose events."""
 import getpass
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, is_dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any
@@ -65,11 +65,9 @@ class Call:
     def url(self) -> str:
         return chosen_store(self.context, self.store)
 
-    @contextmanager
-    def opened(self) -> "Iterator[Admin]":
+    def opened(self) -> "AbstractContextManager[Admin]":
         """The admin service on the store that the command, the global option or the environment names."""
-        with opened(self.context, self.store) as admin:
-            yield admin
+        return opened(self.context, self.store)
 
     def answer(self, document: Any, text: str) -> None:
         """Print the result, as JSON or as text."""
