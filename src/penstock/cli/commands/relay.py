@@ -26,7 +26,7 @@ COUNTS = ("claimed", "published", "discarded", "retried", "dead", "released", "l
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class RelaySettings:
     """How a relay works: the options of the command that go into `RelayOptions`."""
 
     queue: Annotated[str, typer.Option(help="The queue to carry from.")] = DEFAULT_QUEUE
@@ -65,7 +65,7 @@ def relay(
         str | None, typer.Option(metavar="FILE", help="Routes from a file; else from penstock.toml, if there is one.")
     ] = None,
     *,
-    settings: Settings,
+    settings: RelaySettings,
     call: Call,
 ) -> None:
     """Carry events from a queue to its destinations, until Ctrl-C; with --once until nothing is pending.
@@ -101,7 +101,7 @@ def _where(to: str | None, route: list[str], config: str | None) -> dict[str, An
     return {"routes": routes}
 
 
-def _options(store: str, settings: Settings, where: dict[str, Any]) -> "RelayOptions":
+def _options(store: str, settings: RelaySettings, where: dict[str, Any]) -> "RelayOptions":
     """Everything that can be wrong with what was typed is told here, before Spark starts."""
     from penstock.pipeline import RelayOptions
 
