@@ -26,8 +26,6 @@ from tests.support.servers import (
 pytest.register_assert_rewrite(
     "penstock.testing.publishers",
     "penstock.testing.brokers",
-    "penstock.testing.state_crashes",
-    "penstock.testing.state_timers",
     "penstock.testing.states",
     "penstock.testing.stores",
     "penstock.testing.workers",

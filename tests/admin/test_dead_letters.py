@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from penstock.admin.dead_letters import DeadLetterOffice, Handled
+from penstock.admin.dead_letters import DeadLetterOffice, OfficeResult
 from penstock.admin.service import Admin
 from penstock.model.errors import EventNotFound, UsageError
 from penstock.model.event import Event, EventId
@@ -123,7 +123,7 @@ def test_of_several_copies_the_dead_one_is_shown(office: DeadLetterOffice, store
     letter = office.show(event_id)
     assert (letter["queue"], letter["state"], letter["own_failures"]) == ("b", "DEAD", None)
     assert [(copy["queue"], copy["state"]) for copy in letter["copies"]] == [("a", "PENDING")]
-    assert office.redrive(Selection(ids=frozenset({event_id}))) == Handled(done="redriven", count=1, left_alone=[])
+    assert office.redrive(Selection(ids=frozenset({event_id}))) == OfficeResult(done="redriven", count=1, left_alone=[])
 
 
 def test_only_the_dead_are_shown(office: DeadLetterOffice, settled: Settled) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JError
 
-from penstock.cli.commands import maintenance as operate
+from penstock.cli.terminal.options import Call
 from penstock.model.event import Event
 from penstock.store.sql.store import SqlStore
 
@@ -198,7 +198,7 @@ def test_ctrl_c_at_a_question_is_quiet(penstock: Run, monkeypatch: pytest.Monkey
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(operate, "opened", interrupted)
+    monkeypatch.setattr(Call, "opened", interrupted)
     ran = penstock("reap")
     assert (ran.code, ran.out, ran.err) == (130, "", "")
 

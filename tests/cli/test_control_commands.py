@@ -54,7 +54,7 @@ def test_limit(penstock: Run, store: SqlStore) -> None:
     assert len(store.claim("mail", limit=9, claimant="tester")) == 1
 
 
-def test_steering_for_programs(penstock: Run, emitted: Emitted) -> None:
+def test_control_for_programs(penstock: Run, emitted: Emitted) -> None:
     emitted(queue="mail")
     paused = penstock("pause", "mail", "--json").json
     assert paused == {"queue": "mail", "paused_at": paused["paused_at"], "paused_by": "ann", "max_claimed": None}

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from penstock.cli.terminal import times as moments
+from penstock.cli.terminal import times
 from penstock.model.errors import UsageError
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -24,28 +24,28 @@ NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
     ],
 )
 def test_lengths(text: str, length: float) -> None:
-    assert moments.seconds(text) == length
+    assert times.seconds(text) == length
 
 
 @pytest.mark.parametrize("text", ["", "m", "-1", "10 fortnights", "1e9", "inf", "9" * 40])
 def test_what_is_no_length(text: str) -> None:
     with pytest.raises(UsageError):
-        moments.seconds(text)
+        times.seconds(text)
 
 
 def test_an_age_is_a_time_before_now() -> None:
-    assert moments.moment("10m", NOW) == NOW - timedelta(minutes=10)
-    assert moments.moment("1.5h", NOW) == NOW - timedelta(minutes=90)
+    assert times.instant("10m", NOW) == NOW - timedelta(minutes=10)
+    assert times.instant("1.5h", NOW) == NOW - timedelta(minutes=90)
 
 
 def test_iso_times() -> None:
-    assert moments.moment("2026-01-31T12:00Z", NOW) == NOW
-    assert moments.moment("2026-01-31 13:00:00+01:00", NOW) == NOW
-    assert moments.moment("2026-01-31", NOW) == datetime(2026, 1, 31).astimezone()
-    assert moments.moment("20260131", NOW) == datetime(2026, 1, 31).astimezone()
+    assert times.instant("2026-01-31T12:00Z", NOW) == NOW
+    assert times.instant("2026-01-31 13:00:00+01:00", NOW) == NOW
+    assert times.instant("2026-01-31", NOW) == datetime(2026, 1, 31).astimezone()
+    assert times.instant("20260131", NOW) == datetime(2026, 1, 31).astimezone()
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "31.1.2026", "2026-13-01", "12345", "10x", "0001-01-01T00:00+14:00"])
 def test_what_is_no_time(text: str) -> None:
     with pytest.raises(UsageError):
-        moments.moment(text, NOW)
+        times.instant(text, NOW)

@@ -269,7 +269,7 @@ class TestLongPolling:
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
-class TestTheGuard:
+class TestTheToken:
     def test_a_token_is_needed(self, live: Jobs) -> None:
         with served(live, "other", TOKEN) as server, httpx.Client(base_url=server.url) as http:
             for given in (None, "", "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer ü"):

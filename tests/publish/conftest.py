@@ -38,11 +38,11 @@ def broker(valkey_server: ValkeyServer, client: Any) -> ValkeyServer:
 def as_received() -> Callable[[dict[str, Any]], Any]:
     """What a line of JSON says was received."""
     # Imported here, after its asserts were registered for rewriting.
-    from penstock.testing.publishers import ReceivedMessage
+    from penstock.testing.publishers import StoredMessage
 
-    def read(fields: dict[str, Any]) -> ReceivedMessage:
-        return ReceivedMessage(
-            **{**{name: fields[name] for name in ReceivedMessage._fields}, "payload": payload_bytes(fields)}
+    def read(fields: dict[str, Any]) -> StoredMessage:
+        return StoredMessage(
+            **{name: fields[name] for name in StoredMessage._fields} | {"payload": payload_bytes(fields)}
         )
 
     return read

@@ -15,7 +15,7 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from penstock.testing.publishers import ReceivedMessage
+from penstock.testing.publishers import StoredMessage
 from tests.support.processes import wait_until
 from tests.support.servers.kafka import CLERK, KafkaServer
 
@@ -57,7 +57,7 @@ class Cluster:
         self._consumer.assign([TopicPartition(topic, 0, start)])
         return list(self._read(end)) if start < end else []
 
-    def read_back(self, topic: str) -> list[ReceivedMessage]:
+    def read_back(self, topic: str) -> list[StoredMessage]:
         return [received(record) for record in self.records(topic)]
 
     def _read(self, end: int) -> Iterator[Record]:
@@ -92,12 +92,12 @@ def headers(record: Record) -> list[tuple[str, str]]:
     return [(name, value.decode()) for name, value in record.headers()]
 
 
-def received(record: Record) -> ReceivedMessage:
+def received(record: Record) -> StoredMessage:
     pairs = headers(record)
     # Penstock's own begin with the last `event_id`.
     border = max(place for place, (name, _) in enumerate(pairs) if name == "event_id")
     own = dict(pairs[border:])
-    return ReceivedMessage(
+    return StoredMessage(
         event_id=own["event_id"],
         event_type=own["penstock-event-type"],
         payload=record.value(),

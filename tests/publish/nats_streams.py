@@ -11,7 +11,7 @@ import nats
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, RetentionPolicy, StreamConfig
 
-from penstock.testing.publishers import ReceivedMessage
+from penstock.testing.publishers import StoredMessage
 
 Result = TypeVar("Result")
 OWN = ("Nats-Msg-Id", "Penstock-")
@@ -60,7 +60,7 @@ class Streams:
 
         return self._run(read)
 
-    def received(self, stream: str, subject: str) -> list[ReceivedMessage]:
+    def received(self, stream: str, subject: str) -> list[StoredMessage]:
         return [as_received(message) for message in self.raw(stream, subject)]
 
     def _run(self, work: Callable[[JetStreamContext], Awaitable[Result]]) -> Result:
@@ -71,12 +71,12 @@ class Streams:
         return asyncio.run(connected())
 
 
-def as_received(message: Any) -> ReceivedMessage:
+def as_received(message: Any) -> StoredMessage:
     """The event again, read as the documentation says."""
     headers = dict(message.headers)
     fields = {name: unquote(value) for name, value in headers.items() if name.startswith("Penstock-")}
     own = {name: value for name, value in headers.items() if not name.startswith(OWN)}
-    return ReceivedMessage(
+    return StoredMessage(
         event_id=fields["Penstock-Event-Id"],
         event_type=fields["Penstock-Event-Type"],
         payload=message.data,

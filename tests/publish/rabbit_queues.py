@@ -50,11 +50,11 @@ def held(url: str, queue: str) -> list[DeliveredMessage]:
 def as_received(message: DeliveredMessage) -> Any:
     """The message in the terms of the conformance suite."""
     # Imported here, after its asserts were registered for rewriting.
-    from penstock.testing.publishers import ReceivedMessage
+    from penstock.testing.publishers import StoredMessage
 
     properties = message.header.properties
     headers = dict(properties.headers or {})
-    return ReceivedMessage(
+    return StoredMessage(
         event_id=properties.message_id,
         event_type=properties.message_type,
         payload=message.body,

@@ -13,7 +13,7 @@ from http_receiver import HANG_UP, TAKEN, TOO_LARGE, UNKNOWN_TOPIC, Answer, Rece
 from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Retry
 from penstock.testing.brokers import BrokerConformance, Refusal
 from penstock.testing.events import delivery
-from penstock.testing.publishers import ReceivedMessage, attempt, messages, published
+from penstock.testing.publishers import StoredMessage, attempt, messages, published
 
 OWN = {"host", "content-length", "user-agent", "idempotency-key", "authorization"}
 
@@ -127,7 +127,7 @@ def structured_payload(document):
 
 
 def event_received(attributes, payload, headers):
-    return ReceivedMessage(
+    return StoredMessage(
         event_id=attributes["id"],
         event_type=attributes["type"],
         payload=payload,

@@ -14,7 +14,7 @@ from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Retry
 from penstock.publish.registry import open_publisher
 from penstock.testing.brokers import BrokerConformance, Refusal
 from penstock.testing.events import delivery
-from penstock.testing.publishers import ReceivedMessage, attempt, messages, published
+from penstock.testing.publishers import StoredMessage, attempt, messages, published
 from tests.support.processes import wait_until
 
 
@@ -65,7 +65,7 @@ class TestValkey(BrokerConformance):
 
 def entry_received(fields):
     text = {name.decode(): value.decode() for name, value in fields.items() if name != b"payload"}
-    return ReceivedMessage(
+    return StoredMessage(
         event_id=text["event_id"],
         event_type=text["event_type"],
         payload=fields[b"payload"],

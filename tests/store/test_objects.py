@@ -15,11 +15,11 @@ from penstock.store.registry import open_store
 from penstock.testing.stores import OpenStore, StoreConformance
 from penstock.testing.stores.claiming import Claiming
 from penstock.testing.stores.emitting import Deduplicating, EmittingEvents
-from penstock.testing.stores.leasing import TokenFencing
+from penstock.testing.stores.inspection import Undeclared
+from penstock.testing.stores.leasing import FencingLeases
 from penstock.testing.stores.machine import StoreMachine
 from penstock.testing.stores.scenario import ManualClock
 from penstock.testing.stores.settling import SettlingAgain
-from penstock.testing.stores.undeclared import Undeclared
 from tests.support.servers import S3Server
 
 # Time stands still in the suite until a test moves it on, and leases are reaped when a test says so.
@@ -54,7 +54,7 @@ class TestMemory(StoreConformance):
         return opener(f"objects+memory://{uuid4().hex}?{QUIETLY}")
 
 
-class TestS3(EmittingEvents, Deduplicating, Claiming, TokenFencing, SettlingAgain, Undeclared):
+class TestS3(EmittingEvents, Deduplicating, Claiming, FencingLeases, SettlingAgain, Undeclared):
     lacks = LACKS
 
     @pytest.fixture

@@ -46,7 +46,7 @@ from penstock.pipeline.spark.stop_channel import StopAddress
 from penstock.publish.api import Message, Outcomes, Publisher
 from penstock.store.sql.store import SqlStore
 from penstock.store.sql.transaction import Transaction
-from penstock.worker.executors import Hands
+from penstock.worker.executors import Executor
 from tests.support.processes import living
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def arm(text: str | None = None) -> bool:
     SqlStore.claim = _around(SqlStore.claim, "claim")  # type: ignore[method-assign]
     SqlStore.settle = _around(SqlStore.settle, "settle")  # type: ignore[method-assign]
     SqlStore.settle_in = _around(SqlStore.settle_in, "transaction")  # type: ignore[method-assign]
-    Hands.finish = _before(Hands.finish, "after-handler")  # type: ignore[method-assign]
+    Executor.finish = _before(Executor.finish, "after-handler")  # type: ignore[method-assign]
     SqlStore.stage = _around(SqlStore.stage, "stage")  # type: ignore[method-assign]
     SqlStore.commit_staged = _around(SqlStore.commit_staged, "commit")  # type: ignore[method-assign]
     Transaction._execute = _between(Transaction._execute)  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from penstock.model.errors import PenstockError, UsageError
-from penstock.web.guard import Guard
+from penstock.web.auth import RequestGuard
 from penstock.web.server import HttpServer, parse_address, require_safe
 
 
@@ -19,9 +19,9 @@ async def hello(request: Request) -> PlainTextResponse:
     return PlainTextResponse((await request.body()).decode() or "hello")
 
 
-def app(*tokens: str) -> Guard:
+def app(*tokens: str) -> RequestGuard:
     routes = [Route("/", hello, methods=["GET", "POST"]), Route("/open", hello)]
-    return Guard(Starlette(routes=routes), tokens, 1_000, open_paths={"/open"})
+    return RequestGuard(Starlette(routes=routes), tokens, 1_000, open_paths={"/open"})
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost", "127.8.8.8"])

@@ -14,7 +14,7 @@ from penstock.cli import main
 from penstock.model.errors import PenstockError, UsageError
 from penstock.web import health
 from penstock.web.health import health_addresses, report, serve_health
-from penstock.worker.loops import Loop
+from penstock.worker.loops import WorkerLoop
 from tests.support.processes import wait_until
 from tests.support.servers import PostgresServer
 
@@ -67,7 +67,7 @@ def test_a_loop_that_died_and_one_that_is_done(worker: Worker) -> None:
     worker.start()
     running = worker.runtime
     assert running is not None
-    done, dead = Loop("done", lambda: None), Loop("dead", _die)
+    done, dead = WorkerLoop("done", lambda: None), WorkerLoop("dead", _die)
     for loop in (done, dead):
         running.loops.append(loop)
         loop.start()

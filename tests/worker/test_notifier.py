@@ -11,7 +11,7 @@ from worker_watch import Watch, running
 from penstock import Outbox, Received, Worker
 from penstock.store.registry import open_store
 from penstock.store.sql.store import SqlStore
-from penstock.worker.notifier import CHANNEL, MAX_REMINDER_SECONDS, Lookout, Reminder, open_lookout
+from penstock.worker.notifier import CHANNEL, MAX_REMINDER_SECONDS, Notifier, Reminder, open_notifier
 from tests.support.processes import wait_until
 from tests.support.servers import PgBouncer
 
@@ -25,8 +25,8 @@ def url(postgres_url: str) -> str:
 
 
 @pytest.fixture
-def lookout(store: SqlStore) -> Iterator[Lookout]:
-    made = open_lookout(store, [("outbox", threading.Event())])
+def notifier(store: SqlStore) -> Iterator[Notifier]:
+    made = open_notifier(store, [("outbox", threading.Event())])
     assert made is not None
     yield made
     made.close()
@@ -50,42 +50,44 @@ def test_an_event_whose_time_comes_wakes_too(worker: Worker, outbox: Outbox, wat
         watch.until(published=1)
 
 
-def test_every_process_is_woken_though_one_looks_out(store: SqlStore, url: str, lookout: Lookout) -> None:
+def test_every_process_is_woken_though_one_looks_out(store: SqlStore, url: str, notifier: Notifier) -> None:
     woken = threading.Event()
-    other = open_lookout(store, [("outbox", woken), ("elsewhere", threading.Event())])
+    other = open_notifier(store, [("outbox", woken), ("elsewhere", threading.Event())])
     assert other is not None
-    lookout.step()
+    notifier.step()
     other.step()
-    assert (lookout.looks_out_for, other.looks_out_for) == ({"outbox"}, {"elsewhere"})
+    assert (notifier.probed_queues, other.probed_queues) == ({"outbox"}, {"elsewhere"})
     Outbox(store).emit("x")
-    lookout.step()
+    notifier.step()
     other.step()
     assert woken.is_set()
     other.close()
 
 
-def test_another_takes_over(store: SqlStore, lookout: Lookout, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_takes_over(store: SqlStore, notifier: Notifier, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.worker.notifier.ELECTION_SECONDS", 0.0)
-    other = open_lookout(store, [("outbox", threading.Event())])
+    other = open_notifier(store, [("outbox", threading.Event())])
     assert other is not None
-    lookout.step()
+    notifier.step()
     other.step()
-    assert (lookout.looks_out_for, other.looks_out_for) == ({"outbox"}, set())
-    lookout.close()
+    assert (notifier.probed_queues, other.probed_queues) == ({"outbox"}, set())
+    notifier.close()
 
     def took_over() -> bool:
         other.step()
-        return other.looks_out_for == {"outbox"}
+        return other.probed_queues == {"outbox"}
 
     assert wait_until(took_over, SECONDS), "a closed connection gives its locks back"
     other.close()
 
 
-def test_a_wake_up_for_a_queue_that_nobody_here_serves_is_nothing(store: SqlStore, url: str, lookout: Lookout) -> None:
-    lookout.step()
+def test_a_wake_up_for_a_queue_that_is_not_served_here_is_nothing(
+    store: SqlStore, url: str, notifier: Notifier
+) -> None:
+    notifier.step()
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("SELECT pg_notify(%s, 'unheard of')", [CHANNEL])
-    lookout.step()
+    notifier.step()
 
 
 def test_a_lookout_survives_the_loss_of_its_connection(worker: Worker, outbox: Outbox, watch: Watch, url: str) -> None:
@@ -129,7 +131,7 @@ def test_through_a_pooler_workers_look_by_the_clock(pgbouncer: PgBouncer, url: s
 
 def test_elsewhere_there_is_no_lookout(tmp_path: object) -> None:
     store = open_store(f"sqlite:///{tmp_path}/x.db")
-    assert open_lookout(store, [("outbox", threading.Event())]) is None
+    assert open_notifier(store, [("outbox", threading.Event())]) is None
 
 
 class TestReminders:

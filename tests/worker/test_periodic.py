@@ -11,14 +11,14 @@ from penstock import Outbox, Worker
 from penstock.model.errors import UsageError
 from penstock.model.selection import Selection
 from penstock.store.sql.store import SqlStore
-from penstock.worker.periodic import Emitting, Periodic
+from penstock.worker.periodic import Periodic, PeriodicEmitter
 
 NOON = datetime(2026, 3, 1, 12, 0, 30, tzinfo=UTC)
 
 
 def periodic(cron: str, name: str = "tick", **fields: object) -> Periodic:
     timezone = fields.pop("timezone", UTC)
-    return Periodic.of(cron, "tick", {"a": 1}, queue="ticks", name=name, timezone=timezone, fields=fields)  # type: ignore[arg-type]
+    return Periodic(cron, name, "tick", {"a": 1}, "ticks", timezone, fields)  # type: ignore[arg-type]
 
 
 def emitted(store: SqlStore) -> list[datetime]:
@@ -27,7 +27,7 @@ def emitted(store: SqlStore) -> list[datetime]:
 
 
 def test_one_event_for_each_moment(store: SqlStore, outbox: Outbox) -> None:
-    emitting = Emitting(outbox, [periodic("*/5 * * * *", priority=3)], started=NOON)
+    emitting = PeriodicEmitter(outbox, [periodic("*/5 * * * *", priority=3)], started=NOON)
     assert emitting.emit_due(NOON) == 30.0, "it looks at the clock every half minute, in case that is set"
     due = NOON.replace(minute=5, second=0)
     assert emitting.emit_due(due) == 30.0
@@ -42,7 +42,7 @@ def test_one_event_for_each_moment(store: SqlStore, outbox: Outbox) -> None:
 def test_many_processes_fire_once(store: SqlStore, outbox: Outbox) -> None:
     """Each with its own clock, some ahead, some behind."""
     clocks = [NOON + timedelta(seconds=seconds) for seconds in (-20, -1, 0, 1, 25)] * 4
-    emittings = [Emitting(outbox, [periodic("* * * * *")], started=NOON - timedelta(minutes=1)) for _ in clocks]
+    emittings = [PeriodicEmitter(outbox, [periodic("* * * * *")], started=NOON - timedelta(minutes=1)) for _ in clocks]
     with ThreadPoolExecutor(8) as threads:
         for minute in range(3):
             list(threads.map(lambda one, now, m=minute: one.emit_due(now + timedelta(minutes=m)), emittings, clocks))
@@ -50,7 +50,7 @@ def test_many_processes_fire_once(store: SqlStore, outbox: Outbox) -> None:
 
 
 def test_of_missed_moments_the_last_counts(store: SqlStore, outbox: Outbox) -> None:
-    emitting = Emitting(outbox, [periodic("* * * * *")], started=NOON)
+    emitting = PeriodicEmitter(outbox, [periodic("* * * * *")], started=NOON)
     emitting.emit_due(NOON + timedelta(hours=3))
     assert emitted(store) == [NOON.replace(hour=15, second=0)]
 
@@ -63,7 +63,7 @@ def test_the_zone_of_the_expression(store: SqlStore, outbox: Outbox) -> None:
 
 def test_periodic_emits_are_told_apart_by_name(store: SqlStore, outbox: Outbox) -> None:
     both = [periodic("* * * * *", "one"), periodic("* * * * *", "other")]
-    Emitting(outbox, both, started=NOON).emit_due(NOON + timedelta(minutes=1))
+    PeriodicEmitter(outbox, both, started=NOON).emit_due(NOON + timedelta(minutes=1))
     assert len(emitted(store)) == 2
     worker = Worker(store.url)
     worker.periodic("* * * * *", "tick")

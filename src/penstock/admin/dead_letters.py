@@ -18,7 +18,7 @@ from penstock.model.lifecycle import State
 from penstock.model.records import HistoryEntry, Note, Record
 from penstock.model.selection import Selection
 from penstock.model.times import from_micros, to_micros
-from penstock.store.api import Progress
+from penstock.store.api import Progress, Store
 
 if TYPE_CHECKING:
     from penstock.admin.service import Admin, Preview
@@ -78,7 +78,7 @@ class LeftAlone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Handled:
+class OfficeResult:
     """What a redrive or a purge did or, with a preview, would do."""
 
     done: str
@@ -87,8 +87,8 @@ class Handled:
     preview: "Preview | None" = None
 
     def as_json(self) -> Document:
-        told = {self.done: self.count} if self.preview is None else self.preview.as_json()
-        return {**told, "left_alone": [asdict(one) for one in self.left_alone]}
+        fields = {self.done: self.count} if self.preview is None else self.preview.as_json()
+        return {**fields, "left_alone": [asdict(one) for one in self.left_alone]}
 
 
 class DeadLetterOffice:
@@ -147,27 +147,27 @@ class DeadLetterOffice:
 
     def redrive(
         self, selection: Selection, *, dry_run: bool = False, by: str = "operator", progress: Progress | None = None
-    ) -> Handled:
+    ) -> OfficeResult:
         """Make dead letters pending again, in bounded batches. A repeat finds none of them, and does no harm."""
         chosen = _dead(selection, "redrive")
         left_alone = self._left_alone(chosen)
         if dry_run:
             return self._preview("redriven", chosen, left_alone)
         count = self._store.replay(chosen, by=by, progress=progress)
-        return Handled(done="redriven", count=count, left_alone=left_alone)
+        return OfficeResult(done="redriven", count=count, left_alone=left_alone)
 
-    def purge(self, selection: Selection, *, dry_run: bool = False, progress: Progress | None = None) -> Handled:
+    def purge(self, selection: Selection, *, dry_run: bool = False, progress: Progress | None = None) -> OfficeResult:
         """Delete dead letters for good, in bounded batches."""
         chosen = _dead(selection, "purge")
         left_alone = self._left_alone(chosen)
         if dry_run:
             return self._preview("purged", chosen, left_alone)
         count = self._store.purge(chosen, progress=progress)
-        return Handled(done="purged", count=count, left_alone=left_alone)
+        return OfficeResult(done="purged", count=count, left_alone=left_alone)
 
-    def _preview(self, done: str, chosen: Selection, left_alone: list[LeftAlone]) -> Handled:
+    def _preview(self, done: str, chosen: Selection, left_alone: list[LeftAlone]) -> OfficeResult:
         preview = self._admin.preview_settled(chosen)
-        return Handled(done=done, count=preview.total, left_alone=left_alone, preview=preview)
+        return OfficeResult(done=done, count=preview.total, left_alone=left_alone, preview=preview)
 
     def _left_alone(self, chosen: Selection) -> list[LeftAlone]:
         """The events that were named and are not among those chosen, most likely because they are no longer dead."""
@@ -175,8 +175,9 @@ class DeadLetterOffice:
             return []
         others = chosen.ids - {death.event_id for death in self._deaths(chosen)}
         found: dict[EventId, list[Record]] = {}
-        for record in self._records(others):
-            found.setdefault(record.event_id, []).append(record)
+        if others:
+            for record in all_records(self._store, Selection(ids=others), RECORDS_AT_A_TIME):
+                found.setdefault(record.event_id, []).append(record)
         return [LeftAlone(str(one), _standing(found[one]) if one in found else None) for one in sorted(others)]
 
     def _deaths(self, chosen: Selection) -> Iterator[Death]:
@@ -188,14 +189,16 @@ class DeadLetterOffice:
             if mark is None:
                 return
 
-    def _records(self, ids: frozenset[EventId]) -> Iterator[Record]:
-        after: int | None = None
-        while ids:
-            page = self._store.find(Selection(ids=ids), after=after, limit=RECORDS_AT_A_TIME)
-            yield from page.records
-            after = page.after
-            if after is None:
-                return
+
+def all_records(store: Store, selection: Selection, page_size: int) -> Iterator[Record]:
+    """Every record of a selection, a page at a time."""
+    after: int | None = None
+    while True:
+        page = store.find(selection, after=after, limit=page_size)
+        yield from page.records
+        after = page.after
+        if after is None:
+            return
 
 
 def _dead(selection: Selection, verb: str) -> Selection:

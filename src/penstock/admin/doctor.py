@@ -15,6 +15,7 @@ from pathlib import Path
 from penstock.admin.findings import OLD_SNAPSHOT_SECONDS, findings
 from penstock.admin.text import age, count
 from penstock.model.errors import NotInitialised, PenstockError, StoreError
+from penstock.model.stats import Stats
 from penstock.pipeline.spark.java import find_java, java_version
 from penstock.store.api import Store
 
@@ -207,15 +208,15 @@ def _queues(store: Store) -> Check:
 
 def _leases(store: Store) -> Check:
     stats = store.stats()
-    for finding in findings(stats):
-        if finding.code == "expired":
-            return Check("leases", Level.WARN, str(finding))
-    return Check("leases", Level.OK, f"{count(stats.open_leases, 'open lease')}, {stats.expired_leases:,} expired")
+    well = f"{count(stats.open_leases, 'open lease')}, {stats.expired_leases:,} expired"
+    return _unless_found("expired", stats, "leases", well)
 
 
 def _snapshots(store: Store) -> Check:
-    stats = store.stats()
-    for finding in findings(stats):
-        if finding.code == "old_snapshot":
-            return Check("snapshots", Level.WARN, str(finding))
-    return Check("snapshots", Level.OK, f"none older than {age(OLD_SNAPSHOT_SECONDS)}")
+    return _unless_found("old_snapshot", store.stats(), "snapshots", f"none older than {age(OLD_SNAPSHOT_SECONDS)}")
+
+
+def _unless_found(code: str, stats: Stats, name: str, well: str) -> Check:
+    """A warning with the finding of this code, if there is one."""
+    found = next((one for one in findings(stats) if one.code == code), None)
+    return Check(name, Level.WARN, str(found)) if found else Check(name, Level.OK, well)

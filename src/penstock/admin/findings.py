@@ -138,8 +138,8 @@ def _dead(stats: Stats) -> Iterator[Finding]:
 def _of(stats: Stats, dead: int) -> str:
     """The commonest error among the dead."""
     error, number = stats.dead_errors[0] if stats.dead_errors else ("", 0)
-    told = first_line(error, ERROR_WIDTH)
-    return f"{', mostly of' if number < dead else ' of'}: {told}" if told else ""
+    kind = first_line(error, ERROR_WIDTH)
+    return f"{', mostly of' if number < dead else ' of'}: {kind}" if kind else ""
 
 
 def _snapshot(stats: Stats) -> Iterator[Finding]:

@@ -44,12 +44,12 @@ def copy_document(record: Record) -> Document:
 def timeline(records: Sequence[Record], history: Sequence[HistoryEntry]) -> list[Document]:
     """The life of an event and its copies: what the history recorded, between its emit and where it stands now."""
     first = records[-1]
-    lines = [_line(first.created_at, "emitted", detail=f"into queue {first.queue}")]
-    lines += [_line(entry.at, entry.what, entry.attempts, entry.by, _detail(entry)) for entry in history]
+    entries = [_entry(first.created_at, "emitted", detail=f"into queue {first.queue}")]
+    entries += [_entry(entry.at, entry.what, entry.attempts, entry.by, _detail(entry)) for entry in history]
     if len(records) == 1:
-        return lines + _standing(first)
-    standing = [{**line, "detail": f"in queue {record.queue}"} for record in records for line in _standing(record)]
-    return lines + sorted(standing, key=itemgetter("at"))
+        return entries + _standing(first)
+    standing = [{**entry, "detail": f"in queue {record.queue}"} for record in records for entry in _standing(record)]
+    return entries + sorted(standing, key=itemgetter("at"))
 
 
 def _standing(record: Record) -> list[Document]:
@@ -57,15 +57,15 @@ def _standing(record: Record) -> list[Document]:
     match record.state:
         case State.PENDING:
             waits = record.available_at > record.created_at
-            return [_line(record.available_at, "due", record.attempts)] if waits else []
+            return [_entry(record.available_at, "due", record.attempts)] if waits else []
         case State.CLAIMED:
             assert record.claimed_at is not None
             assert record.lease_expires_at is not None
             until = f"until {record.lease_expires_at.isoformat()}"
-            return [_line(record.claimed_at, "claimed", record.attempts, record.claimed_by, until)]
+            return [_entry(record.claimed_at, "claimed", record.attempts, record.claimed_by, until)]
         case State.PUBLISHED:
             assert record.published_at is not None
-            return [_line(record.published_at, "published", record.attempts)]
+            return [_entry(record.published_at, "published", record.attempts)]
         case State.DEAD:
             return []
 
@@ -75,7 +75,7 @@ def _detail(entry: HistoryEntry) -> str | None:
     return None if (entry.what, entry.detail) == ("cancelled", CANCELLED) else entry.detail
 
 
-def _line(at: datetime, what: str, attempts: int = 0, by: str | None = None, detail: str | None = None) -> Document:
+def _entry(at: datetime, what: str, attempts: int = 0, by: str | None = None, detail: str | None = None) -> Document:
     return {"at": at.isoformat(), "what": what, "attempts": attempts, "by": by, "detail": detail}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from penstock.admin.dead_letters import DeadLetterOffice
+from penstock.admin.dead_letters import DeadLetterOffice, all_records
 from penstock.admin.doctor import Check, examine
 from penstock.admin.findings import Finding, alive, findings
 from penstock.admin.serializers import (
@@ -24,9 +24,8 @@ from penstock.model.lifecycle import State
 from penstock.model.records import Note, SettledCount
 from penstock.model.selection import Selection, cancellable, purgeable
 from penstock.model.stats import QueueControl, QueueStats, RelayStats, Stats
-from penstock.store.api import CANCELLED, Store, Upgrade
+from penstock.store.api import CANCELLED, Progress, Store, Upgrade
 
-Progress = Callable[[int], None]
 Counts = Callable[[Selection], Sequence[SettledCount]]
 
 PAGE = 500
@@ -133,11 +132,7 @@ class Admin:
         stats, controls = self.store.stats(), self.store.controls()
         return Status(
             store=self.store.url,
-            pending=stats.total("pending"),
-            ready=stats.total("ready"),
-            claimed=stats.total("claimed"),
-            published=stats.total("published"),
-            dead=stats.total("dead"),
+            **{name: stats.total(name) for name in ("pending", "ready", "claimed", "published", "dead")},
             oldest_pending_seconds=stats.oldest_pending_seconds,
             open_leases=stats.open_leases,
             expired_leases=stats.expired_leases,
@@ -286,13 +281,11 @@ class Admin:
     def _known(self, ids: frozenset[EventId]) -> set[EventId]:
         """Which of these ids are those of events. One id may be that of several copies."""
         known: set[EventId] = set()
-        after: int | None = None
-        while True:
-            page = self.store.find(Selection(ids=ids), after=after, limit=max(len(ids), PAGE))
-            known |= {record.event_id for record in page.records}
-            after = page.after
-            if after is None or known == ids:
-                return known
+        for record in all_records(self.store, Selection(ids=ids), max(len(ids), PAGE)):
+            known.add(record.event_id)
+            if known == ids:
+                break
+        return known
 
 
 def _queue_statuses(stats: Stats, controls: Sequence[QueueControl]) -> list[QueueStatus]:

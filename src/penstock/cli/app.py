@@ -24,7 +24,7 @@ from penstock.cli.commands.relay import relay
 from penstock.cli.commands.status import status
 from penstock.cli.commands.streams import streams
 from penstock.cli.commands.worker import worker
-from penstock.cli.terminal.exit import USAGE, tell
+from penstock.cli.terminal.exit import USAGE, report_failure
 from penstock.cli.terminal.options import StoreOption
 
 
@@ -97,4 +97,4 @@ def run(arguments: Sequence[str] | None = None) -> int:
         code = get_command(app).main(arguments, prog_name="penstock", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except Exception as error:
-        return tell(error)
+        return report_failure(error)

@@ -4,8 +4,8 @@ connection breaks: all but a claim, whose answer may be under way to nobody."""
 import threading
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import fields
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Self
 from uuid import UUID
 
@@ -155,9 +155,7 @@ class JobsClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _get(self, job_id: JobId, wait: float) -> Job:
@@ -241,21 +239,15 @@ def _error(status: int, detail: str, conflict: type[JobError]) -> PenstockError:
 
 
 def _claimed(answer: Mapping[str, Any]) -> ClaimedJob:
-    return ClaimedJob(
-        job_id=as_job_id(answer["job_id"]),
-        type=answer["type"],
-        payload=answer["payload"],
-        json=answer["payload"],
-        lease=answer["lease"],
-        attempts=answer["attempts"],
-        max_attempts=answer["max_attempts"],
-        priority=answer["priority"],
-        headers=answer["headers"],
-        submitted_at=datetime.fromisoformat(answer["submitted_at"]),
-    )
+    read = {
+        "job_id": as_job_id(answer["job_id"]),
+        "json": answer["payload"],
+        "submitted_at": datetime.fromisoformat(answer["submitted_at"]),
+    }
+    return ClaimedJob(**{field.name: answer[field.name] for field in fields(ClaimedJob) if field.name in answer} | read)
 
 
 def _job(answer: Mapping[str, Any]) -> Job:
-    moments = ("submitted_at", "available_at", "claimed_at", "expires_at", "settled_at")
-    read = {name: answer[name] and datetime.fromisoformat(answer[name]) for name in moments}
+    times = ("submitted_at", "available_at", "claimed_at", "expires_at", "settled_at")
+    read = {name: answer[name] and datetime.fromisoformat(answer[name]) for name in times}
     return Job(**{**answer, **read, "job_id": as_job_id(answer["job_id"]), "state": State(answer["state"])})

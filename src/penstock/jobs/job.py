@@ -109,7 +109,7 @@ class JobStats:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class HeldJob:
     """What a lease string says: which job is held, under which lease."""
 
     job_id: JobId
@@ -160,7 +160,7 @@ def lease_text(lease: Lease, job_id: JobId, seq: int) -> str:
     return base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
 
-def holding(job_id: UUID | str, text: str, queue: str, lease_seconds: float) -> Holding:
+def held_job(job_id: UUID | str, text: str, queue: str, lease_seconds: float) -> HeldJob:
     """What a worker holds who names this job and this lease."""
     try:
         if len(text) != LEASE_LENGTH:
@@ -172,7 +172,7 @@ def holding(job_id: UUID | str, text: str, queue: str, lease_seconds: float) -> 
     if UUID(bytes=held) != wanted:
         raise JobLost(f"this lease is not one for job {wanted}; pass on the one that came with it")
     lease = Lease(LeaseId(UUID(bytes=lease_id)), Token(UUID(bytes=token)), queue, lease_seconds)
-    return Holding(wanted, seq, lease)
+    return HeldJob(wanted, seq, lease)
 
 
 def as_job_id(given: UUID | str) -> JobId:

@@ -1,4 +1,4 @@
-"""Looking at jobs: one, many, how many, and until one is settled. Reads only."""
+"""JobQueries at jobs: one, many, how many, and until one is settled. Reads only."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ from penstock.store.api import Store
 LONGEST_NAME = 50
 
 
-class Looking:
+class JobQueries:
     """The half of a job queue that changes nothing."""
 
     def __init__(self, store: Store, name: str) -> None:

@@ -9,32 +9,16 @@ import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID
 
 from penstock.config.urls import store_url
-from penstock.jobs.job import (
-    ClaimedJob,
-    Holding,
-    JobId,
-    as_job_id,
-    claimed_job,
-    holding,
-)
+from penstock.jobs.job import ClaimedJob, HeldJob, JobId, as_job_id, claimed_job, held_job
 from penstock.jobs.payloads import encode, fitted
-from penstock.jobs.queries import Looking
-from penstock.jobs.wakeup import Bell, pauses
+from penstock.jobs.queries import JobQueries
+from penstock.jobs.wakeup import Wakeup, pauses
 from penstock.jobs.worker_loop import Handler, run
-from penstock.model.errors import (
-    InvalidEvent,
-    InvalidPayload,
-    JobError,
-    JobLost,
-    JobNotFound,
-    JobSettled,
-    UsageError,
-)
+from penstock.model.errors import InvalidEvent, InvalidPayload, JobError, JobLost, JobNotFound, JobSettled, UsageError
 from penstock.model.event import NAME_LIMIT, Event
 from penstock.model.lease import Claim, Settlement
 from penstock.model.lifecycle import State
@@ -62,7 +46,7 @@ EXPIRE_BATCH = 1_000
 LOOKS = 3
 
 
-class Jobs(Looking):
+class Jobs(JobQueries):
     """A job queue in a store. Any thread may call any verb; processes share a queue by sharing the store and its name.
 
     A worker sends a heartbeat every `heartbeat_seconds`; a job without one for `timeout_seconds` is taken back.
@@ -87,7 +71,7 @@ class Jobs(Looking):
         self.timeout_seconds = timeout_seconds
         self.models = dict(models or {})
         self.retry = retry or RETRY
-        self.bell = Bell()
+        self.wakeup = Wakeup()
         self._expired_at = -EXPIRE_EVERY_SECONDS
 
     # -- submit -----------------------------------------------------------------------------------------------
@@ -121,7 +105,7 @@ class Jobs(Looking):
             event_id=None if job_id is None else as_job_id(job_id),
         )
         submitted = self._append(event, connection)
-        self.bell.ring()
+        self.wakeup.notify()
         return submitted
 
     def _fitting(self, kind: str, payload: Any) -> bytes:
@@ -164,30 +148,30 @@ class Jobs(Looking):
         if not 0 < len(worker_id) <= NAME_LIMIT or storable(worker_id) != worker_id:
             raise UsageError(f"a worker's id has 1 to {NAME_LIMIT} characters of Unicode, and no NUL among them")
         queues = None if types is None else [self.queue(one) for one in types]
-        rung, until = threading.Event(), time.monotonic() + wait_seconds
-        with self.bell.heard_by(rung.set):
+        woken, until = threading.Event(), time.monotonic() + wait_seconds
+        with self.wakeup.listening(woken.set):
             for pause in pauses():
-                rung.clear()
+                woken.clear()
                 found = self._next(worker_id, queues)
                 left = until - time.monotonic()
                 if found or left <= 0 or self._closed.is_set() or (stop is not None and stop.is_set()):
                     return found
-                rung.wait(min(pause, left))
+                woken.wait(min(pause, left))
         raise AssertionError("unreachable")
 
     def _next(self, worker_id: str, queues: Sequence[str] | None) -> ClaimedJob | None:
         self._expire_now_and_then()
         looks = LOOKS
-        while looks and (turns := self._turns(queues)):
-            claim = next(filter(None, (self._take(queue, worker_id) for queue in turns)), None)
+        while looks and (ready := self._queues_with_jobs(queues)):
+            claim = next(filter(None, (self._take(queue, worker_id) for queue in ready)), None)
             if claim is None:  # others were faster, or as many are claimed as may be
                 looks -= 1
             elif found := self._accepted(claim):
                 return found
         return None
 
-    def _turns(self, queues: Sequence[str] | None) -> Sequence[str]:
-        """The queues that have something ready, in the order of whose turn it is."""
+    def _queues_with_jobs(self, queues: Sequence[str] | None) -> Sequence[str]:
+        """The queues that have something ready, in the order in which they are served."""
         if queues is not None and len(queues) == 1:
             return queues if self.store.ready(queues[0]) else ()
         heads = self.store.heads(self.prefix, queues=queues)
@@ -214,7 +198,7 @@ class Jobs(Looking):
     def heartbeat(self, held: Held, progress: Any = None) -> None:
         """The worker is still at it, and has come so far. `JobLost` says that it should stop."""
         said = None if progress is None else encode("the progress", progress)
-        holds = self._holding(held)
+        holds = self._held_job(held)
         if not self.store.extend([holds.lease]):
             raise self._lost(holds)
         if said is not None and holds.seq not in self.store.note(holds.lease, {holds.seq: said}):
@@ -223,14 +207,14 @@ class Jobs(Looking):
     def complete(self, held: Held, result: Any = None) -> None:
         """The job is done. A repeat by the one who completed it says the same again."""
         said = None if result is None else encode("the result", result)
-        holds = self._holding(held)
+        holds = self._held_job(held)
         settlement = self._settle(holds, Published(said))
         if settlement.already_settled and self.record(holds.job_id).state is not State.PUBLISHED:
             raise self._lost(holds)
 
     def fail(self, held: Held, reason: str, *, delay: float | None = None) -> State:
         """The job failed: PENDING again, after `delay` seconds or as the retry policy says, or DEAD at its last try."""
-        holds = self._holding(held)
+        holds = self._held_job(held)
         record = self.record(holds.job_id)
         outcome = self._after_failure(record, reason, delay)
         settlement = self._settle(holds, outcome)
@@ -242,11 +226,11 @@ class Jobs(Looking):
 
     def release(self, held: Held) -> None:
         """The worker gives the job back untouched; the attempt doesn't count."""
-        holds = self._holding(held)
+        holds = self._held_job(held)
         settlement = self._settle(holds, Released())
         if settlement.already_settled and self.record(holds.job_id).state in (State.PUBLISHED, State.DEAD):
             raise self._lost(holds)
-        self.bell.ring()
+        self.wakeup.notify()
 
     def _after_failure(self, record: Record, reason: str, delay: float | None) -> Retry | Dead:
         decided = self.retry.decide(
@@ -260,21 +244,21 @@ class Jobs(Looking):
             return replace(decided, delay_seconds=delay)
         return decided
 
-    def _settle(self, holds: Holding, outcome: Outcome) -> Settlement:
+    def _settle(self, holds: HeldJob, outcome: Outcome) -> Settlement:
         settlement = self.store.settle(holds.lease, {holds.seq: outcome})
         if settlement.lost:
             raise self._lost(holds)
         return settlement
 
-    def _holding(self, held: Held) -> Holding:
+    def _held_job(self, held: Held) -> HeldJob:
         job_id, lease = (held.job_id, held.lease) if isinstance(held, ClaimedJob) else held
         try:
-            return holding(job_id, lease, self.prefix, self.timeout_seconds)
+            return held_job(job_id, lease, self.prefix, self.timeout_seconds)
         except JobLost:
             self.record(as_job_id(job_id))  # that there is no such job says more
             raise
 
-    def _lost(self, holds: Holding) -> Exception:
+    def _lost(self, holds: HeldJob) -> Exception:
         """What to tell a worker who no longer holds its job: where the job is now."""
         record = self.find(holds.job_id)
         if record is None:
@@ -292,7 +276,7 @@ class Jobs(Looking):
                 now = f"it is dead: {record.last_error}"
         return JobLost(f"job {holds.job_id} is no longer yours: {now}")
 
-    def _still_named(self, holds: Holding) -> bool:
+    def _still_named(self, holds: HeldJob) -> bool:
         return any(held.lease.token == holds.lease.token for held in self.store.held([holds.lease.lease_id]))
 
     # -- beside the flow --------------------------------------------------------------------------------------
@@ -325,12 +309,7 @@ class Jobs(Looking):
     # -- working ----------------------------------------------------------------------------------------------
 
     def work(
-        self,
-        handlers: Mapping[str, Handler],
-        worker_id: str,
-        *,
-        stop: threading.Event,
-        concurrency: int = 1,
+        self, handlers: Mapping[str, Handler], worker_id: str, *, stop: threading.Event, concurrency: int = 1
     ) -> None:
         """Claim and handle jobs until `stop` is set: see `penstock.jobs.worker_loop`."""
         run(self, handlers, worker_id, stop=stop, concurrency=concurrency)
@@ -338,14 +317,12 @@ class Jobs(Looking):
     def close(self) -> None:
         """End all waiting, and close the store if it was opened here."""
         self._closed.set()
-        self.bell.ring()
+        self.wakeup.notify()
         if self._owned:
             self.store.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

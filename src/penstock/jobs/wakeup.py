@@ -1,4 +1,4 @@
-"""A bell that a submit rings, so that whoever waits for a job in the same process looks at once. It only saves time:
+"""A wake-up that a submit sends, so that a claim that waits in the same process looks at once. It only saves time:
 jobs from other processes are found by looking again and again."""
 
 import threading
@@ -9,8 +9,8 @@ FIRST_PAUSE_SECONDS = 0.02
 LONGEST_PAUSE_SECONDS = 1.0
 
 
-class Bell:
-    """Rings for all who listen."""
+class Wakeup:
+    """Calls all who listen."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -18,8 +18,8 @@ class Bell:
         self._number = 0
 
     @contextmanager
-    def heard_by(self, listener: Callable[[], None]) -> Iterator[None]:
-        """Call `listener`, from any thread, whenever the bell rings. It must not wait."""
+    def listening(self, listener: Callable[[], None]) -> Iterator[None]:
+        """Call `listener`, from any thread, at every wake-up. It must not wait."""
         with self._lock:
             self._number += 1
             number = self._number
@@ -30,7 +30,7 @@ class Bell:
             with self._lock:
                 del self._listeners[number]
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         with self._lock:
             listeners = list(self._listeners.values())
         for listener in listeners:

@@ -13,7 +13,7 @@ from penstock.model.lifecycle import State
 from penstock.telemetry import log
 
 IDLE_SECONDS = 10.0
-TROUBLE_SECONDS = 1.0
+ERROR_PAUSE_SECONDS = 1.0
 
 
 class JobQueue(Protocol):
@@ -83,7 +83,7 @@ def _loop(jobs: JobQueue, handlers: Mapping[str, Handler], worker_id: str, stop:
             raise
         except PenstockError as error:  # a store that is away comes back, and what was claimed expires
             log.warn("the job worker goes on after an error", error=error)
-            stop.wait(TROUBLE_SECONDS)
+            stop.wait(ERROR_PAUSE_SECONDS)
 
 
 def _handle(jobs: JobQueue, handler: Handler, job: ClaimedJob, stop: threading.Event) -> None:

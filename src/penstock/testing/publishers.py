@@ -5,7 +5,7 @@
         def publisher(self): ...      # a fresh publisher, to a destination of its own
 
         @pytest.fixture
-        def read_back(self): ...      # a function from a topic to what the destination holds, as `ReceivedMessage`
+        def read_back(self): ...      # a function from a topic to what the destination holds there, as `StoredMessage`
 
 A destination that takes the events of a batch in any order says `keeps_order = False`, and its publisher `in_order =
 False`. A destination with a server takes `penstock.testing.brokers.BrokerConformance`.
@@ -50,7 +50,7 @@ KEYS = [
 ]
 
 
-class ReceivedMessage(NamedTuple):
+class StoredMessage(NamedTuple):
     """An event as its destination holds it."""
 
     event_id: str
@@ -61,7 +61,7 @@ class ReceivedMessage(NamedTuple):
     ordering_key: str | None
 
 
-ReadBack = Callable[[str], Sequence[ReceivedMessage]]
+ReadBack = Callable[[str], Sequence[StoredMessage]]
 """What a topic of the destination holds, oldest first."""
 
 
@@ -141,7 +141,7 @@ class PublisherConformance(PublisherOutcomes):
         publisher.close()
         assert self.arranged(read_back("orders.created")) == self.arranged(received(events))
 
-    def arranged(self, held: Sequence[ReceivedMessage]) -> list[ReceivedMessage]:
+    def arranged(self, held: Sequence[StoredMessage]) -> list[StoredMessage]:
         """What a topic holds, as it is compared: order counts where it is kept."""
         return list(held) if self.keeps_order else sorted(held, key=attrgetter("event_id"))
 
@@ -161,10 +161,10 @@ def published(events: Sequence[Delivery]) -> dict[int, Outcome]:
     return {event.seq: PUBLISHED for event in events}
 
 
-def received(events: Sequence[Delivery]) -> list[ReceivedMessage]:
+def received(events: Sequence[Delivery]) -> list[StoredMessage]:
     """What a destination should hold once it has these."""
     return [
-        ReceivedMessage(
+        StoredMessage(
             event_id=str(event.event_id),
             event_type=event.event_type,
             payload=event.payload,

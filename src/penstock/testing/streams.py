@@ -29,7 +29,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 """What a harness's clock says at first."""
 
 
-class ProcessDied(BaseException):
+class SimulatedCrash(BaseException):
     """A crash that was asked for."""
 
 
@@ -196,7 +196,7 @@ def _as_it_is(part: StatePartition) -> StatePartition:
 def _dying(*, committed: bool) -> Iterator[Any]:
     try:
         yield lambda part: _Doomed(part, committed)
-    except ProcessDied:
+    except SimulatedCrash:
         return
 
 
@@ -212,5 +212,5 @@ class _Doomed:
         with self._part.transaction() as tx:
             yield tx
             if not self._committed:
-                raise ProcessDied
-        raise ProcessDied
+                raise SimulatedCrash
+        raise SimulatedCrash

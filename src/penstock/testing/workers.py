@@ -42,8 +42,8 @@ from penstock.outbox import Outbox
 from penstock.store.api import Store
 from penstock.store.registry import open_store
 from penstock.worker import Received, Worker
-from penstock.worker.buffer import Holdings
-from penstock.worker.executors import Hands
+from penstock.worker.buffer import EventBuffer
+from penstock.worker.executors import Executor
 from penstock.worker.subscription import Subscription
 
 PAGE = 1_000
@@ -144,8 +144,8 @@ class InProcessWorker:
     def _move_on(self) -> bool:
         """On to the next event whose time has not come; says whether there is one."""
         now = self._clock()
-        moments = (record.available_at for record in self._pending() if record.available_at > now)
-        following = min(moments, default=None)
+        times = (record.available_at for record in self._pending() if record.available_at > now)
+        following = min(times, default=None)
         if following is None:
             return False
         self._clock.jump_to(following)
@@ -174,8 +174,8 @@ class JumpingClock:
     def __call__(self) -> datetime:
         return datetime.now(UTC) + self._ahead
 
-    def jump_to(self, moment: datetime) -> None:
-        self._ahead = max(self._ahead, moment - datetime.now(UTC))
+    def jump_to(self, when: datetime) -> None:
+        self._ahead = max(self._ahead, when - datetime.now(UTC))
 
 
 class _Lane:
@@ -184,8 +184,8 @@ class _Lane:
     def __init__(self, subscription: Subscription, order_policy: OrderPolicy) -> None:
         self.subscription = subscription
         self.handling = subscription.handling
-        self._holdings = subscription.holdings = _Noted(order_policy)
-        self._hands = Hands(subscription)
+        self._buffer = subscription.buffer = _Noted(order_policy)
+        self._executor = Executor(subscription)
 
     def wants(self, record: Record) -> bool:
         types = self.subscription.options.types
@@ -199,13 +199,13 @@ class _Lane:
             subscription.feed(claim)
         called: dict[Received, BaseException | None] = {}
         try:
-            while taken := self._holdings.take(self._hands.most):
+            while taken := self._buffer.take(self._executor.most):
                 error = self._handle(runner, taken, called)
                 if error is not None and raise_errors:
                     raise error
         finally:
             self._write()
-            finished, self._holdings.finished = self._holdings.finished, []
+            finished, self._buffer.finished = self._buffer.finished, []
         return [
             HandledEvent(event, self._outcome(event, outcome, called), called.get(event)) for event, outcome in finished
         ]
@@ -213,7 +213,7 @@ class _Lane:
     def _handle(
         self, runner: asyncio.Runner, events: Sequence[Received], called: dict[Received, BaseException | None]
     ) -> BaseException | None:
-        accepted = self._hands.accept(events)
+        accepted = self._executor.accept(events)
         if not accepted:
             return None
         if self.handling.is_async:
@@ -221,13 +221,13 @@ class _Lane:
         else:
             error = self.handling.call(accepted)
         called |= dict.fromkeys(accepted, error)
-        self._hands.finish(accepted, error)
+        self._executor.finish(accepted, error)
         return error
 
     def _write(self) -> None:
-        self._holdings.drain()
+        self._buffer.drain()
         self.subscription.flush(all_of_it=True)
-        if self._holdings.unwritten:
+        if self._buffer.unwritten:
             raise StoreError(f"what became of events in {self.subscription.queue} can't be written; the log says why")
 
     def _outcome(
@@ -237,7 +237,7 @@ class _Lane:
         return self.subscription.published(None) if event.settled and event in called else outcome
 
 
-class _Noted(Holdings):
+class _Noted(EventBuffer):
     """Remembers what was finished, in its order."""
 
     def __init__(self, order_policy: OrderPolicy) -> None:

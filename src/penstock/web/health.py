@@ -12,9 +12,9 @@ from starlette.routing import Route
 
 from penstock.model.errors import UsageError
 from penstock.telemetry import log
-from penstock.web.guard import ProblemResponse
+from penstock.web.auth import ProblemResponse
 from penstock.web.server import HttpServer, parse_address
-from penstock.worker.loops import Loop
+from penstock.worker.loops import WorkerLoop
 from penstock.worker.runtime import Running
 from penstock.worker.subscription import Subscription
 
@@ -29,35 +29,30 @@ PATIENCE_SECONDS = 10.0
 
 def report(running: Running | None) -> dict[str, Any]:
     """How one process is. What keeps it from being ok is in `reasons`."""
+    loops = running.loops if running else []
     if running is None:
-        return {
-            "status": FAILING,
-            "reasons": ["it is starting or stopping"],
-            "claimant": None,
-            "queues": {},
-            "loops": {},
-        }
-    if running.over:
+        reasons = ["it is starting or stopping"]
+    elif running.over:
         reasons = ["it is stopping"]
-    elif not running.loops:
+    elif not loops:
         reasons = ["it is starting"]
     else:
-        reasons = [why for loop in running.loops if (why := _fault(loop))]
+        reasons = [why for loop in loops if (why := _fault(loop))]
     return {
         "status": FAILING if reasons else OK,
         "reasons": reasons,
-        "claimant": running.claimant,
-        "queues": _queues(running.subscriptions),
-        "loops": {loop.name: {"alive": loop.alive, "trouble": loop.trouble} for loop in running.loops},
+        "claimant": running.claimant if running else None,
+        "queues": _queues(running.subscriptions if running else ()),
+        "loops": {loop.name: {"alive": loop.alive, "trouble": loop.error} for loop in loops},
     }
 
 
-def _fault(loop: Loop) -> str | None:
+def _fault(loop: WorkerLoop) -> str | None:
     if not loop.alive and not loop.done:
         return f"the {loop.name} loop is dead"
-    since = loop.troubled_at
+    since = loop.failing_since
     if since is not None and monotonic() - since > PATIENCE_SECONDS:
-        return f"the {loop.name} loop has been in trouble for {monotonic() - since:.0f} s: {loop.trouble}"
+        return f"the {loop.name} loop has been in trouble for {monotonic() - since:.0f} s: {loop.error}"
     return None
 
 
@@ -66,7 +61,7 @@ def _queues(subscriptions: Sequence[Subscription]) -> dict[str, dict[str, Any]]:
     queues: dict[str, dict[str, Any]] = {}
     now = monotonic()
     for one in subscriptions:
-        counted = {"running": len(one.holdings.running), "queued": one.holdings.queued, **one.counts}
+        counted = {"running": len(one.buffer.running), "queued": one.buffer.queued, **one.counts}
         ago = None if one.fetched_at is None else round(now - one.fetched_at, 3)
         known = queues.setdefault(one.queue, {**dict.fromkeys(counted, 0), "fetched_seconds_ago": ago})
         for name, number in counted.items():

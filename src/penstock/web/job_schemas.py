@@ -117,7 +117,7 @@ class Listing(_Parameters):
     after: Annotated[int | None, Field(ge=1, le=GREATEST_SEQ)] = None
 
 
-class Looking(_Parameters):
+class WaitParameters(_Parameters):
     """How long to wait for a job to be settled."""
 
     wait_seconds: Wait = 0.0
@@ -129,10 +129,14 @@ class Submitted(BaseModel):
     job_id: UUID
 
 
-class ClaimedDocument(BaseModel):
-    """A job in its worker's hands. `lease` goes into every word about it; heartbeats are due every so many seconds."""
+class _Document(BaseModel):
+    """An answer made of an object with the same attributes."""
 
     model_config = ConfigDict(from_attributes=True)
+
+
+class ClaimedDocument(_Document):
+    """A job in its worker's hands. `lease` goes into every word about it; heartbeats are due every so many seconds."""
 
     job_id: UUID
     type: str
@@ -154,10 +158,8 @@ class Standing(BaseModel):
     state: State
 
 
-class JobDocument(BaseModel):
+class JobDocument(_Document):
     """A job as it stands."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     job_id: UUID
     type: str
@@ -178,19 +180,15 @@ class JobDocument(BaseModel):
     settled_at: datetime | None
 
 
-class PageDocument(BaseModel):
+class PageDocument(_Document):
     """Some jobs, newest first; `after` asks for the next page, and is null on the last one."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     jobs: list[JobDocument]
     after: int | None
 
 
-class TypeDocument(BaseModel):
+class TypeDocument(_Document):
     """How many jobs of one type are where."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     type: str
     pending: int
@@ -199,10 +197,8 @@ class TypeDocument(BaseModel):
     dead: int
 
 
-class StatsDocument(BaseModel):
+class StatsDocument(_Document):
     """The job queue at a glance."""
-
-    model_config = ConfigDict(from_attributes=True)
 
     completed_total: int
     types: list[TypeDocument]

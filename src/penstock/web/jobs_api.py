@@ -21,34 +21,15 @@ from penstock.model.errors import UsageError
 from penstock.model.event import EventId
 from penstock.model.lifecycle import State
 from penstock.model.selection import Selection
+from penstock.web import job_schemas as schemas
 from penstock.web import problems
-from penstock.web.guard import Guard
-from penstock.web.job_schemas import (
-    LONGEST_WAIT_SECONDS,
-    Cancellation,
-    ClaimedDocument,
-    ClaimRequest,
-    Completion,
-    Failure,
-    Health,
-    Heartbeat,
-    JobDocument,
-    Listing,
-    Looking,
-    PageDocument,
-    Problem,
-    Release,
-    Standing,
-    StatsDocument,
-    Submission,
-    Submitted,
-)
+from penstock.web.auth import RequestGuard
 
 MAX_BODY_BYTES = 1_048_576
 THREADS = 15
 OPEN_PATHS = frozenset({"/health", "/openapi.json"})
 SAID = ("job_id", "type", "lease", "attempts", "max_attempts", "priority", "headers", "submitted_at")
-NOBODY = EventId(UUID(int=0))
+NO_EVENT = EventId(UUID(int=0))
 
 
 class JobsApp(FastAPI):
@@ -60,15 +41,15 @@ class JobsApp(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         schema = super().openapi()
-        schema["components"]["schemas"].setdefault("Problem", Problem.model_json_schema())
-        for name, one in Problem.model_json_schema().get("$defs", {}).items():
+        schema["components"]["schemas"].setdefault("Problem", schemas.Problem.model_json_schema())
+        for name, one in schemas.Problem.model_json_schema().get("$defs", {}).items():
             schema["components"]["schemas"].setdefault(name, one)
         return schema
 
     def end_waiting(self) -> None:
         """Answer all who wait, so that the server can end."""
         self.closing.set()
-        self.jobs.bell.ring()
+        self.jobs.wakeup.notify()
 
 
 def create_app(
@@ -76,7 +57,7 @@ def create_app(
     tokens: Sequence[str] = (),
     *,
     max_body_bytes: int = MAX_BODY_BYTES,
-    max_wait_seconds: float = LONGEST_WAIT_SECONDS,
+    max_wait_seconds: float = schemas.LONGEST_WAIT_SECONDS,
 ) -> JobsApp:
     """The HTTP API of a job queue. With `tokens` every request but those for the health and the schema needs one."""
     app = JobsApp(
@@ -91,7 +72,7 @@ def create_app(
     bearer = HTTPBearer(auto_error=False, description="One of the server's tokens; it may have none.")
     app.include_router(router, dependencies=[Security(bearer)] if tokens else [])
     app.include_router(open_router)
-    app.add_middleware(Guard, tokens=tuple(tokens), max_body_bytes=max_body_bytes, open_paths=OPEN_PATHS)
+    app.add_middleware(RequestGuard, tokens=tuple(tokens), max_body_bytes=max_body_bytes, open_paths=OPEN_PATHS)
     problems.install(app, router, open_router)
     return app
 
@@ -122,14 +103,14 @@ router = APIRouter(prefix="/v1", dependencies=[Depends(_once_each)])
 
 
 @open_router.get("/health", responses={503: problems.answers()[503]})
-def health(jobs: Queue) -> Health:
+def health(jobs: Queue) -> schemas.Health:
     """Whether the server is there, and reaches its store."""
-    jobs.store.find(Selection(ids=frozenset({NOBODY})), limit=1)
-    return Health()
+    jobs.store.find(Selection(ids=frozenset({NO_EVENT})), limit=1)
+    return schemas.Health()
 
 
 @router.post("/jobs", status_code=201, responses=problems.answers(409))
-def submit(asked: Submission, jobs: Queue) -> Submitted:
+def submit(asked: schemas.Submission, jobs: Queue) -> schemas.Submitted:
     """Submit a job."""
     job_id = jobs.submit(
         asked.type,
@@ -141,15 +122,15 @@ def submit(asked: Submission, jobs: Queue) -> Submitted:
         dedupe_key=asked.dedupe_key,
         headers=asked.headers,
     )
-    return Submitted(job_id=job_id)
+    return schemas.Submitted(job_id=job_id)
 
 
 @router.post(
     "/jobs/claim",
-    response_model=ClaimedDocument,
+    response_model=schemas.ClaimedDocument,
     responses={204: {"description": "There is no job now"}, **problems.answers()},
 )
-async def claim(asked: ClaimRequest, request: Request, jobs: Queue) -> ClaimedDocument | Response:
+async def claim(asked: schemas.ClaimRequest, request: Request, jobs: Queue) -> schemas.ClaimedDocument | Response:
     """Claim the next job; 204 if there is none, and none came in `wait_seconds`."""
     job = await _claimed(request, jobs, asked)
     if job is None:
@@ -158,86 +139,92 @@ async def claim(asked: ClaimRequest, request: Request, jobs: Queue) -> ClaimedDo
         await run_in_threadpool(jobs.release, job)
         return Response(status_code=204)
     said = {name: getattr(job, name) for name in SAID} | {"payload": job.json}
-    return ClaimedDocument(**said, heartbeat_seconds=jobs.heartbeat_seconds, timeout_seconds=jobs.timeout_seconds)
+    return schemas.ClaimedDocument(
+        **said, heartbeat_seconds=jobs.heartbeat_seconds, timeout_seconds=jobs.timeout_seconds
+    )
 
 
 @router.post("/jobs/{job_id:uuid}/heartbeat", responses=problems.answers(404, 409))
-def heartbeat(job_id: UUID, asked: Heartbeat, jobs: Queue) -> Standing:
+def heartbeat(job_id: UUID, asked: schemas.Heartbeat, jobs: Queue) -> schemas.Standing:
     """The worker is still at it. 409 says that it has lost the job, and should stop."""
     jobs.heartbeat((job_id, asked.lease), asked.progress)
-    return Standing(job_id=job_id, state=State.CLAIMED)
+    return schemas.Standing(job_id=job_id, state=State.CLAIMED)
 
 
 @router.post("/jobs/{job_id:uuid}/complete", responses=problems.answers(404, 409))
-def complete(job_id: UUID, asked: Completion, jobs: Queue) -> Standing:
+def complete(job_id: UUID, asked: schemas.Completion, jobs: Queue) -> schemas.Standing:
     """The job is done. A repeat by the worker that completed it is fine."""
     jobs.complete((job_id, asked.lease), asked.result)
-    return Standing(job_id=job_id, state=State.PUBLISHED)
+    return schemas.Standing(job_id=job_id, state=State.PUBLISHED)
 
 
 @router.post("/jobs/{job_id:uuid}/fail", responses=problems.answers(404, 409))
-def fail(job_id: UUID, asked: Failure, jobs: Queue) -> Standing:
+def fail(job_id: UUID, asked: schemas.Failure, jobs: Queue) -> schemas.Standing:
     """The job failed: it is PENDING again, or DEAD at its last attempt."""
-    return Standing(job_id=job_id, state=jobs.fail((job_id, asked.lease), asked.reason, delay=asked.delay_seconds))
+    return schemas.Standing(
+        job_id=job_id, state=jobs.fail((job_id, asked.lease), asked.reason, delay=asked.delay_seconds)
+    )
 
 
 @router.post("/jobs/{job_id:uuid}/release", responses=problems.answers(404, 409))
-def release(job_id: UUID, asked: Release, jobs: Queue) -> Standing:
+def release(job_id: UUID, asked: schemas.Release, jobs: Queue) -> schemas.Standing:
     """The worker gives the job back; the attempt doesn't count."""
     jobs.release((job_id, asked.lease))
-    return Standing(job_id=job_id, state=State.PENDING)
+    return schemas.Standing(job_id=job_id, state=State.PENDING)
 
 
 @router.post("/jobs/{job_id:uuid}/cancel", responses=problems.answers(404, 409))
-def cancel(job_id: UUID, asked: Cancellation, jobs: Queue) -> Standing:
+def cancel(job_id: UUID, asked: schemas.Cancellation, jobs: Queue) -> schemas.Standing:
     """Make a job that is not settled DEAD."""
     jobs.cancel(job_id, asked.reason, by="http")
-    return Standing(job_id=job_id, state=State.DEAD)
+    return schemas.Standing(job_id=job_id, state=State.DEAD)
 
 
 @router.get("/jobs/{job_id:uuid}", responses=problems.answers(404))
-async def get(job_id: UUID, asked: Annotated[Looking, Query()], request: Request, jobs: Queue) -> JobDocument:
+async def get(
+    job_id: UUID, asked: Annotated[schemas.WaitParameters, Query()], request: Request, jobs: Queue
+) -> schemas.JobDocument:
     """A job as it stands; with `wait_seconds`, once it is settled or time is up."""
     until = _now() + min(asked.wait_seconds, _app(request).max_wait_seconds)
     for pause in pauses():
         job = await run_in_threadpool(jobs.get, job_id)
         left = until - _now()
         if job.settled or left <= 0 or _app(request).closing.is_set() or await request.is_disconnected():
-            return JobDocument.model_validate(job)
+            return schemas.JobDocument.model_validate(job)
         await asyncio.sleep(min(pause, left))
     raise AssertionError("unreachable")
 
 
 @router.get("/jobs", responses=problems.answers())
-def list_jobs(asked: Annotated[Listing, Query()], jobs: Queue) -> PageDocument:
+def list_jobs(asked: Annotated[schemas.Listing, Query()], jobs: Queue) -> schemas.PageDocument:
     """Jobs, newest first, a page at a time."""
-    return PageDocument.model_validate(jobs.list(asked.state, asked.type, limit=asked.limit, after=asked.after))
+    return schemas.PageDocument.model_validate(jobs.list(asked.state, asked.type, limit=asked.limit, after=asked.after))
 
 
 @router.get("/stats", responses=problems.answers())
-def stats(jobs: Queue) -> StatsDocument:
+def stats(jobs: Queue) -> schemas.StatsDocument:
     """How many jobs of which type are where."""
-    return StatsDocument.model_validate(jobs.stats())
+    return schemas.StatsDocument.model_validate(jobs.stats())
 
 
-async def _claimed(request: Request, jobs: Jobs, asked: ClaimRequest) -> ClaimedJob | None:
-    """A job, now or within the time asked for. Rung when one is submitted here, else it looks again and again."""
-    loop, rung = asyncio.get_running_loop(), asyncio.Event()
+async def _claimed(request: Request, jobs: Jobs, asked: schemas.ClaimRequest) -> ClaimedJob | None:
+    """A job, now or within the time asked for. Woken when one is submitted here, else it looks again and again."""
+    loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
-    def ring() -> None:
+    def wake() -> None:
         with suppress(RuntimeError):  # a loop that has ended has nobody left who waits
-            loop.call_soon_threadsafe(rung.set)
+            loop.call_soon_threadsafe(woken.set)
 
     until = _now() + min(asked.wait_seconds, _app(request).max_wait_seconds)
-    with jobs.bell.heard_by(ring):
+    with jobs.wakeup.listening(wake):
         for pause in pauses():
-            rung.clear()
+            woken.clear()
             job = await run_in_threadpool(jobs.claim, asked.worker_id, asked.types)
             left = until - _now()
             if job or left <= 0 or _app(request).closing.is_set() or await request.is_disconnected():
                 return job
             with suppress(TimeoutError):
-                await asyncio.wait_for(rung.wait(), min(pause, left))
+                await asyncio.wait_for(woken.wait(), min(pause, left))
     raise AssertionError("unreachable")
 
 

@@ -9,9 +9,12 @@ from starlette.routing import Match, Route
 
 from penstock.model.errors import JobError, JobNotFound, PenstockError, StoreError, UsageError
 from penstock.telemetry import log
-from penstock.web.guard import ProblemResponse
+from penstock.web.auth import ProblemResponse
 
 MOST_ERRORS = 20
+
+# The first that an error is one of: JobNotFound is a JobError.
+_STATUSES = {JobNotFound: 404, JobError: 409, UsageError: 422, StoreError: 503}
 
 _MEANINGS = {
     400: "The request can't be read",
@@ -36,7 +39,7 @@ def install(app: FastAPI, *routers: APIRouter) -> None:
     app.state.known_routes = [one for router in routers for one in router.routes if isinstance(one, Route)]
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _refused)
-    app.add_exception_handler(PenstockError, _told)
+    app.add_exception_handler(PenstockError, _failed)
     app.add_exception_handler(Exception, _unexpected)
 
 
@@ -69,18 +72,8 @@ def _methods(request: Request) -> list[str]:
     return sorted({method for route in matching for method in route.methods or ()})
 
 
-def _told(_: Request, error: Exception) -> Response:
-    match error:
-        case JobNotFound():
-            status = 404
-        case JobError():
-            status = 409
-        case UsageError():
-            status = 422
-        case StoreError():
-            status = 503
-        case _:
-            status = 500
+def _failed(_: Request, error: Exception) -> Response:
+    status = next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 500)
     return ProblemResponse(status, _printable(str(error)))
 
 

@@ -3,6 +3,7 @@
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, get_args, get_origin
 
 from penstock.config.extras import needs_extra
@@ -54,7 +55,7 @@ def _reader(handler: Callable[..., Any], parameter: inspect.Parameter, *, batch:
     if wanted in (inspect.Parameter.empty, Any, Received, Delivery):
         return _event
     if wanted is bytes:
-        return _payload
+        return attrgetter("payload")
     if wanted is str:
         return _text
     return _checked(wanted)
@@ -62,10 +63,6 @@ def _reader(handler: Callable[..., Any], parameter: inspect.Parameter, *, batch:
 
 def _event(event: Received) -> Received:
     return event
-
-
-def _payload(event: Received) -> bytes:
-    return event.payload
 
 
 def _text(event: Received) -> str:

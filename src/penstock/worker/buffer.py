@@ -1,5 +1,5 @@
-"""What a subscription holds: the leases it has claimed under, the events that wait for a hand, and the outcomes that
-wait to be written. All of it behind one lock; nothing here talks to the store."""
+"""What a subscription holds: the leases it has claimed under, the events that wait for an executor, and the outcomes
+that wait to be written. All of it behind one lock; nothing here talks to the store."""
 
 import threading
 from collections import deque
@@ -14,7 +14,7 @@ from penstock.worker.received import Received
 
 
 @dataclass(slots=True)
-class Holding:
+class HeldLease:
     """One lease: how many of its events are undecided, and the outcomes that are not yet written."""
 
     lease: Lease
@@ -25,45 +25,45 @@ class Holding:
     writing: bool = False
 
 
-class Holdings:
-    """Events come in by `add`, go to a hand by `take`, and end by `finish`; outcomes leave by `due` and `written`."""
+class EventBuffer:
+    """Events come in by `add`, go out by `take`, and end by `finish`; outcomes leave by `due` and `written`."""
 
     def __init__(self, order_policy: OrderPolicy) -> None:
         lock = threading.RLock()
         self.changed = threading.Condition(lock)
         self.roomy = threading.Condition(lock)
-        """Told when a hand has taken something, so that there may be room for another claim."""
+        """Notified when an executor has taken something, so that there may be room for another claim."""
         self.running: set[Received] = set()
         self._order_policy = order_policy
         self._waiting: deque[Received] = deque()
-        # Of an ordering key only the first event waits for a hand; the others stand in its line until it is done.
-        self._lines: dict[str, deque[Received]] = {}
+        # Of an ordering key only the first event waits for an executor; the others follow when it is done.
+        self._followers: dict[str, deque[Received]] = {}
         self._open: dict[str, int] = {}
         """How many events of a key were handed out and are undecided: several only in a batch."""
         self._queued = 0
-        self._held: dict[LeaseId, Holding] = {}
+        self._held: dict[LeaseId, HeldLease] = {}
         self.done: Callable[[], object] = _nothing
         """Called when all of a lease is decided: its outcomes need not wait for others."""
 
     @property
     def queued(self) -> int:
-        """How many events wait for a hand."""
+        """How many events wait for an executor."""
         return self._queued
 
     @property
     def leases(self) -> list[Lease]:
         with self.changed:
-            return [holding.lease for holding in self._held.values()]
+            return [held.lease for held in self._held.values()]
 
     @property
     def undecided(self) -> int:
         with self.changed:
-            return sum(holding.undecided for holding in self._held.values())
+            return sum(held.undecided for held in self._held.values())
 
     def add(self, lease: Lease, events: Sequence[Received]) -> None:
         """Events that were just claimed, in their order."""
         with self.changed:
-            self._held[lease.lease_id] = Holding(lease, len(events))
+            self._held[lease.lease_id] = HeldLease(lease, len(events))
             for event in events:
                 self._enqueue(event)
             self._queued += len(events)
@@ -73,14 +73,14 @@ class Holdings:
         key = event.ordering_key
         if key is None:
             self._waiting.append(event)
-        elif key in self._lines:
-            self._lines[key].append(event)
+        elif key in self._followers:
+            self._followers[key].append(event)
         else:
-            self._lines[key] = deque()
+            self._followers[key] = deque()
             self._waiting.append(event)
 
     def take(self, most: int = 1) -> list[Received]:
-        """Up to `most` events for a hand; none if none waits."""
+        """Up to `most` events for an executor; none if none waits."""
         with self.changed:
             return self._take(most)
 
@@ -110,10 +110,10 @@ class Holdings:
         return taken
 
     def _take_along(self, key: str, taken: list[Received], most: int) -> None:
-        """Into the same batch goes what follows in the line: one hand keeps its order."""
-        line, before = self._lines[key], len(taken)
-        while line and len(taken) < most:
-            taken.append(line.popleft())
+        """Into the same batch goes what follows of its key: one call keeps the order."""
+        followers, before = self._followers[key], len(taken)
+        while followers and len(taken) < most:
+            taken.append(followers.popleft())
         self._open[key] = 1 + len(taken) - before
 
     def abandon(self, begun_before: float) -> list[Received]:
@@ -125,7 +125,7 @@ class Holdings:
             return late
 
     def finish(self, event: Received, outcome: Outcome | None) -> None:
-        """A hand is done with an event. Without an outcome the store knows already, or is to learn it later."""
+        """An executor is done with an event. Without an outcome the store knows already, or is to learn it later."""
         with self.changed:
             if event.finished:
                 return
@@ -140,42 +140,42 @@ class Holdings:
                 self.changed.notify_all()
 
     def _record(self, event: Received, outcome: Outcome | None) -> None:
-        holding = self._held.get(event.lease.lease_id)
-        if holding is None:
+        held = self._held.get(event.lease.lease_id)
+        if held is None:
             return
         if outcome is not None:
-            if not holding.outcomes:
-                holding.since = monotonic()
-            holding.outcomes[event.seq] = outcome
-        holding.undecided -= 1
-        if not holding.undecided and holding.outcomes:
+            if not held.outcomes:
+                held.since = monotonic()
+            held.outcomes[event.seq] = outcome
+        held.undecided -= 1
+        if not held.undecided and held.outcomes:
             self.done()
-        self._close_if_empty(holding)
+        self._close_if_empty(held)
 
     def _move_up(self, key: str, outcome: Outcome | None) -> None:
-        """The next of its key's line may go; behind an event that keeps its place, the line goes back."""
+        """The next event of its key may go; behind one that keeps its place, all followers go back."""
         self._open[key] = self._open.get(key, 1) - 1
-        line = self._lines.get(key, deque())
+        followers = self._followers.get(key, deque())
         blocks = isinstance(outcome, Retry) and self._order_policy is OrderPolicy.BLOCK
         if blocks or isinstance(outcome, Released):
-            self._queued -= len(line)
-            for behind in line:
-                self._record(behind, RELEASED)
-            line.clear()
+            self._queued -= len(followers)
+            for event in followers:
+                self._record(event, RELEASED)
+            followers.clear()
         if self._open[key] > 0:
             return
         del self._open[key]
-        if line:
-            self._waiting.append(line.popleft())
+        if followers:
+            self._waiting.append(followers.popleft())
         else:
-            self._lines.pop(key, None)
+            self._followers.pop(key, None)
 
-    def _close_if_empty(self, holding: Holding) -> None:
-        if not holding.undecided and not holding.outcomes and not holding.writing:
-            self._held.pop(holding.lease.lease_id, None)
+    def _close_if_empty(self, held: HeldLease) -> None:
+        if not held.undecided and not held.outcomes and not held.writing:
+            self._held.pop(held.lease.lease_id, None)
 
     def await_quiet(self, until: float | None) -> bool:
-        """Wait until no hand is at work and nothing waits for one; says whether it came to that."""
+        """Wait until no executor is at work and nothing waits for one; says whether it came to that."""
         with self.changed:
             timeout = None if until is None else max(0.0, until - monotonic())
             return self.changed.wait_for(lambda: not self.running and not self._queued, timeout)
@@ -192,39 +192,39 @@ class Holdings:
         now = monotonic()
         with self.changed:
             ripe = [
-                holding
-                for holding in self._held.values()
-                if holding.outcomes
-                and not holding.writing
-                and (all_of_it or not holding.undecided or now - holding.since >= flush_interval)
+                held
+                for held in self._held.values()
+                if held.outcomes
+                and not held.writing
+                and (all_of_it or not held.undecided or now - held.since >= flush_interval)
             ]
-            taken = [(holding.lease, holding.outcomes) for holding in ripe]
-            for holding in ripe:
-                holding.outcomes, holding.writing = {}, True
+            taken = [(held.lease, held.outcomes) for held in ripe]
+            for held in ripe:
+                held.outcomes, held.writing = {}, True
             return taken
 
     def written(self, lease: Lease) -> None:
         """The store has the outcomes of a lease that `due` gave."""
         with self.changed:
-            holding = self._held.get(lease.lease_id)
-            if holding is not None:
-                holding.writing = False
-                self._close_if_empty(holding)
+            held = self._held.get(lease.lease_id)
+            if held is not None:
+                held.writing = False
+                self._close_if_empty(held)
             self.changed.notify_all()
 
     def put_back(self, lease: Lease, outcomes: dict[int, Outcome]) -> None:
         """The store could not be told: they are due again."""
         with self.changed:
-            holding = self._held.get(lease.lease_id)
-            if holding is not None:
-                holding.outcomes = {**outcomes, **holding.outcomes}
-                holding.writing = False
-                holding.since = monotonic()
+            held = self._held.get(lease.lease_id)
+            if held is not None:
+                held.outcomes = {**outcomes, **held.outcomes}
+                held.writing = False
+                held.since = monotonic()
 
     @property
     def unwritten(self) -> int:
         with self.changed:
-            return sum(len(holding.outcomes) + holding.writing for holding in self._held.values())
+            return sum(len(held.outcomes) + held.writing for held in self._held.values())
 
     def still_needed(self, lease_ids: Iterable[LeaseId]) -> list[LeaseId]:
         """Those of these leases that are held for something yet, and not just because their last outcomes are being
@@ -236,9 +236,9 @@ class Holdings:
     # -- giving up what is held -------------------------------------------------------------------------------
 
     def drain(self) -> int:
-        """Give back all that waits for a hand: it was never started."""
+        """Give back all that waits for an executor: it was never started."""
         with self.changed:
-            idle = [*self._waiting, *(event for line in self._lines.values() for event in line)]
+            idle = [*self._waiting, *(event for queue in self._followers.values() for event in queue)]
             self._forget(lambda _: True)
             for event in idle:
                 self._record(event, RELEASED)
@@ -258,14 +258,14 @@ class Holdings:
             return before - self._queued
 
     def _forget(self, chosen: Callable[[Received], bool]) -> None:
-        """Take events out of the waiting and the lines. A key that is in nobody's hands any more has no line."""
+        """Take events out of those that wait. A key of which none waits or runs has no followers."""
         self._waiting = deque(event for event in self._waiting if not chosen(event))
         waiting = {event.ordering_key for event in self._waiting}
-        for key, line in list(self._lines.items()):
-            self._lines[key] = deque(event for event in line if not chosen(event))
+        for key, queue in list(self._followers.items()):
+            self._followers[key] = deque(event for event in queue if not chosen(event))
             if key not in waiting and key not in self._open:
-                del self._lines[key]
-        self._queued = len(self._waiting) + sum(map(len, self._lines.values()))
+                del self._followers[key]
+        self._queued = len(self._waiting) + sum(map(len, self._followers.values()))
 
 
 def _nothing() -> None:

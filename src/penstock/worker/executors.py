@@ -1,5 +1,5 @@
-"""The hands that handlers run in: threads for plain functions, one event loop for async ones. A hand takes events from
-its subscription, calls the handler, and tells what came of it."""
+"""The executors of handlers: threads for plain functions, one event loop for async ones. An executor takes events from
+its subscription, calls the handler, and reports the outcome."""
 
 import asyncio
 import threading
@@ -16,13 +16,13 @@ from penstock.worker.subscription import Subscription
 CALLS_IN_A_ROW = 50
 
 
-class Hands:
+class Executor:
     """What threads and coroutines have in common."""
 
     def __init__(self, subscription: Subscription) -> None:
         self.subscription = subscription
         self.handling = subscription.handling
-        self.holdings = subscription.holdings
+        self.buffer = subscription.buffer
         self.closed = threading.Event()
         self.most = subscription.options.batch_size or 1
         self._first = subscription.options.ack_policy is AckPolicy.ACK_FIRST
@@ -33,7 +33,7 @@ class Hands:
             refused = {event: self.handling.refusal(event) for event in events}
             for event, outcome in refused.items():
                 if outcome is not None:
-                    self.holdings.finish(event, outcome)
+                    self.buffer.finish(event, outcome)
             events = [event for event in events if refused[event] is None]
         return self._settle_first(events) if self._first and events else events
 
@@ -46,16 +46,16 @@ class Hands:
             mine = set()
         for event in events:
             if event not in mine:
-                self.holdings.finish(event, None)
+                self.buffer.finish(event, None)
         return [event for event in events if event in mine]
 
     def finish(self, events: Sequence[Received], error: BaseException | None) -> None:
         for event in events:
             if not event.finished:
-                self.holdings.finish(event, self.handling.outcome(event, error, self.subscription))
+                self.buffer.finish(event, self.handling.outcome(event, error, self.subscription))
 
 
-class ThreadHands(Hands):
+class ThreadExecutor(Executor):
     """`max_workers` threads. One whose handler takes too long is given up on, and another takes its place."""
 
     def __init__(self, subscription: Subscription) -> None:
@@ -67,13 +67,13 @@ class ThreadHands(Hands):
             self._start_one()
 
     def _start_one(self) -> None:
-        name = f"penstock-hand-{self.subscription.queue}"
+        name = f"penstock-handler-{self.subscription.queue}"
         thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def _work(self) -> None:
-        while events := self.holdings.await_some(self.most, self.closed):
+        while events := self.buffer.await_some(self.most, self.closed):
             accepted = self.accept(events)
             if not accepted:
                 continue
@@ -86,7 +86,7 @@ class ThreadHands(Hands):
         limit = self.subscription.options.timeout_seconds
         if limit is None:
             return
-        late = self.holdings.abandon(monotonic() - limit)
+        late = self.buffer.abandon(monotonic() - limit)
         if late:
             self.finish(late, TimeoutError(self.handling.too_long()))
             for _ in range(-(-len(late) // self.most)):
@@ -95,13 +95,13 @@ class ThreadHands(Hands):
     def stop(self, until: float) -> None:
         """Let no new call begin, and wait for those under way. What still runs then is left to its lease."""
         self.closed.set()
-        with self.holdings.changed:
-            self.holdings.changed.notify_all()
+        with self.buffer.changed:
+            self.buffer.changed.notify_all()
         for thread in self._threads:
             thread.join(max(0.0, until - monotonic()))
 
 
-class LoopHands(Hands):
+class EventLoopExecutor(Executor):
     """`max_workers` coroutines on the worker's event loop."""
 
     def __init__(self, subscription: Subscription, loop: asyncio.AbstractEventLoop) -> None:
@@ -123,7 +123,7 @@ class LoopHands(Hands):
     async def _work(self) -> None:
         calls = 0
         while True:
-            events = self.holdings.take(self.most)
+            events = self.buffer.take(self.most)
             if events:
                 await self._handle(events)
                 calls += 1
@@ -137,7 +137,7 @@ class LoopHands(Hands):
     async def _wait(self) -> None:
         """Until there is more. What came between the look and the clearing would not be told again."""
         self._more.clear()
-        if not self.holdings.queued and not self.closed.is_set():
+        if not self.buffer.queued and not self.closed.is_set():
             await self._more.wait()
 
     async def _handle(self, events: Sequence[Received]) -> None:

@@ -17,7 +17,7 @@ from penstock.model.text import brief, on_record
 from penstock.telemetry import log
 from penstock.worker.arguments import reader_of
 from penstock.worker.options import AckPolicy, HandlerOptions
-from penstock.worker.received import Desk, Received
+from penstock.worker.received import DecisionSink, Received
 
 Function = Callable[..., Any]
 Middleware = Callable[[Received], AbstractContextManager[Any] | AbstractAsyncContextManager[Any]]
@@ -91,7 +91,7 @@ class Handling:
             return Dead(f"delivered {event.deliveries} times, more than max_deliveries={most}", self._keep_dead)
         return None
 
-    def outcome(self, event: Received, error: BaseException | None, desk: Desk) -> Outcome | None:
+    def outcome(self, event: Received, error: BaseException | None, sink: DecisionSink) -> Outcome | None:
         """What becomes of an event after its call. None if the store knows already, or is to be told later."""
         if error is not None and event.decision != RELEASED:
             log.warn("a handler failed", event_id=event.event_id, queue=event.queue, error=brief(error))
@@ -107,11 +107,11 @@ class Handling:
             case AckPolicy.MANUAL if error is None:
                 return None
             case AckPolicy.ACK | AckPolicy.ACK_FIRST:
-                return desk.published(None)
+                return sink.published(None)
             case AckPolicy.REJECT_ON_ERROR if error is not None:
                 return Dead(on_record(error), self._keep_dead)
             case _:
-                return desk.published(None) if error is None else desk.failed(event, on_record(error))
+                return sink.published(None) if error is None else sink.failed(event, on_record(error))
 
     @property
     def _keep_dead(self) -> bool:

@@ -14,16 +14,16 @@ MAX_BACKOFF_SECONDS = 10.0
 FIRST_BACKOFF_SECONDS = 0.1
 
 
-class Loop:
+class WorkerLoop:
     """A thread that does one thing over and over. It outlives every error, and says so once it is over."""
 
     def __init__(self, name: str, step: Callable[[], float | None], wake: threading.Event | None = None) -> None:
         """`step` returns the seconds to wait before the next one; `wake` ends a wait early."""
         self.name = name
         self.wake = wake or threading.Event()
-        self.trouble: str | None = None
-        self.troubled_at: float | None = None
-        """When the trouble began."""
+        self.error: str | None = None
+        self.failing_since: float | None = None
+        """When the error first came."""
         self.done = False
         """Whether it ended because there is nothing for it to do: no reason to worry."""
         self._step = step
@@ -66,16 +66,16 @@ class Loop:
 
     def _note(self, error: Exception) -> None:
         """Told when it begins, not at every try. What is not ours is a bug, and shown with its kind."""
-        told = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
-        if told != self.trouble:
-            log.warn(f"the {self.name} loop is in trouble and tries again", error=told)
-        self.trouble = told
-        self.troubled_at = self.troubled_at or monotonic()
+        text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+        if text != self.error:
+            log.warn(f"the {self.name} loop is in trouble and tries again", error=text)
+        self.error = text
+        self.failing_since = self.failing_since or monotonic()
 
     def _recover(self) -> None:
-        if self.trouble is not None:
+        if self.error is not None:
             log.info(f"the {self.name} loop is well again")
-        self.trouble = self.troubled_at = None
+        self.error = self.failing_since = None
 
 
 class Gate:
@@ -113,7 +113,7 @@ class Gate:
 
 
 class Fetching:
-    """The fetch loop of one subscription. Whatever was in its worker's hands when that died comes back as a suspect: it
+    """The fetch loop of one subscription. Whatever its worker held when that died comes back as a suspect: it
     may have been the cause. `run_one_alone` claims and handles a single event while nothing else is at stake."""
 
     def __init__(
@@ -161,8 +161,8 @@ class Fetching:
             return claim
 
     def _await_room(self) -> None:
-        """Until the hands have taken enough; now and then to see whether the worker is to stop."""
-        roomy = self._subscription.holdings.roomy
+        """Until the executors have taken enough; now and then to see whether the worker is to stop."""
+        roomy = self._subscription.buffer.roomy
         with roomy:
             roomy.wait_for(lambda: self._subscription.room > 0, timeout=0.2)
 

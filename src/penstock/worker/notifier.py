@@ -1,4 +1,4 @@
-"""The lookout, on PostgreSQL: one process of all that serve a queue looks out for it, and wakes the others by NOTIFY.
+"""Wakes workers, on PostgreSQL: one process of all that serve a queue probes it, and wakes the others by NOTIFY.
 
 Looking is a cheap probe every few milliseconds. Whoever emits needs to do nothing: a NOTIFY inside the business
 transaction would make all emitters wait for each other at their commits. It also sees events whose time has come, which
@@ -16,7 +16,7 @@ from penstock.store.sql.postgres.connections import is_pooled
 from penstock.telemetry import log
 
 CHANNEL = "penstock_ready"
-# The first half of the numbers under which lookouts lock: one that only Penstock uses.
+# The first half of the numbers under which probers lock: one that only Penstock uses.
 LOCK_CLASS = 736_768
 PROBE_SECONDS = 0.005
 ELECTION_SECONDS = 1.0
@@ -24,16 +24,16 @@ LISTEN_SECONDS = 0.25
 MAX_REMINDER_SECONDS = 1.0
 
 
-def open_lookout(store: Store, wake: Sequence[tuple[str, threading.Event]]) -> "Lookout | None":
-    """A lookout for these queues, where the database can notify."""
+def open_notifier(store: Store, wake: Sequence[tuple[str, threading.Event]]) -> "Notifier | None":
+    """A notifier for these queues, where the database can notify."""
     engine = getattr(store, "engine", None)
     if engine is None or engine.dialect.name != "postgresql" or not wake:
         return None
-    return Lookout(store, engine, wake)
+    return Notifier(store, engine, wake)
 
 
-class Lookout:
-    """Listens for this process, and looks out for all where no other process does."""
+class Notifier:
+    """Listens for this process, and probes for all where no other process does."""
 
     def __init__(self, store: Store, engine: Any, wake: Sequence[tuple[str, threading.Event]]) -> None:
         self.listening = False
@@ -62,8 +62,8 @@ class Lookout:
         return 0.0
 
     @property
-    def looks_out_for(self) -> set[str]:
-        """The queues that this process looks at for all."""
+    def probed_queues(self) -> set[str]:
+        """The queues that this process probes for all."""
         return set(self._mine)
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class Lookout:
         return True
 
     def _stand_for_election(self) -> None:
-        """Take over the queues that nobody looks out for."""
+        """Take over the queues that no process probes."""
         if monotonic() - self._elected_at < ELECTION_SECONDS:
             return
         self._elected_at = monotonic()
@@ -140,5 +140,5 @@ class Reminder:
 
 
 def _number(queue: str) -> int:
-    """A queue's number, in the range of a signed one of four bytes. Two queues with one number share a lookout."""
+    """A queue's number, in the range of a signed one of four bytes. Two queues with one number share a prober."""
     return zlib.crc32(queue.encode()) - 2**31

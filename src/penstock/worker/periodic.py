@@ -30,31 +30,18 @@ class Periodic:
     timezone: tzinfo
     fields: Mapping[str, Any]
 
-    @classmethod
-    def of(
-        cls,
-        cron: str,
-        event_type: str,
-        payload: object,
-        *,
-        queue: str,
-        name: str | None,
-        timezone: tzinfo,
-        fields: Mapping[str, Any],
-    ) -> "Periodic":
-        taken = {"dedupe_key", "dedupe_seconds", "available_at", "delay"} & fields.keys()
+    def __post_init__(self) -> None:
+        taken = {"dedupe_key", "dedupe_seconds", "available_at", "delay"} & self.fields.keys()
         if taken:
             raise UsageError(f"a periodic emit sets {sorted(taken)[0]} itself")
-        periodic = cls(cron, name or f"{queue}/{event_type}", event_type, payload, queue, timezone, fields)
-        periodic.next_after(datetime.now(UTC))  # what is wrong with the expression is told here
-        return periodic
+        self.next_after(datetime.now(UTC))  # what is wrong with the expression is told here
 
-    def next_after(self, moment: datetime) -> datetime:
-        """The first time after `moment`, in UTC."""
+    def next_after(self, start: datetime) -> datetime:
+        """The first time after `start`, in UTC."""
         with needs_extra("a periodic emit", "worker"):
             from cronsim import CronSim, CronSimError
         try:
-            found: datetime = next(CronSim(self.cron, moment.astimezone(self.timezone)))
+            found: datetime = next(CronSim(self.cron, start.astimezone(self.timezone)))
         except (CronSimError, StopIteration) as error:
             raise UsageError(f"{self.cron!r} is not a cron expression that ever comes true: {error}") from error
         return found.astimezone(UTC)
@@ -72,7 +59,7 @@ class Periodic:
         )
 
 
-class Emitting:
+class PeriodicEmitter:
     """The loop that emits what is due."""
 
     def __init__(self, outbox: Outbox, periodics: Sequence[Periodic], started: datetime | None = None) -> None:

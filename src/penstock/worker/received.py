@@ -1,4 +1,4 @@
-"""An event in its handler's hands: the event itself, and the ways to decide what becomes of it."""
+"""An event that a handler is given: the event itself, and the ways to decide what becomes of it."""
 
 import time
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from penstock.model.lease import Lease
 from penstock.model.outcome import Outcome
 
 
-class Desk(Protocol):
+class DecisionSink(Protocol):
     """Where decisions go: the subscription that the event was fetched for."""
 
     def published(self, result: bytes | None) -> Outcome: ...
@@ -39,17 +39,17 @@ class Received(Delivery):
     abandoned: bool
     """Whether its handler took too long, and was given up on while it still runs."""
     finished: bool
-    """Whether its outcome is told: what a hand says of it later counts no more."""
+    """Whether its outcome is told: what an executor says of it later counts no more."""
     started: float
-    _desk: Desk
+    _sink: DecisionSink
 
     @classmethod
-    def of(cls, delivery: Delivery, lease: Lease, desk: Desk) -> Self:
+    def of(cls, delivery: Delivery, lease: Lease, sink: DecisionSink) -> Self:
         event = tuple.__new__(cls, delivery)
         event.lease = lease
         event.decision = None
         event.settled = event.lost = event.running = event.abandoned = event.finished = False
-        event._desk = desk
+        event._sink = sink
         return event
 
     # Each is itself and nothing else: what it holds may not be comparable, and need not be compared.
@@ -59,15 +59,15 @@ class Received(Delivery):
     def ack(self, result: object = None) -> None:
         """It is done. A `result` (bytes, text, or anything that JSON can say) is kept with the event."""
         kept = None if result is None else encode_payload(result)[0]
-        self._decide(self._desk.published(kept))
+        self._decide(self._sink.published(kept))
 
     def nack(self, delay: float | None = None, reason: str = "nack'ed by its handler") -> None:
         """It failed and is to be tried again: after `delay` seconds, else when the retry policy says."""
-        self._decide(self._desk.failed(self, reason, delay))
+        self._decide(self._sink.failed(self, reason, delay))
 
     def reject(self, reason: str = "rejected by its handler") -> None:
         """It is not to be tried again: it is dead."""
-        self._decide(self._desk.rejected(reason))
+        self._decide(self._sink.rejected(reason))
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -78,7 +78,7 @@ class Received(Delivery):
         """
         if self.decision is not None or self.settled:
             raise UsageError("this event is decided already; begin its transaction before, and don't ack it inside")
-        with self._desk.transaction(self) as connection:
+        with self._sink.transaction(self) as connection:
             yield connection
 
     def _decide(self, outcome: Outcome) -> None:
@@ -86,7 +86,7 @@ class Received(Delivery):
             return
         self.decision = outcome
         if not self.running:
-            self._desk.decided(self)
+            self._sink.decided(self)
 
     def begin(self) -> None:
         """Its handler starts."""

@@ -1,4 +1,4 @@
-"""A worker at work: its subscriptions, the hands and loops that serve them, how they start and how they end."""
+"""A worker at work: its subscriptions, the executors and loops that serve them, how they start and how they end."""
 
 import asyncio
 import socket
@@ -12,11 +12,11 @@ from penstock.model.stats import Relay
 from penstock.outbox import Outbox
 from penstock.store.api import Store, StoreOptions
 from penstock.telemetry import log
-from penstock.worker.executors import Hands, LoopHands, ThreadHands
+from penstock.worker.executors import EventLoopExecutor, ThreadExecutor
 from penstock.worker.handler import Handling
-from penstock.worker.loops import Fetching, Gate, Loop
-from penstock.worker.notifier import Lookout, open_lookout
-from penstock.worker.periodic import Emitting, Periodic
+from penstock.worker.loops import Fetching, Gate, WorkerLoop
+from penstock.worker.notifier import Notifier, open_notifier
+from penstock.worker.periodic import Periodic, PeriodicEmitter
 from penstock.worker.subscription import Subscription
 
 ANNOUNCE_SECONDS = 5.0
@@ -45,16 +45,16 @@ class Running:
         self.subscriptions = [
             Subscription(queue, handling, store, claimant, options.order_policy) for queue, handling in handlings
         ]
-        self.loops: list[Loop] = []
+        self.loops: list[WorkerLoop] = []
         self._graceful_timeout = graceful_timeout
         self._periodics = periodics
         self._gate = Gate()
-        self._hands: list[ThreadHands | LoopHands] = []
+        self._executors: list[ThreadExecutor | EventLoopExecutor] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
         self._flush_wake = threading.Event()
-        self._fetches: list[Loop] = []
-        self._lookout: Lookout | None = None
+        self._fetches: list[WorkerLoop] = []
+        self._notifier: Notifier | None = None
         self._announced: list[Relay] = []
 
     # -- start -------------------------------------------------------------------------------------------------
@@ -65,52 +65,52 @@ class Running:
             self.store.ready(subscription.queue)
             if subscription.options.max_claimed is not None:
                 self.store.limit(subscription.queue, subscription.options.max_claimed)
-        self._start_hands()
-        self._lookout = open_lookout(self.store, [(one.queue, one.woken) for one in self.subscriptions])
+        self._start_executors()
+        self._notifier = open_notifier(self.store, [(one.queue, one.woken) for one in self.subscriptions])
         self._make_loops()
         for loop in self.loops:
             loop.start()
         queues = sorted({one.queue for one in self.subscriptions})
         log.info("worker runs", store=self.store.url, queues=",".join(queues), claimant=self.claimant)
 
-    def _start_hands(self) -> None:
+    def _start_executors(self) -> None:
         if any(one.handling.is_async for one in self.subscriptions):
             self._loop = asyncio.new_event_loop()
             self._loop_thread = threading.Thread(target=self._loop.run_forever, name="penstock-async", daemon=True)
             self._loop_thread.start()
         for subscription in self.subscriptions:
-            hands: ThreadHands | LoopHands
+            executor: ThreadExecutor | EventLoopExecutor
             if subscription.handling.is_async:
                 assert self._loop is not None
-                hands = LoopHands(subscription, self._loop)
+                executor = EventLoopExecutor(subscription, self._loop)
             else:
-                hands = ThreadHands(subscription)
-            hands.start()
-            subscription.holdings.done = self._flush_wake.set
-            self._hands.append(hands)
+                executor = ThreadExecutor(subscription)
+            executor.start()
+            subscription.buffer.done = self._flush_wake.set
+            self._executors.append(executor)
 
     def _make_loops(self) -> None:
         for subscription in self.subscriptions:
             fetching = Fetching(subscription, self._gate, self._run_one_alone, wakes=self._wakes)
-            loop = Loop(f"fetch of {subscription.queue}", fetching.step, subscription.woken)
+            loop = WorkerLoop(f"fetch of {subscription.queue}", fetching.step, subscription.woken)
             self._fetches.append(loop)
         self.loops = [
             *self._fetches,
-            Loop("flush", self._flush, self._flush_wake),
-            Loop("heartbeat", self._beat),
-            Loop("release-stuck", self._release_stuck),
-            Loop("upkeep", self._tend),
-            Loop("announcing", self._announce),
+            WorkerLoop("flush", self._flush, self._flush_wake),
+            WorkerLoop("heartbeat", self._beat),
+            WorkerLoop("release-stuck", self._release_stuck),
+            WorkerLoop("upkeep", self._tend),
+            WorkerLoop("announcing", self._announce),
         ]
         if any(one.options.timeout_seconds is not None for one in self.subscriptions):
-            self.loops.append(Loop("timeout", self._give_up_on_late))
+            self.loops.append(WorkerLoop("timeout", self._give_up_on_late))
         if self._periodics:
-            self.loops.append(Loop("periodic", Emitting(self.outbox, self._periodics).step))
-        if self._lookout is not None:
-            self.loops.append(Loop("lookout", self._lookout.step))
+            self.loops.append(WorkerLoop("periodic", PeriodicEmitter(self.outbox, self._periodics).step))
+        if self._notifier is not None:
+            self.loops.append(WorkerLoop("lookout", self._notifier.step))
 
     def _wakes(self) -> bool:
-        return self._lookout is not None and self._lookout.listening
+        return self._notifier is not None and self._notifier.listening
 
     # -- the loops' steps --------------------------------------------------------------------------------------
 
@@ -144,8 +144,8 @@ class Running:
         return ANNOUNCE_SECONDS
 
     def _give_up_on_late(self) -> float:
-        for hands in self._hands:
-            hands.give_up_on_late()
+        for executor in self._executors:
+            executor.give_up_on_late()
         return LATE_LOOK_SECONDS
 
     def _run_one_alone(self, subscription: Subscription) -> Claim:
@@ -153,25 +153,25 @@ class Running:
         event has lost an attempt. Returns the claim."""
         with self._gate.alone():
             for one in self.subscriptions:
-                one.holdings.drain()
+                one.buffer.drain()
             until = monotonic() + self._graceful_timeout
             for one in self.subscriptions:
-                one.holdings.await_quiet(until)
+                one.buffer.await_quiet(until)
                 self._write_all(one, until)
             claim = subscription.claim(1)
             if self.over:
                 self.store.release(claim.lease)
             elif claim:
                 subscription.feed(claim)
-                subscription.holdings.await_quiet(None)
+                subscription.buffer.await_quiet(None)
                 self._write_all(subscription, None)
             return claim
 
     def _write_all(self, subscription: Subscription, until: float | None) -> None:
         """Until the store has every outcome, those included that another thread is writing now."""
-        while subscription.holdings.unwritten and not self.over:
+        while subscription.buffer.unwritten and not self.over:
             if not subscription.flush(all_of_it=True):
-                subscription.holdings.await_written(LATE_LOOK_SECONDS)
+                subscription.buffer.await_written(LATE_LOOK_SECONDS)
             if until is not None and monotonic() > until:
                 return
 
@@ -184,13 +184,13 @@ class Running:
         for loop in self._fetches:
             loop.stop()
         for subscription in self.subscriptions:
-            subscription.holdings.drain()
+            subscription.buffer.drain()
         for loop in self._fetches:
             loop.join(until)
         for subscription in self.subscriptions:
-            subscription.holdings.drain()  # what a claim that was under way has brought
-        for hands in self._hands:
-            hands.stop(until)
+            subscription.buffer.drain()  # what a claim that was under way has brought
+        for executor in self._executors:
+            executor.stop(until)
         for loop in self.loops:
             loop.stop()
         for loop in self.loops:
@@ -204,10 +204,10 @@ class Running:
         while monotonic() < until:
             for subscription in self.subscriptions:
                 subscription.flush(all_of_it=True)
-            if not any(one.holdings.unwritten for one in self.subscriptions):
+            if not any(one.buffer.unwritten for one in self.subscriptions):
                 return
             pause.wait(0.2)
-        left = sum(one.holdings.unwritten for one in self.subscriptions)
+        left = sum(one.buffer.unwritten for one in self.subscriptions)
         log.warn("outcomes could not be written; their events are handled again", n=left)
 
     def _close(self) -> None:
@@ -216,17 +216,11 @@ class Running:
                 self.store.withdraw(relay.relay_id)
         except Exception as error:
             log.debug("could not say goodbye", error=error)
-        if self._lookout is not None:
-            self._lookout.close()
+        if self._notifier is not None:
+            self._notifier.close()
         if self._loop is not None and self._loop_thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._loop_thread.join(LAST_FLUSH_SECONDS)
             if not self._loop_thread.is_alive():
                 self._loop.close()
         self.store.close()
-
-    # -- to look at --------------------------------------------------------------------------------------------
-
-    @property
-    def hands(self) -> Sequence[Hands]:
-        return self._hands

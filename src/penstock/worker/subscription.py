@@ -17,7 +17,7 @@ from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Published
 from penstock.store.api import Store
 from penstock.store.sql.store import SqlStore
 from penstock.telemetry import log
-from penstock.worker.buffer import Holdings
+from penstock.worker.buffer import EventBuffer
 from penstock.worker.handler import Handling
 from penstock.worker.received import Received
 
@@ -34,7 +34,7 @@ class Subscription:
         self.options = handling.options
         self.store = store
         self.claimant = claimant
-        self.holdings = Holdings(order_policy)
+        self.buffer = EventBuffer(order_policy)
         self.woken = threading.Event()
         self.fetched_at: float | None = None
         self.counts = {"handled": 0, "failed": 0, "dead": 0, "lost": 0}
@@ -46,7 +46,7 @@ class Subscription:
     @property
     def room(self) -> int:
         """How many events the next claim may take; 0 while less than half a batch would fit."""
-        free = self.options.capacity - self.holdings.queued
+        free = self.options.capacity - self.buffer.queued
         room = min(self.options.fetch_batch_size, free)
         return room if room * 2 >= self.options.fetch_batch_size else 0
 
@@ -76,7 +76,7 @@ class Subscription:
 
     def feed(self, claim: Claim) -> None:
         """Hand a claim's events on."""
-        self.holdings.add(claim.lease, [Received.of(event, claim.lease, self) for event in claim.events])
+        self.buffer.add(claim.lease, [Received.of(event, claim.lease, self) for event in claim.events])
         self.fed()
 
     def settle_first(self, events: Sequence[Received]) -> list[Received]:
@@ -84,14 +84,14 @@ class Subscription:
         mine: list[Received] = []
         for lease in {event.lease for event in events}:
             under = [event for event in events if event.lease == lease]
-            told = self.store.settle(lease, dict.fromkeys((event.seq for event in under), self.published(None)))
-            self._count(told)
-            mine += [event for event in under if event.seq in told.published]
+            settlement = self.store.settle(lease, dict.fromkeys((event.seq for event in under), self.published(None)))
+            self._count(settlement)
+            mine += [event for event in under if event.seq in settlement.published]
         for event in events:
             event.settled = True
         return mine
 
-    # -- decisions (`penstock.worker.received.Desk`) -----------------------------------------------------------
+    # -- decisions (`penstock.worker.received.DecisionSink`) -----------------------------------------------------------
 
     def published(self, result: bytes | None) -> Outcome:
         if result is None and self.options.keep_on_ack:
@@ -117,7 +117,7 @@ class Subscription:
 
     def decided(self, event: Received) -> None:
         """A decision after the handler had returned."""
-        self.holdings.finish(event, event.decision)
+        self.buffer.finish(event, event.decision)
         self.fed()
 
     @contextmanager
@@ -133,8 +133,8 @@ class Subscription:
                 finally:
                     ours = connection.invalidated
                 ours = True
-                told = store.settle_in(connection, event.lease, {event.seq: self.published(None)})
-                if event.seq not in told.published:
+                settlement = store.settle_in(connection, event.lease, {event.seq: self.published(None)})
+                if event.seq not in settlement.published:
                     raise LeaseLost(
                         f"event {event.event_id} is no longer this worker's: its transaction is rolled back"
                     )
@@ -151,40 +151,40 @@ class Subscription:
 
     def flush(self, *, all_of_it: bool = False) -> bool:
         """Write the outcomes that are due; says whether there were any. What can't be written stays due."""
-        due = self.holdings.due(self.options.flush_interval, all_of_it=all_of_it)
+        due = self.buffer.due(self.options.flush_interval, all_of_it=all_of_it)
         for position, (lease, outcomes) in enumerate(due):
             try:
-                told = self.store.settle(lease, outcomes)
+                settlement = self.store.settle(lease, outcomes)
             except BaseException as error:
                 for later, left in due[position:]:
-                    self.holdings.put_back(later, left)
+                    self.buffer.put_back(later, left)
                 if isinstance(error, StoreError):
                     log.warn("outcomes can't be written yet", queue=self.queue, error=error)
                     return False
                 raise
-            self.holdings.written(lease)
-            self._count(told)
+            self.buffer.written(lease)
+            self._count(settlement)
         return bool(due)
 
-    def _count(self, told: Settlement) -> None:
-        self.counts["handled"] += len(told.published)
-        self.counts["failed"] += len(told.retried)
-        self.counts["dead"] += len(told.dead)
-        self.counts["lost"] += len(told.lost)
-        if told.lost:
-            log.warn("outcomes came too late, their events are handled again", queue=self.queue, n=len(told.lost))
+    def _count(self, settlement: Settlement) -> None:
+        self.counts["handled"] += len(settlement.published)
+        self.counts["failed"] += len(settlement.retried)
+        self.counts["dead"] += len(settlement.dead)
+        self.counts["lost"] += len(settlement.lost)
+        if settlement.lost:
+            log.warn("outcomes came too late, their events are handled again", queue=self.queue, n=len(settlement.lost))
 
     # -- heartbeat ---------------------------------------------------------------------------------------------
 
     def beat(self) -> None:
         """Keep every lease; forget the ones that are lost."""
-        leases = self.holdings.leases
+        leases = self.buffer.leases
         if not leases:
             return
         kept = {lease.lease_id for lease in self.store.extend(leases)}
-        lost = self.holdings.still_needed(lease.lease_id for lease in leases if lease.lease_id not in kept)
+        lost = self.buffer.still_needed(lease.lease_id for lease in leases if lease.lease_id not in kept)
         if lost:
-            forgotten = self.holdings.lose(lost)
+            forgotten = self.buffer.lose(lost)
             log.warn("leases were lost", queue=self.queue, leases=len(lost), forgotten=forgotten)
 
 

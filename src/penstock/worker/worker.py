@@ -114,7 +114,7 @@ class Worker:
     ) -> None:
         """Emit an event whenever `cron` says, once across all processes that run this. Times that pass while none
         runs are left out. `name` tells periodic emits of one type apart."""
-        periodic = Periodic.of(cron, event_type, payload, queue=queue, name=name, timezone=timezone, fields=fields)
+        periodic = Periodic(cron, name or f"{queue}/{event_type}", event_type, payload, queue, timezone, fields)
         if any(one.name == periodic.name for one in self.periodics):
             raise UsageError(f"there is a periodic emit called {periodic.name!r} already: give this one another name")
         self.periodics.append(periodic)
@@ -170,11 +170,11 @@ class Worker:
             raise UsageError(f"this worker has no handler for queue {missing[0]!r}")
         if not chosen and not self.periodics:
             raise UsageError('this worker has nothing to do: give it a handler, @worker.handler("queue")')
-        hands = sum(one.options.max_workers for one in chosen)
+        threads = sum(one.options.max_workers for one in chosen)
         options = StoreOptions(
             order_policy=self.order_policy,
             max_lease_age_seconds=self.max_lease_age_seconds,
-            pool_size=min(8 + hands, 30),
+            pool_size=min(8 + threads, 30),
         )
         store = open_store(url or self.url, options, clock)
         handlings = [(one.queue, Handling(one.function, one.options, self.middlewares)) for one in chosen]
@@ -235,7 +235,7 @@ def _claimant() -> str:
 class _Signals:
     """The first signal asks to stop, the second one means it. Only the main thread may listen to signals.
 
-    A handler interrupts whatever that thread is at, a lock in its hands perhaps: so it only sets a flag.
+    A handler interrupts whatever that thread is at, while it holds a lock perhaps: so it only sets a flag.
     """
 
     def __init__(self) -> None:

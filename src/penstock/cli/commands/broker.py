@@ -39,7 +39,7 @@ def broker(
     store: StoreOption = None,
 ) -> None:
     """Serve a queue on object storage, until Ctrl-C. Several may run: one serves, the others stand by."""
-    with closing(_opened(chosen_store(context, store), listen, advertise)) as opened, _until_told() as told:
+    with closing(_opened(chosen_store(context, store), listen, advertise)) as opened, _stopped_by_signals() as stopped:
         opened.maintain()  # takes the broker lease, or goes to the broker
         with output.waiting("looking for the broker") as say:
             before = ""
@@ -50,7 +50,7 @@ def broker(
                 before = now
                 if now != STANDING_BY:
                     say(_counts(opened))
-                if told.wait(TEND_SECONDS):
+                if stopped.wait(TEND_SECONDS):
                     break
                 _tend(opened)
 
@@ -80,12 +80,12 @@ def _opened(url: str, listen: str | None, advertise: str | None) -> "ObjectStore
 
 
 @contextmanager
-def _until_told() -> Iterator[threading.Event]:
+def _stopped_by_signals() -> Iterator[threading.Event]:
     """An event that Ctrl-C or a SIGTERM sets: a broker that ends in good order lets the next one begin at once."""
-    told = threading.Event()
-    before = {number: signal.signal(number, lambda *_: told.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    stopped = threading.Event()
+    before = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield told
+        yield stopped
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -7,9 +7,9 @@ import typer
 from penstock.admin.text import count
 from penstock.cli.commands.events import since_when
 from penstock.cli.terminal import output
-from penstock.cli.terminal.confirmation import Operation
-from penstock.cli.terminal.filters import AllOption, Filters, IdsOption, StatesOption, require_some, takes_filters
-from penstock.cli.terminal.options import DryRunOption, JsonOption, StoreOption, YesOption, opened, operator
+from penstock.cli.terminal.confirmation import Consent, Operation
+from penstock.cli.terminal.filters import Choice
+from penstock.cli.terminal.options import Call, operator, takes_options
 from penstock.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,74 +24,50 @@ LimitArgument = Annotated[
 ReasonOption = Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Why; stays with the events.")]
 
 
-def pause(context: typer.Context, queue: QueueArgument, store: StoreOption = None, json: JsonOption = False) -> None:
+@takes_options
+def pause(queue: QueueArgument, call: Call) -> None:
     """Let nothing of a queue be claimed, in any process, until it is resumed.
 
     What is claimed already goes on, and events can still be emitted.
     """
-    with opened(context, store) as admin:
+    with call.opened() as admin:
         control = admin.pause(queue, by=operator())
         _remark_on_idle(admin, queue)
-    if json:
-        output.write_json(control)
-    else:
-        output.write(f"queue {output.clean_line(queue)} is paused{_since(control)}")
+    call.answer(control, f"queue {output.clean_line(queue)} is paused{_since(control)}")
 
 
-def resume(context: typer.Context, queue: QueueArgument, store: StoreOption = None, json: JsonOption = False) -> None:
+@takes_options
+def resume(queue: QueueArgument, call: Call) -> None:
     """End the pause of a queue."""
-    with opened(context, store) as admin:
+    with call.opened() as admin:
         resumed = admin.resume(queue)
-    if json:
-        output.write_json({"queue": queue, "resumed": resumed})
-    else:
-        output.write(f"queue {output.clean_line(queue)} {'is resumed' if resumed else 'was not paused'}")
+    text = f"queue {output.clean_line(queue)} {'is resumed' if resumed else 'was not paused'}"
+    call.answer({"queue": queue, "resumed": resumed}, text)
 
 
-def limit(
-    context: typer.Context,
-    queue: QueueArgument,
-    most: LimitArgument,
-    store: StoreOption = None,
-    json: JsonOption = False,
-) -> None:
+@takes_options
+def limit(queue: QueueArgument, most: LimitArgument, call: Call) -> None:
     """Let no more than N events of a queue be claimed at a time, over all processes."""
     max_claimed = _limit(most)
-    with opened(context, store) as admin:
+    with call.opened() as admin:
         control = admin.limit(queue, max_claimed)
         if max_claimed is not None:
             _remark_on_idle(admin, queue)
-    if json:
-        output.write_json(control)
-    elif max_claimed is None:
-        output.write(f"queue {output.clean_line(queue)} has no limit")
-    else:
-        output.write(f"queue {output.clean_line(queue)} has a limit of {count(max_claimed, 'event')} claimed at a time")
+    has = "no limit" if max_claimed is None else f"a limit of {count(max_claimed, 'event')} claimed at a time"
+    call.answer(control, f"queue {output.clean_line(queue)} has {has}")
 
 
-@takes_filters
-def cancel(
-    context: typer.Context,
-    filters: Filters,
-    ids: IdsOption = None,
-    state: StatesOption = None,
-    everything: AllOption = False,
-    reason: ReasonOption = None,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    store: StoreOption = None,
-    json: JsonOption = False,
-) -> None:
+@takes_options
+def cancel(choice: Choice, reason: ReasonOption = None, *, consent: Consent, call: Call) -> None:
     """Make pending events dead before anyone gets them; claimed ones only with --state claimed or --id.
 
     Whoever holds a cancelled event is told that it is lost. A replay brings cancelled events back.
     """
-    chosen = filters.select(ids=ids, states=state, everything=everything)
-    require_some(chosen, "cancel")
+    chosen = choice.require("cancel")
     why = {} if reason is None else {"reason": reason}
-    with opened(context, store) as admin:
+    with call.opened() as admin:
         work = lambda update: admin.cancel(chosen, by=operator(), progress=update, **why)  # noqa: E731
-        Operation("cancel", "cancelled", dry_run, yes, json).carry_out(admin.preview_cancel(chosen), work)
+        Operation("cancel", "cancelled", call, consent).carry_out(admin.preview_cancel(chosen), work)
 
 
 def _since(control: dict[str, Any]) -> str:

@@ -1,25 +1,17 @@
 """`penstock dead`: the dead-letter office. What is stuck and why, and what is to become of it."""
 
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.admin.text import count
-from penstock.cli.commands.events import add_headers_and_copies, short_error, short_time, timeline_table
+from penstock.cli.commands.events import headers_and_copies, short_error, short_time, timeline_table
 from penstock.cli.terminal import output
-from penstock.cli.terminal.confirmation import Operation, require_consent
-from penstock.cli.terminal.exit import USAGE
-from penstock.cli.terminal.filters import AllOption, Filters, require_some, takes_filters
-from penstock.cli.terminal.options import (
-    DryRunOption,
-    JsonOption,
-    StoreOption,
-    YesOption,
-    event_id,
-    opened,
-    operator,
-)
+from penstock.cli.terminal.confirmation import Consent, Operation
+from penstock.cli.terminal.filters import AllOption, Filters, require_some
+from penstock.cli.terminal.options import Call, LimitOption, event_id, group_of_commands, operator, takes_options
 from penstock.cli.terminal.payloads import described
 from penstock.model.errors import EventNotFound
 from penstock.model.lifecycle import State
@@ -27,7 +19,7 @@ from penstock.model.lifecycle import State
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from penstock.admin.dead_letters import Handled, LeftAlone, Totals
+    from penstock.admin.dead_letters import LeftAlone, OfficeResult, Totals
     from penstock.model.selection import Selection
 
 SHOWN_KINDS = 10
@@ -36,36 +28,42 @@ NO_ERROR = "(no error)"
 FIELDS = ("event_id", "event_type", "queue", "died_at", "attempts", "own_failures", "deliveries", "replays")
 MORE_FIELDS = ("created_at", "partition_key", "ordering_key", "priority")
 
-dead = typer.Typer(name="dead", help="Dead letters: look, redrive, purge.", invoke_without_command=True)
+dead = group_of_commands("dead", "Dead letters: look, redrive, purge.")
 
 IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="ID…", help="These events.", show_default=False)]
 
 
-@dead.callback()
-def _help(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-        raise typer.Exit(USAGE)
+@dataclass(frozen=True, slots=True)
+class Letters(Filters):
+    """Which dead letters an operation is for."""
+
+    ids: IdsArgument = None
+    everything: AllOption = False
+
+    def require(self, verb: str) -> "Selection":
+        """The selection; refused if it says nothing."""
+        chosen = self.select(ids=self.ids, everything=self.everything)
+        require_some(chosen, verb, "the ids of events")
+        return chosen
 
 
 @dead.command("list")
-@takes_filters
+@takes_options
 def list_dead(
-    context: typer.Context,
     filters: Filters,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many, at most.")] = 50,
+    limit: LimitOption = 50,
     after: Annotated[
         str | None, typer.Option(metavar="PLACE", help="Go on after this place, as the last list said.")
     ] = None,
-    store: StoreOption = None,
-    json: JsonOption = False,
+    *,
+    call: Call,
 ) -> None:
     """List dead letters, the latest death first, and count all of them by queue and by error."""
     chosen = filters.select()
-    with opened(context, store) as admin:
+    with call.opened() as admin:
         page = admin.dead_letters.find(chosen, after=after, limit=limit)
         totals = admin.dead_letters.totals(chosen)
-    if json:
+    if call.json:
         output.write_json({**page.as_json(), "totals": totals.as_json()})
     elif totals.total:
         output.show(_table(page.dead_letters))
@@ -77,22 +75,22 @@ def list_dead(
 
 
 @dead.command()
+@takes_options
 def show(
-    context: typer.Context,
     event: Annotated[str, typer.Argument(metavar="ID", help="The event's id.")],
     payload_only: Annotated[
         bool, typer.Option("--payload-only", help="Only the payload, byte for byte; made safe for a terminal.")
     ] = False,
-    store: StoreOption = None,
-    json: JsonOption = False,
+    *,
+    call: Call,
 ) -> None:
     """Show one dead letter: why it died, its payload, where it came from, and its life so far."""
     from penstock.publish.json_message import payload_bytes
 
     wanted = event_id(event)
-    with opened(context, store) as admin:
+    with call.opened() as admin:
         letter = admin.dead_letters.show(wanted)
-    if json:
+    if call.json:
         names = ("payload", "payload_encoding") if payload_only else tuple(letter)
         output.write_json({name: letter[name] for name in names})
     elif not payload_only:
@@ -104,63 +102,39 @@ def show(
 
 
 @dead.command()
-@takes_filters
-def redrive(
-    context: typer.Context,
-    filters: Filters,
-    ids: IdsArgument = None,
-    everything: AllOption = False,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    store: StoreOption = None,
-    json: JsonOption = False,
-) -> None:
+@takes_options
+def redrive(letters: Letters, consent: Consent, call: Call) -> None:
     """Make dead letters pending again, under their own ids, to be tried anew.
 
     More than one at a time needs a yes. What is no longer dead is left alone.
     """
-    chosen = _chosen(filters, ids, everything, "redrive")
-    with opened(context, store) as admin:
+    chosen = letters.require("redrive")
+    with call.opened() as admin:
         office = admin.dead_letters
         plan = office.redrive(chosen, dry_run=True)
-        operation = Operation("redrive", "redriven", dry_run, yes, json, unasked=1, insists=True)
+        operation = Operation("redrive", "redriven", call, consent, unasked=1, insists=True)
         _carry_out(operation, plan, lambda update: office.redrive(chosen, by=operator(), progress=update).count)
 
 
 @dead.command()
-@takes_filters
-def purge(
-    context: typer.Context,
-    filters: Filters,
-    ids: IdsArgument = None,
-    everything: AllOption = False,
-    dry_run: DryRunOption = False,
-    yes: YesOption = False,
-    store: StoreOption = None,
-    json: JsonOption = False,
-) -> None:
+@takes_options
+def purge(letters: Letters, consent: Consent, call: Call) -> None:
     """Delete dead letters for good, with their timelines. Off a terminal it needs --yes."""
-    chosen = _chosen(filters, ids, everything, "purge")
-    require_consent("purge", yes or dry_run)
-    with opened(context, store) as admin:
+    chosen = letters.require("purge")
+    consent.require("purge")
+    with call.opened() as admin:
         office = admin.dead_letters
         plan = office.purge(chosen, dry_run=True)
-        operation = Operation("purge", "purged", dry_run, yes, json)
+        operation = Operation("purge", "purged", call, consent)
         _carry_out(operation, plan, lambda update: office.purge(chosen, progress=update).count)
 
 
-def _chosen(filters: Filters, ids: list[str] | None, everything: bool, verb: str) -> "Selection":
-    chosen = filters.select(ids=ids, everything=everything)
-    require_some(chosen, verb, "the ids of events")
-    return chosen
-
-
-def _carry_out(operation: Operation, plan: "Handled", work: Any) -> None:
-    """An id that no event has is told before anything is done; one that is no longer dead is no mistake."""
+def _carry_out(operation: Operation, plan: "OfficeResult", work: Any) -> None:
+    """An id that no event has is refused before anything is done; one that is no longer dead is no mistake."""
     for one in plan.left_alone:
         if one.state is None:
             raise EventNotFound(one.event_id)
-        if not operation.json:
+        if not operation.call.json:
             output.note(_why(one))
     assert plan.preview is not None
     operation.carry_out(plan.preview, work, {"left_alone": plan.as_json()["left_alone"]})
@@ -172,26 +146,19 @@ def _why(one: "LeftAlone") -> str:
 
 
 def _table(letters: list[dict[str, Any]]) -> "RenderableType":
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("died", no_wrap=True)
-    for name in ("queue", "type"):
-        table.add_column(name, overflow="fold")
-    table.add_column("id", no_wrap=True)
-    table.add_column("attempts", justify="right")
-    table.add_column("error", overflow="fold")
-    for letter in letters:
-        table.add_row(
-            short_time(letter["died_at"]),
-            output.clean_line(letter["queue"]),
-            output.clean_line(letter["event_type"]),
-            letter["event_id"],
-            str(letter["attempts"]),
-            short_error(letter["error"]),
-        )
-    return table
+    rows = (
+        {
+            "died": short_time(letter["died_at"]),
+            "queue": letter["queue"],
+            "type": letter["event_type"],
+            "id": letter["event_id"],
+            "attempts": str(letter["attempts"]),
+            "error": short_error(letter["error"]),
+        }
+        for letter in letters
+    )
+    columns = ("died", "queue", "type", "id", "attempts", "error")
+    return output.table(rows, columns, right=("attempts",), whole=("died", "id"))
 
 
 def _totals(totals: "Totals") -> str:
@@ -222,17 +189,10 @@ def _show(letter: dict[str, Any], payload: bytes) -> None:
 
 
 def _fields(letter: dict[str, Any]) -> "RenderableType":
-    from rich.table import Table
-
     from penstock.admin.dead_letters import STREAM_HEADER
 
-    grid = Table.grid(padding=(0, 2))
-    for name in (*FIELDS, *MORE_FIELDS):
-        if letter[name] is not None:
-            grid.add_row(name, output.clean_line(str(letter[name])))
-    for name, value in letter["came_from"].items():
-        grid.add_row(f"came from {output.clean_line(name)}", output.clean_line(value))
-    told = {f"{STREAM_HEADER}{name}" for name in letter["came_from"]}
-    others = {name: value for name, value in letter["headers"].items() if name not in told}
-    add_headers_and_copies(grid, {**letter, "headers": others})
-    return grid
+    fields = [(name, str(letter[name])) for name in (*FIELDS, *MORE_FIELDS) if letter[name] is not None]
+    origin = [(f"came from {name}", value) for name, value in letter["came_from"].items()]
+    shown = {f"{STREAM_HEADER}{name}" for name in letter["came_from"]}
+    others = {name: value for name, value in letter["headers"].items() if name not in shown}
+    return output.grid([*fields, *origin, *headers_and_copies({**letter, "headers": others})])

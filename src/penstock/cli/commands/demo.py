@@ -131,8 +131,8 @@ class _Shop:
         self.admin.replay(self._dead(), by="demo")
         report = self._relay("billing", "billing")
         self._result(f"{report.published} delivered; its timeline:")
-        for line in self.admin.show(event_id(dead["event_id"]))["timeline"]:
-            self._result(f"  {line['what']:<10} {line['detail'] or ''}".rstrip())
+        for entry in self.admin.show(event_id(dead["event_id"]))["timeline"]:
+            self._result(f"  {entry['what']:<10} {entry['detail'] or ''}".rstrip())
 
     def count(self, seconds: float) -> None:
         status = self.admin.status()

@@ -7,7 +7,7 @@ import typer
 
 from penstock.cli.terminal import output
 from penstock.cli.terminal.exit import FAILURE
-from penstock.cli.terminal.options import JsonOption, StoreOption, opened
+from penstock.cli.terminal.options import Call, takes_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red")}
 
 
-def doctor(context: typer.Context, store: StoreOption = None, json: JsonOption = False) -> None:
+@takes_options
+def doctor(call: Call) -> None:
     """Check Python, Spark, Java and the store, and say what to do about what is wrong."""
     from penstock.admin.doctor import healthy
 
-    with opened(context, store) as admin, output.waiting("looking"):
+    with call.opened() as admin, output.waiting("looking"):
         checks = admin.doctor()
     well = healthy(checks)
-    if json:
+    if call.json:
         output.write_json({"healthy": well, "checks": [asdict(check) for check in checks]})
     else:
         output.show(_table(checks))
@@ -33,13 +34,10 @@ def doctor(context: typer.Context, store: StoreOption = None, json: JsonOption =
 
 
 def _table(checks: "list[Check]") -> "RenderableType":
-    from rich.table import Table
     from rich.text import Text
 
-    grid = Table.grid(padding=(0, 2))
+    rows = []
     for check in checks:
         mark, style = MARKS[check.level]
-        grid.add_row(
-            Text(mark, style=style), Text(check.level, style=style), check.name, output.clean_line(check.detail)
-        )
-    return grid
+        rows.append((Text(mark, style=style), Text(check.level, style=style), check.name, check.detail))
+    return output.grid(rows)

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from itertools import islice
 from json import loads as decode_json
@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from penstock.cli.terminal import output
-from penstock.cli.terminal import times as moments
+from penstock.cli.terminal import output, times
 from penstock.cli.terminal.jsonl import read_events
-from penstock.cli.terminal.options import JsonOption, StoreOption, opened
+from penstock.cli.terminal.options import Call, takes_options
 from penstock.config.routes import find_routes
 from penstock.model.errors import InvalidEvent, UsageError
 from penstock.model.event import CONTENT_TYPE, DEFAULT_QUEUE, Event
@@ -31,81 +30,72 @@ BATCH = 1_000
 STDIN = "-"
 
 
+@dataclass(frozen=True, slots=True)
+class EventOptions:
+    """The fields of an event; it has defaults for those that are not typed."""
+
+    queue: Annotated[str | None, typer.Option(help=f"The queue; else {DEFAULT_QUEUE}.")] = None
+    header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Can be given again.")] = None
+    partition_key: Annotated[str | None, typer.Option(help="Goes to the destination with the event.")] = None
+    ordering_key: Annotated[str | None, typer.Option(help="Events with the same key stay in order.")] = None
+    priority: Annotated[int | None, typer.Option(help="From -100 to 100; higher goes first.")] = None
+    delay_seconds: Annotated[
+        float | None,
+        typer.Option("--delay", metavar="TIME", parser=times.seconds, help="Wait this long: seconds, or such as 10m."),
+    ] = None
+    available_at: Annotated[
+        datetime | None, typer.Option(metavar="TIME", parser=times.iso, help="Wait until then (ISO).")
+    ] = None
+    max_attempts: Annotated[int | None, typer.Option(help="Give up after so many; else the relay's limit.")] = None
+    dedupe_key: Annotated[str | None, typer.Option(help="A second event with it, within a day, is dropped.")] = None
+
+    def given(self) -> dict[str, Any]:
+        """The fields that were typed, without headers."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "header"}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+@takes_options
 def emit(
-    context: typer.Context,
     event_type: Annotated[str | None, typer.Argument(metavar="TYPE", help="Such as order.placed.")] = None,
     payload: Annotated[str | None, typer.Argument(metavar="PAYLOAD", help="Text or JSON; - is standard input.")] = None,
     source: Annotated[
         str | None, typer.Option("--from", metavar="FILE", help="Lines of JSON, one event each; - is standard input.")
     ] = None,
-    queue: Annotated[str | None, typer.Option(help=f"The queue; else {DEFAULT_QUEUE}.")] = None,
-    header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Can be given again.")] = None,
-    partition_key: Annotated[str | None, typer.Option(help="Goes to the destination with the event.")] = None,
-    ordering_key: Annotated[str | None, typer.Option(help="Events with the same key stay in order.")] = None,
-    priority: Annotated[int | None, typer.Option(help="From -100 to 100; higher goes first.")] = None,
-    delay: Annotated[
-        float | None,
-        typer.Option(metavar="TIME", parser=moments.seconds, help="Wait this long: seconds, or such as 10m."),
-    ] = None,
-    available_at: Annotated[
-        datetime | None, typer.Option(metavar="TIME", parser=moments.iso, help="Wait until then (ISO).")
-    ] = None,
-    max_attempts: Annotated[int | None, typer.Option(help="Give up after so many; else the relay's limit.")] = None,
-    dedupe_key: Annotated[str | None, typer.Option(help="A second event with it, within a day, is dropped.")] = None,
-    store: StoreOption = None,
-    json: JsonOption = False,
+    *,
+    options: EventOptions,
+    call: Call,
 ) -> None:
     """Write an event and print its id; or many, with --from.
 
     A payload stays as it is, byte for byte. Its content type goes into the headers: JSON or text, unless you set one.
     """
-    keys = {"partition_key": partition_key, "ordering_key": ordering_key, "dedupe_key": dedupe_key}
-    given = _given(queue, priority, max_attempts, available_at, delay, keys)
+    given = options.given()
     if source is not None:
-        if event_type is not None or header or given:
+        if event_type is not None or options.header or given:
             raise UsageError("with --from each line says everything about its event: leave the rest out")
-        _emit_lines(context, store, source, json)
+        _emit_lines(call, source)
     elif event_type is None:
         raise UsageError("emit needs a TYPE, as in: penstock emit order.placed '{\"id\": 1}'; or --from FILE")
     else:
-        body, headers = _body(payload, dict(map(_header, header or ())))
-        _emit_one(context, store, Event(event_type=event_type, payload=body, headers=headers, **given), json)
+        body, headers = _body(payload, dict(map(_header, options.header or ())))
+        _emit_one(call, Event(event_type=event_type, payload=body, headers=headers, **given))
 
 
-def _given(
-    queue: str | None,
-    priority: int | None,
-    max_attempts: int | None,
-    available_at: datetime | None,
-    delay_seconds: float | None,
-    keys: dict[str, str | None],
-) -> dict[str, Any]:
-    """The fields that were typed; the event has defaults for the others."""
-    fields: dict[str, Any] = {"queue": queue, "priority": priority, "max_attempts": max_attempts, **keys}
-    fields |= {"available_at": available_at, "delay_seconds": delay_seconds}
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _emit_one(context: typer.Context, store: str | None, event: Event, as_json: bool) -> None:
-    with opened(context, store) as admin:
+def _emit_one(call: Call, event: Event) -> None:
+    with call.opened() as admin:
         written = _append(admin.store, [event], None)
         event_id = str(written.last_id)
-        if as_json:
-            output.write_json({"event_id": event_id, "duplicate": written.duplicates > 0})
-        else:
-            output.write(event_id)
-            if written.duplicates:
-                output.note("nothing was added: an event with this dedupe key was emitted before, and this is its id")
+        call.answer({"event_id": event_id, "duplicate": written.duplicates > 0}, event_id)
+        if written.duplicates and not call.json:
+            output.note("nothing was added: an event with this dedupe key was emitted before, and this is its id")
 
 
-def _emit_lines(context: typer.Context, store: str | None, source: str, as_json: bool) -> None:
-    with opened(context, store) as admin, _lines(source) as lines:
+def _emit_lines(call: Call, source: str) -> None:
+    with call.opened() as admin, _lines(source) as lines:
         emitted, duplicates = _write(admin.store, lines)
-    if as_json:
-        output.write_json({"emitted": emitted, "duplicates": duplicates})
-    else:
-        dropped = f"; {duplicates:,} more were duplicates" if duplicates else ""
-        output.write(f"{emitted:,} emitted{dropped}")
+    dropped = f"; {duplicates:,} more were duplicates" if duplicates else ""
+    call.answer({"emitted": emitted, "duplicates": duplicates}, f"{emitted:,} emitted{dropped}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +174,9 @@ def _body(payload: str | None, headers: dict[str, str]) -> tuple[bytes, dict[str
     if payload is None:
         return b"", headers
     body = sys.stdin.buffer.read() if payload == STDIN else os.fsencode(payload)
-    told = _content_type(body)
+    content_type = _content_type(body)
     named = {name.lower() for name in headers}
-    return body, headers if told is None or CONTENT_TYPE in named else {**headers, CONTENT_TYPE: told}
+    return body, headers if content_type is None or CONTENT_TYPE in named else {**headers, CONTENT_TYPE: content_type}
 
 
 def _content_type(body: bytes) -> str | None:

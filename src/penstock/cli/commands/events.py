@@ -1,20 +1,20 @@
 """`penstock events` and `penstock show`: looking at events, many or one."""
 
 import base64
-import json as codec
-from contextlib import suppress
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.admin.text import count, first_line
 from penstock.cli.terminal import output
-from penstock.cli.terminal.filters import Filters, IdsOption, StatesOption, takes_filters
-from penstock.cli.terminal.options import JsonOption, StoreOption, event_id, opened
+from penstock.cli.terminal.filters import Filters, IdsOption, StatesOption
+from penstock.cli.terminal.options import Call, event_id, takes_options
+from penstock.cli.terminal.payloads import set_out
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
+    from rich.text import Text
 
 STATE_STYLES = {"PENDING": "yellow", "CLAIMED": "cyan", "PUBLISHED": "green", "DEAD": "red"}
 ERROR_WIDTH = 60
@@ -28,9 +28,8 @@ APART = (
 )
 
 
-@takes_filters
+@takes_options
 def events(
-    context: typer.Context,
     filters: Filters,
     ids: IdsOption = None,
     state: StatesOption = None,
@@ -38,12 +37,12 @@ def events(
     after: Annotated[
         int | None, typer.Option(metavar="SEQ", help="Go on after this one, as the last page said.")
     ] = None,
-    store: StoreOption = None,
-    json: JsonOption = False,
+    *,
+    call: Call,
 ) -> None:
     """List events, newest first."""
     chosen = filters.select(ids=ids, states=state)
-    with opened(context, store) as admin:
+    with call.opened() as admin:
         more: list[int | None] = [None]
 
         def found() -> Any:
@@ -51,25 +50,23 @@ def events(
                 more[0] = page.after
                 yield from page.events
 
-        if json:
+        if call.json:
             output.write_json_array(found())
+        elif listed := list(found()):
+            output.show(table(listed))
         else:
-            _list(list(found()))
+            output.note("no events match")
         if more[0] is not None:
             output.note(f"there are more: --after {more[0]}")
 
 
-def show(
-    context: typer.Context,
-    event: Annotated[str, typer.Argument(metavar="ID", help="The event's id.")],
-    store: StoreOption = None,
-    json: JsonOption = False,
-) -> None:
+@takes_options
+def show(event: Annotated[str, typer.Argument(metavar="ID", help="The event's id.")], call: Call) -> None:
     """Show one event: every field, its payload, what was said of it, and its life so far."""
     wanted = event_id(event)
-    with opened(context, store) as admin:
+    with call.opened() as admin:
         document = admin.show(wanted)
-    if json:
+    if call.json:
         output.write_json(document)
     else:
         parts = [_fields(document), "", *_payload(document), ""]
@@ -78,33 +75,27 @@ def show(
         output.show(*parts, timeline_table(document["timeline"]))
 
 
-def _list(found: list[dict[str, Any]]) -> None:
-    if not found:
-        output.note("no events match")
-        return
-    output.show(table(found))
-
-
 def table(found: list[dict[str, Any]]) -> "RenderableType":
-    from rich import box
-    from rich.table import Table
+    rows = (
+        {
+            "id": event["event_id"],
+            "type": event["event_type"],
+            "queue": event["queue"],
+            "state": state_text(event["state"]),
+            "attempts": str(event["attempts"]),
+            "emitted": short_time(event["created_at"]),
+            "error": short_error(event["last_error"]),
+        }
+        for event in found
+    )
+    columns = ("id", "type", "queue", "state", "attempts", "emitted", "error")
+    return output.table(rows, columns, right=("attempts",), whole=("id",))
+
+
+def state_text(state: str) -> "Text":
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("id", no_wrap=True)
-    for name in ("type", "queue", "state", "attempts", "emitted", "error"):
-        table.add_column(name, justify="right" if name == "attempts" else "left", overflow="fold")
-    for event in found:
-        table.add_row(
-            event["event_id"],
-            output.clean_line(event["event_type"]),
-            output.clean_line(event["queue"]),
-            Text(event["state"], style=STATE_STYLES[event["state"]]),
-            str(event["attempts"]),
-            short_time(event["created_at"]),
-            short_error(event["last_error"]),
-        )
-    return table
+    return Text(state, style=STATE_STYLES[state])
 
 
 def short_error(error: str | None) -> str:
@@ -123,22 +114,16 @@ def since_when(iso: str, by: str | None) -> str:
 
 
 def _fields(document: dict[str, Any]) -> "RenderableType":
-    from rich.table import Table
-
-    grid = Table.grid(padding=(0, 2))
-    for name, value in document.items():
-        if name not in APART and value is not None:
-            grid.add_row(name, output.clean_line(str(value)))
-    add_headers_and_copies(grid, document)
-    return grid
+    fields = [(name, str(value)) for name, value in document.items() if name not in APART and value is not None]
+    return output.grid([*fields, *headers_and_copies(document)])
 
 
-def add_headers_and_copies(grid: "Table", document: dict[str, Any]) -> None:
+def headers_and_copies(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name, value in document["headers"].items():
-        grid.add_row(f"header {output.clean_line(name)}", output.clean_line(value))
+        yield f"header {name}", value
     for copy in document.get("copies", ()):
-        told = f"{copy['state']}, {copy['attempts']} attempts  {short_error(copy['last_error'])}"
-        grid.add_row(f"also in {output.clean_line(copy['queue'])}", told.rstrip())
+        text = f"{copy['state']}, {copy['attempts']} attempts  {short_error(copy['last_error'])}"
+        yield f"also in {copy['queue']}", text.rstrip()
 
 
 def _payload(document: dict[str, Any]) -> "list[RenderableType]":
@@ -161,23 +146,14 @@ def _note(name: str, document: dict[str, Any]) -> "list[RenderableType]":
 
 def readable(text: str) -> str:
     """JSON set out for reading, other text as it is."""
-    with suppress(ValueError, RecursionError):
-        text = codec.dumps(codec.loads(text), indent=2, ensure_ascii=False)
-    return output.clean(text)
+    return output.clean(set_out(text) or text)
 
 
-def timeline_table(lines: list[dict[str, Any]], *, brief: bool = False) -> "RenderableType":
+def timeline_table(entries: list[dict[str, Any]], *, brief: bool = False) -> "RenderableType":
     """The life of an event; brief, with only the first line of what is said of each step."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in ("at", "what", "attempts", "by", "detail"):
-        table.add_column(name, justify="right" if name == "attempts" else "left", overflow="fold")
-    for line in lines:
-        told = line["detail"] or ""
-        detail = output.clean_line(first_line(told, ERROR_WIDTH) if brief else told)
-        table.add_row(
-            short_time(line["at"]), line["what"], str(line["attempts"]), output.clean_line(line["by"] or ""), detail
-        )
-    return table
+    rows = []
+    for entry in entries:
+        detail = entry["detail"] or ""
+        shown = {"at": short_time(entry["at"]), "attempts": str(entry["attempts"]), "by": entry["by"] or ""}
+        rows.append({**entry, **shown, "detail": first_line(detail, ERROR_WIDTH) if brief else detail})
+    return output.table(rows, ("at", "what", "attempts", "by", "detail"), right=("attempts",))

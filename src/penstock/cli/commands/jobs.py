@@ -3,18 +3,27 @@
 import json as codec
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.admin.text import count, first_line
-from penstock.cli.commands.events import ERROR_WIDTH, STATE_STYLES, short_time
-from penstock.cli.terminal import output
-from penstock.cli.terminal import times as moments
-from penstock.cli.terminal.exit import FAILURE, USAGE
+from penstock.admin.text import count
+from penstock.cli.commands.events import short_error, short_time, state_text
+from penstock.cli.terminal import output, times
 from penstock.cli.terminal.filters import TypeOption
-from penstock.cli.terminal.options import DryRunOption, JsonOption, StoreOption, YesOption, opened, operator
+from penstock.cli.terminal.options import (
+    Call,
+    DryRunOption,
+    LimitOption,
+    StoreOption,
+    YesOption,
+    group_of_commands,
+    opened,
+    operator,
+    takes_options,
+)
 from penstock.model.errors import UsageError
 from penstock.model.lifecycle import State
 
@@ -26,21 +35,24 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "PENSTOCK_JOBS_TOKEN"  # noqa: S105
 TOKENS_VARIABLE = "PENSTOCK_JOBS_TOKENS"
 
-jobs = typer.Typer(name="jobs", help="Jobs: submit, look, cancel, serve over HTTP.", invoke_without_command=True)
+jobs = group_of_commands("jobs", "Jobs: submit, look, cancel, serve over HTTP.")
 
 NameOption = Annotated[str, typer.Option("--name", help="The job queue.")]
 JobArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
 
 
-@jobs.callback()
-def _help(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-        raise typer.Exit(USAGE)
+@dataclass(frozen=True, slots=True)
+class QueueCall(Call):
+    """How a command was called: on which job queue of which store, and whether it answers in JSON."""
+
+    name: NameOption = "jobs"
+
+    def queue(self) -> "AbstractContextManager[Jobs]":
+        return opened_queue(self.context, self.store, self.name)
 
 
 @contextmanager
-def _queue(context: typer.Context, store: str | None, name: str, **settings: Any) -> "Iterator[Jobs]":
+def opened_queue(context: typer.Context, store: str | None, name: str, **settings: Any) -> "Iterator[Jobs]":
     from penstock.jobs import Jobs
 
     with opened(context, store) as admin, Jobs(admin.store, name, **settings) as queue:
@@ -77,7 +89,8 @@ def serve(
 
     tokens = [*(token or ()), *_tokens_of_environment()]
     require_safe(host, tokens, f"--token, or the variable {TOKEN_VARIABLE}")
-    with _queue(context, store, name, heartbeat_seconds=heartbeat_seconds, timeout_seconds=timeout_seconds) as queue:
+    settings = {"heartbeat_seconds": heartbeat_seconds, "timeout_seconds": timeout_seconds}
+    with opened_queue(context, store, name, **settings) as queue:
         queue.stats()  # a store that can't be used is told now
         app = create_app(queue, tokens)
         server = HttpServer(app, host, port, on_stop=app.end_waiting)
@@ -91,37 +104,33 @@ def _tokens_of_environment() -> list[str]:
 
 
 @jobs.command()
+@takes_options
 def submit(
-    context: typer.Context,
     job_type: Annotated[str, typer.Argument(metavar="TYPE", help="The job's type, such as email:send.")],
     payload: Annotated[str, typer.Argument(help="JSON.")] = "null",
     max_attempts: Annotated[int, typer.Option(min=1, help="How often it may be tried.")] = 3,
     priority: Annotated[int, typer.Option(min=-100, max=100, help="Higher goes first.")] = 0,
     delay: Annotated[str | None, typer.Option(metavar="TIME", help="Wait this long: seconds, or such as 10m.")] = None,
     dedupe_key: Annotated[str | None, typer.Option(help="A second one with this key, within a day, is none.")] = None,
-    name: NameOption = "jobs",
-    store: StoreOption = None,
-    json: JsonOption = False,
+    *,
+    call: QueueCall,
 ) -> None:
     """Submit a job, and print its id."""
     try:
         body = codec.loads(payload)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"the payload is not JSON: {error}; text needs quotes of its own, as in '\"text\"'") from error
-    seconds = None if delay is None else moments.seconds(delay)
-    with _queue(context, store, name) as queue:
+    seconds = None if delay is None else times.seconds(delay)
+    with call.queue() as queue:
         job_id = queue.submit(
             job_type, body, max_attempts=max_attempts, priority=priority, delay=seconds, dedupe_key=dedupe_key
         )
-    if json:
-        output.write_json({"job_id": str(job_id)})
-    else:
-        output.write(str(job_id))
+    call.answer({"job_id": str(job_id)}, str(job_id))
 
 
 @jobs.command("list")
+@takes_options
 def list_jobs(
-    context: typer.Context,
     state: Annotated[
         State | None,
         typer.Option(
@@ -132,19 +141,18 @@ def list_jobs(
         ),
     ] = None,
     job_type: TypeOption = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many, at most.")] = 50,
+    limit: LimitOption = 50,
     after: Annotated[
         int | None, typer.Option(metavar="SEQ", help="Go on after this one, as the last list said.")
     ] = None,
-    name: NameOption = "jobs",
-    store: StoreOption = None,
-    json: JsonOption = False,
+    *,
+    call: QueueCall,
 ) -> None:
     """List jobs, newest first."""
-    with _queue(context, store, name) as queue:
+    with call.queue() as queue:
         page = queue.list(state, job_type, limit=limit, after=after)
     found = [one.as_json() for one in page.jobs]
-    if json:
+    if call.json:
         output.write_json(found)
     elif found:
         output.show(_table(found))
@@ -155,124 +163,98 @@ def list_jobs(
 
 
 @jobs.command()
-def show(
-    context: typer.Context,
-    job: JobArgument,
-    name: NameOption = "jobs",
-    store: StoreOption = None,
-    json: JsonOption = False,
-) -> None:
+@takes_options
+def show(job: JobArgument, call: QueueCall) -> None:
     """Show one job: where it stands, its payload, and what came of it. `penstock show` has its timeline."""
-    with _queue(context, store, name) as queue:
-        _show(queue.get(job).as_json(), json)
+    with call.queue() as queue:
+        _show(queue.get(job).as_json(), call.json)
 
 
 @jobs.command()
+@takes_options
 def wait(
-    context: typer.Context,
     job: JobArgument,
     timeout: Annotated[str | None, typer.Option(metavar="TIME", help="No longer than this.")] = None,
-    name: NameOption = "jobs",
-    store: StoreOption = None,
-    json: JsonOption = False,
+    *,
+    call: QueueCall,
 ) -> None:
     """Wait until a job is completed, and show it. The exit code is 1 if it is dead, or not done in time."""
-    seconds = None if timeout is None else moments.seconds(timeout)
-    with _queue(context, store, name) as queue, output.waiting(f"waiting for {job}"):
+    seconds = None if timeout is None else times.seconds(timeout)
+    with call.queue() as queue, output.waiting(f"waiting for {job}"):
         done = queue.wait(job, seconds).as_json()
-    _show(done, json)
+    _show(done, call.json)
 
 
 @jobs.command()
+@takes_options
 def cancel(
-    context: typer.Context,
     ids: Annotated[list[str] | None, typer.Argument(metavar="ID…", help="The jobs, pending or claimed.")] = None,
     job_type: Annotated[str | None, typer.Option("--type", help="All jobs of this type that are pending.")] = None,
     reason: Annotated[str, typer.Option(help="Why; workers and whoever waits are told.")] = "cancelled",
     dry_run: DryRunOption = False,
     yes: YesOption = False,
-    name: NameOption = "jobs",
-    store: StoreOption = None,
-    json: JsonOption = False,
+    *,
+    call: QueueCall,
 ) -> None:
     """Make jobs dead that are not done yet; their workers are told so at their next heartbeat."""
     if bool(ids) == (job_type is not None):
         raise UsageError("cancel needs to know which: the ids of jobs, or --type")
-    with _queue(context, store, name) as queue:
+    with call.queue() as queue:
         if job_type is not None:
             total = queue.cancel_pending(job_type, reason, by=operator(), dry_run=True)
             if not dry_run:
-                _ask(f"cancel {count(total, 'job')}?", yes)
+                if not yes:
+                    output.require_yes(f"cancel {count(total, 'job')}?")
                 total = queue.cancel_pending(job_type, reason, by=operator())
         else:
             total = len([queue.get(one) for one in ids or ()])  # an id that no job has is told before anything is done
             for one in () if dry_run else ids or ():
                 queue.cancel(one, reason, by=operator())
-    if json:
-        output.write_json({"dry_run": True, "total": total} if dry_run else {"cancelled": total})
+    if dry_run:
+        call.answer({"dry_run": True, "total": total}, f"would cancel {count(total, 'job')}")
     else:
-        output.write(f"would cancel {count(total, 'job')}" if dry_run else f"{count(total, 'job')} cancelled")
-
-
-def _ask(question: str, yes: bool) -> None:
-    if not yes and not output.confirmed(question):
-        output.note("nothing was done")
-        raise typer.Exit(FAILURE)
+        call.answer({"cancelled": total}, f"{count(total, 'job')} cancelled")
 
 
 @jobs.command()
-def stats(
-    context: typer.Context, name: NameOption = "jobs", store: StoreOption = None, json: JsonOption = False
-) -> None:
+@takes_options
+def stats(call: QueueCall) -> None:
     """How many jobs of which type are where."""
-    with _queue(context, store, name) as queue:
+    with call.queue() as queue:
         counted = queue.stats()
-    if json:
+    if call.json:
         output.write_json(counted.as_json())
         return
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("type")
-    for column in ("pending", "claimed", "completed", "dead"):
-        table.add_column(column, justify="right")
-    for one in counted.types:
-        table.add_row(output.clean_line(one.type), *map(str, (one.pending, one.claimed, one.completed, one.dead)))
-    output.show(table)
+    numbers = ("pending", "claimed", "completed", "dead")
+    rows = ({"type": one.type, **{name: str(getattr(one, name)) for name in numbers}} for one in counted.types)
+    output.show(output.table(rows, ("type", *numbers), right=numbers))
 
 
 def _table(found: list[dict[str, Any]]) -> "RenderableType":
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    table.add_column("id", no_wrap=True)
-    for column in ("type", "state", "attempts", "submitted", "worker", "error"):
-        table.add_column(column, justify="right" if column == "attempts" else "left", overflow="fold")
-    for job in found:
-        table.add_row(
-            job["job_id"],
-            output.clean_line(job["type"]),
-            Text(job["state"], style=STATE_STYLES[job["state"]]),
-            f"{job['attempts']}/{job['max_attempts'] or '∞'}",
-            short_time(job["submitted_at"]),
-            output.clean_line(job["worker"] or ""),
-            output.clean_line(first_line(job["error"] or "", ERROR_WIDTH)),
-        )
-    return table
+    rows = (
+        {
+            "id": job["job_id"],
+            "type": job["type"],
+            "state": state_text(job["state"]),
+            "attempts": f"{job['attempts']}/{job['max_attempts'] or '∞'}",
+            "submitted": short_time(job["submitted_at"]),
+            "worker": job["worker"] or "",
+            "error": short_error(job["error"]),
+        }
+        for job in found
+    )
+    columns = ("id", "type", "state", "attempts", "submitted", "worker", "error")
+    return output.table(rows, columns, right=("attempts",), whole=("id",))
 
 
 def _show(job: dict[str, Any], as_json: bool) -> None:
     if as_json:
         output.write_json(job)
         return
-    from rich.table import Table
-
-    grid = Table.grid(padding=(0, 2))
-    for field, value in job.items():
-        if value is not None and value != {}:
-            text = value if isinstance(value, str) else codec.dumps(value, ensure_ascii=False)
-            grid.add_row(field, output.clean_line(text))
-    output.show(grid)
+    fields = ((name, value) for name, value in job.items() if value is not None and value != {})
+    output.show(
+        output.grid(
+            (name, value if isinstance(value, str) else codec.dumps(value, ensure_ascii=False))
+            for name, value in fields
+        )
+    )

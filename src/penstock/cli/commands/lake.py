@@ -10,8 +10,8 @@ import typer
 
 from penstock.admin.text import count
 from penstock.cli.terminal import output
-from penstock.cli.terminal.exit import FAILURE
-from penstock.cli.terminal.options import operator
+from penstock.cli.terminal.confirmation import Consent
+from penstock.cli.terminal.options import Call, operator
 
 if TYPE_CHECKING:
     from penstock.model.selection import Selection
@@ -25,27 +25,24 @@ FromLakeOption = Annotated[
 ]
 
 
-def replay_from_lake(store: str, lake: str, chosen: "Selection", dry_run: bool, yes: bool, json: bool) -> None:
+def replay_from_lake(call: Call, lake: str, chosen: "Selection", consent: Consent) -> None:
     """Show what there is, ask if somebody is there to ask, and bring it back."""
     from penstock.admin.lake import lake_replay
 
     with ExitStack() as opened:
         with output.waiting("starting Spark") as say:
-            replay = opened.enter_context(lake_replay(store, lake, chosen))
+            replay = opened.enter_context(lake_replay(call.url, lake, chosen))
             say("looking into the lake")
             kinds = replay.counts()
-            judged = replay.judge() if dry_run else None
+            judged = replay.judge() if consent.dry_run else None
         if judged is not None:
-            _show(kinds, judged, json)
+            _show(kinds, judged, call.json)
             return
-        done = _bring_back(replay, kinds, ask=sys.stdin.isatty() and not yes)
-    if json:
-        output.write_json(asdict(done))
-    else:
-        output.write(_told(done))
+        done = _bring_back(replay, kinds, ask=sys.stdin.isatty() and not consent.yes)
+    call.answer(asdict(done), _summary(done))
 
 
-def _told(done: "BroughtBack") -> str:
+def _summary(done: "BroughtBack") -> str:
     """What was done, in one line, without what there was none of."""
     parts = [f"{count(done.replayed, 'event')} replayed"] if done.replayed else []
     parts += [f"{count(done.emitted, 'event')} emitted anew"] if done.emitted else []
@@ -58,9 +55,7 @@ def _bring_back(replay: "LakeReplay", kinds: "Sequence[LakeCount]", *, ask: bool
     if total and ask:
         for line in _lines(kinds):
             output.note(line)
-        if not output.confirmed(f"replay {count(total, 'event')} from the lake?"):
-            output.note("nothing was done")
-            raise typer.Exit(FAILURE)
+        output.require_yes(f"replay {count(total, 'event')} from the lake?")
     with output.progress(f"replay: {total:,} events", total) as update:
         return replay.bring_back(by=operator(), progress=update)
 
@@ -72,14 +67,10 @@ def _show(kinds: "Sequence[LakeCount]", judged: "BroughtBack", json: bool) -> No
         return
     output.write("\n".join([f"would replay {count(judged.total, 'event')} from the lake", *_lines(kinds)]))
     if judged.total:
-        output.write(f"that is: {_told(judged)}")
+        output.write(f"that is: {_summary(judged)}")
 
 
 def _lines(kinds: "Sequence[LakeCount]") -> list[str]:
     """How many of which kind, a line each."""
-    lines = [
-        output.clean_line(f"  {kind.count:>9,}  {kind.day}  {kind.event_type}, queue {kind.queue}")
-        for kind in kinds[:SHOWN_KINDS]
-    ]
-    left = len(kinds) - len(lines)
-    return [*lines, f"  and {count(left, 'more kind')}"] if left > 0 else lines
+    texts = [f"{kind.count:>9,}  {kind.day}  {kind.event_type}, queue {kind.queue}" for kind in kinds]
+    return output.first_of(texts, SHOWN_KINDS, "kind")

@@ -1,6 +1,7 @@
 """`penstock relay`: carries events from a queue to a destination, on Spark."""
 
 import logging
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.terminal import output
-from penstock.cli.terminal.options import JsonOption, StoreOption, chosen_store, opened
+from penstock.cli.terminal.options import Call, opened, takes_options
 from penstock.config.import_path import search_working_folder
 from penstock.config.routes import find_routes, parse_routes
 from penstock.model.errors import MissingDriver, UsageError
@@ -24,83 +25,68 @@ if TYPE_CHECKING:
 COUNTS = ("claimed", "published", "discarded", "retried", "dead", "released", "lost", "routed")
 
 
-ToOption = Annotated[
-    str | None, typer.Option(metavar="URL", help="One destination for all, such as file:///var/events.")
-]
-RouteOption = Annotated[
-    list[str] | None,
-    typer.Option(metavar="GLOB=URL", help="A destination for events of these types. Can be given again."),
-]
-ConfigOption = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Routes from a file; else from penstock.toml, if there is one.")
-]
-QueueOption = Annotated[str, typer.Option(help="The queue to carry from.")]
-OnceOption = Annotated[bool, typer.Option("--once", help="Carry what is pending now, then end.")]
-TopicOption = Annotated[str, typer.Option(metavar="TEMPLATE", help="The topic, made from the event.")]
-MasterOption = Annotated[str | None, typer.Option(metavar="URL", help="A Spark cluster; else this machine.")]
-ParallelismOption = Annotated[int | None, typer.Option(min=1, help="Tasks at a time; else one a core.")]
-BatchOption = Annotated[int, typer.Option(min=1, help="Events in a claim, at most.")]
-LeaseOption = Annotated[float, typer.Option(help="How long a claim holds without a heartbeat.")]
-SliceOption = Annotated[float, typer.Option(help="The length of a Spark micro-batch.")]
-AttemptsOption = Annotated[int, typer.Option(min=1, help="Failures after which an event is dead.")]
-DelayOption = Annotated[
-    float, typer.Option(help="Longest wait in seconds before the first retry; doubles each time, up to 1 h.")
-]
-DeliveriesOption = Annotated[int | None, typer.Option(min=1, help="Hand-outs after which an event is dead.")]
-OrderOption = Annotated[
-    OrderPolicy, typer.Option(help="After a failure, whether later events of its ordering key wait.")
-]
-CheckpointOption = Annotated[str | None, typer.Option(metavar="FOLDER", help="Spark's own; may be lost.")]
-StepOption = Annotated[str | None, typer.Option(metavar="MODULE:FUNCTION", help="What events go through first.")]
-DroppedOption = Annotated[Dropped, typer.Option(help="What becomes of events that the step drops.")]
+@dataclass(frozen=True, slots=True)
+class RelaySettings:
+    """How a relay works: the options of the command that go into `RelayOptions`."""
+
+    queue: Annotated[str, typer.Option(help="The queue to carry from.")] = DEFAULT_QUEUE
+    once: Annotated[bool, typer.Option("--once", help="Carry what is pending now, then end.")] = False
+    topic: Annotated[str, typer.Option(metavar="TEMPLATE", help="The topic, made from the event.")] = "{event_type}"
+    master: Annotated[str | None, typer.Option(metavar="URL", help="A Spark cluster; else this machine.")] = None
+    parallelism: Annotated[int | None, typer.Option(min=1, help="Tasks at a time; else one a core.")] = None
+    batch: Annotated[int, typer.Option(min=1, help="Events in a claim, at most.")] = 2_000
+    lease_seconds: Annotated[float, typer.Option(help="How long a claim holds without a heartbeat.")] = 60.0
+    slice_seconds: Annotated[float, typer.Option(help="The length of a Spark micro-batch.")] = 5.0
+    max_attempts: Annotated[int, typer.Option(min=1, help="Failures after which an event is dead.")] = (
+        DEFAULT_MAX_ATTEMPTS
+    )
+    retry_delay: Annotated[
+        float, typer.Option(help="Longest wait in seconds before the first retry; doubles each time, up to 1 h.")
+    ] = 1.0
+    max_deliveries: Annotated[int | None, typer.Option(min=1, help="Hand-outs after which an event is dead.")] = None
+    order_policy: Annotated[
+        OrderPolicy, typer.Option(help="After a failure, whether later events of its ordering key wait.")
+    ] = OrderPolicy.BLOCK
+    checkpoint: Annotated[str | None, typer.Option(metavar="FOLDER", help="Spark's own; may be lost.")] = None
+    step: Annotated[str | None, typer.Option(metavar="MODULE:FUNCTION", help="What events go through first.")] = None
+    dropped: Annotated[Dropped, typer.Option(help="What becomes of events that the step drops.")] = Dropped.DEAD
 
 
+@takes_options
 def relay(
-    context: typer.Context,
-    to: ToOption = None,
-    route: RouteOption = None,
-    config: ConfigOption = None,
-    queue: QueueOption = DEFAULT_QUEUE,
-    once: OnceOption = False,
-    topic: TopicOption = "{event_type}",
-    master: MasterOption = None,
-    parallelism: ParallelismOption = None,
-    batch: BatchOption = 2_000,
-    lease_seconds: LeaseOption = 60.0,
-    slice_seconds: SliceOption = 5.0,
-    max_attempts: AttemptsOption = DEFAULT_MAX_ATTEMPTS,
-    retry_delay: DelayOption = 1.0,
-    max_deliveries: DeliveriesOption = None,
-    order_policy: OrderOption = OrderPolicy.BLOCK,
-    checkpoint: CheckpointOption = None,
-    step: StepOption = None,
-    dropped: DroppedOption = Dropped.DEAD,
-    store: StoreOption = None,
-    json: JsonOption = False,
+    to: Annotated[
+        str | None, typer.Option(metavar="URL", help="One destination for all, such as file:///var/events.")
+    ] = None,
+    route: Annotated[
+        list[str] | None,
+        typer.Option(metavar="GLOB=URL", help="A destination for events of these types. Can be given again."),
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Routes from a file; else from penstock.toml, if there is one.")
+    ] = None,
+    *,
+    settings: RelaySettings,
+    call: Call,
 ) -> None:
     """Carry events from a queue to its destinations, until Ctrl-C; with --once until nothing is pending.
 
     Give one destination (--to), or routes by event type: --route, or a penstock.toml. With routes each destination has
     a queue of its own, such as outbox@archive, with its own retries: one that fails never delays another.
     """
-    given = {"queue": queue, "once": once, "topic": topic, "master": master, "parallelism": parallelism, "batch": batch}
-    given |= {"lease_seconds": lease_seconds, "slice_seconds": slice_seconds, "checkpoint": checkpoint}
-    given |= {"max_deliveries": max_deliveries, "order_policy": order_policy, "step": step, "dropped": dropped}
-    given |= _where(to, route or [], config)
-    options = _options(chosen_store(context, store), _retry(max_attempts, retry_delay), given)
-    _check(context, options)
-    report = _run_once(options) if once else _run(options)
-    if json:
+    options = _options(call.url, settings, _where(to, route or [], config))
+    _check(call.context, options)
+    report = _run_once(options) if settings.once else _run(options)
+    if call.json:
         output.write_json({**{name: getattr(report, name) for name in COUNTS}, "seconds": round(report.seconds, 3)})
-    elif once:
+    elif settings.once:
         output.write(summary(report))
 
 
 def summary(report: "RelayReport") -> str:
     """What a relay did, in one line, without what it had none of."""
     counts = {name: getattr(report, name) for name in COUNTS[1:]}
-    told = ", ".join(f"{number:,} {name}" for name, number in counts.items() if number)
-    return f"{told} in {report.seconds:.1f} s" if told else "nothing was pending"
+    parts = ", ".join(f"{number:,} {name}" for name, number in counts.items() if number)
+    return f"{parts} in {report.seconds:.1f} s" if parts else "nothing was pending"
 
 
 def _where(to: str | None, route: list[str], config: str | None) -> dict[str, Any]:
@@ -115,16 +101,18 @@ def _where(to: str | None, route: list[str], config: str | None) -> dict[str, An
     return {"routes": routes}
 
 
-def _options(store: str, retry: RetryPolicy, given: dict[str, Any]) -> "RelayOptions":
+def _options(store: str, settings: RelaySettings, where: dict[str, Any]) -> "RelayOptions":
     """Everything that can be wrong with what was typed is told here, before Spark starts."""
     from penstock.pipeline import RelayOptions
 
-    if given["step"] is not None:
+    given = asdict(settings)
+    retry = _retry(given.pop("max_attempts"), given.pop("retry_delay"))
+    if settings.step is not None:
         search_working_folder()
     for name in ("lease_seconds", "slice_seconds"):
         if not isfinite(given[name]):
             raise UsageError(f"{name.replace('_', ' ')} must be a number, not {given[name]}")
-    return RelayOptions(store=store, retry=retry, **given)
+    return RelayOptions(store=store, retry=retry, **given, **where)
 
 
 def _retry(max_attempts: int, retry_delay: float) -> RetryPolicy:

@@ -9,7 +9,7 @@ import typer
 from penstock.admin.text import age, count, first_line
 from penstock.cli.commands.events import since_when
 from penstock.cli.terminal import output
-from penstock.cli.terminal.options import JsonOption, StoreOption, opened
+from penstock.cli.terminal.options import Call, takes_options
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,18 +20,18 @@ SHOWN_ERRORS = 4
 ERROR_WIDTH = 100
 
 
+@takes_options
 def status(
-    context: typer.Context,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again, until Ctrl-C.")] = False,
     every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often, with --watch.")] = 2.0,
-    store: StoreOption = None,
-    json: JsonOption = False,
+    *,
+    call: Call,
 ) -> None:
     """Show how many events are where, who carries them, and what needs attention."""
-    with opened(context, store) as admin:
+    with call.opened() as admin:
         if watch:
-            _watch(admin, every, json)
-        elif json:
+            _watch(admin, every, call.json)
+        elif call.json:
             output.write_json(admin.status().as_json())
         else:
             output.show(*view(admin.status()))
@@ -119,8 +119,8 @@ def _relays(status: "Status") -> "list[RenderableType]":
 
 def _relay(relay: "RelayStatus") -> str:
     stopping = ", stopping" if relay.stopping else ""
-    told = f"relay on {relay.host}: {relay.queue} to {relay.destination}, seen {_age(relay.seen_seconds_ago)} ago"
-    return output.clean_line(told + stopping)
+    text = f"relay on {relay.host}: {relay.queue} to {relay.destination}, seen {_age(relay.seen_seconds_ago)} ago"
+    return output.clean_line(text + stopping)
 
 
 def _workers(host: str, announced: "list[RelayStatus]") -> str:

@@ -14,8 +14,7 @@ import typer
 
 from penstock.cli.commands.events import short_time
 from penstock.cli.terminal import output
-from penstock.cli.terminal.exit import USAGE
-from penstock.cli.terminal.options import JsonOption, StoreOption, opened
+from penstock.cli.terminal.options import JsonOption, StoreOption, group_of_commands, opened
 from penstock.config.import_path import ImportTarget, search_working_folder
 from penstock.config.urls import mask_url
 from penstock.model.errors import MissingDriver, UsageError
@@ -33,9 +32,7 @@ SUPERSEDED = 3
 SHOWN_KEYS = 5
 STATE_HELP = "Where the state is; else sqlite:///penstock-state."
 
-streams = typer.Typer(
-    name="streams", help="Exactly-once streams: run them, look at their state.", invoke_without_command=True
-)
+streams = group_of_commands("streams", "Exactly-once streams: run them, look at their state.")
 
 AppArgument = Annotated[str, typer.Argument(metavar="MODULE:APP", help="The application, such as shop.streams:app.")]
 NamesOption = Annotated[list[str] | None, typer.Option("--name", help="Only this stream; can be given again.")]
@@ -53,13 +50,6 @@ OwnStateOption = Annotated[
 StateOption = Annotated[str | None, typer.Option("--state", metavar="URL", help=STATE_HELP, show_default=False)]
 StreamArgument = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name.")]
 KeyArgument = Annotated[str | None, typer.Argument(metavar="KEY", help="Only this key.", show_default=False)]
-
-
-@streams.callback()
-def _help(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-        raise typer.Exit(USAGE)
 
 
 @streams.command()
@@ -93,8 +83,8 @@ def run(
         raise typer.Exit(SUPERSEDED) from None
     seconds = time.monotonic() - started
     if json:
-        told = {stream: asdict(one) for stream, one in counts.items()}
-        output.write_json({"streams": told, "seconds": round(seconds, 3)})
+        applied = {stream: asdict(one) for stream, one in counts.items()}
+        output.write_json({"streams": applied, "seconds": round(seconds, 3)})
     elif not quiet:
         output.write("\n".join(summary(counts, seconds)))
 
@@ -130,19 +120,19 @@ def _run(app: "StreamSet", **given: Any) -> "Mapping[str, Counts]":
     if not given["once"]:
         return run_streams(app, **given)
     with output.waiting("starting Spark") as say:
-        return run_streams(app, **given, progress=lambda counts: say("; ".join(_told(counts))))
+        return run_streams(app, **given, progress=lambda counts: say("; ".join(_counts(counts))))
 
 
 def summary(counts: "Mapping[str, Counts]", seconds: float) -> list[str]:
     """What became of the events, a line for each stream."""
-    return [f"{line} in {seconds:.1f} s" for line in _told(counts)]
+    return [f"{line} in {seconds:.1f} s" for line in _counts(counts)]
 
 
-def _told(counts: "Mapping[str, Counts]") -> Iterator[str]:
+def _counts(counts: "Mapping[str, Counts]") -> Iterator[str]:
     for stream, one in counts.items():
         kinds = {"applied": one.applied, "retried": one.retried, "dead": one.dead}
-        told = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items() if number or kind == "applied")
-        yield output.clean_line(f"{stream}: {told}")
+        numbers = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items() if number or kind == "applied")
+        yield output.clean_line(f"{stream}: {numbers}")
 
 
 @streams.command("list")
@@ -207,8 +197,8 @@ def _one(store: "StateStore", stream: "Started", key: str) -> "Kept":
     for kept in look(store, stream, [key], part=part_of(key, stream.parts)):
         return kept
     there = ", ".join(output.clean_line(kept.key) for kept in islice(look(store, stream), SHOWN_KEYS))
-    told = f"its first keys are: {there}" if there else "it has no state at all"
-    raise UsageError(f"stream {stream.stream!r} has no state of key {key!r}; {told}")
+    hint = f"its first keys are: {there}" if there else "it has no state at all"
+    raise UsageError(f"stream {stream.stream!r} has no state of key {key!r}; {hint}")
 
 
 def _beginning(store: "StateStore", stream: "Started", prefix: str) -> "Iterator[Kept]":
@@ -228,8 +218,8 @@ def _write(found: "Iterator[Kept]", as_json: bool) -> int:
         return len(rows)
     written = 0
     for one in found:
-        moment = None if one.expires_at is None else one.expires_at.isoformat()
-        fields = {"key": one.key, "part": one.part, "state": codec.loads(one.state), "expires_at": moment}
+        expires_at = None if one.expires_at is None else one.expires_at.isoformat()
+        fields = {"key": one.key, "part": one.part, "state": codec.loads(one.state), "expires_at": expires_at}
         output.write_json(fields, indent=None)
         written += 1
     return written
@@ -240,12 +230,6 @@ def _short(kept: "Kept") -> str:
 
 
 def _table(columns: list[str], rows: list[dict[str, Any]]) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in columns:
-        table.add_column(column, justify="right" if isinstance(rows[0][column], int) else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(output.clean_line(str(row[column])) for column in columns))
-    return table
+    numbers = [column for column in columns if isinstance(rows[0][column], int)]
+    texts = ({column: str(row[column]) for column in columns} for row in rows)
+    return output.table(texts, columns, right=numbers)

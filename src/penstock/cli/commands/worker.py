@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,7 @@ from penstock.model.errors import UsageError
 from penstock.telemetry import log
 
 if TYPE_CHECKING:
-    from penstock.worker.worker import Worker
+    pass
 
 # Without -P, `python -m` would look for every module, also for Penstock's own, in the working folder first.
 PROGRAM = (sys.executable, "-P", "-m", "penstock", "worker")
@@ -66,7 +66,11 @@ def worker(
     if graceful_timeout is not None and not (isfinite(graceful_timeout) and graceful_timeout >= 0):
         raise UsageError(f"--graceful-timeout must be a number of seconds, 0 or more, not {graceful_timeout:g}")
     WORKER.module_of(name)
-    addresses = [None] * processes if health is None else _addresses(health, processes)
+    addresses: list[str] | list[None] = [None] * processes
+    if health is not None:
+        with needs_extra("--health", "worker"):
+            from penstock.web.health import health_addresses
+        addresses = health_addresses(health, processes)
     store = store or context.find_root().obj
     log.to_stderr()
     if processes == 1 and not reload:
@@ -89,25 +93,16 @@ def _run(
     from penstock.worker.processes.launch_spec import load_worker
     from penstock.worker.processes.process import Supervised
 
+    if address is not None:
+        from penstock.web.health import report, serve_health
+
     connection = None if supervisor is None else Supervised(supervisor)  # before the user's code is imported
     worker = load_worker(name, store, graceful_timeout)
-    with nullcontext() if address is None else _health(address, worker):
+    with nullcontext() if address is None else serve_health(address, lambda: report(worker.runtime)):
         if connection is None:
             worker.run(queues=queues or None)
         else:
             connection.run(worker, queues=queues or None)
-
-
-def _health(address: str, worker: "Worker") -> AbstractContextManager[str]:
-    from penstock.web.health import report, serve_health
-
-    return serve_health(address, lambda: report(worker.runtime))
-
-
-def _addresses(health: str, processes: int) -> list[str]:
-    with needs_extra("--health", "worker"):
-        from penstock.web.health import health_addresses
-    return health_addresses(health, processes)
 
 
 def _command(name: str, options: Sequence[tuple[str, object]]) -> list[str]:

@@ -5,12 +5,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from penstock.admin.text import count
 from penstock.cli.commands.events import table
 from penstock.cli.terminal import output
-from penstock.cli.terminal.exit import FAILURE
+from penstock.cli.terminal.options import Call, DryRunOption, YesOption
 from penstock.model.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,14 +18,28 @@ SHOWN_GROUPS = 20
 
 
 @dataclass(frozen=True, slots=True)
+class Consent:
+    """Whether an operation is only to be shown, and whether it needs no question."""
+
+    dry_run: DryRunOption = False
+    yes: YesOption = False
+
+    def require(self, verb: str) -> None:
+        """Refuse what deletes where nobody has agreed to it and nobody can be asked, before it looks at anything."""
+        if not self.dry_run and not self.yes and not sys.stdin.isatty():
+            raise UsageError(
+                f"{verb} deletes for good, and off a terminal it needs --yes; --dry-run shows what it would do"
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class Operation:
     """What replay, purge, cancel and redrive have in common: the preview, the question, the progress, the answer."""
 
     verb: str
     done: str
-    dry_run: bool
-    yes: bool
-    json: bool
+    call: Call
+    consent: Consent
     unasked: int = 0
     """So many events need no question."""
     insists: bool = False
@@ -37,20 +49,19 @@ class Operation:
         self, preview: "Preview", work: Callable[[output.Update], int], also: Mapping[str, Any] | None = None
     ) -> None:
         """Show it, or ask if somebody is there to ask, and do it. `also` goes into the JSON of either."""
-        if self.dry_run:
+        if self.consent.dry_run:
             self._show(preview, also or {})
             return
-        if preview.total > self.unasked and not self.yes:
+        if preview.total > self.unasked and not self.consent.yes:
             self._make_sure(preview)
         touched = self._do(preview.total, work) if preview.total else 0
-        if self.json:
-            output.write_json({self.done: touched, **(also or {})})
-        else:
-            output.write(f"{count(touched, 'event')} {self.done}")
+        self.call.answer({self.done: touched, **(also or {})}, f"{count(touched, 'event')} {self.done}")
 
     def _make_sure(self, preview: "Preview") -> None:
         if sys.stdin.isatty():
-            self._ask(preview)
+            for line in _groups(preview):
+                output.note(line)
+            output.require_yes(f"{self.verb} {count(preview.total, 'event')}?")
         elif self.insists:
             raise UsageError(
                 f"{self.verb} would touch {count(preview.total, 'event')}, and off a terminal it needs --yes for that; "
@@ -74,7 +85,7 @@ class Operation:
             raise
 
     def _show(self, preview: "Preview", also: Mapping[str, Any]) -> None:
-        if self.json:
+        if self.call.json:
             output.write_json({**preview.as_json(), **also})
             return
         output.write("\n".join([f"would {self.verb} {count(preview.total, 'event')}", *_groups(preview)]))
@@ -82,27 +93,8 @@ class Operation:
             output.write("among them:")
             output.show(table(preview.examples))
 
-    def _ask(self, preview: "Preview") -> None:
-        for line in _groups(preview):
-            output.note(line)
-        if not output.confirmed(f"{self.verb} {count(preview.total, 'event')}?"):
-            output.note("nothing was done")
-            raise typer.Exit(FAILURE)
-
 
 def _groups(preview: "Preview") -> list[str]:
     """How many of which kind, a line each."""
-    lines = [
-        output.clean_line(f"  {group.count:>9,}  {group.state.lower():<9}  {group.event_type}, queue {group.queue}")
-        for group in preview.groups[:SHOWN_GROUPS]
-    ]
-    left = len(preview.groups) - len(lines)
-    return [*lines, f"  and {count(left, 'more kind')}"] if left > 0 else lines
-
-
-def require_consent(verb: str, given: bool) -> None:
-    """Refuse what deletes where nobody has agreed to it and nobody can be asked, before it looks at anything."""
-    if not given and not sys.stdin.isatty():
-        raise UsageError(
-            f"{verb} deletes for good, and off a terminal it needs --yes; --dry-run shows what it would do"
-        )
+    texts = [f"{one.count:>9,}  {one.state.lower():<9}  {one.event_type}, queue {one.queue}" for one in preview.groups]
+    return output.first_of(texts, SHOWN_GROUPS, "kind")

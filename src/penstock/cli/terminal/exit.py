@@ -17,12 +17,13 @@ DEBUG_VARIABLE = "PENSTOCK_DEBUG"
 LINE_LIMIT = 600
 
 
-def tell(error: Exception) -> int:
-    """Tell what went wrong on standard error; returns the exit code for it."""
+def report_failure(error: Exception) -> int:
+    """Report what went wrong on standard error; returns the exit code for it."""
     if os.environ.get(DEBUG_VARIABLE) == "1":
         traceback.print_exception(error)
     code, message = _judge(error)
-    print(f"error: {_one_line(message)}", file=sys.stderr)
+    line = mask_url(" ".join(message.split()))
+    print(f"error: {line if len(line) <= LINE_LIMIT else line[: LINE_LIMIT - 1] + '…'}", file=sys.stderr)
     return code
 
 
@@ -52,8 +53,3 @@ def _with_help(error: typer.TyperException) -> str:
     context = getattr(error, "ctx", None)
     message = error.format_message().rstrip(".")
     return f"{message}; see: {context.command_path} --help" if context else message
-
-
-def _one_line(message: str) -> str:
-    line = mask_url(" ".join(message.split()))
-    return line if len(line) <= LINE_LIMIT else line[: LINE_LIMIT - 1] + "…"

@@ -1,15 +1,12 @@
 """The options that say which events, declared once for all commands that take them."""
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import wraps
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.terminal import times as moments
+from penstock.cli.terminal import times
 from penstock.cli.terminal.options import event_id
 from penstock.model.errors import UsageError
 from penstock.model.lifecycle import State
@@ -62,35 +59,26 @@ class Filters:
             states=frozenset(states) if states else None,
             queue=self.queue,
             event_type=self.event_type,
-            since=None if self.since is None else moments.moment(self.since, now),
-            until=None if self.until is None else moments.moment(self.until, now),
+            since=None if self.since is None else times.instant(self.since, now),
+            until=None if self.until is None else times.instant(self.until, now),
             error=self.error,
             everything=everything,
         )
 
 
-def takes_filters(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with a parameter `filters`, whose fields are options of the command.
+@dataclass(frozen=True, slots=True)
+class Choice(Filters):
+    """What an operation on events is told of them: their ids and states too, or that all are meant."""
 
-    Typer reads a command's options off its signature, so in the signature the fields stand where `filters` does.
-    """
-    signature = inspect.signature(command)
-    options = [
-        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
-        for field in fields(Filters)
-    ]
+    ids: IdsOption = None
+    state: StatesOption = None
+    everything: AllOption = False
 
-    @wraps(command)
-    def run(**given: Any) -> None:
-        filters = Filters(**{option.name: given.pop(option.name) for option in options})
-        command(filters=filters, **given)
-
-    shown: list[inspect.Parameter] = []
-    for parameter in signature.parameters.values():
-        own = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        shown += options if parameter.name == "filters" else [own]
-    run.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
-    return run
+    def require(self, verb: str) -> "Selection":
+        """The selection; refused if it says nothing."""
+        chosen = self.select(ids=self.ids, states=self.state, everything=self.everything)
+        require_some(chosen, verb)
+        return chosen
 
 
 def require_some(chosen: "Selection", verb: str, named: str = "--id, --state") -> None:

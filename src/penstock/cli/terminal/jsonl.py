@@ -4,10 +4,11 @@ import base64
 import binascii
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import Any, NoReturn
 from uuid import UUID
 
-from penstock.cli.terminal import times as moments
+from penstock.cli.terminal import times
 from penstock.model.errors import InvalidEvent, UsageError
 from penstock.model.event import Event, encode_payload
 
@@ -77,44 +78,37 @@ def _body(fields: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[bytes,
         raise InvalidEvent(f"payload_base64 is not base64 ({error})") from error
 
 
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise InvalidEvent(f"{name} must be a string, not {_kind(value)}")
-    return value
+def _must_be(what: str, *kinds: type) -> Callable[[str, Any], Any]:
+    """A reader of values of these types; True and False are no numbers."""
+
+    def read(name: str, value: Any) -> Any:
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            raise InvalidEvent(f"{name} must be {what}, not {_kind(value)}")
+        return value
+
+    return read
 
 
-def _text_or_null(name: str, value: Any) -> str | None:
-    return None if value is None else _text(name, value)
+def _or_null(read: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    return lambda name, value: None if value is None else read(name, value)
 
 
-def _whole(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidEvent(f"{name} must be a whole number, not {_kind(value)}")
-    return value
+_text = _must_be("a string", str)
+_whole = _must_be("a whole number", int)
+_number = _must_be("a number of seconds", int, float)
+_headers = _must_be("an object of strings", dict)
 
 
-def _whole_or_null(name: str, value: Any) -> int | None:
-    return None if value is None else _whole(name, value)
-
-
-def _number(name: str, value: Any) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise InvalidEvent(f"{name} must be a number of seconds, not {_kind(value)}")
-    return float(value)
+def _seconds(name: str, value: Any) -> float:
+    return float(_number(name, value))
 
 
 def _length(name: str, value: Any) -> float:
-    return moments.seconds(value) if isinstance(value, str) else _number(name, value)
+    return times.seconds(value) if isinstance(value, str) else _seconds(name, value)
 
 
-def _moment(name: str, value: Any) -> Any:
-    return None if value is None else moments.iso(_text(name, value))
-
-
-def _headers(name: str, value: Any) -> dict[str, str]:
-    if not isinstance(value, dict):
-        raise InvalidEvent(f"{name} must be an object of strings, not {_kind(value)}")
-    return value
+def _time(name: str, value: Any) -> datetime:
+    return times.iso(_text(name, value))
 
 
 def _id(name: str, value: Any) -> UUID:
@@ -146,14 +140,14 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "event_id": _id,
     "queue": _text,
     "headers": _headers,
-    "partition_key": _text_or_null,
-    "ordering_key": _text_or_null,
+    "partition_key": _or_null(_text),
+    "ordering_key": _or_null(_text),
     "priority": _whole,
-    "available_at": _moment,
+    "available_at": _or_null(_time),
     "delay": _length,
-    "delay_seconds": _number,
-    "max_attempts": _whole_or_null,
-    "dedupe_key": _text_or_null,
-    "dedupe_seconds": _number,
+    "delay_seconds": _seconds,
+    "max_attempts": _or_null(_whole),
+    "dedupe_key": _or_null(_text),
+    "dedupe_seconds": _seconds,
 }
 _BODY = frozenset({"payload", "payload_base64"})

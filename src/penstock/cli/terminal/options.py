@@ -2,13 +2,18 @@
 choose events."""
 
 import getpass
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, is_dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import typer
 
+from penstock.cli.terminal import output
+from penstock.cli.terminal.exit import USAGE
 from penstock.config.urls import mask_url, store_url
 from penstock.model.errors import PenstockError, UsageError
 from penstock.model.event import EventId
@@ -22,10 +27,58 @@ StoreOption = Annotated[str | None, typer.Option("--store", metavar="URL", help=
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what it would do.")]
+LimitOption = Annotated[int, typer.Option(min=1, max=10_000, help="How many, at most.")]
+
+
+def takes_options(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with parameters that are dataclasses, whose fields are options of the command.
+
+    Typer reads a command's options off its signature, so in the signature the fields stand where the parameter does.
+    """
+    parameters = inspect.signature(command).parameters.values()
+    groups: dict[str, Any] = {one.name: one.annotation for one in parameters if is_dataclass(one.annotation)}
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{option: given.pop(option) for option in inspect.signature(group).parameters})
+        command(**given)
+
+    shown: list[inspect.Parameter] = []
+    for parameter in parameters:
+        group = groups.get(parameter.name)
+        single = inspect.signature(group).parameters.values() if group else (parameter,)
+        shown += [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in single]
+    run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """How a command was called: on which store, and whether it answers in JSON."""
+
+    context: typer.Context
+    store: StoreOption = None
+    json: JsonOption = False
+
+    @property
+    def url(self) -> str:
+        return chosen_store(self.context, self.store)
+
+    def opened(self) -> "AbstractContextManager[Admin]":
+        """The admin service on the store that the command, the global option or the environment names."""
+        return opened(self.context, self.store)
+
+    def answer(self, document: Any, text: str) -> None:
+        """Print the result, as JSON or as text."""
+        if self.json:
+            output.write_json(document)
+        else:
+            output.write(text)
 
 
 @contextmanager
-def opened(context: typer.Context, store: str | None) -> Iterator["Admin"]:
+def opened(context: typer.Context, store: str | None) -> "Iterator[Admin]":
     """The admin service on the store that the command, the global option or the environment names."""
     from penstock.admin.service import Admin
     from penstock.store.registry import open_store
@@ -45,6 +98,19 @@ def opened(context: typer.Context, store: str | None) -> Iterator["Admin"]:
 
 def chosen_store(context: typer.Context, store: str | None) -> str:
     return store_url(store or context.find_root().obj)
+
+
+def group_of_commands(name: str, help_text: str) -> typer.Typer:
+    """A command that has commands of its own, and alone prints its help."""
+
+    def show_help(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            print(context.get_help())
+            raise typer.Exit(USAGE)
+
+    group = typer.Typer(name=name, help=help_text, invoke_without_command=True)
+    group.callback()(show_help)
+    return group
 
 
 def operator() -> str:

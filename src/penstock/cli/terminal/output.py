@@ -7,14 +7,19 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from penstock.admin.text import count
+from penstock.cli.terminal.exit import FAILURE
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.text import Text
 
 BROKEN_PIPE = 141
 WIDE = 200
@@ -78,10 +83,54 @@ def note(text: str) -> None:
     print(clean(text), file=sys.stderr, flush=True)
 
 
-def confirmed(question: str) -> bool:
-    """Ask on standard error, and only there: standard output is for the result."""
+def require_yes(question: str) -> None:
+    """Ask on standard error, and only there: standard output is for the result. Without a yes the command ends."""
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        note("nothing was done")
+        raise typer.Exit(FAILURE)
+
+
+def first_of(texts: Collection[str], most: int, noun: str) -> list[str]:
+    """As many texts as are worth reading, each safe to show, and how many more there are."""
+    shown = [f"  {clean_line(text)}" for text in islice(texts, most)]
+    left = len(texts) - len(shown)
+    return [*shown, f"  and {count(left, f'more {noun}')}"] if left > 0 else shown
+
+
+def table(
+    rows: Iterable[Mapping[str, "str | Text"]],
+    columns: Iterable[str],
+    *,
+    right: Collection[str] = (),
+    whole: Collection[str] = (),
+) -> "RenderableType":
+    """A table of these columns: those in `right` hold numbers, those in `whole` what makes no sense in parts."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    names = list(columns)
+    for name in names:
+        overflow: Any = "ellipsis" if name in whole else "fold"
+        made.add_column(name, justify="right" if name in right else "left", no_wrap=name in whole, overflow=overflow)
+    for row in rows:
+        made.add_row(*(_cell(row[name]) for name in names))
+    return made
+
+
+def grid(rows: Iterable[Iterable["str | Text"]]) -> "RenderableType":
+    """Names and what belongs to them."""
+    from rich.table import Table
+
+    made = Table.grid(padding=(0, 2))
+    for row in rows:
+        made.add_row(*map(_cell, row))
+    return made
+
+
+def _cell(value: "str | Text") -> "str | Text":
+    return clean_line(value) if isinstance(value, str) else value
 
 
 def show(*parts: "RenderableType") -> None:

@@ -21,8 +21,8 @@ def described(payload: bytes, *, whole: bool = False) -> str:
     if text is None:
         most = len(payload) if whole else SHOWN_BYTES
         return f"payload, not text, {size}\n{hexdump(payload[:most])}{_cut(len(payload) - most, 'byte')}"
-    set_out = _set_out(text) if len(payload) <= SET_OUT_BYTES else None
-    kind, shown = ("text", text) if set_out is None else ("JSON", set_out)
+    json_text = set_out(text) if len(payload) <= SET_OUT_BYTES else None
+    kind, shown = ("text", text) if json_text is None else ("JSON", json_text)
     most = len(shown) if whole else SHOWN_CHARACTERS
     return f"payload, {kind}, {size}\n{output.clean(shown[:most])}{_cut(len(shown) - most, 'character')}"
 
@@ -44,7 +44,8 @@ def _text(payload: bytes) -> str | None:
     return None
 
 
-def _set_out(text: str) -> str | None:
+def set_out(text: str) -> str | None:
+    """JSON, laid out for reading; None if the text is none."""
     with suppress(ValueError, RecursionError):
         return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
     return None

@@ -21,7 +21,7 @@ def seconds(text: str) -> float:
     return length
 
 
-def moment(text: str, now: datetime) -> datetime:
+def instant(text: str, now: datetime) -> datetime:
     """A time in ISO form, in this machine's time zone if it names none; or an age: 10m is ten minutes ago."""
     if _LENGTH.fullmatch(text.strip().lower()) and not text.strip().isdecimal():
         return now - timedelta(seconds=seconds(text))

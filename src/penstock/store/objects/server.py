@@ -27,7 +27,7 @@ from penstock.store.objects.client import PATH
 from penstock.store.objects.document import MICROS, BrokerRow
 from penstock.store.objects.group_commit import Committer, Micros, NotTheBroker, Request, wall_micros
 from penstock.store.objects.operations import CHANGES, QUERIES
-from penstock.web.guard import Guard
+from penstock.web.auth import RequestGuard
 from penstock.web.server import HttpServer, parse_address
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Candidate:
         host, port = parse_address(address.listen, "listen")
         secret = secrets.token_urlsafe(24)
         app = Starlette(routes=[Route(PATH, self._serve, methods=["POST"])])
-        self._server = HttpServer(Guard(app, [secret], BODY_LIMIT), host, port, name="penstock-broker")
+        self._server = HttpServer(RequestGuard(app, [secret], BODY_LIMIT), host, port, name="penstock-broker")
         advertised = address.advertise or _advertised(host, self._server.port)
         expires_at = wall_micros() + int(address.broker_seconds * MICROS)
         self.committer = Committer(address, bucket, micros, BrokerRow(uuid4().hex, advertised, secret, expires_at))

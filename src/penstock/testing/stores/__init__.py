@@ -11,39 +11,38 @@ such as `lacks = ("ordering", "staging")`; their tests are not collected.
 """
 
 from penstock.testing.stores.claiming import Claiming
+from penstock.testing.stores.control import Cancelling, DiscardingSettled, Heads, Limiting, Noting, Pausing
 from penstock.testing.stores.deaths import CountingDeaths, ListingDeaths
 from penstock.testing.stores.emitting import Deduplicating, EmittingEvents
-from penstock.testing.stores.keeping import Purging, Replaying, Tending
-from penstock.testing.stores.leasing import Heartbeats, HeldLeases, Releasing, Repeating, TokenFencing
-from penstock.testing.stores.looking import Counting, FindingEvents, Relays
+from penstock.testing.stores.inspection import Counting, FindingEvents, Relays, Undeclared
+from penstock.testing.stores.leasing import FencingLeases, Heartbeats, HeldLeases, Releasing, Repeating
+from penstock.testing.stores.maintenance import Purging, Replaying, Tending
 from penstock.testing.stores.ordering import Blocking, Ordering, Skipping
 from penstock.testing.stores.reaping import Poison, Reaping
 from penstock.testing.stores.routing import RoutingEvents
 from penstock.testing.stores.scenario import ManualClock, OpenStore
-from penstock.testing.stores.settling import Dying, Settling, SettlingAgain, Timelines
+from penstock.testing.stores.settling import Dying, SettlingAgain, SettlingLeases, Timelines
 from penstock.testing.stores.sql import (
     CallersTransaction,
     DatabaseConnection,
     NoPlainSql,
     OutboxView,
     PlainSql,
-    StoreMaintenance,
+    SqlHousekeeping,
 )
-from penstock.testing.stores.staging import CommittingOnce, DroppingStaged, FindingSeveral, StagedKeys, StagedWrites
-from penstock.testing.stores.steering import Cancelling, Heads, Limiting, Noting, Pausing, SettlingWithoutTrace
-from penstock.testing.stores.undeclared import Undeclared
+from penstock.testing.stores.staging import CommittingOnce, DroppingStaged, FindingSeveral, StagedKeys, StagingEvents
 
 
 class StoreConformance(
     EmittingEvents,
     Deduplicating,
     Claiming,
-    TokenFencing,
+    FencingLeases,
     Repeating,
     Heartbeats,
     HeldLeases,
     Releasing,
-    Settling,
+    SettlingLeases,
     SettlingAgain,
     Timelines,
     Dying,
@@ -61,7 +60,7 @@ class StoreConformance(
     ListingDeaths,
     CountingDeaths,
     Relays,
-    StagedWrites,
+    StagingEvents,
     CommittingOnce,
     StagedKeys,
     DroppingStaged,
@@ -70,14 +69,14 @@ class StoreConformance(
     Limiting,
     Cancelling,
     Noting,
-    SettlingWithoutTrace,
+    DiscardingSettled,
     Heads,
     Undeclared,
 ):
     """Every verb, every transition, and what must never happen."""
 
 
-class SqlStoreConformance(StoreConformance, CallersTransaction, OutboxView, PlainSql, NoPlainSql, StoreMaintenance):
+class SqlStoreConformance(StoreConformance, CallersTransaction, OutboxView, PlainSql, NoPlainSql, SqlHousekeeping):
     """The same, and what only a SQL database can do."""
 
 

@@ -83,7 +83,7 @@ class Claiming(StoreScenario):
         later = emit(store, priority=5)[0]
         assert [ids(claim(store, 1))[0] for _ in range(4)] == [expected[2], later, expected[1], expected[0]]
 
-    def test_a_claim_hands_over_by_priority_then_time_then_number(self, store: Store) -> None:
+    def test_a_claim_is_ordered_by_priority_then_time_then_number(self, store: Store) -> None:
         times = [3, 1, 2, 1]
         emitted = store.append(
             [event(priority=p, available_at=STARTED_AT - timedelta(seconds=t)) for p in (0, 9) for t in times]

@@ -102,7 +102,7 @@ class ListingDeaths(StoreScenario):
         assert len(listed(store, Selection(states=frozenset(State)))) == 4
         assert listed(store, Selection(ids=frozenset())) == []
 
-    def test_pages_go_on_where_the_last_one_ended_also_within_a_moment(self, store: Store, clock: ManualClock) -> None:
+    def test_pages_go_on_where_the_last_one_ended_also_at_one_time(self, store: Store, clock: ManualClock) -> None:
         dead = settle(store, Dead("x"), 5)
         clock.advance(0.000001)
         dead += settle(store, Dead("x"), 4)
@@ -127,7 +127,7 @@ class ListingDeaths(StoreScenario):
         assert [death.event_id for death in rest.deaths] == [dead[2], dead[1], dead[0]]
         assert rest.after is None
 
-    def test_one_that_died_again_is_told_with_its_last_death(self, store: Store, clock: ManualClock) -> None:
+    def test_one_that_died_again_is_listed_with_its_last_death(self, store: Store, clock: ManualClock) -> None:
         (event_id,) = settle(store, Dead("first"))
         store.replay(EVERYTHING)
         at = clock.advance(30)

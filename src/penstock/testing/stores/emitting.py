@@ -145,7 +145,7 @@ class Deduplicating(StoreScenario):
         assert emit(store, dedupe_key="order-1") == second != first
         assert [one.event_id for one in records(store)] == first + second
 
-    def test_the_window_is_a_day_unless_told(self, store: Store, clock: ManualClock) -> None:
+    def test_the_window_is_a_day_by_default(self, store: Store, clock: ManualClock) -> None:
         first = emit(store, dedupe_key="order-1")
         clock.advance(86_399)
         assert emit(store, dedupe_key="order-1") == first
@@ -202,7 +202,7 @@ class Deduplicating(StoreScenario):
         assert emit(store, dedupe_key="x") == [second]
 
     @needs("ordering")
-    def test_an_event_that_was_deduped_takes_no_place_in_a_line(self, store: Store) -> None:
+    def test_an_event_that_was_deduped_takes_no_place_among_its_key(self, store: Store) -> None:
         first, *_ = (emit(store, dedupe_key="x", ordering_key="k")[0] for _ in range(2))
         claimed = claim(store)
         assert ids(claimed) == [first]

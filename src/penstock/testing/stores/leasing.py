@@ -22,9 +22,9 @@ from penstock.testing.stores.scenario import (
     claim,
     emit,
     event,
+    history,
     ids,
     life,
-    lines,
     lives,
     publish,
     record,
@@ -53,15 +53,15 @@ def loses(store: Store, stale: Lease, held: Claim) -> None:
     """Whatever the holder of a stale token tries changes nothing, and it is told so."""
     before = records(store)
     for outcome in (PUBLISHED, Retry("late", 0)):
-        told = store.settle(stale, all_to(outcome, held))
-        assert told == Settlement(already_settled=told.already_settled, lost=told.lost)
-        assert told.already_settled | told.lost == set(seqs(held))
+        settlement = store.settle(stale, all_to(outcome, held))
+        assert settlement == Settlement(already_settled=settlement.already_settled, lost=settlement.lost)
+        assert settlement.already_settled | settlement.lost == set(seqs(held))
     assert store.extend([stale]) == []
     assert store.release(stale) == 0
     assert records(store) == before
 
 
-class TokenFencing(StoreScenario):
+class FencingLeases(StoreScenario):
     def test_an_older_token_has_lost(self, store: Store) -> None:
         emit(store, 3)
         first = claim(store)
@@ -80,12 +80,12 @@ class TokenFencing(StoreScenario):
         clock.advance(2)
         assert store.reap() == 1
 
-    def test_an_older_token_is_told_what_the_newer_one_settled(self, store: Store) -> None:
+    def test_an_older_token_learns_what_the_newer_one_settled(self, store: Store) -> None:
         emit(store, 2)
         first = claim(store)
         publish(store, again(store, first))
-        told = store.settle(first.lease, all_to(PUBLISHED, first))
-        assert told == Settlement(already_settled=frozenset(seqs(first)))
+        settlement = store.settle(first.lease, all_to(PUBLISHED, first))
+        assert settlement == Settlement(already_settled=frozenset(seqs(first)))
 
     @pytest.mark.parametrize("ending", ENDINGS)
     def test_a_token_loses_when_its_lease_has_ended(self, store: Store, clock: ManualClock, ending: str) -> None:
@@ -107,8 +107,8 @@ class TokenFencing(StoreScenario):
     def test_a_token_settles_nothing_of_another_lease(self, store: Store) -> None:
         emit(store, 4)
         mine, theirs = claim(store, 2), claim(store, 2)
-        told = store.settle(mine.lease, all_to(PUBLISHED, mine) | all_to(Retry("no"), theirs))
-        assert told == Settlement(published=frozenset(seqs(mine)), lost=frozenset(seqs(theirs)))
+        settlement = store.settle(mine.lease, all_to(PUBLISHED, mine) | all_to(Retry("no"), theirs))
+        assert settlement == Settlement(published=frozenset(seqs(mine)), lost=frozenset(seqs(theirs)))
         assert states(store) == {State.CLAIMED: 2, State.PUBLISHED: 2}
         crossed = replace(mine.lease, lease_id=theirs.lease.lease_id)
         loses(store, crossed, theirs)
@@ -129,7 +129,7 @@ class Repeating(StoreScenario):
         second = again(store, first)
         assert list(second.events) == list(first.events[1:])
         assert records(store)[1:] == before[1:]
-        assert lines(store, ids(first)[1]) == []
+        assert history(store, ids(first)[1]) == []
 
     def test_a_repeat_never_brings_new_events(self, store: Store) -> None:
         emit(store, 2, ordering_key="k" if store.capabilities.ordering else None)
@@ -151,9 +151,9 @@ class Repeating(StoreScenario):
             expected, (1, 2, 1)
         )
         assert {one.claimed_by for one in records(store)} == {"second"}
-        assert [lines(store, one) for one in ids(first)] == [["lost"]] * 3
+        assert [history(store, one) for one in ids(first)] == [["lost"]] * 3
 
-    def test_only_a_change_of_hands_counts(self, store: Store) -> None:
+    def test_only_a_change_of_claimant_counts(self, store: Store) -> None:
         (emitted,) = emit(store)
         held = claim(store, claimant="a")
         for claimant, attempts in (("a", 0), ("b", 1), ("b", 1), ("a", 2)):
@@ -186,7 +186,7 @@ class Repeating(StoreScenario):
         assert not claim(store, claimant="2", lease_id=held.lease.lease_id, max_attempts=9)
         assert life(record(store, emitted)) == expire(life(before), max_attempts=2, error="attempt lost")
         assert record(store, emitted).state is State.DEAD
-        assert lines(store, emitted) == ["lost", "died"]
+        assert history(store, emitted) == ["lost", "died"]
 
     def test_the_dead_leave_room_for_the_living(self, store: Store) -> None:
         """An event that a repeat kills no longer weighs on the claim."""
@@ -336,7 +336,7 @@ class HeldLeases(StoreScenario):
         store.reap()
         assert store.held([held.lease.lease_id]) == []
 
-    def test_looking_changes_nothing(self, store: Store) -> None:
+    def test_reading_changes_nothing(self, store: Store) -> None:
         emit(store, 3)
         held = claim(store)
         before = records(store)
@@ -352,7 +352,7 @@ class Releasing(StoreScenario):
         held = claim(store)
         assert store.release(held.lease) == 2
         assert records(store) == before
-        assert [lines(store, one) for one in emitted] == [["released"]] * 2
+        assert [history(store, one) for one in emitted] == [["released"]] * 2
         assert [one.deliveries for one in claim(store).events] == [1, 1]
 
     def test_a_release_gives_back_what_is_left(self, store: Store) -> None:

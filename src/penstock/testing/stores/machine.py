@@ -29,7 +29,7 @@ ATTEMPTS = 3
 OUTCOMES: st.SearchStrategy[Outcome] = st.sampled_from([PUBLISHED, RELEASED, Dead("x"), Retry("x", 0), Retry("x", 40)])
 
 
-class OpenClaim:
+class ModelLease:
     """A lease as the model knows it."""
 
     def __init__(self, claimed: Claim, claimant: str, expires_at: datetime) -> None:
@@ -56,8 +56,8 @@ class StoreMachine(RuleBasedStateMachine):
         self.ids: dict[int, EventId] = {}
         self.available: dict[int, datetime] = {}
         self.priorities: dict[int, int] = {}
-        self.open_leases: list[OpenClaim] = []
-        self.ended: list[OpenClaim] = []
+        self.open_leases: list[ModelLease] = []
+        self.ended: list[ModelLease] = []
 
     def teardown(self) -> None:
         self.store.close()
@@ -72,32 +72,33 @@ class StoreMachine(RuleBasedStateMachine):
         due = [seq for seq in self.among(State.PENDING) if self.available[seq] <= self.clock.now]
         return sorted(due, key=lambda seq: (-self.priorities[seq], self.available[seq], seq))
 
-    def one_open(self, data: st.DataObject) -> OpenClaim:
+    def one_open(self, data: st.DataObject) -> ModelLease:
         return self.open_leases[data.draw(st.integers(0, len(self.open_leases) - 1))]
 
-    def apply(self, held: OpenClaim, outcomes: dict[int, Outcome]) -> Settlement:
+    def apply(self, held: ModelLease, outcomes: dict[int, Outcome]) -> Settlement:
         """What settling should do and say."""
-        told: dict[str, set[int]] = {}
+        settled: dict[str, set[int]] = {}
         for seq, outcome in outcomes.items():
             if seq not in held.seqs:
-                told.setdefault("already_settled" if seq in held.archived | held.returned else "lost", set()).add(seq)
+                name = "already_settled" if seq in held.archived | held.returned else "lost"
+                settled.setdefault(name, set()).add(seq)
                 continue
             self.lives[seq] = lifecycle.settle(self.lives[seq], outcome, max_attempts=ATTEMPTS)
             match outcome, self.lives[seq].state:
                 case Retry(), State.PENDING:
-                    word = "retried"
+                    name = "retried"
                     self.available[seq] = self.clock.now + timedelta(seconds=outcome.delay_seconds or 0)
                 case _, State.PENDING:
-                    word = "released"
+                    name = "released"
                 case _, state:
-                    word = state.lower()
-            told.setdefault(word, set()).add(seq)
+                    name = state.lower()
+            settled.setdefault(name, set()).add(seq)
             held.seqs.discard(seq)
             (held.returned if self.lives[seq].state is State.PENDING else held.archived).add(seq)
         self.close_if_empty(held)
-        return Settlement(**{word: frozenset(seqs) for word, seqs in told.items()})
+        return Settlement(**{name: frozenset(seqs) for name, seqs in settled.items()})
 
-    def close_if_empty(self, held: OpenClaim) -> None:
+    def close_if_empty(self, held: ModelLease) -> None:
         if not held.seqs:
             self.open_leases.remove(held)
             self.ended.append(held)
@@ -127,14 +128,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(limit=LIMITS, claimant=st.sampled_from("ab"))
     def take(self, limit: int, claimant: str) -> None:
-        line = self.ready()
-        expected = line[: fitting((self.lives[seq].suspect for seq in line), limit)]
+        ready = self.ready()
+        expected = ready[: fitting((self.lives[seq].suspect for seq in ready), limit)]
         assert self.store.ready("outbox") == bool(expected)
         claimed = claim(self.store, limit, claimant=claimant, max_attempts=ATTEMPTS)
         assert [one.seq for one in claimed.events] == expected
         for seq in expected:
             self.lives[seq] = lifecycle.claim(self.lives[seq])
-        held = OpenClaim(claimed, claimant, self.clock.now + timedelta(seconds=LEASE_SECONDS))
+        held = ModelLease(claimed, claimant, self.clock.now + timedelta(seconds=LEASE_SECONDS))
         self.open_leases.append(held)
         self.close_if_empty(held)
 
@@ -151,7 +152,7 @@ class StoreMachine(RuleBasedStateMachine):
         held.expires_at = max(held.expires_at, self.clock.now + timedelta(seconds=LEASE_SECONDS))
         self.close_if_empty(held)
 
-    def lose(self, held: OpenClaim, limit: int) -> None:
+    def lose(self, held: ModelLease, limit: int) -> None:
         """Another claimant has come: what its claim still fits stays with it, the rest goes back."""
         for seq in held.seqs:
             self.lives[seq] = lifecycle.expire(self.lives[seq], max_attempts=ATTEMPTS, error="attempt lost")
@@ -201,8 +202,8 @@ class StoreMachine(RuleBasedStateMachine):
         """Every holder of an old token tries everything, and who comes with the id of a closed lease gets nothing."""
         gone = [*(old for held in self.open_leases for old in held.stale), *(held.claim for held in self.ended)]
         for old in gone:
-            told = self.store.settle(old.lease, dict.fromkeys((one.seq for one in old.events), PUBLISHED))
-            assert told.applied == 0
+            settlement = self.store.settle(old.lease, dict.fromkeys((one.seq for one in old.events), PUBLISHED))
+            assert settlement.applied == 0
             assert self.store.release(old.lease) == 0
             assert self.store.extend([old.lease]) == []
         for held in self.ended:

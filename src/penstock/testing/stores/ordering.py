@@ -20,8 +20,8 @@ from penstock.testing.stores.scenario import (
     claim,
     emit,
     event,
+    history,
     ids,
-    lines,
     needs,
     publish,
     record,
@@ -57,7 +57,7 @@ class Ordering(StoreScenario):
         assert len(claim(store)) == 1
         assert ids(claim(store, queue="other")) == other
 
-    def test_a_line_is_cut_at_the_limit(self, store: Store) -> None:
+    def test_a_key_is_cut_at_the_limit(self, store: Store) -> None:
         emitted = emit(store, 25, ordering_key="k")
         for start in range(0, 25, 10):
             held = claim(store, 10)
@@ -84,13 +84,13 @@ class Ordering(StoreScenario):
         clock.advance(30)
         assert ids(claim(store)) == delayed + last
 
-    def test_a_death_unblocks_the_line(self, store: Store) -> None:
+    def test_a_death_unblocks_the_key(self, store: Store) -> None:
         emitted = emit(store, 3, ordering_key="k")
         held = claim(store, 1)
         store.settle(held.lease, all_to(Dead("x"), held))
         assert ids(claim(store)) == emitted[1:]
 
-    def test_an_exhausted_retry_unblocks_the_line(self, store: Store) -> None:
+    def test_an_exhausted_retry_unblocks_the_key(self, store: Store) -> None:
         emitted = emit(store, 2, ordering_key="k", max_attempts=1)
         held = claim(store, 1)
         assert store.settle(held.lease, all_to(Retry("x", 900), held)).dead
@@ -145,7 +145,7 @@ class Ordering(StoreScenario):
         publish(store, repeated)
         assert len(claim(store)) == 1
 
-    def test_a_repeat_gives_back_the_end_of_a_line_never_its_head(self, store: Store) -> None:
+    def test_a_repeat_gives_back_the_end_of_a_key_never_its_head(self, store: Store) -> None:
         """Whatever the times at which its events became available."""
         emitted = store.append(
             [event(ordering_key="k", available_at=STARTED_AT - timedelta(seconds=number)) for number in range(5)]
@@ -165,7 +165,7 @@ class Ordering(StoreScenario):
         assert ids(held) == [first]
         assert ids(claim(store, 100)) == [second]
 
-    def test_every_key_gets_its_turn(self, store: Store, clock: ManualClock) -> None:
+    def test_every_key_is_served(self, store: Store, clock: ManualClock) -> None:
         """One that always has more than a claim can take holds up no other."""
         store.append([event(ordering_key=key) for key in "abc" for _ in range(150)])
         served = set()
@@ -187,7 +187,7 @@ class Ordering(StoreScenario):
             found += ids(claim(store, 10))
         assert rare in found
 
-    def test_a_long_line_is_delivered_whole(self, store: Store, clock: ManualClock) -> None:
+    def test_a_long_key_is_delivered_whole(self, store: Store, clock: ManualClock) -> None:
         emitted = emit(store, 1_000, ordering_key="k")
         delivered: list[EventId] = []
         for _ in range(30):
@@ -238,7 +238,7 @@ class Blocking(StoreScenario):
         found = claim(store)
         assert ids(found) == emitted[1:]
         assert [one.deliveries for one in found.events[1:]] == [1, 1]
-        assert lines(store, emitted[3]) == ["released"]
+        assert history(store, emitted[3]) == ["released"]
 
     def test_other_keys_go_on(self, store: Store) -> None:
         store.append([event(ordering_key=key) for key in "ab"])
@@ -258,7 +258,7 @@ class Skipping(StoreScenario):
         yield store
         store.close()
 
-    def test_a_failed_event_leaves_the_line(self, skipping: Store, clock: ManualClock) -> None:
+    def test_a_failed_event_leaves_its_key(self, skipping: Store, clock: ManualClock) -> None:
         first, second, third = emit(skipping, 3, ordering_key="k")
         held = claim(skipping, 2)
         outcomes: dict[int, Outcome] = {seqs(held)[0]: Retry("later", 30), seqs(held)[1]: RELEASED}
@@ -286,7 +286,7 @@ class Skipping(StoreScenario):
         skipping.reap()
         assert ids(claim(skipping)) == emitted
 
-    def test_a_replay_brings_it_back_to_the_line(self, skipping: Store) -> None:
+    def test_a_replay_brings_it_back_to_its_key(self, skipping: Store) -> None:
         first, second = emit(skipping, 2, ordering_key="k")
         held = claim(skipping, 1)
         skipping.settle(held.lease, all_to(Retry("later", 0), held))

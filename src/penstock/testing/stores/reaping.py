@@ -17,9 +17,9 @@ from penstock.testing.stores.scenario import (
     claim,
     emit,
     event,
+    history,
     ids,
     life,
-    lines,
     lives,
     needs,
     publish,
@@ -57,8 +57,8 @@ class Reaping(StoreScenario):
             for found in records(store):
                 assert (found.claimed_at, found.claimed_by, found.lease_expires_at) == (None, None, None)
                 assert found.available_at == available
-            line = store.history(emitted[0])[-1]
-            assert (line.what, line.at, line.by, line.detail) == ("reaped", at, "sleeper", "lease expired")
+            entry = store.history(emitted[0])[-1]
+            assert (entry.what, entry.at, entry.by, entry.detail) == ("reaped", at, "sleeper", "lease expired")
         assert store.ready("outbox")
 
     @pytest.mark.parametrize("own_limit", [None, 2])
@@ -74,7 +74,7 @@ class Reaping(StoreScenario):
             assert life(found) == expire(before, max_attempts=2)
             assert (found.state, found.settled_at) == (state, at if state is State.DEAD else None)
             assert found.published_at is None
-        assert lines(store, emitted) == ["reaped", "died"]
+        assert history(store, emitted) == ["reaped", "died"]
         assert not claim(store)
 
     def test_a_reap_takes_whole_leases_up_to_its_limit(self, store: Store, clock: ManualClock) -> None:

@@ -70,7 +70,7 @@ class RoutingEvents(StoreScenario):
             "late": State.PENDING,
         }
         assert [found[queue].last_error for queue in ("good", "bad", "late")] == [None, "no", "later"]
-        assert sorted(line.what for line in store.history(emitted)) == ["died", "retried"]
+        assert sorted(entry.what for entry in store.history(emitted)) == ["died", "retried"]
 
     def test_one_of_several_is_replayed_alone(self, store: Store) -> None:
         (emitted,) = emit(store)
@@ -143,10 +143,10 @@ class RoutingEvents(StoreScenario):
     def test_what_is_not_ours_is_lost(self, store: Store) -> None:
         emit(store, 2)
         mine, other = claim(store, 1), claim(store, 1)
-        told = store.route(mine.lease, dict.fromkeys([*seqs(mine), *seqs(other)], ("there",)))
-        assert told == Settlement(released=frozenset(seqs(mine)), lost=frozenset(seqs(other)))
+        settlement = store.route(mine.lease, dict.fromkeys([*seqs(mine), *seqs(other)], ("there",)))
+        assert settlement == Settlement(released=frozenset(seqs(mine)), lost=frozenset(seqs(other)))
 
-    def test_a_line_stays_one_in_each_queue(self, store: Store) -> None:
+    def test_a_key_stays_one_in_each_queue(self, store: Store) -> None:
         emitted = store.append([event(ordering_key=f"k{number % 2}") for number in range(12)])
         for _ in range(2):
             route(store, claim(store, 6), "one", "two")

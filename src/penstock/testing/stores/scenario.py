@@ -185,6 +185,6 @@ def lives(store: Store) -> dict[EventId, Life]:
     return {one.event_id: life(one) for one in records(store)}
 
 
-def lines(store: Store, event_id: EventId) -> list[str]:
+def history(store: Store, event_id: EventId) -> list[str]:
     """What the history says happened to an event, oldest first."""
-    return [line.what for line in store.history(event_id)]
+    return [entry.what for entry in store.history(event_id)]

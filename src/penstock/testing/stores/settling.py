@@ -19,9 +19,9 @@ from penstock.testing.stores.scenario import (
     all_to,
     claim,
     emit,
+    history,
     ids,
     life,
-    lines,
     publish,
     record,
     records,
@@ -58,7 +58,7 @@ def with_a_past(store: Store, clock: ManualClock, past: str) -> EventId:
     return emitted
 
 
-class Settling(StoreScenario):
+class SettlingLeases(StoreScenario):
     @pytest.mark.parametrize("past", PASTS)
     @pytest.mark.parametrize("name", OUTCOMES)
     def test_an_outcome_does_what_the_lifecycle_says(
@@ -68,9 +68,9 @@ class Settling(StoreScenario):
         held = claim(store)
         before = record(store, emitted)
         at = clock.advance(3)
-        told = store.settle(held.lease, all_to(OUTCOMES[name], held))
-        assert told == Settlement(**{name: frozenset(seqs(held))})
-        assert told.applied == 1
+        settlement = store.settle(held.lease, all_to(OUTCOMES[name], held))
+        assert settlement == Settlement(**{name: frozenset(seqs(held))})
+        assert settlement.applied == 1
         after = record(store, emitted)
         assert life(after) == lifecycle.settle(life(before), OUTCOMES[name])
         assert (life(before).state, life(after).state) in lifecycle.TRANSITIONS
@@ -85,8 +85,8 @@ class Settling(StoreScenario):
         for last in (False, True):
             held = claim(store, max_attempts=2 if own_limit is None else 9)
             before = life(record(store, emitted))
-            told = store.settle(held.lease, all_to(Retry("no", 0), held))
-            assert told == Settlement(**{"dead" if last else "retried": frozenset(seqs(held))})
+            settlement = store.settle(held.lease, all_to(Retry("no", 0), held))
+            assert settlement == Settlement(**{"dead" if last else "retried": frozenset(seqs(held))})
             assert life(record(store, emitted)) == lifecycle.settle(before, Retry("no"), max_attempts=2)
         assert record(store, emitted).state is State.DEAD
         assert not claim(store)
@@ -98,7 +98,7 @@ class Settling(StoreScenario):
             assert store.settle(held.lease, all_to(Retry("no", 0), held)).retried == set(seqs(held))
         assert record(store, emitted).attempts == 2
 
-    def test_a_retry_waits_as_long_as_it_was_told(self, store: Store, clock: ManualClock) -> None:
+    def test_a_retry_waits_as_long_as_its_delay(self, store: Store, clock: ManualClock) -> None:
         emit(store, 2)
         first, second = claim(store, 1), claim(store, 1)
         store.settle(first.lease, all_to(Retry("no", 30.5), first))
@@ -136,9 +136,9 @@ class Settling(StoreScenario):
         emit(store, 8)
         held = claim(store)
         outcomes = dict(zip(seqs(held), list(OUTCOMES.values()) * 2, strict=True))
-        told = store.settle(held.lease, outcomes)
-        assert told == Settlement(*(frozenset(seqs(held)[place::4]) for place in range(4)))
-        assert told.applied == 8
+        settlement = store.settle(held.lease, outcomes)
+        assert settlement == Settlement(*(frozenset(seqs(held)[place::4]) for place in range(4)))
+        assert settlement.applied == 8
         assert states(store) == {State.PENDING: 4, State.PUBLISHED: 2, State.DEAD: 2}
 
     def test_nothing_to_settle_is_nothing_done(self, store: Store) -> None:
@@ -151,8 +151,8 @@ class Settling(StoreScenario):
         emit(store, 2)
         held = claim(store, 1)
         strangers: dict[int, Outcome] = {10**6: PUBLISHED, 10**6 + 1: Dead("x"), 10**6 + 2: RELEASED}
-        told = store.settle(held.lease, {**strangers, **all_to(PUBLISHED, held)})
-        assert told == Settlement(published=frozenset(seqs(held)), lost=frozenset(strangers))
+        settlement = store.settle(held.lease, {**strangers, **all_to(PUBLISHED, held)})
+        assert settlement == Settlement(published=frozenset(seqs(held)), lost=frozenset(strangers))
         assert states(store) == {State.PENDING: 1, State.PUBLISHED: 1}
 
     def test_a_lease_is_open_until_its_last_event_is_settled(self, store: Store) -> None:
@@ -173,8 +173,8 @@ class SettlingAgain(StoreScenario):
         store.settle(held.lease, all_to(OUTCOMES[name], held))
         before = records(store)
         for _ in range(2):
-            told = store.settle(held.lease, all_to(OUTCOMES[name], held))
-            assert told == Settlement(already_settled=frozenset(seqs(held)))
+            settlement = store.settle(held.lease, all_to(OUTCOMES[name], held))
+            assert settlement == Settlement(already_settled=frozenset(seqs(held)))
         assert records(store) == before
 
     @pytest.mark.parametrize("name", OUTCOMES)
@@ -183,10 +183,10 @@ class SettlingAgain(StoreScenario):
         held = claim(store)
         first, second, third = seqs(held)
         store.settle(held.lease, {first: OUTCOMES[name]})
-        told = store.settle(held.lease, {first: OUTCOMES[name], second: PUBLISHED})
-        assert told == Settlement(published=frozenset({second}), already_settled=frozenset({first}))
-        told = store.settle(held.lease, {first: OUTCOMES[name], third: Dead("x")})
-        assert told == Settlement(dead=frozenset({third}), already_settled=frozenset({first}))
+        settlement = store.settle(held.lease, {first: OUTCOMES[name], second: PUBLISHED})
+        assert settlement == Settlement(published=frozenset({second}), already_settled=frozenset({first}))
+        settlement = store.settle(held.lease, {first: OUTCOMES[name], third: Dead("x")})
+        assert settlement == Settlement(dead=frozenset({third}), already_settled=frozenset({first}))
 
     @pytest.mark.parametrize("name", OUTCOMES)
     def test_the_first_outcome_stays(self, store: Store, name: str) -> None:
@@ -209,10 +209,10 @@ class SettlingAgain(StoreScenario):
 
 
 class Timelines(StoreScenario):
-    def test_the_plain_good_way_leaves_no_line(self, store: Store) -> None:
+    def test_the_plain_good_way_leaves_no_entry(self, store: Store) -> None:
         (emitted,) = emit(store)
         publish(store, claim(store))
-        assert lines(store, emitted) == []
+        assert history(store, emitted) == []
 
     @pytest.mark.parametrize(
         ("name", "what", "attempts"), [("retried", "retried", 1), ("dead", "died", 1), ("released", "released", 0)]
@@ -225,21 +225,21 @@ class Timelines(StoreScenario):
         held = claim(store, claimant="relay-7")
         at = clock.advance(3)
         store.settle(held.lease, all_to(outcome, held))
-        (line,) = store.history(emitted)
+        (entry,) = store.history(emitted)
         error = getattr(outcome, "error", None)
-        assert (line.at, line.what, line.attempts, line.by, line.detail) == (at, what, attempts, "relay-7", error)
+        assert (entry.at, entry.what, entry.attempts, entry.by, entry.detail) == (at, what, attempts, "relay-7", error)
 
-    def test_a_life_is_told_from_its_beginning(self, store: Store, clock: ManualClock) -> None:
+    def test_a_life_is_recorded_from_its_beginning(self, store: Store, clock: ManualClock) -> None:
         (emitted,), (other,) = emit(store), emit(store, queue="other")
         self._live(store, clock, claim(store))
         assert store.replay(Selection(ids=frozenset({emitted})), by="anna") == 1
-        assert lines(store, emitted) == ["released", "retried", "reaped", "lost", "died", "replayed"]
-        told = store.history(emitted)
-        assert [line.attempts for line in told] == [0, 1, 2, 3, 4, 4]
-        assert [line.at for line in told] == sorted(line.at for line in told)
-        assert told[-1].by == "anna"
-        assert "the end" in str(told[-1].detail)
-        assert lines(store, other) == []
+        assert history(store, emitted) == ["released", "retried", "reaped", "lost", "died", "replayed"]
+        entries = store.history(emitted)
+        assert [entry.attempts for entry in entries] == [0, 1, 2, 3, 4, 4]
+        assert [entry.at for entry in entries] == sorted(entry.at for entry in entries)
+        assert entries[-1].by == "anna"
+        assert "the end" in str(entries[-1].detail)
+        assert history(store, other) == []
 
     def _live(self, store: Store, clock: ManualClock, held: Claim) -> None:
         store.release(held.lease)

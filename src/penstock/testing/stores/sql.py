@@ -13,7 +13,7 @@ from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Retry
 from penstock.model.selection import Selection
 from penstock.outbox import Outbox
 from penstock.store.sql.store import SqlStore
-from penstock.testing.stores.looking import one_of_each
+from penstock.testing.stores.inspection import one_of_each
 from penstock.testing.stores.scenario import (
     EVERYTHING,
     ManualClock,
@@ -87,11 +87,11 @@ class CallersTransaction(SqlScenario):
         emit(store, 2, ordering_key="k")
         held = claim(store)
         before = records(store)
-        told = store.settle_in(connection, held.lease, all_to(outcome, held))
-        assert told.applied == 4
+        settlement = store.settle_in(connection, held.lease, all_to(outcome, held))
+        assert settlement.applied == 4
         connection.rollback()
         assert records(store) == before
-        assert store.settle_in(connection, held.lease, all_to(outcome, held)) == told
+        assert store.settle_in(connection, held.lease, all_to(outcome, held)) == settlement
         connection.commit()
         assert State.CLAIMED not in states(store)
         assert store.settle(held.lease, all_to(outcome, held)) == Settlement(already_settled=frozenset(seqs(held)))
@@ -100,9 +100,9 @@ class CallersTransaction(SqlScenario):
         emit(store, 2)
         stale = claim(store)
         held = claim(store, lease_id=stale.lease.lease_id)
-        told = store.settle_in(connection, stale.lease, all_to(PUBLISHED, stale))
+        settlement = store.settle_in(connection, stale.lease, all_to(PUBLISHED, stale))
         connection.commit()
-        assert told == Settlement(lost=frozenset(seqs(stale)))
+        assert settlement == Settlement(lost=frozenset(seqs(stale)))
         publish(store, held)
 
     def test_nothing_to_settle_in_a_transaction(self, store: SqlStore, connection: DatabaseConnection) -> None:
@@ -216,7 +216,7 @@ class PlainSql(SqlScenario):
         assert [one.ordering_key for one in claim(store).events] == ["k"]
 
 
-class StoreMaintenance(SqlScenario):
+class SqlHousekeeping(SqlScenario):
     def test_nothing_but_the_event_is_left_of_one_that_went_the_good_way(
         self, store: SqlStore, connection: DatabaseConnection
     ) -> None:

@@ -41,7 +41,7 @@ def payloads(store: Store) -> list[str]:
 
 
 @needs("staging")
-class StagedWrites(StoreScenario):
+class StagingEvents(StoreScenario):
     def test_what_is_staged_is_no_event_before_the_commit(self, store: Store) -> None:
         write = uuid4()
         part = stage(store, write, 3)
@@ -110,7 +110,7 @@ class StagedWrites(StoreScenario):
         assert store.commit_staged(write, 0, parts, once=True).events == 3_000
         assert payloads(store) == [f"{place}/{number}" for place in range(2) for number in range(1_500)]
 
-    def test_missing_rows_are_told_and_nothing_is_emitted(self, store: Store) -> None:
+    def test_missing_rows_are_reported_and_nothing_is_emitted(self, store: Store) -> None:
         write = uuid4()
         part = stage(store, write, 3)
         with pytest.raises(StoreError, match="of 4 staged rows 3 are left, so nothing was emitted"):

@@ -1,4 +1,4 @@
-"""A process that fills a part and is killed at it: `python -m penstock.testing.dying_state URL POINT [SIZE]`.
+"""A process that fills a part and is killed at it: `main` of this module, in a process of its own.
 
 Each transaction adds one to the sum of every key, enters as many arrivals, moves the offset and a timer of every key on
 by one, sets another in place of the one before, and emits an event, so that what a part holds afterwards either agrees
@@ -8,7 +8,6 @@ one: at POINT, or, for `never`, when its parent wants it to.
 
 import os
 import signal
-import sys
 from uuid import UUID
 
 from penstock.model.event import Event, EventId
@@ -16,7 +15,7 @@ from penstock.streams.state.api import Arrival, Saved, StatePartition
 from penstock.streams.state.registry import open_state
 
 STREAM = "dying"
-LINE = "orders/0"
+SOURCE_PART = "orders/0"
 POINTS = ("entered", "half saved", "saved", "timers set", "before commit", "after commit")
 FATAL = 3
 
@@ -42,22 +41,18 @@ def fill(part: StatePartition, number: int, size: int, point: str) -> None:
         transaction.set_timers({(key, f"wave {number}"): float(number) for key in keys})
         reach("timers set")
         transaction.set_timers({(key, f"wave {number - 1}"): None for key in keys})
-        transaction.advance({LINE: number})
+        transaction.advance({SOURCE_PART: number})
         transaction.emit([Event(event_type="sum", event_id=EventId(UUID(int=number)))])
         reach("before commit")
     reach("after commit")
 
 
-def main(url: str, point: str, size: int = 50) -> None:
+def main(url: str, point: str, size: str) -> None:
     """Fill until killed."""
     store = open_state(url)
     part = store.open_part(store.start(STREAM, 1), 0)
     number = 0
     while True:
         number += 1
-        fill(part, number, size, point)
+        fill(part, number, int(size), point)
         print(number, flush=True)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:]))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from penstock.streams.arrow_json import values
 from penstock.streams.state.api import PartTransaction, Saved, StateColumns, StatePartition
-from penstock.testing.state_crashes import StateScenario
+from penstock.testing.states.scenario import StateScenario
 
 if TYPE_CHECKING:
     from pyarrow import StringArray
@@ -32,7 +32,7 @@ def lines_in(transaction: PartTransaction, keys: Iterable[str], now: float) -> d
     return {key: line for key, line in zip(values(wanted), lines, strict=True) if line != b"{}"}
 
 
-class Lining(StateScenario):
+class SavingLines(StateScenario):
     def test_many_states_come_as_lines_without_those_that_are_expired(self, part: StatePartition) -> None:
         known = {f"key-{number}": Saved(b'{"n":%d}' % number, (None, 1.0, 3.0)[number % 3]) for number in range(MANY)}
         own = {"\x01of the stream": Saved(b"no line\nof one")}

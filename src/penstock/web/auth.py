@@ -31,7 +31,7 @@ class ProblemResponse(Response):
         super().__init__(json.dumps(document), status, headers)
 
 
-class Guard:
+class RequestGuard:
     """Lets requests through that carry one of the tokens, if there are any, and a body of at most `max_body_bytes`."""
 
     def __init__(

@@ -6,7 +6,7 @@ from typing import NoReturn
 import pytest
 
 from penstock.streams.state.api import Fenced, StatePartition, StateStore, Timer
-from penstock.testing.state_crashes import STREAM, OpenState, StateScenario
+from penstock.testing.states.scenario import STREAM, OpenState, StateScenario
 
 EVER = float("inf")
 MANY = 2_500

@@ -3,7 +3,6 @@
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from uuid import UUID
@@ -11,34 +10,17 @@ from uuid import UUID
 import pytest
 
 from penstock.streams.state.api import Arrival, Fenced, Saved, StatePartition, StateStore, Timer
-from penstock.testing import dying_state
+from penstock.testing.states import dying_process
+from penstock.testing.states.scenario import STREAM, OpenState, StateScenario
 
-OpenState = Callable[[], StateStore]
-STREAM = "orders"
 EVENTS = 120
 WAVE = 10
 TRIES = 6
 
 
-class StateScenario:
-    """A store, and the first part of a stream that was started there."""
-
-    @pytest.fixture
-    def store(self, open_state: OpenState) -> Iterator[StateStore]:
-        store = open_state()
-        yield store
-        store.close()
-
-    @pytest.fixture
-    def part(self, store: StateStore) -> Iterator[StatePartition]:
-        part = store.open_part(store.start(STREAM, 3), 0)
-        yield part
-        part.close()
-
-
 class Crashing(StateScenario):
     @pytest.mark.crash
-    @pytest.mark.parametrize("point", dying_state.POINTS)
+    @pytest.mark.parametrize("point", dying_process.POINTS)
     def test_a_killed_process_leaves_all_of_a_transaction_or_nothing(self, store: StateStore, point: str) -> None:
         done = dying(store.url, point).communicate()[0].split()
         assert done == ["1", "2"]
@@ -57,16 +39,17 @@ class Crashing(StateScenario):
 
 
 def dying(url: str, point: str, size: int = 50) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", dying_state.__name__, url, point, str(size)]
+    program = f"import sys; from {dying_process.__name__} import main; main(*sys.argv[1:])"
+    command = [sys.executable, "-c", program, url, point, str(size)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 def whole(store: StateStore, size: int) -> int:
     """How many transactions a dead process has left, each of them whole, where the next driver finds them."""
-    part = store.open_part(store.start(dying_state.STREAM, 1), 0)
+    part = store.open_part(store.start(dying_process.STREAM, 1), 0)
     keys = [f"key-{place}" for place in range(size)]
     with part.transaction() as transaction:
-        number = transaction.reached([dying_state.LINE])[dying_state.LINE]
+        number = transaction.reached([dying_process.SOURCE_PART])[dying_process.SOURCE_PART]
         assert transaction.load(keys) == dict.fromkeys(keys, Saved(b"%d" % number))
         names = ("moves", f"wave {number}")
         timers = [Timer(float(number), key, name) for key in sorted(keys) for name in names]
@@ -80,7 +63,7 @@ def whole(store: StateStore, size: int) -> int:
 
 
 class Racing(StateScenario):
-    def test_whoever_wins_every_event_counts_once(self, open_state: OpenState) -> None:
+    def test_every_event_counts_once_in_a_race(self, open_state: OpenState) -> None:
         """Drivers that start over and over, and tasks that come late, add up what is not acknowledged, and trim."""
         source = Source(open_state)
         with ThreadPoolExecutor(4) as drivers:

@@ -1,16 +1,18 @@
-"""The conformance suite's part on looking: events by selection and page by page, and a store at a glance."""
+"""The conformance suite's part on inspection: events by selection and page by page, a store at a glance, and what it
+can do."""
 
 from datetime import timedelta
 from uuid import uuid4
 
 import pytest
 
+from penstock.model.errors import UsageError
 from penstock.model.event import EventId
 from penstock.model.lifecycle import State
 from penstock.model.outcome import PUBLISHED, Dead, Retry
 from penstock.model.selection import Selection
 from penstock.model.stats import QueueStats, Relay
-from penstock.store.api import Store
+from penstock.store.api import StagedPart, Store
 from penstock.testing.stores.scenario import (
     EVERYTHING,
     STARTED_AT,
@@ -18,11 +20,16 @@ from penstock.testing.stores.scenario import (
     StoreScenario,
     claim,
     emit,
+    event,
     publish,
     record,
     records,
+    seqs,
     settle,
+    states,
 )
+
+CAPABILITIES = ("insert_into_view", "limits", "ordering", "routing", "staging")
 
 
 def one_of_each(store: Store) -> dict[State, EventId]:
@@ -56,9 +63,9 @@ class FindingEvents(StoreScenario):
 
     def test_by_several_states(self, store: Store) -> None:
         there = one_of_each(store)
-        for states in (set(State), {State.PENDING, State.DEAD}, {State.PUBLISHED, State.CLAIMED}, set()):
-            wanted = {there[state] for state in states}
-            assert found_by(store, Selection(states=frozenset(states))) == wanted
+        for wanted_states in (set(State), {State.PENDING, State.DEAD}, {State.PUBLISHED, State.CLAIMED}, set()):
+            wanted = {there[state] for state in wanted_states}
+            assert found_by(store, Selection(states=frozenset(wanted_states))) == wanted
 
     def test_everything_is_found_unless_narrowed(self, store: Store) -> None:
         there = one_of_each(store)
@@ -84,11 +91,11 @@ class FindingEvents(StoreScenario):
         one_of_each(store)
         assert found_by(store, Selection(error=error)) == set()
 
-    @pytest.mark.parametrize("told", ["Größe fehlt", "ОШИБКА сети", "ΛΆΘΟΣ", "1\n2[3](4){5}|6^7$8.9*+?", "c:\\new 🚰"])
-    def test_case_is_ignored_and_all_else_literal_in_every_script(self, store: Store, told: str) -> None:
-        (dead,) = settle(store, Dead(f"before {told} after"))
+    @pytest.mark.parametrize("text", ["Größe fehlt", "ОШИБКА сети", "ΛΆΘΟΣ", "1\n2[3](4){5}|6^7$8.9*+?", "c:\\new 🚰"])
+    def test_case_is_ignored_and_all_else_literal_in_every_script(self, store: Store, text: str) -> None:
+        (dead,) = settle(store, Dead(f"before {text} after"))
         settle(store, Dead("something else"))
-        for error in (told, told.lower(), told.upper().replace("SS", "ß")):
+        for error in (text, text.lower(), text.upper().replace("SS", "ß")):
             assert found_by(store, Selection(error=error)) == {dead}, error
 
     @pytest.mark.parametrize("error", ["grosse", "GRÖSSE", "große", "größe "])
@@ -242,3 +249,32 @@ class Relays(StoreScenario):
         clock.advance(2)
         store.maintain()
         assert list(store.stats().relays) == []
+
+
+class Undeclared(StoreScenario):
+    def test_lacks_names_the_undeclared_capabilities(self, store: Store) -> None:
+        assert sorted(self.lacks) == [name for name in CAPABILITIES if not getattr(store.capabilities, name)]
+
+    def test_undeclared_capabilities_are_refused_and_change_nothing(self, store: Store) -> None:
+        emit(store)
+        held = claim(store)
+        part = StagedPart(uuid4(), uuid4())
+        if not store.capabilities.ordering:
+            with pytest.raises(UsageError, match="ordering key"):
+                store.append([event(), event(ordering_key="k")])
+        if not store.capabilities.routing:
+            with pytest.raises(UsageError, match="route"):
+                store.route(held.lease, {seqs(held)[0]: ["there"]})
+        if not store.capabilities.limits:
+            with pytest.raises(UsageError, match="limit"):
+                store.limit("outbox", 1)
+        if not store.capabilities.staging:
+            for verb in (
+                lambda: store.stage(part, [event()]),
+                lambda: store.commit_staged(part.write_id, 0, {part.part_id: 1}, once=True),
+                lambda: store.drop_staged(part.write_id),
+            ):
+                with pytest.raises(UsageError, match="stag"):
+                    verb()
+        assert states(store) == {State.CLAIMED: 1}
+        assert store.controls() == []

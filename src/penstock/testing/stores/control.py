@@ -18,9 +18,9 @@ from penstock.testing.stores.scenario import (
     all_to,
     claim,
     emit,
+    history,
     ids,
     life,
-    lines,
     needs,
     publish,
     record,
@@ -156,7 +156,7 @@ class Cancelling(StoreScenario):
         assert store.cancel(Selection(ids=frozenset({one})), reason="sent by mistake", by="ada") == 1
         found = record(store, one)
         assert life(found) == cancel(before, "sent by mistake")
-        assert lines(store, one) == ["cancelled"]
+        assert history(store, one) == ["cancelled"]
         assert store.history(one)[0].by == "ada"
         assert ids(claim(store)) == [other]
 
@@ -165,8 +165,8 @@ class Cancelling(StoreScenario):
         held = claim(store)
         lost, kept = seqs(held)
         assert store.cancel(Selection(ids=frozenset({one}))) == 1
-        told = store.settle(held.lease, {lost: PUBLISHED, kept: PUBLISHED})
-        assert told == Settlement(published=frozenset({kept}), lost=frozenset({lost}))
+        settlement = store.settle(held.lease, {lost: PUBLISHED, kept: PUBLISHED})
+        assert settlement == Settlement(published=frozenset({kept}), lost=frozenset({lost}))
         assert record(store, one).state is State.DEAD
         assert record(store, other).state is State.PUBLISHED
 
@@ -205,7 +205,7 @@ class Cancelling(StoreScenario):
         assert counted(Selection(queue="mail", states=frozenset({State.CLAIMED}))) == [(State.CLAIMED, "mail", 1)]
         assert counted(Selection(queue="none")) == []
 
-    def test_progress_is_told_and_newcomers_are_left_alone(self, store: Store) -> None:
+    def test_progress_is_reported_and_newcomers_are_left_alone(self, store: Store) -> None:
         emit(store, 3)
         heard: list[int] = []
 
@@ -231,7 +231,7 @@ class Cancelling(StoreScenario):
         assert ids(claim(store)) == emitted
 
     @needs("ordering")
-    def test_the_line_moves_up(self, store: Store) -> None:
+    def test_the_next_of_the_key_moves_up(self, store: Store) -> None:
         (first,) = emit(store, ordering_key="k", delay_seconds=3_600)
         (second,) = emit(store, ordering_key="k")
         assert not claim(store)
@@ -239,7 +239,7 @@ class Cancelling(StoreScenario):
         assert ids(claim(store)) == [second]
 
     @needs("ordering")
-    def test_the_rest_of_a_claimed_line_stays_in_order(self, store: Store) -> None:
+    def test_the_rest_of_a_claimed_key_stays_in_order(self, store: Store) -> None:
         first, second, third = emit(store, 3, ordering_key="k")
         held = claim(store, 2)
         assert ids(held) == [first, second]
@@ -298,12 +298,12 @@ class Noting(StoreScenario):
         assert store.notes(emitted) == {}
 
 
-class SettlingWithoutTrace(StoreScenario):
+class DiscardingSettled(StoreScenario):
     def test_what_is_not_to_be_kept_is_gone(self, store: Store) -> None:
         emit(store, 4)
         held = claim(store)
         published, kept, dead, retried = seqs(held)
-        told = store.settle(
+        settlement = store.settle(
             held.lease,
             {
                 published: Published(b"result", keep=False),
@@ -312,17 +312,17 @@ class SettlingWithoutTrace(StoreScenario):
                 retried: Retry("x", 0, keep=False),
             },
         )
-        assert told.published == {published, kept}
-        assert told.dead == {dead}
-        assert told.retried == {retried}
+        assert settlement.published == {published, kept}
+        assert settlement.dead == {dead}
+        assert settlement.retried == {retried}
         assert states(store) == {State.PENDING: 1, State.PUBLISHED: 1}
         assert store.notes(ids(held)) == {}
 
     def test_a_last_attempt_too(self, store: Store) -> None:
         emitted = emit(store, max_attempts=1)
         held = claim(store)
-        told = store.settle(held.lease, all_to(Retry("x", 0, keep=False), held))
-        assert told.dead == set(seqs(held))
+        settlement = store.settle(held.lease, all_to(Retry("x", 0, keep=False), held))
+        assert settlement.dead == set(seqs(held))
         assert records(store) == []
         assert store.history(emitted[0]) == []
 
@@ -330,8 +330,8 @@ class SettlingWithoutTrace(StoreScenario):
         emitted = emit(store)
         stale = claim(store)
         held = claim(store, lease_id=stale.lease.lease_id)
-        told = store.settle(stale.lease, all_to(Published(keep=False), stale))
-        assert told.lost == set(seqs(stale))
+        settlement = store.settle(stale.lease, all_to(Published(keep=False), stale))
+        assert settlement.lost == set(seqs(stale))
         assert record(store, emitted[0]).state is State.CLAIMED
         publish(store, held)
         store.settle(held.lease, all_to(Published(keep=False), held))
@@ -345,7 +345,7 @@ class SettlingWithoutTrace(StoreScenario):
 
 
 class Heads(StoreScenario):
-    def test_whose_turn_it_is(self, store: Store, clock: ManualClock) -> None:
+    def test_which_queue_is_served_next(self, store: Store, clock: ManualClock) -> None:
         emit(store, 2, queue="jobs/b")
         clock.advance(1)
         emit(store, queue="jobs/a")
@@ -366,7 +366,7 @@ class Heads(StoreScenario):
         held = claim(store, 1, queue="jobs/a")
         assert (head.seq, head.available_at, -head.rank) == (seqs(held)[0], clock(), 0)
 
-    def test_what_may_not_go_yet_has_no_turn(self, store: Store, clock: ManualClock) -> None:
+    def test_what_may_not_go_yet_is_not_served(self, store: Store, clock: ManualClock) -> None:
         emit(store, queue="jobs/late", delay_seconds=10, priority=9)
         emit(store, queue="jobs/late", delay_seconds=5)
         emit(store, queue="jobs/held", ordering_key="k" if store.capabilities.ordering else None)

@@ -19,9 +19,9 @@ from penstock.testing.stores.scenario import (
     StoreScenario,
     claim,
     emit,
+    history,
     ids,
     life,
-    lines,
     lives,
     publish,
     record,
@@ -85,14 +85,14 @@ class Replaying(StoreScenario):
             assert (old.state, new.state) in lifecycle.TRANSITIONS
         assert store.ready("outbox")
 
-    def test_a_replay_leaves_a_line_that_says_who_and_what(self, store: Store, clock: ManualClock) -> None:
+    def test_a_replay_leaves_an_entry_that_says_who_and_what(self, store: Store, clock: ManualClock) -> None:
         (dead,), (published,) = settle(store, Dead("no disk")), settle(store, PUBLISHED)
         at = clock.advance(5)
         store.replay(EVERYTHING, by="anna")
-        line = store.history(dead)[-1]
-        assert (line.what, line.at, line.by, line.detail) == ("replayed", at, "anna", "was DEAD: no disk")
-        assert [line.detail for line in store.history(published)] == ["was PUBLISHED"]
-        assert lines(store, dead) == ["died", "replayed"]
+        entry = store.history(dead)[-1]
+        assert (entry.what, entry.at, entry.by, entry.detail) == ("replayed", at, "anna", "was DEAD: no disk")
+        assert [entry.detail for entry in store.history(published)] == ["was PUBLISHED"]
+        assert history(store, dead) == ["died", "replayed"]
 
     def test_only_the_settled_are_replayed(self, store: Store) -> None:
         emit(store, 3)
@@ -151,10 +151,10 @@ class Purging(StoreScenario):
     def test_what_is_purged_is_gone_with_its_timeline(self, store: Store) -> None:
         (gone,), (kept,) = settle(store, Dead("x")), settle(store, Dead("y"))
         assert store.purge(Selection(ids=frozenset({gone}))) == 1
-        assert lines(store, gone) == []
-        assert lines(store, kept) == ["died"]
+        assert history(store, gone) == []
+        assert history(store, kept) == ["died"]
         assert emit(store, event_id=gone) == [gone]
-        assert lines(store, gone) == []
+        assert history(store, gone) == []
 
     def test_a_purge_needs_a_selection(self, store: Store) -> None:
         settle(store, PUBLISHED)

@@ -1,0 +1,32 @@
+"""What the tests of the conformance suite for state stores share: a store, a part, and how a state is saved."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from penstock.streams.state.api import Arrival, Saved, StatePartition, StateStore
+
+OpenState = Callable[[], StateStore]
+STREAM = "orders"
+ARRIVALS = [Arrival("9-0"), Arrival("10-0"), Arrival("é 水"), Arrival("9-0", 1)]
+
+
+class StateScenario:
+    """A store, and the first part of a stream that was started there."""
+
+    @pytest.fixture
+    def store(self, open_state: OpenState) -> Iterator[StateStore]:
+        store = open_state()
+        yield store
+        store.close()
+
+    @pytest.fixture
+    def part(self, store: StateStore) -> Iterator[StatePartition]:
+        part = store.open_part(store.start(STREAM, 3), 0)
+        yield part
+        part.close()
+
+
+def save(part: StatePartition, key: str, data: bytes, expires_at: float | None = None) -> None:
+    with part.transaction() as transaction:
+        transaction.save({key: Saved(data, expires_at)})
