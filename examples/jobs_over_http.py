@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 import penstock
-from penstock.jobs import Context
+from penstock.jobs import JobContext
 from penstock.model.errors import JobFailed
 from penstock.web.jobs_api import create_app
 from penstock.web.server import HttpServer
@@ -21,7 +21,7 @@ class Email(BaseModel):
     to: str
 
 
-def send(email: dict[str, str], context: Context) -> dict[str, Any]:
+def send(email: dict[str, str], context: JobContext) -> dict[str, Any]:
     """A mail server that is busy the first time."""
     if email["to"] == "bob" and context.job.attempts == 1:
         raise ConnectionError("the mail server is busy")

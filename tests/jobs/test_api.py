@@ -14,7 +14,7 @@ import pytest
 from http_server import TOKEN, client_of, served
 from pydantic import BaseModel
 
-from penstock.jobs import ClaimedJob, Context, Jobs, JobsClient
+from penstock.jobs import ClaimedJob, JobContext, Jobs, JobsClient
 from penstock.model.errors import (
     JobError,
     JobFailed,
@@ -122,7 +122,7 @@ class TestTheClient:
     def test_the_loop_of_a_worker(self, client: JobsClient) -> None:
         stop = threading.Event()
 
-        def double(payload: int, context: Context) -> int:
+        def double(payload: int, context: JobContext) -> int:
             context.progress("half")
             return 2 * payload
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from penstock.jobs import Context, Jobs
+from penstock.jobs import JobContext, Jobs
 from penstock.model.errors import InvalidEvent, JobFailed, JobUnfinished, UsageError
 from penstock.model.event import Event
 from penstock.model.lifecycle import State
@@ -149,7 +149,7 @@ class TestWorking:
     def test_results_are_kept_and_failures_retried(self, live: Jobs, worked: Any) -> None:
         tries: Counter[int] = Counter()
 
-        def send(payload: dict[str, int], context: Context) -> dict[str, int]:
+        def send(payload: dict[str, int], context: JobContext) -> dict[str, int]:
             tries[payload["n"]] += 1
             context.progress({"try": tries[payload["n"]]})
             if payload["n"] == 2 and tries[2] == 1:
@@ -169,7 +169,7 @@ class TestWorking:
         lost = threading.Event()
         begun = threading.Event()
 
-        def send(_: Any, context: Context) -> str:
+        def send(_: Any, context: JobContext) -> str:
             begun.set()
             assert context.lost.wait(SOON)
             lost.set()
@@ -187,7 +187,7 @@ class TestWorking:
     def test_heartbeats_keep_a_long_job(self, opened: Any, worked: Any) -> None:
         """It takes longer than the timeout: what expires by then is another worker's, that sends no heartbeats."""
 
-        def send(_: Any, context: Context) -> str:
+        def send(_: Any, context: JobContext) -> str:
             begun.set()
             assert taken_back.wait(SOON)
             return "done"

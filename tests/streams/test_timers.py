@@ -316,7 +316,7 @@ def test_mistakes_are_told() -> None:
 )
 def test_a_wrong_call_fails(call: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        call(Context("a", KeyState(), moment=0.0))
+        call(Context("a", KeyState(), now=0.0))
     with pytest.raises(UsageError, match="timer function"):
         Context("a", KeyState()).set_timer("x", NOW)
 

@@ -17,12 +17,23 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.jobs.job import ClaimedJob, Job, JobId, JobPage, JobStats, TypeStats
 from penstock.jobs.queue import Jobs
-from penstock.jobs.worker_loop import Context, Handler
+from penstock.jobs.worker_loop import Handler, JobContext
 
 if TYPE_CHECKING:
     from penstock.jobs.client import JobsClient
 
-__all__ = ["ClaimedJob", "Context", "Handler", "Job", "JobId", "JobPage", "JobStats", "Jobs", "JobsClient", "TypeStats"]
+__all__ = [
+    "ClaimedJob",
+    "Handler",
+    "Job",
+    "JobContext",
+    "JobId",
+    "JobPage",
+    "JobStats",
+    "Jobs",
+    "JobsClient",
+    "TypeStats",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -35,7 +35,7 @@ class JobQueue(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class JobContext:
     """What a handler may ask and say while it works."""
 
     job: ClaimedJob
@@ -53,7 +53,7 @@ class Context:
             raise
 
 
-Handler = Callable[[Any, Context], Any]
+Handler = Callable[[Any, JobContext], Any]
 """A function of a payload and a context. What it returns is the job's result."""
 
 
@@ -87,7 +87,7 @@ def _loop(jobs: JobQueue, handlers: Mapping[str, Handler], worker_id: str, stop:
 
 
 def _handle(jobs: JobQueue, handler: Handler, job: ClaimedJob, stop: threading.Event) -> None:
-    context, done = Context(job, jobs, stop), threading.Event()
+    context, done = JobContext(job, jobs, stop), threading.Event()
     beating = threading.Thread(target=_beat, args=(jobs, context, done), name="penstock-heartbeat", daemon=True)
     beating.start()
     try:
@@ -116,7 +116,7 @@ def _settle(jobs: JobQueue, job: ClaimedJob, result: Any, error: str | None) -> 
     jobs.fail(job, error)
 
 
-def _beat(jobs: JobQueue, context: Context, done: threading.Event) -> None:
+def _beat(jobs: JobQueue, context: JobContext, done: threading.Event) -> None:
     while not done.wait(jobs.heartbeat_seconds):
         try:
             jobs.heartbeat(context.job)

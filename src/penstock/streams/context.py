@@ -146,13 +146,13 @@ class Context(Emitter):
 
     __slots__ = ("_time", "_window", "key", "state", "timers")
 
-    def __init__(self, key: str, state: KeyState, *, moment: float | None = None, window: Window | None = None) -> None:
+    def __init__(self, key: str, state: KeyState, *, now: float | None = None, window: Window | None = None) -> None:
         self.emitted = []  # not by super(): this is made for every event
         self.key = key
         self.state = state
         self.timers: dict[str, float | None] = {}
         """By name, when a timer is due that was set in this call; None for one that was cancelled."""
-        self._time = moment
+        self._time = now
         self._window = window
 
     @property

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
 
-from penstock.model.event import Event
+from penstock.model.event import Event, encode_payload
 from penstock.model.outcome import Dead, Published
 from penstock.streams.app import Stream, StreamSet
 from penstock.streams.context import KeyState
@@ -112,8 +112,6 @@ class StreamHarness:
         self._state.close()
 
     def _event(self, item: Any) -> StreamEvent:
-        from penstock.model.event import encode_payload
-
         if isinstance(item, StreamEvent):
             made = item
         else:

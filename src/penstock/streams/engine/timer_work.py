@@ -71,7 +71,7 @@ class TimedWork(Work):
         return instant_of(self._now if event.created_at is None else event.created_at)
 
     def _handle_at(self, event: StreamEvent, time: datetime) -> Outcome | None:
-        context = Context(event.key, self._state_of(event.key), moment=seconds_of(time))
+        context = Context(event.key, self._state_of(event.key), now=seconds_of(time))
         try:
             self._stream.handler(event, context)
             context.state.check()
@@ -160,7 +160,7 @@ class TimedWork(Work):
         """Call the timer's function; returns why it failed, if it did."""
         assert self._stream.on_timer is not None
         time = timer.at if self._stream.by_events else self._now
-        context = Context(timer.key, self._state_of(timer.key), moment=time)
+        context = Context(timer.key, self._state_of(timer.key), now=time)
         try:
             self._stream.on_timer(timer, context)
             context.state.check()
@@ -174,7 +174,7 @@ class TimedWork(Work):
 
     def _as_event(self, timer: Timer) -> StreamEvent:
         """What waits in the stream's own queue to be tried again."""
-        return self._event_of(timer.key, {"name": timer.name, "key": timer.key, "at": timer.moment.isoformat()})
+        return self._event_of(timer.key, {"name": timer.name, "key": timer.key, "at": timer.due_at.isoformat()})
 
     def _event_of(self, key: str, payload: Mapping[str, str]) -> StreamEvent:
         return StreamEvent(self.failed_type, key, json.dumps(payload).encode(), self.failed_type, settles=False)

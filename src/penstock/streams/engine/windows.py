@@ -37,9 +37,9 @@ class Tumbling:
     def __post_init__(self) -> None:
         _positive("the seconds of a window", self.seconds)
 
-    def windows_of(self, moment: datetime) -> Sequence[Window]:
+    def windows_of(self, at: datetime) -> Sequence[Window]:
         """The one that a time falls into."""
-        return _windows(moment, self.seconds, self.seconds)
+        return _windows(at, self.seconds, self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +57,9 @@ class Sliding:
         if self.seconds / self.every > MOST_AT_ONCE:
             raise UsageError(f"each event would be in more than {MOST_AT_ONCE:,} windows: let one begin less often")
 
-    def windows_of(self, moment: datetime) -> Sequence[Window]:
+    def windows_of(self, at: datetime) -> Sequence[Window]:
         """Those that a time falls into, the first to end first."""
-        return _windows(moment, self.seconds, self.every)
+        return _windows(at, self.seconds, self.every)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +71,9 @@ class Session:
     def __post_init__(self) -> None:
         _positive("gap_seconds", self.gap_seconds)
 
-    def windows_of(self, moment: datetime) -> Sequence[Window]:
+    def windows_of(self, at: datetime) -> Sequence[Window]:
         """The one that an event makes alone."""
-        return [Window(moment, moment + timedelta(seconds=self.gap_seconds))]
+        return [Window(at, at + timedelta(seconds=self.gap_seconds))]
 
 
 Windows = Tumbling | Sliding | Session

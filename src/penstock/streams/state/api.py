@@ -116,7 +116,7 @@ class Timer(NamedTuple):
     name: str
 
     @property
-    def moment(self) -> datetime:
+    def due_at(self) -> datetime:
         """When it is due, as a time."""
         return EPOCH + timedelta(seconds=self.at)
 
