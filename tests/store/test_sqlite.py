@@ -21,6 +21,7 @@ from penstock.model.errors import (
     UsageError,
 )
 from penstock.model.lease import Claim
+from penstock.model.lifecycle import State
 from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Retry
 from penstock.model.selection import Selection
 from penstock.model.times import Clock
@@ -251,9 +252,13 @@ VERBS: dict[str, Verb] = {
     "settle": lambda store, held, _: store.settle(held.lease, mixed(held)),
     "settle what was settled": lambda store, held, _: (publish(store, held), store.settle(held.lease, mixed(held))),
     "release": lambda store, held, _: store.release(held.lease),
+    "route": lambda store, held, _: store.route(held.lease, dict.fromkeys(seqs(held), ["one", "two"])),
     "repeat": lambda store, held, _: claim(store, 10_000, claimant="another", lease_id=held.lease.lease_id),
     "reap": lambda store, _, clock: (clock.expire_leases(), store.reap()),
     "replay": lambda store, held, _: (publish(store, held), store.replay(Selection(queue=held.lease.queue))),
+    "cancel": lambda store, held, _: store.cancel(
+        Selection(queue=held.lease.queue, states=frozenset({State.CLAIMED})), reason="x"
+    ),
     "purge": lambda store, held, _: (publish(store, held), store.purge(Selection(queue=held.lease.queue))),
     "extend": lambda store, held, _: store.extend([claim(store, 1, queue="leases").lease for _ in held.events[:100]]),
 }

@@ -26,13 +26,14 @@ REPLAY = (
 
 LAST_NUMBER = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'penstock_events'"
 
-# Rows of seq, queue, the copy's number and its id; the event itself goes to its first queue, without a number.
+# Rows of seq, queue, the copy's number and its id; the event itself goes to its first queue, without a number. The CROSS
+# JOIN below makes SQLite look each row up; otherwise it searches the list for each event: 10 s for 2,000 events.
 _GIVEN = """
 (SELECT value ->> 0 AS given_seq, value ->> 1 AS to_queue, value ->> 2 AS number, value ->> 3 AS copy_id
  FROM json_each(:rows)) g
 """
 _FRESH = FRESH | {"queue": "g.to_queue"}
-_ROUTED = f"FROM {_GIVEN} JOIN penstock_claimed c ON c.seq = g.given_seq AND c.lease_id = :lease_id"
+_ROUTED = f"FROM {_GIVEN} CROSS JOIN penstock_claimed c ON c.seq = g.given_seq AND c.lease_id = :lease_id"
 ROUTED = f"SELECT DISTINCT c.seq {_ROUTED}"
 HOLD_KEYS_OF = f"""
 INSERT INTO penstock_keys (queue, ordering_key, next_at)
