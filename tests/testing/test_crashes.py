@@ -18,7 +18,7 @@ from tests.support.processes import wait_until
 
 PROGRAM = """
 import os, sys
-from penstock.model.lifecycle import PUBLISHED
+from penstock.model.outcome import PUBLISHED
 from penstock.outbox import connect
 from tests.support import crashes
 

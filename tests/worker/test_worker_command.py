@@ -207,7 +207,7 @@ THREAD_WITHOUT_END = """
 import threading
 from penstock.worker.processes import process
 
-supervised.LAST_SECONDS = 0.0
+process.LAST_SECONDS = 0.0
 threading.Thread(target=threading.Event().wait).start()
 """
 

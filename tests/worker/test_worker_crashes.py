@@ -19,6 +19,7 @@ from penstock.store.sql.store import SqlStore
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
 
 SECONDS = 120.0
+KILLS = 12
 
 
 @pytest.fixture
@@ -66,15 +67,16 @@ def test_effects_in_one_database_are_exactly_once(
     chance = random.Random(seed)
     with store.transaction() as connection:
         connection.execute(text("CREATE TABLE effects (number integer)"))
-    outbox.emit_many([outbox.event("x", str(number)) for number in range(600)])
     url = store.engine.url.render_as_string(hide_password=False)
     workers = [start("effects", url) for _ in range(3)]
     kills = 0
     until = time.monotonic() + SECONDS
     try:
-        while not settled(watch) and time.monotonic() < until:
+        while (kills < KILLS or not settled(watch)) and time.monotonic() < until:
+            if kills < KILLS:
+                outbox.emit_many([outbox.event("x", str(50 * kills + number)) for number in range(50)])
             time.sleep(chance.uniform(0.2, 0.6))
-            if kills < 12:
+            if kills < KILLS:
                 victim = chance.randrange(3)
                 workers[victim].kill()
                 workers[victim].wait()
@@ -85,11 +87,11 @@ def test_effects_in_one_database_are_exactly_once(
             worker.terminate()
         for worker in workers:
             worker.wait()
-    assert watch.states() == {State.PUBLISHED: 600}
+    assert kills == KILLS
+    assert watch.states() == {State.PUBLISHED: 50 * KILLS}
     with store.transaction() as connection:
         done = Counter(connection.execute(text("SELECT number FROM effects")).scalars())
-    assert done == dict.fromkeys(range(600), 1)
-    assert kills > 2
+    assert done == dict.fromkeys(range(50 * KILLS), 1)
 
 
 KILLED_AT = [
