@@ -252,7 +252,7 @@ VERBS: dict[str, Verb] = {
     "settle": lambda store, held, _: store.settle(held.lease, mixed(held)),
     "settle what was settled": lambda store, held, _: (publish(store, held), store.settle(held.lease, mixed(held))),
     "release": lambda store, held, _: store.release(held.lease),
-    "route": lambda store, held, _: store.route(held.lease, dict.fromkeys(seqs(held), ["one", "two"])),
+    "route": lambda store, held, _: store.route(held.lease, {seq: ["one", "two"] for seq in seqs(held)}),
     "repeat": lambda store, held, _: claim(store, 10_000, claimant="another", lease_id=held.lease.lease_id),
     "reap": lambda store, _, clock: (clock.expire_leases(), store.reap()),
     "replay": lambda store, held, _: (publish(store, held), store.replay(Selection(queue=held.lease.queue))),

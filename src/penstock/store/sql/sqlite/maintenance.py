@@ -26,8 +26,8 @@ REPLAY = (
 
 LAST_NUMBER = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'penstock_events'"
 
-# Rows of seq, queue, the copy's number and its id; the event itself goes to its first queue, without a number. The CROSS
-# JOIN below makes SQLite look each row up; otherwise it searches the list for each event: 10 s for 2,000 events.
+# Rows of seq, queue, the copy's number and its id; the event itself goes to its first queue, without a number. The
+# CROSS JOIN below makes SQLite look each row up; otherwise it searches the list for each event: 10 s for 2,000 events.
 _GIVEN = """
 (SELECT value ->> 0 AS given_seq, value ->> 1 AS to_queue, value ->> 2 AS number, value ->> 3 AS copy_id
  FROM json_each(:rows)) g
