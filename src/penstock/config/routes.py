@@ -141,7 +141,7 @@ def find_routes(given: str | None = None, environment: Mapping[str, str] = os.en
     return load_routes(Path(named) if named else DEFAULT_CONFIG, environment)
 
 
-def load_routes(path: Path, environment: Mapping[str, str] = os.environ) -> Routes:
+def load_routes(path: Path, environment: Mapping[str, str] | None = None) -> Routes:
     """The routes in a file such as `penstock.toml`. `${NAME}` in a URL is taken from the environment."""
     try:
         content = tomllib.loads(path.read_text())
@@ -150,7 +150,7 @@ def load_routes(path: Path, environment: Mapping[str, str] = os.environ) -> Rout
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{path} is not TOML: {error}") from error
     try:
-        return _routes(content, environment)
+        return _routes(content, os.environ if environment is None else environment)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
 
