@@ -7,16 +7,19 @@ uses public names of Penstock only, since the version under test may be an older
 """
 
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-from penstock import Received, Worker, connect
+from penstock import Received, Streams, Worker, connect
 
 EVENT_TYPE = "bench.event"
 PAYLOAD = bytes(range(200))
 CHUNK = 1_000
 BATCH = 2_000
 TASKS = 2
+KEYS = 1_000
 
 
 def emit(url: str, count: int) -> Iterator[None]:
@@ -67,11 +70,38 @@ def worker(url: str, _: int) -> Iterator[None]:
         consumer.stop()
 
 
+def stream(url: str, count: int) -> Iterator[None]:
+    """Count events by key in a stream with its state in SQLite. The Spark session is started before."""
+    from penstock.pipeline import open_session
+
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder, connect(url) as outbox:
+        streams = Streams(url, state=f"sqlite:///{folder}/state")
+
+        @streams.stream("outbox", name="counts", parts=TASKS)
+        def count_one(_: Any, ctx: Any) -> None:
+            """Count the event."""
+            ctx.state["count"] = ctx.state.get("count", 0) + 1
+
+        spark = open_session(f"local[{TASKS}]")
+        outbox.emit(EVENT_TYPE, PAYLOAD, partition_key="0")
+        streams.run(spark=spark, once=True, checkpoint=f"{folder}/checkpoint")
+        for start in range(0, count, CHUNK):
+            outbox.emit_many(
+                [
+                    outbox.event(EVENT_TYPE, PAYLOAD, partition_key=str(number % KEYS))
+                    for number in range(start, min(start + CHUNK, count))
+                ]
+            )
+        yield
+        streams.run(spark=spark, once=True, checkpoint=f"{folder}/checkpoint")
+
+
 WORKLOADS: Mapping[str, Callable[[str, int], Iterator[None]]] = {
     "emit": emit,
     "emit one": emit_one,
     "relay": relay,
     "worker": worker,
+    "stream": stream,
 }
 
 
