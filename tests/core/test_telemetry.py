@@ -22,3 +22,27 @@ def test_the_log_follows_standard_error(monkeypatch: pytest.MonkeyPatch) -> None
     log.warn("stream ends", epoch=1)
     assert second.getvalue().endswith("WARNING stream ends epoch=1\n")
     assert second.getvalue().count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("orders", "orders"),
+        (3, "3"),
+        (2.5, "2.5"),
+        ("kafka://host:9092/topic?acks", "kafka://host:9092/topic?acks"),
+        ("", '""'),
+        ("two words", '"two words"'),
+        ("a=b", '"a=b"'),
+        ('say "no"', '"say \\"no\\""'),
+        ("line\nERROR forged", '"line\\nERROR forged"'),
+        ("\x1b[31mred", '"\\u001b[31mred"'),
+        ("\u2028", '"\\u2028"'),
+        ("Straße zu", '"Straße zu"'),
+        (ValueError("no such topic"), '"no such topic"'),
+    ],
+)
+def test_log_values_stay_in_their_field(value: object, shown: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", "penstock"):
+        log.warn("publish_failed", error=value, count=1, queue=None)
+    assert caplog.messages == [f"publish_failed error={shown} count=1"]

@@ -1,22 +1,26 @@
-"""The one place through which Penstock reports: log lines with named fields. Libraries raise; loops and edges log."""
+"""Log lines of Penstock: an event name in snake_case, then `name=value` fields. Libraries raise; loops and edges log."""
 
+import json
 import logging
+import re
 import sys
 from typing import Any, TextIO
 
 _logger = logging.getLogger("penstock")
+# Everything else is quoted: a value cannot begin another field or another line.
+_PLAIN = re.compile(r"""[^\s"'=\\\x00-\x1f\x7f-\x9f\u2028\u2029]+""")
 
 
-def info(message: str, **fields: Any) -> None:
-    _emit(logging.INFO, message, fields)
+def info(event: str, **fields: Any) -> None:
+    _emit(logging.INFO, event, fields)
 
 
-def warn(message: str, **fields: Any) -> None:
-    _emit(logging.WARNING, message, fields)
+def warn(event: str, **fields: Any) -> None:
+    _emit(logging.WARNING, event, fields)
 
 
-def debug(message: str, **fields: Any) -> None:
-    _emit(logging.DEBUG, message, fields)
+def debug(event: str, **fields: Any) -> None:
+    _emit(logging.DEBUG, event, fields)
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
@@ -41,7 +45,12 @@ def to_stderr(level: int = logging.INFO) -> None:
     _logger.propagate = False
 
 
-def _emit(level: int, message: str, fields: dict[str, Any]) -> None:
+def _emit(level: int, event: str, fields: dict[str, Any]) -> None:
     if _logger.isEnabledFor(level):
-        shown = " ".join(f"{name}={value}" for name, value in fields.items())
-        _logger.log(level, "%s", f"{message} {shown}".rstrip())
+        shown = (f"{name}={_quoted(str(value))}" for name, value in fields.items() if value is not None)
+        _logger.log(level, "%s", " ".join((event, *shown)))
+
+
+def _quoted(value: str) -> str:
+    """Return a value as it is if it is one plain word, and as a JSON string otherwise."""
+    return value if _PLAIN.fullmatch(value) else json.dumps(value, ensure_ascii=not value.isprintable())
