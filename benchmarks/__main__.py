@@ -69,7 +69,7 @@ def compare(
     pairs: Annotated[int, typer.Option(min=1, help="Runs of each version.")] = 5,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", help="Only this workload: emit, 'emit one', relay, worker or stream; can be given again."),
+        typer.Option("--only", help="Only this workload (repeatable): emit, 'emit one', relay, worker or stream."),
     ] = None,
     json: JsonOption = False,
 ) -> None:

@@ -16,7 +16,7 @@ SPARK_PROCESSES = 2
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler.loadfile import LoadFileScheduling
 
-    class SparkFileScheduling(LoadFileScheduling):
+    class SparkFileScheduling(LoadFileScheduling):  # type: ignore[misc]
         """Scheduling by file, with Spark's files on the first processes only."""
 
         def _assign_work_unit(self, node: Any) -> None:

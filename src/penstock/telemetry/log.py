@@ -1,4 +1,4 @@
-"""Log lines of Penstock: an event name in snake_case, then `name=value` fields. Libraries raise; loops and edges log."""
+"""Log lines: an event name in snake_case, then `name=value` fields. Libraries raise; loops and edges log."""
 
 import json
 import logging
