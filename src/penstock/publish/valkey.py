@@ -14,7 +14,7 @@ from valkey.backoff import NoBackoff
 from valkey.exceptions import ReadOnlyError, ValkeyError
 from valkey.retry import Retry as ClientRetry
 
-from penstock.config.options import TLS_OPTIONS, known_options, seconds, whole_number
+from penstock.config.options import TLS_OPTIONS, known_options, seconds, uses_tls, whole_number
 from penstock.config.urls import mask_url
 from penstock.model.errors import UsageError
 from penstock.model.event import Delivery
@@ -28,7 +28,6 @@ PIPELINE_LENGTH = 1_000
 # The server's own limit, unless it is set to another. It hangs up on more, and would take the whole batch along.
 DEFAULT_MAX_BYTES = 512 * 1024 * 1024
 
-_TLS_SCHEMES = ("rediss", "valkeys")
 CLIENT_OPTIONS = TLS_OPTIONS | {"timeout_seconds"}
 
 
@@ -126,7 +125,7 @@ def open_client(url: str, options: Mapping[str, str]) -> Valkey:
     # The client takes every option it finds in a URL for one of its own.
     bare = urlunsplit(parts._replace(query=urlencode(tls)))
     # The client's default accepts a trusted certificate of any name. Its connections without TLS refuse the option.
-    checks: dict[str, Any] = {"ssl_check_hostname": True} if parts.scheme in _TLS_SCHEMES else {}
+    checks: dict[str, Any] = {"ssl_check_hostname": True} if uses_tls(parts.scheme, options) else {}
     try:
         return Valkey.from_url(
             bare,

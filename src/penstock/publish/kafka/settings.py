@@ -9,7 +9,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from confluent_kafka import KafkaException, Producer
 
-from penstock.config.options import known_options, seconds
+from penstock.config.options import known_options, seconds, uses_tls
 from penstock.config.urls import mask_url
 from penstock.model.errors import UsageError
 
@@ -116,10 +116,8 @@ def _servers(url: str, parts: SplitResult) -> str:
 def _security(
     url: str, parts: SplitResult, options: Mapping[str, str], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    tls = parts.scheme.lower() == "kafkas"
+    tls = uses_tls(parts.scheme, options)
     files = {_TLS_OPTIONS[name]: value for name, value in options.items() if name in _TLS_OPTIONS}
-    if files and not tls:
-        raise UsageError("kafka: speaks no TLS, and so takes no certificates: use kafkas:")
     sasl = _credentials(url, parts, options, environment)
     return {"security.protocol": f"{'SASL_' if sasl else ''}{'SSL' if tls else 'PLAINTEXT'}", **files, **sasl}
 
