@@ -58,6 +58,11 @@ def seconds(options: Mapping[str, str], name: str, default: float) -> float:
     return value
 
 
+def timeout_option(options: Mapping[str, str]) -> float:
+    """Seconds to wait for a destination. The default is less than a relay that is to stop waits for its tasks."""
+    return seconds(options, "timeout_seconds", 5.0)
+
+
 def uses_tls(scheme: str, options: Mapping[str, str]) -> bool:
     """True if the scheme means TLS. With another, an option for TLS is refused: it would have no effect."""
     given = sorted(name for name in options if name.startswith(("ssl_", "tls_")))

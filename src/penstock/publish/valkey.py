@@ -14,7 +14,7 @@ from valkey.backoff import NoBackoff
 from valkey.exceptions import ReadOnlyError, ValkeyError
 from valkey.retry import Retry as ClientRetry
 
-from penstock.config.options import TLS_OPTIONS, known_options, seconds, uses_tls, whole_number
+from penstock.config.options import TLS_OPTIONS, known_options, timeout_option, uses_tls, whole_number
 from penstock.config.urls import mask_url
 from penstock.model.errors import UsageError
 from penstock.model.event import Delivery
@@ -22,8 +22,6 @@ from penstock.model.outcome import PUBLISHED, Dead, Outcome, Retry
 from penstock.publish.api import Message, Unpicklable
 from penstock.publish.errors import error_text
 
-# Less than a relay that is to stop waits for its tasks.
-DEFAULT_TIMEOUT_SECONDS = 5.0
 PIPELINE_LENGTH = 1_000
 # The server's own limit, unless it is set to another. It hangs up on more, and would take the whole batch along.
 DEFAULT_MAX_BYTES = 512 * 1024 * 1024
@@ -117,7 +115,7 @@ def from_url(url: str) -> ValkeyPublisher:
 
 def open_client(url: str, options: Mapping[str, str]) -> Valkey:
     """A client for the server that the URL names, not connected yet. Of the URL's options it takes its own."""
-    timeout_seconds = seconds(options, "timeout_seconds", DEFAULT_TIMEOUT_SECONDS)
+    timeout_seconds = timeout_option(options)
     tls = {name: value for name, value in options.items() if name in TLS_OPTIONS}
     parts = urlsplit(url)
     if not re.fullmatch(r"/?\d*", parts.path):

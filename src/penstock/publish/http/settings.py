@@ -11,15 +11,13 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from penstock.config.options import TLS_OPTIONS, known_options, seconds, tls_context, uses_tls, whole_number
+from penstock.config.options import TLS_OPTIONS, known_options, timeout_option, tls_context, uses_tls, whole_number
 from penstock.config.urls import mask_url
 from penstock.model.errors import UsageError
 from penstock.publish.api import Message
 from penstock.publish.http.cloudevents import Envelope, binary, structured
 from penstock.publish.http.signature import parse_secrets
 
-# Less than a relay that is to stop waits for its tasks.
-DEFAULT_TIMEOUT_SECONDS = 5.0
 DEFAULT_CONCURRENCY = 32
 SECRET_VARIABLE = "PENSTOCK_HTTP_SECRET"  # noqa: S105
 TOKEN_VARIABLE = "PENSTOCK_HTTP_TOKEN"  # noqa: S105
@@ -80,7 +78,7 @@ def read_settings(url: str, environment: Mapping[str, str] = os.environ) -> Http
         unmentionable=tuple(text for text in (*credentials, *secret.split()) if text),
         tls=tls_context(options, default=httpx.create_ssl_context),
         proxy=None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme),
-        timeout_seconds=seconds(options, "timeout_seconds", DEFAULT_TIMEOUT_SECONDS),
+        timeout_seconds=timeout_option(options),
         concurrency=whole_number(options, "concurrency") or DEFAULT_CONCURRENCY,
     )
 

@@ -9,12 +9,10 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from confluent_kafka import KafkaException, Producer
 
-from penstock.config.options import known_options, seconds, uses_tls
+from penstock.config.options import known_options, timeout_option, uses_tls
 from penstock.config.urls import mask_url
 from penstock.model.errors import UsageError
 
-# Less than a relay that is to stop waits for its tasks.
-DEFAULT_TIMEOUT_SECONDS = 5.0
 DEFAULT_PORT = 9092
 USERNAME_VARIABLE = "PENSTOCK_KAFKA_USERNAME"
 PASSWORD_VARIABLE = "PENSTOCK_KAFKA_PASSWORD"  # noqa: S105 (its name)
@@ -61,7 +59,7 @@ class Settings:
 def settings_of(url: str, environment: Mapping[str, str] = os.environ) -> Settings:
     """The settings, tried out: a wrong one is an error here and not at the first batch."""
     options = known_options(url, {"timeout_seconds", "sasl_mechanism", *_TLS_OPTIONS}, _PREFIX)
-    timeout_seconds = seconds(options, "timeout_seconds", DEFAULT_TIMEOUT_SECONDS)
+    timeout_seconds = timeout_option(options)
     parts = urlsplit(url)
     ours = {
         "bootstrap.servers": _servers(url, parts),

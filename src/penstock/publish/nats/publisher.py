@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from urllib.parse import unquote, urlsplit
 
-from penstock.config.options import TLS_OPTIONS, flag, known_options, seconds, tls_context, uses_tls
+from penstock.config.options import TLS_OPTIONS, flag, known_options, timeout_option, tls_context, uses_tls
 from penstock.config.urls import mask_url
 from penstock.model.errors import MissingDriver, PublishError, UsageError
 from penstock.model.outcome import Outcome, Retry
@@ -18,8 +18,6 @@ from penstock.publish.errors import error_text
 from penstock.publish.event_loop import EventLoopThread
 from penstock.publish.nats.connection import Access, Connection, read_credentials
 
-# Less than a relay that is to stop waits for its tasks.
-DEFAULT_TIMEOUT_SECONDS = 5.0
 DEFAULT_PORT = 4222
 # A stream refuses what comes when 10,000 messages or 128 MB wait for it, and others may send to it too.
 FLIGHT_MESSAGES = 4_000
@@ -98,7 +96,7 @@ def from_url(url: str) -> NatsPublisher:
         raise UsageError("stream and subjects go together: the stream to create, and what it takes, such as orders.>")
     access = Access(
         hosts=tuple(_host(host) for host in hosts.split(",")),
-        timeout_seconds=seconds(options, "timeout_seconds", DEFAULT_TIMEOUT_SECONDS),
+        timeout_seconds=timeout_option(options),
         tls=tls_context(options) if uses_tls(parts.scheme, options) else None,
         tls_first=flag(options, "tls_first", False),
         stream=options.get("stream"),

@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from pika import BasicProperties, ConnectionParameters, PlainCredentials, SSLOptions
 
-from penstock.config.options import TLS_OPTIONS, known_options, seconds, tls_context, uses_tls, whole_number
+from penstock.config.options import TLS_OPTIONS, known_options, timeout_option, tls_context, uses_tls, whole_number
 from penstock.model.errors import UsageError
 from penstock.model.event import CONTENT_TYPE, Delivery
 from penstock.model.outcome import PUBLISHED, Dead, Outcome, Retry
@@ -18,7 +18,6 @@ from penstock.publish.api import Message, Unpicklable
 from penstock.publish.errors import presentable
 from penstock.publish.rabbitmq.amqp import CONFIRMED, REFUSED, Link, OutgoingMessage
 
-DEFAULT_TIMEOUT_SECONDS = 5.0
 HEARTBEAT_SECONDS = 60
 USERNAME_VARIABLE = "PENSTOCK_AMQP_USERNAME"
 PASSWORD_VARIABLE = "PENSTOCK_AMQP_PASSWORD"  # noqa: S105
@@ -197,7 +196,7 @@ def from_url(url: str) -> RabbitPublisher:
     parts = urlsplit(url)
     host, port = parts.hostname or "localhost", _port(parts)
     options = known_options(url, _OPTIONS)
-    timeout = seconds(options, "timeout_seconds", DEFAULT_TIMEOUT_SECONDS)
+    timeout = timeout_option(options)
     broker = ConnectionParameters(
         host=host,
         port=port,
