@@ -40,9 +40,9 @@ _ALSO_OURS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Settings:
-    """The client's settings, with the password among them: never shown."""
+    """The client's settings. Has no `repr`: the password is among them."""
 
     client: Mapping[str, Any]
     timeout_seconds: float
@@ -51,9 +51,6 @@ class Settings:
     def unanswered_hint(self) -> str:
         """A broker hangs up on who speaks no TLS, and the client has no word for that."""
         return "" if "SSL" in self.client["security.protocol"] else ", or expect TLS (kafkas:)"
-
-    def __repr__(self) -> str:
-        return f"Settings({self.client.get('bootstrap.servers')})"
 
 
 def settings_of(url: str, environment: Mapping[str, str] = os.environ) -> Settings:
