@@ -153,7 +153,7 @@ def test_a_key_that_needs_a_password_is_refused_and_not_asked_for(ours, tmp_path
     locked = tmp_path / "locked.pem"
     command = ["openssl", "rsa", "-aes256", "-passout", "pass:hunter2", "-in", ours.key, "-out", locked]
     subprocess.run(command, check=True, capture_output=True)
-    with pytest.raises(UsageError, match="ssl_certfile, ssl_keyfile: can't be loaded"):
+    with pytest.raises(UsageError, match=r"can't be read \(ssl_certfile=.*, ssl_keyfile="):
         open_publisher(f"https://h/?ssl_certfile={ours.certificate}&ssl_keyfile={locked}")
 
 
@@ -195,10 +195,10 @@ def test_a_proxy_of_the_environment_is_used_unless_the_host_is_excepted(receiver
         ("https://host/?token_env=BAD_TOKEN", "no HTTP header can hold"),
         ("https://me:hunter2@host/?token_env=GOOD_TOKEN", "only one of them"),
         ("https://host/?secret_env=BAD_SECRET", "goes on in base64"),
-        ("http://host/?ssl_ca_certs=/nowhere.pem", "for https://"),
-        ("https://host/?ssl_ca_certs=/nowhere.pem", "ssl_ca_certs: can't be loaded"),
-        ("https://host/?ssl_certfile=/nowhere.pem", "ssl_certfile: can't be loaded"),
-        ("https://host/?ssl_keyfile=/nowhere.pem", "needs ssl_certfile"),
+        ("http://host/?ssl_ca_certs=/nowhere.pem", "use https:"),
+        ("https://host/?ssl_ca_certs=/nowhere.pem", "can't be read (ssl_ca_certs=/nowhere.pem)"),
+        ("https://host/?ssl_certfile=/nowhere.pem", "can't be read (ssl_certfile=/nowhere.pem)"),
+        ("https://host/?ssl_keyfile=/nowhere.pem", "give ssl_certfile too"),
     ],
 )
 def test_a_url_that_cannot_be_right_is_refused(monkeypatch, url, hint):

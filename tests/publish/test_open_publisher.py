@@ -78,6 +78,8 @@ def test_client_libraries_are_imported_only_when_their_url_is_opened():
         ("valkey://me:secret@h/zero", "a database's number"),
         ("valkey://[h", "can't be understood"),
         ("valkey:h", "can't be understood"),
+        ("valkey://h?ssl_ca_certs=ca.pem", "use valkeys:"),
+        ("redis://h?ssl_keyfile=key.pem", "use rediss:"),
     ],
 )
 def test_a_url_that_cannot_be_right_is_refused(url, hint):

@@ -423,7 +423,7 @@ def test_under_another_name_a_broker_is_not_trusted(tls_address, certificates, o
     ("url", "complaint"),
     [
         ("amqp://localhost?exchang=x", "no option 'exchang'"),
-        ("amqp://localhost?ssl_ca_certs=x", "no option 'ssl_ca_certs'"),
+        ("amqp://localhost?ssl_ca_certs=x", "use amqps:"),
         ("amqp://localhost?timeout_seconds=0", "above 0"),
         ("amqp://localhost?max_message_bytes=none", "whole number"),
         ("amqp://localhost?exchange=" + "x" * 128, "exchange"),

@@ -1,12 +1,13 @@
 """The options in a destination's URL, after its question mark: an unknown or malformed one is the caller's mistake."""
 
 import ssl
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from penstock.config.urls import mask_url, url_options
 from penstock.model.errors import UsageError
 
 TLS_OPTIONS = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"})
+_TLS_SCHEMES = frozenset({"amqps", "https", "kafkas", "natss", "rediss", "valkeys"})
 _FLAGS = {"true": True, "false": False}
 
 
@@ -57,15 +58,35 @@ def seconds(options: Mapping[str, str], name: str, default: float) -> float:
     return value
 
 
-def tls_context(options: Mapping[str, str]) -> ssl.SSLContext:
-    """Return a context from the TLS options. It always checks the server's certificate and name."""
+def timeout_option(options: Mapping[str, str]) -> float:
+    """Seconds to wait for a destination. The default is less than a relay that is to stop waits for its tasks."""
+    return seconds(options, "timeout_seconds", 5.0)
+
+
+def uses_tls(scheme: str, options: Mapping[str, str]) -> bool:
+    """True if the scheme means TLS. With another, an option for TLS is refused: it would have no effect."""
+    given = sorted(name for name in options if name.startswith(("ssl_", "tls_")))
+    if given and scheme not in _TLS_SCHEMES:
+        raise UsageError(f"{given[0]} is an option of TLS, and {scheme}: is without TLS: use {scheme}s:")
+    return scheme in _TLS_SCHEMES
+
+
+def tls_context(
+    options: Mapping[str, str], default: Callable[[], ssl.SSLContext] = ssl.create_default_context
+) -> ssl.SSLContext:
+    """Return a context from the TLS options. It always checks the server's certificate and name.
+
+    `default` returns one that trusts the usual authorities, where the options name none.
+    """
     if "ssl_keyfile" in options and "ssl_certfile" not in options:
         raise UsageError("ssl_keyfile is the key to a certificate: give ssl_certfile too")
     try:
-        context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
+        authorities = options.get("ssl_ca_certs")
+        context = ssl.create_default_context(cafile=authorities) if authorities else default()
         if "ssl_certfile" in options:
-            context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"))
-    except OSError as error:
+            # Asked for a password, the terminal would wait for somebody to type it.
+            context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"), password=lambda: "-")
+    except (OSError, ValueError) as error:
         given = ", ".join(f"{name}={options[name]}" for name in sorted(TLS_OPTIONS & options.keys()))
         raise UsageError(f"the certificates can't be read ({given}): {error}") from error
     return context

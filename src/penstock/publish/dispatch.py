@@ -22,6 +22,8 @@ from penstock.publish.topics import Routing
 UNREACHABLE = (PublishError, ConnectionError, TimeoutError)
 # After this many exceptions in a row, single events included, the publisher is taken to raise for any event.
 MOST_EXCEPTIONS = 32
+# The outcomes that hold up the later events of an ordering key. A death unblocks it.
+BLOCKING = {OrderPolicy.BLOCK: (Retry, Released), OrderPolicy.SKIP: (Released,)}
 
 _seq = attrgetter("seq")
 _deliveries = attrgetter("deliveries")
@@ -177,6 +179,7 @@ def _in_waves(
     wave = [event for event in events if event.ordering_key is None]
     queues = _key_queues(events)
     outcomes: dict[int, Outcome] = {event.seq: RELEASED for event in events}
+    blocking = BLOCKING[order_policy]
     place = failed_waves = 0
     while queues and failed_waves < 2 and not (place and stopped()):
         wave += [queue[place] for queue in queues]
@@ -185,7 +188,7 @@ def _in_waves(
         sent = attempt.resolve(wave, given)
         outcomes |= sent
         queues = [
-            queue for queue in queues if _goes_on(sent[queue[place].seq], order_policy) and len(queue) > place + 1
+            queue for queue in queues if not isinstance(sent[queue[place].seq], blocking) and len(queue) > place + 1
         ]
         wave = []
         place += 1
@@ -199,14 +202,3 @@ def _key_queues(events: Sequence[Delivery]) -> list[list[Delivery]]:
         if event.ordering_key is not None:
             queues.setdefault((event.queue, event.ordering_key), []).append(event)
     return list(queues.values())
-
-
-def _goes_on(outcome: Outcome, order_policy: OrderPolicy) -> bool:
-    """Whether the next event of the key may go: a death unblocks it, a retry only where it is skipped."""
-    match outcome:
-        case Published() | Dead():
-            return True
-        case Retry():
-            return order_policy is OrderPolicy.SKIP
-        case Released():
-            return False

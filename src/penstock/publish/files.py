@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from penstock.config.options import flag, known_options, whole_number
-from penstock.config.permissions import create_file, make_folder
+from penstock.config.permissions import create_file, make_folder, sync_folder
 from penstock.model.errors import UsageError
 from penstock.model.outcome import PUBLISHED, Outcome
 from penstock.publish.api import Message, Unpicklable
@@ -65,33 +65,27 @@ class FilePublisher(Unpicklable):
         segment = self._segment
         if segment is None or segment.pid != os.getpid() or segment.size >= self._rotate_bytes:
             self.close()
-            segment = self._segment = _Segment.create(self._folder, fsync=self._fsync)
+            segment = self._segment = _Segment(self._folder, fsync=self._fsync)
         return segment
 
 
 class _Segment:
     """One file, and how much of it holds acknowledged batches."""
 
-    def __init__(self, path: Path, descriptor: int, *, fsync: bool) -> None:
+    def __init__(self, folder: Path, *, fsync: bool) -> None:
+        """Create a file of this writer alone: its name sorts by time, tells the process, and is unique by chance."""
+        make_folder(folder)
         self.pid = os.getpid()
         self.size = 0
-        self._path = path
-        self._descriptor = descriptor
         self._fsync = fsync
-
-    @classmethod
-    def create(cls, folder: Path, *, fsync: bool) -> "_Segment":
-        """A file of this writer alone: its name sorts by time, tells the process, and is unique by chance."""
-        make_folder(folder)
-        path = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}-{os.getpid()}-{uuid4().hex[:12]}.jsonl"
-        descriptor = create_file(path, os.O_APPEND)
-        segment = cls(path, descriptor, fsync=fsync)
+        self._path = folder / f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}-{self.pid}-{uuid4().hex[:12]}.jsonl"
+        self._descriptor = create_file(self._path, os.O_APPEND)
         try:
-            segment._keep_name()
+            if fsync:
+                sync_folder(folder)
         except OSError:
-            segment.abandon()
+            self.abandon()
             raise
-        return segment
 
     def append(self, batch: bytes) -> None:
         rest = memoryview(batch)
@@ -113,16 +107,6 @@ class _Segment:
 
     def close(self) -> None:
         os.close(self._descriptor)
-
-    def _keep_name(self) -> None:
-        """A file is only safe once its folder is written too."""
-        if not self._fsync:
-            return
-        folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def from_url(url: str) -> FilePublisher:

@@ -16,8 +16,6 @@ from penstock.publish.api import Message
 DEFAULT_TEMPLATE = "{event_type}"
 FIELDS = ("event_type", "queue", "partition_key", "ordering_key")
 
-_Topic = Callable[[Delivery], str]
-
 
 @dataclass(frozen=True, slots=True)
 class Routing:
@@ -46,19 +44,15 @@ class Routing:
         return next(matching, self.template)
 
 
-def _topic(template: str) -> _Topic:
+def _topic(template: str) -> Callable[[Delivery], str]:
     """How to get a topic from an event, without formatting where the template doesn't call for it."""
     if template == DEFAULT_TEMPLATE:
         return attrgetter("event_type")
-    names = _fields(template)
+    names = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
     if not names:
         constant = template.format()
         return lambda _: constant
     return lambda event: template.format(**{n: getattr(event, n) or "" for n in names}) or event.event_type
-
-
-def _fields(template: str) -> list[str]:
-    return [name for _, name, _, _ in Formatter().parse(template) if name is not None]
 
 
 def _require_template(template: str) -> None:

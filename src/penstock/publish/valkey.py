@@ -5,7 +5,8 @@ A batch is pipelined, without a transaction: each event has its own answer. The 
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
@@ -14,21 +15,19 @@ from valkey.backoff import NoBackoff
 from valkey.exceptions import ReadOnlyError, ValkeyError
 from valkey.retry import Retry as ClientRetry
 
-from penstock.config.options import TLS_OPTIONS, known_options, seconds, whole_number
+from penstock.config.options import TLS_OPTIONS, known_options, timeout_option, uses_tls, whole_number
 from penstock.config.urls import mask_url
 from penstock.model.errors import UsageError
 from penstock.model.event import Delivery
 from penstock.model.outcome import PUBLISHED, Dead, Outcome, Retry
 from penstock.publish.api import Message, Unpicklable
 from penstock.publish.errors import error_text
+from penstock.publish.fast_text import created_at_text, event_id_text
 
-# Less than a relay that is to stop waits for its tasks.
-DEFAULT_TIMEOUT_SECONDS = 5.0
 PIPELINE_LENGTH = 1_000
 # The server's own limit, unless it is set to another. It hangs up on more, and would take the whole batch along.
 DEFAULT_MAX_BYTES = 512 * 1024 * 1024
 
-_TLS_SCHEMES = ("rediss", "valkeys")
 CLIENT_OPTIONS = TLS_OPTIONS | {"timeout_seconds"}
 
 
@@ -43,7 +42,11 @@ class ValkeyPublisher(Unpicklable):
         self._trimming = () if maxlen is None else ("MAXLEN", "~", maxlen)
 
     def publish(self, messages: Sequence[Message]) -> dict[int, Outcome]:
-        outcomes: dict[int, Outcome] = {m.event.seq: self._too_large(m) for m in messages if self._is_too_large(m)}
+        outcomes: dict[int, Outcome] = {
+            message.event.seq: Dead(_too_large(message.event, self._max_bytes))
+            for message in messages
+            if len(message.event.payload) > self._max_bytes
+        }
         if outcomes:
             messages = [message for message in messages if message.event.seq not in outcomes]
         try:
@@ -53,13 +56,6 @@ class ValkeyPublisher(Unpicklable):
             unanswered = Retry(error_text(error))
             return {message.event.seq: unanswered for message in messages} | outcomes
         return outcomes
-
-    def _is_too_large(self, message: Message) -> bool:
-        return len(message.event.payload) > self._max_bytes
-
-    def _too_large(self, message: Message) -> Outcome:
-        size = len(message.event.payload)
-        return Dead(f"the payload is too large for the server: {size:,} bytes, of {self._max_bytes:,} at most")
 
     def close(self) -> None:
         self._client.connection_pool.disconnect()
@@ -78,27 +74,25 @@ class ValkeyPublisher(Unpicklable):
         return replies_of(self._client, pipeline)
 
 
-def _fields(event: Delivery) -> list[str | bytes]:
-    """The fields of the stream's entry; keys that the event lacks are left out."""
-    fields: list[str | bytes] = [
-        "event_id",
-        str(event.event_id),
-        "event_type",
-        event.event_type,
-        "queue",
-        event.queue,
-        "payload",
-        event.payload,
-        "headers",
-        json.dumps(dict(event.headers), ensure_ascii=False) if event.headers else "{}",
-        "created_at",
-        event.created_at.isoformat(),
-    ]
+def _fields(event: Delivery) -> Iterable[str | bytes]:
+    """The fields of the stream's entry, names and values in turn; keys that the event lacks are left out."""
+    fields: dict[str, str | bytes] = {
+        "event_id": event_id_text(event),
+        "event_type": event.event_type,
+        "queue": event.queue,
+        "payload": event.payload,
+        "headers": json.dumps(dict(event.headers), ensure_ascii=False) if event.headers else "{}",
+        "created_at": created_at_text(event),
+    }
     if event.partition_key is not None:
-        fields += ("partition_key", event.partition_key)
+        fields["partition_key"] = event.partition_key
     if event.ordering_key is not None:
-        fields += ("ordering_key", event.ordering_key)
-    return fields
+        fields["ordering_key"] = event.ordering_key
+    return chain.from_iterable(fields.items())
+
+
+def _too_large(event: Delivery, limit: int) -> str:
+    return f"the payload is too large for the server: {len(event.payload):,} bytes, of {limit:,} at most"
 
 
 def _outcome(reply: object) -> Outcome:
@@ -118,7 +112,7 @@ def from_url(url: str) -> ValkeyPublisher:
 
 def open_client(url: str, options: Mapping[str, str]) -> Valkey:
     """A client for the server that the URL names, not connected yet. Of the URL's options it takes its own."""
-    timeout_seconds = seconds(options, "timeout_seconds", DEFAULT_TIMEOUT_SECONDS)
+    timeout_seconds = timeout_option(options)
     tls = {name: value for name, value in options.items() if name in TLS_OPTIONS}
     parts = urlsplit(url)
     if not re.fullmatch(r"/?\d*", parts.path):
@@ -126,7 +120,7 @@ def open_client(url: str, options: Mapping[str, str]) -> Valkey:
     # The client takes every option it finds in a URL for one of its own.
     bare = urlunsplit(parts._replace(query=urlencode(tls)))
     # The client's default accepts a trusted certificate of any name. Its connections without TLS refuse the option.
-    checks: dict[str, Any] = {"ssl_check_hostname": True} if parts.scheme in _TLS_SCHEMES else {}
+    checks: dict[str, Any] = {"ssl_check_hostname": True} if uses_tls(parts.scheme, options) else {}
     try:
         return Valkey.from_url(
             bare,

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from penstock.model.event import Delivery
 from penstock.model.lifecycle import OrderPolicy
-from penstock.model.outcome import RELEASED, Outcome, Released, Retry
+from penstock.model.outcome import RELEASED, Outcome
 from penstock.model.retry import RetryPolicy
 from penstock.publish.api import Publisher
-from penstock.publish.dispatch import dispatch
+from penstock.publish.dispatch import BLOCKING, dispatch
 from penstock.publish.registry import open_publisher
 from penstock.publish.topics import Routing
 
@@ -106,11 +106,11 @@ class Sender:
 
 def blocked_keys(events: Sequence[Delivery], outcomes: Mapping[int, Outcome], policy: OrderPolicy) -> set[str]:
     """Return the ordering keys whose later events must wait: after a release, and under BLOCK after a failure."""
-    kinds = Released if policy is OrderPolicy.SKIP else Retry | Released
+    blocking = BLOCKING[policy]
     return {
         event.ordering_key
         for event in events
-        if event.ordering_key is not None and isinstance(outcomes.get(event.seq), kinds)
+        if event.ordering_key is not None and isinstance(outcomes.get(event.seq), blocking)
     }
 
 

@@ -8,6 +8,7 @@ import base64
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import quote
 
@@ -114,33 +115,20 @@ def _content_type(event: Delivery) -> str:
 def _data(payload: bytes, content_type: str) -> str:
     """The payload as a member of the document: JSON as JSON, text as a string, and in base64 what would not survive."""
     media_type = content_type.partition(";")[0].strip()
-    if media_type == "application/json" or media_type.endswith("+json"):
-        text = _json_text(payload)
-        if text is not None:
-            return f'"data":{text}'
-    elif media_type.startswith("text/") and (payload.isascii() or "charset=utf-8" in content_type):
-        text = _utf8_text(payload)
-        if text is not None:
-            return f'"data":{_compact(text)}'
+    with suppress(ValueError, RecursionError):
+        if media_type == "application/json" or media_type.endswith("+json"):
+            return f'"data":{_json_text(payload)}'
+        if media_type.startswith("text/") and (payload.isascii() or "charset=utf-8" in content_type):
+            return f'"data":{_compact(payload.decode())}'
     return f'"data_base64":"{base64.b64encode(payload).decode()}"'
 
 
-def _json_text(payload: bytes) -> str | None:
+def _json_text(payload: bytes) -> str:
     """The payload, if it is JSON to everyone: not re-encoded, or long numbers would change."""
-    text = _utf8_text(payload)
-    try:
-        json.loads(text or "", parse_constant=_no_json)
-    except (ValueError, RecursionError):
-        return None
+    text = payload.decode()
+    json.loads(text, parse_constant=_no_json)
     return text
 
 
 def _no_json(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
-
-
-def _utf8_text(payload: bytes) -> str | None:
-    try:
-        return payload.decode()
-    except UnicodeDecodeError:
-        return None

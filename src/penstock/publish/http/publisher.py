@@ -7,6 +7,7 @@ Requests of a batch are under way together, `concurrency` of them at a time. Wha
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -16,7 +17,7 @@ from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Outcome, Retry
 from penstock.publish.api import Message, Unpicklable
 from penstock.publish.errors import error_text, presentable
 from penstock.publish.event_loop import EventLoopThread
-from penstock.publish.http.responses import outcome
+from penstock.publish.http.responses import failure
 from penstock.publish.http.settings import HttpSettings, read_settings
 from penstock.publish.http.signature import sign
 
@@ -116,25 +117,20 @@ class HttpPublisher(Unpicklable):
         # Some receivers answer with the request that they didn't like, credentials and all.
         mask = self._settings.mask
         text = mask(body.decode(errors="replace"))
-        failure = outcome(response.status_code, response.reason_phrase, response.headers, text, datetime.now(UTC))
-        if isinstance(failure, Dead | Retry):
-            return replace(failure, error=presentable(mask(failure.error)))
-        return failure
+        failed = failure(response.status_code, response.reason_phrase, response.headers, text, datetime.now(UTC))
+        return replace(failed, error=presentable(mask(failed.error)))
 
 
 async def _beginning(response: httpx.Response, deadline: float) -> bytes:
     """As much of the answer as an error may show. Its status was said already: nothing that happens here changes it."""
     taken = b""
-    try:
-        async with asyncio.timeout_at(deadline):
+    with suppress(TimeoutError, httpx.HTTPError):
+        # Leaving closes a connection that was not read to its end.
+        async with aclosing(response), asyncio.timeout_at(deadline):
             async for chunk in response.aiter_raw():
                 taken += chunk
                 if len(taken) >= BODY_BYTES:
                     break
-    except (TimeoutError, httpx.HTTPError):
-        pass
-    finally:
-        await response.aclose()  # closes a connection that was not read to its end
     return taken
 
 

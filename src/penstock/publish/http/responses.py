@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-from penstock.model.outcome import PUBLISHED, Dead, Outcome, Retry
+from penstock.model.outcome import Dead, Retry
 
 BODY_CHARACTERS = 200
 # However much longer a receiver asks for: an event that waits for years looks lost.
@@ -15,11 +15,9 @@ LONGEST_DELAY_SECONDS = 86_400.0
 _PASSING = frozenset({401, 403, 404, 407, 408, 425, 429})
 
 
-def outcome(status: int, reason: str, headers: Mapping[str, str], body: str, now: datetime) -> Outcome:
-    """Published for 2xx; final for a 4xx that refuses the event itself; for anything else a retry, at the earliest
-    when the receiver asks for it."""
-    if 200 <= status < 300:
-        return PUBLISHED
+def failure(status: int, reason: str, headers: Mapping[str, str], body: str, now: datetime) -> Dead | Retry:
+    """The outcome of an answer that is not 2xx: final for a 4xx that refuses the event itself; for anything else a
+    retry, at the earliest when the receiver asks for it."""
     error = _error(status, reason, headers, body)
     if 400 <= status < 500 and status not in _PASSING:
         return Dead(error)

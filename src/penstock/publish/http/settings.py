@@ -11,15 +11,13 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
-from penstock.config.options import TLS_OPTIONS, known_options, seconds, whole_number
+from penstock.config.options import TLS_OPTIONS, known_options, timeout_option, tls_context, uses_tls, whole_number
 from penstock.config.urls import mask_url
 from penstock.model.errors import UsageError
 from penstock.publish.api import Message
 from penstock.publish.http.cloudevents import Envelope, binary, structured
 from penstock.publish.http.signature import parse_secrets
 
-# Less than a relay that is to stop waits for its tasks.
-DEFAULT_TIMEOUT_SECONDS = 5.0
 DEFAULT_CONCURRENCY = 32
 SECRET_VARIABLE = "PENSTOCK_HTTP_SECRET"  # noqa: S105
 TOKEN_VARIABLE = "PENSTOCK_HTTP_TOKEN"  # noqa: S105
@@ -64,6 +62,7 @@ class HttpSettings:
 def read_settings(url: str, environment: Mapping[str, str] = os.environ) -> HttpSettings:
     options = known_options(url, _OPTIONS)
     parts = _parts(url)
+    uses_tls(parts.scheme, options)
     bare = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
     secret = _from_environment(environment, options.get("secret_env"), SECRET_VARIABLE)
     authorization, credentials = _authorization(parts, options, environment)
@@ -77,9 +76,9 @@ def read_settings(url: str, environment: Mapping[str, str] = os.environ) -> Http
         headers=headers,
         keys=parse_secrets(secret) if secret else (),
         unmentionable=tuple(text for text in (*credentials, *secret.split()) if text),
-        tls=_tls(parts, options),
+        tls=tls_context(options, default=httpx.create_ssl_context),
         proxy=None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme),
-        timeout_seconds=seconds(options, "timeout_seconds", DEFAULT_TIMEOUT_SECONDS),
+        timeout_seconds=timeout_option(options),
         concurrency=whole_number(options, "concurrency") or DEFAULT_CONCURRENCY,
     )
 
@@ -146,24 +145,3 @@ def _authorization(
     if not re.fullmatch("[!-~]+", token):
         raise UsageError("the token for the receiver has characters that no HTTP header can hold")
     return [("authorization", f"Bearer {token}")], [token]
-
-
-def _tls(parts: SplitResult, options: Mapping[str, str]) -> ssl.SSLContext:
-    given = sorted(TLS_OPTIONS & options.keys())
-    if given and parts.scheme != "https":
-        raise UsageError(f"{given[0]} is for https:// URLs; this one is {parts.scheme}://")
-    if "ssl_keyfile" in options and "ssl_certfile" not in options:
-        raise UsageError("ssl_keyfile needs ssl_certfile, the certificate that the key is for")
-    try:
-        return _tls_context(options)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{', '.join(given) or 'TLS'}: can't be loaded: {error}") from error
-
-
-def _tls_context(options: Mapping[str, str]) -> ssl.SSLContext:
-    authorities = options.get("ssl_ca_certs")
-    context = ssl.create_default_context(cafile=authorities) if authorities else httpx.create_ssl_context()
-    if "ssl_certfile" in options:
-        # Asked for a password, the terminal would wait for somebody to type it.
-        context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"), password=lambda: "-")
-    return context

@@ -6,7 +6,6 @@ Signed are the event's id, the time of the attempt and the body: not the other h
 """
 
 import base64
-import binascii
 import hashlib
 import hmac
 import time
@@ -38,8 +37,8 @@ def verify(
         event_id, timestamp, signatures = (named[f"webhook-{part}"] for part in ("id", "timestamp", "signature"))
     except KeyError as missing:
         raise InvalidSignature(f"the request is not signed: it has no header {missing}") from None
-    expected = [_signature(key, event_id, timestamp, body) for key in keys]
-    if not any(_equal(one, given) for one in expected for given in signatures.split()):
+    expected = [_signature(key, event_id, timestamp, body).encode() for key in keys]
+    if not any(hmac.compare_digest(one, given.encode()) for one in expected for given in signatures.split()):
         raise InvalidSignature("the signature is not one of this body with this secret")
     _require_recent(timestamp, time.time() if now is None else now, tolerance_seconds)
     return event_id
@@ -63,7 +62,7 @@ def _key(secret: str) -> bytes:
         return secret.encode()
     try:
         key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         key = b""
     if not key:
         raise UsageError(f"a secret that begins with {PREFIX} goes on in base64, and this one does not")
@@ -73,11 +72,6 @@ def _key(secret: str) -> bytes:
 def _signature(key: bytes, event_id: str, timestamp: str, body: bytes) -> str:
     signed = hmac.digest(key, f"{event_id}.{timestamp}.".encode() + body, hashlib.sha256)
     return VERSION + base64.b64encode(signed).decode()
-
-
-def _equal(expected: str, given: str) -> bool:
-    """Takes as long for a near miss as for a far one."""
-    return hmac.compare_digest(expected.encode(), given.encode())
 
 
 def _require_recent(timestamp: str, now: float, tolerance_seconds: float) -> None:

@@ -9,12 +9,10 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from confluent_kafka import KafkaException, Producer
 
-from penstock.config.options import known_options, seconds
+from penstock.config.options import known_options, timeout_option, uses_tls
 from penstock.config.urls import mask_url
 from penstock.model.errors import UsageError
 
-# Less than a relay that is to stop waits for its tasks.
-DEFAULT_TIMEOUT_SECONDS = 5.0
 DEFAULT_PORT = 9092
 USERNAME_VARIABLE = "PENSTOCK_KAFKA_USERNAME"
 PASSWORD_VARIABLE = "PENSTOCK_KAFKA_PASSWORD"  # noqa: S105 (its name)
@@ -42,9 +40,9 @@ _ALSO_OURS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Settings:
-    """The client's settings, with the password among them: never shown."""
+    """The client's settings. Has no `repr`: the password is among them."""
 
     client: Mapping[str, Any]
     timeout_seconds: float
@@ -54,14 +52,11 @@ class Settings:
         """A broker hangs up on who speaks no TLS, and the client has no word for that."""
         return "" if "SSL" in self.client["security.protocol"] else ", or expect TLS (kafkas:)"
 
-    def __repr__(self) -> str:
-        return f"Settings({self.client.get('bootstrap.servers')})"
-
 
 def settings_of(url: str, environment: Mapping[str, str] = os.environ) -> Settings:
     """The settings, tried out: a wrong one is an error here and not at the first batch."""
     options = known_options(url, {"timeout_seconds", "sasl_mechanism", *_TLS_OPTIONS}, _PREFIX)
-    timeout_seconds = seconds(options, "timeout_seconds", DEFAULT_TIMEOUT_SECONDS)
+    timeout_seconds = timeout_option(options)
     parts = urlsplit(url)
     ours = {
         "bootstrap.servers": _servers(url, parts),
@@ -116,10 +111,8 @@ def _servers(url: str, parts: SplitResult) -> str:
 def _security(
     url: str, parts: SplitResult, options: Mapping[str, str], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    tls = parts.scheme.lower() == "kafkas"
+    tls = uses_tls(parts.scheme, options)
     files = {_TLS_OPTIONS[name]: value for name, value in options.items() if name in _TLS_OPTIONS}
-    if files and not tls:
-        raise UsageError("kafka: speaks no TLS, and so takes no certificates: use kafkas:")
     sasl = _credentials(url, parts, options, environment)
     return {"security.protocol": f"{'SASL_' if sasl else ''}{'SSL' if tls else 'PLAINTEXT'}", **files, **sasl}
 

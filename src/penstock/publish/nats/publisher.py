@@ -5,12 +5,11 @@ A batch is sent at once and its acknowledgements are awaited together. The strea
 
 import os
 import re
-import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from urllib.parse import unquote, urlsplit
 
-from penstock.config.options import TLS_OPTIONS, flag, known_options, seconds, tls_context
+from penstock.config.options import TLS_OPTIONS, flag, known_options, timeout_option, tls_context, uses_tls
 from penstock.config.urls import mask_url
 from penstock.model.errors import MissingDriver, PublishError, UsageError
 from penstock.model.outcome import Outcome, Retry
@@ -19,15 +18,12 @@ from penstock.publish.errors import error_text
 from penstock.publish.event_loop import EventLoopThread
 from penstock.publish.nats.connection import Access, Connection, read_credentials
 
-# Less than a relay that is to stop waits for its tasks.
-DEFAULT_TIMEOUT_SECONDS = 5.0
 DEFAULT_PORT = 4222
 # A stream refuses what comes when 10,000 messages or 128 MB wait for it, and others may send to it too.
 FLIGHT_MESSAGES = 4_000
 FLIGHT_BYTES = 32_000_000
 
-_TLS_OPTIONS = TLS_OPTIONS | {"tls_first"}
-_OPTIONS = _TLS_OPTIONS | {"creds", "stream", "subjects", "timeout_seconds"}
+_OPTIONS = TLS_OPTIONS | {"creds", "stream", "subjects", "timeout_seconds", "tls_first"}
 _HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[^\[\]:@/\s]+)(?::(?P<port>\d+))?")
 
 
@@ -98,11 +94,10 @@ def from_url(url: str) -> NatsPublisher:
     subjects = tuple(filter(None, options.get("subjects", "").split(",")))
     if ("stream" in options) != bool(subjects):
         raise UsageError("stream and subjects go together: the stream to create, and what it takes, such as orders.>")
-    tls = _tls(parts.scheme, options)
     access = Access(
         hosts=tuple(_host(host) for host in hosts.split(",")),
-        timeout_seconds=seconds(options, "timeout_seconds", DEFAULT_TIMEOUT_SECONDS),
-        tls=tls,
+        timeout_seconds=timeout_option(options),
+        tls=tls_context(options) if uses_tls(parts.scheme, options) else None,
         tls_first=flag(options, "tls_first", False),
         stream=options.get("stream"),
         subjects=subjects,
@@ -136,12 +131,3 @@ def _credentials(userinfo: str, options: Mapping[str, str], environment: Mapping
     if given.keys() not in ({"username", "password"}, {"token"}, set[str]()):
         raise UsageError("set PENSTOCK_NATS_USERNAME and PENSTOCK_NATS_PASSWORD, or PENSTOCK_NATS_TOKEN")
     return given
-
-
-def _tls(scheme: str, options: Mapping[str, str]) -> ssl.SSLContext | None:
-    given = sorted(_TLS_OPTIONS & options.keys())
-    if scheme != "natss":
-        if given:
-            raise UsageError(f"{given[0]} is for TLS, and that for URLs that begin with natss://")
-        return None
-    return tls_context(options)

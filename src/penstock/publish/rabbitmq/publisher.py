@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from pika import BasicProperties, ConnectionParameters, PlainCredentials, SSLOptions
 
-from penstock.config.options import TLS_OPTIONS, known_options, seconds, tls_context, whole_number
+from penstock.config.options import TLS_OPTIONS, known_options, timeout_option, tls_context, uses_tls, whole_number
 from penstock.model.errors import UsageError
 from penstock.model.event import CONTENT_TYPE, Delivery
 from penstock.model.outcome import PUBLISHED, Dead, Outcome, Retry
@@ -18,12 +18,12 @@ from penstock.publish.api import Message, Unpicklable
 from penstock.publish.errors import presentable
 from penstock.publish.rabbitmq.amqp import CONFIRMED, REFUSED, Link, OutgoingMessage
 
-DEFAULT_TIMEOUT_SECONDS = 5.0
 HEARTBEAT_SECONDS = 60
 USERNAME_VARIABLE = "PENSTOCK_AMQP_USERNAME"
 PASSWORD_VARIABLE = "PENSTOCK_AMQP_PASSWORD"  # noqa: S105
 DEFAULT_CREDENTIAL = "guest"
 PORTS = {"amqp": 5672, "amqps": 5671}
+_OPTIONS = TLS_OPTIONS | {"exchange", "max_message_bytes", "timeout_seconds"}
 
 QUEUE_HEADER = "penstock-queue"
 CREATED_AT_HEADER = "penstock-created-at"
@@ -193,12 +193,10 @@ def _usual_limit(server_version: str) -> int:
 
 
 def from_url(url: str) -> RabbitPublisher:
-    known = {"exchange", "max_message_bytes", "timeout_seconds"}
-    secure = url.lower().startswith("amqps:")
     parts = urlsplit(url)
     host, port = parts.hostname or "localhost", _port(parts)
-    options = known_options(url, known | TLS_OPTIONS if secure else known)
-    timeout = seconds(options, "timeout_seconds", DEFAULT_TIMEOUT_SECONDS)
+    options = known_options(url, _OPTIONS)
+    timeout = timeout_option(options)
     broker = ConnectionParameters(
         host=host,
         port=port,
@@ -206,7 +204,7 @@ def from_url(url: str) -> RabbitPublisher:
         credentials=PlainCredentials(
             _credential(parts.username, USERNAME_VARIABLE), _credential(parts.password, PASSWORD_VARIABLE)
         ),
-        ssl_options=SSLOptions(tls_context(options), host) if secure else None,
+        ssl_options=SSLOptions(tls_context(options), host) if uses_tls(parts.scheme, options) else None,
         heartbeat=HEARTBEAT_SECONDS,
         socket_timeout=timeout,
         stack_timeout=timeout,

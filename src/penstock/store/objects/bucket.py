@@ -16,7 +16,7 @@ from typing import Any
 from uuid import uuid4
 
 from penstock.config.extras import needs_extra
-from penstock.config.permissions import create_file, make_folder
+from penstock.config.permissions import create_file, make_folder, sync_folder
 from penstock.model.errors import StoreUnavailable
 
 DOCUMENT = "queue.json"
@@ -165,7 +165,7 @@ class FolderBucket:
             os.link(draft, path)
         finally:
             draft.unlink(missing_ok=True)
-        _sync(path.parent)
+        sync_folder(path.parent)
 
     def read(self, name: str) -> bytes | None:
         with self._translated():
@@ -193,14 +193,6 @@ class FolderBucket:
 
 def _written_at(path: Path) -> datetime:
     return datetime.fromtimestamp(path.stat().st_mtime, UTC)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 Bucket = ObstoreBucket | FolderBucket
