@@ -7,7 +7,6 @@ from typing import Any
 
 from penstock.model.lifecycle import State
 from penstock.model.records import HistoryEntry, Note, Record
-from penstock.model.stats import QueueControl
 from penstock.model.text import payload_text, plain_fields
 from penstock.store.api import CANCELLED
 
@@ -27,10 +26,6 @@ def note_document(note: Note) -> Document:
     for name, said in (("progress", note.progress), ("result", note.result)):
         document[name], document[f"{name}_encoding"] = (None, None) if said is None else payload_text(said)
     return document
-
-
-def control_document(control: QueueControl) -> Document:
-    return plain_fields(control)
 
 
 def copy_document(record: Record) -> Document:

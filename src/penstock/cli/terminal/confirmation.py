@@ -12,7 +12,7 @@ from penstock.cli.terminal.options import Call, DryRunOption, YesOption
 from penstock.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.admin.service import Preview
+    from penstock.admin.queries import Preview
 
 SHOWN_GROUPS = 20
 
