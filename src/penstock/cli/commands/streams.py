@@ -14,7 +14,7 @@ import typer
 
 from penstock.cli.commands.events import short_time
 from penstock.cli.terminal import output
-from penstock.cli.terminal.options import JsonOption, StoreOption, group_of_commands, opened
+from penstock.cli.terminal.options import Call, JsonOption, StoreOption, group_of_commands
 from penstock.config.import_path import ImportTarget, search_working_folder
 from penstock.config.urls import mask_url
 from penstock.model.errors import MissingDriver, UsageError
@@ -86,7 +86,7 @@ def run(
         applied = {stream: asdict(one) for stream, one in counts.items()}
         output.write_json({"streams": applied, "seconds": round(seconds, 3)})
     elif not quiet:
-        output.write("\n".join(summary(counts, seconds)))
+        output.write("\n".join(f"{line} in {seconds:.1f} s" for line in _counts(counts)))
 
 
 def _load(name: str, store: str | None, state: str | None) -> "StreamSet":
@@ -108,7 +108,7 @@ def _check(context: typer.Context, app: "StreamSet", names: list[str] | None, ma
     with closing(open_state(app.state)) as state:
         require_reachable(state, master or "local")
         state.streams()
-    with opened(context, app.store) as admin:
+    with Call(context, app.store).opened() as admin:
         admin.store.ready(DEFAULT_QUEUE)
     if find_spec("pyspark") is None:
         raise MissingDriver("a stream", "spark")
@@ -123,12 +123,8 @@ def _run(app: "StreamSet", **given: Any) -> "Mapping[str, Counts]":
         return run_streams(app, **given, progress=lambda counts: say("; ".join(_counts(counts))))
 
 
-def summary(counts: "Mapping[str, Counts]", seconds: float) -> list[str]:
-    """What became of the events, a line for each stream."""
-    return [f"{line} in {seconds:.1f} s" for line in _counts(counts)]
-
-
 def _counts(counts: "Mapping[str, Counts]") -> Iterator[str]:
+    """What became of the events, a line for each stream."""
     for stream, one in counts.items():
         kinds = {"applied": one.applied, "retried": one.retried, "dead": one.dead}
         numbers = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items() if number or kind == "applied")
