@@ -14,8 +14,6 @@ from penstock.model.errors import UsageError
 if TYPE_CHECKING:
     from penstock.admin.queries import Preview
 
-SHOWN_GROUPS = 20
-
 
 @dataclass(frozen=True, slots=True)
 class Consent:
@@ -97,4 +95,4 @@ class Operation:
 def _groups(preview: "Preview") -> list[str]:
     """How many of which kind, a line each."""
     texts = [f"{one.count:>9,}  {one.state.lower():<9}  {one.event_type}, queue {one.queue}" for one in preview.groups]
-    return output.first_of(texts, SHOWN_GROUPS, "kind")
+    return output.first_kinds(texts)

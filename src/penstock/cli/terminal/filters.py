@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -10,9 +10,7 @@ from penstock.cli.terminal import times
 from penstock.cli.terminal.options import event_id
 from penstock.model.errors import UsageError
 from penstock.model.lifecycle import State
-
-if TYPE_CHECKING:
-    from penstock.model.selection import Selection
+from penstock.model.selection import Selection
 
 AGES = "ISO, or an age such as 10m, 2h, 3d."
 
@@ -49,10 +47,8 @@ class Filters:
 
     def select(
         self, *, ids: list[str] | None = None, states: list[State] | None = None, everything: bool = False
-    ) -> "Selection":
+    ) -> Selection:
         """The events that the options of a command name."""
-        from penstock.model.selection import Selection
-
         now = datetime.now(UTC)
         return Selection(
             ids=frozenset(map(event_id, ids)) if ids else None,
@@ -74,14 +70,13 @@ class Choice(Filters):
     state: StatesOption = None
     everything: AllOption = False
 
-    def require(self, verb: str) -> "Selection":
+    def require(self, verb: str) -> Selection:
         """The selection; refused if it says nothing."""
-        chosen = self.select(ids=self.ids, states=self.state, everything=self.everything)
-        require_some(chosen, verb)
-        return chosen
+        return require_some(self.select(ids=self.ids, states=self.state, everything=self.everything), verb)
 
 
-def require_some(chosen: "Selection", verb: str, named: str = "--id, --state") -> None:
+def require_some(chosen: Selection, verb: str, named: str = "--id, --state") -> Selection:
     """Refuse a selection that says nothing, in the words of the command line."""
     if chosen.empty:
         raise UsageError(f"{verb} needs to know which: {named}, --queue, --type, --since, --until, --error or --all")
+    return chosen
