@@ -15,7 +15,7 @@ from penstock.model.errors import EventNotFound, UsageError
 from penstock.model.event import EventId
 from penstock.model.lifecycle import State
 from penstock.model.selection import Selection, cancellable, purgeable
-from penstock.model.stats import QueueControl, QueueStats, RelayStats, Stats
+from penstock.model.stats import QueueControl, QueueStats, Stats
 from penstock.model.text import plain_fields
 from penstock.store.api import CANCELLED, Progress, Store, Upgrade
 
@@ -95,7 +95,7 @@ class Admin:
             expired_leases=stats.expired_leases,
             oldest_snapshot_seconds=stats.oldest_snapshot_seconds,
             queues=_queue_statuses(stats, controls),
-            relays=[_relay_status(relay) for relay in stats.relays],
+            relays=[RelayStatus(**plain_fields(relay), kind=relay.kind, alive=alive(relay)) for relay in stats.relays],
             dead_errors=[ErrorTotal(error, number) for error, number in stats.dead_errors],
             findings=findings(stats, controls),
         )
@@ -224,7 +224,3 @@ def _queue_statuses(stats: Stats, controls: Sequence[QueueControl]) -> list[Queu
         control = plain_fields(steered.get(name, QueueControl(name)))
         statuses.append(QueueStatus(**{**asdict(counted.get(name, QueueStats(name))), **control}))
     return statuses
-
-
-def _relay_status(relay: RelayStats) -> RelayStatus:
-    return RelayStatus(**plain_fields(relay), kind=relay.kind, alive=alive(relay))
