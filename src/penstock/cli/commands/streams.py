@@ -34,35 +34,28 @@ STATE_HELP = "Where the state is; else sqlite:///penstock-state."
 
 streams = group_of_commands("streams", "Exactly-once streams: run them, look at their state.")
 
-AppArgument = Annotated[str, typer.Argument(metavar="MODULE:APP", help="The application, such as shop.streams:app.")]
-NamesOption = Annotated[list[str] | None, typer.Option("--name", help="Only this stream; can be given again.")]
-OnceOption = Annotated[bool, typer.Option("--once", help="End when nothing is ready.")]
-MasterOption = Annotated[str | None, typer.Option(metavar="URL", help="A Spark cluster; else this machine.")]
 CheckpointOption = Annotated[
     str | None,
     typer.Option(metavar="FOLDER", help="Spark's own; counts only for sources that nobody else knows the progress of."),
 ]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Tell of troubles only.")]
 OwnStateOption = Annotated[
     str | None,
     typer.Option("--state", metavar="URL", help="Where the state is; else as it says itself.", show_default=False),
 ]
 StateOption = Annotated[str | None, typer.Option("--state", metavar="URL", help=STATE_HELP, show_default=False)]
-StreamArgument = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name.")]
-KeyArgument = Annotated[str | None, typer.Argument(metavar="KEY", help="Only this key.", show_default=False)]
 
 
 @streams.command()
 def run(
     context: typer.Context,
-    app: AppArgument,
-    name: NamesOption = None,
-    once: OnceOption = False,
-    master: MasterOption = None,
+    app: Annotated[str, typer.Argument(metavar="MODULE:APP", help="The application, such as shop.streams:app.")],
+    name: Annotated[list[str] | None, typer.Option("--name", help="Only this stream; can be given again.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="End when nothing is ready.")] = False,
+    master: Annotated[str | None, typer.Option(metavar="URL", help="A Spark cluster; else this machine.")] = None,
     checkpoint: CheckpointOption = None,
     store: StoreOption = None,
     state: OwnStateOption = None,
-    quiet: QuietOption = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Tell of troubles only.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Run an application's streams until Ctrl-C or SIGTERM; with --once until nothing is ready.
@@ -156,8 +149,8 @@ def list_streams(
 
 @streams.command("state")
 def show_state(
-    stream: StreamArgument,
-    key: KeyArgument = None,
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name.")],
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="Only this key.", show_default=False)] = None,
     prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only keys that begin so.", show_default=False)] = "",
     limit: Annotated[int, typer.Option(min=1, help="How many keys, at most.")] = 50,
     state: StateOption = None,

@@ -27,23 +27,17 @@ StatesOption = Annotated[
 ]
 TypeOption = Annotated[str | None, typer.Option("--type", help="Of this type.")]
 AllOption = Annotated[bool, typer.Option("--all", help="All of them.")]
-QueueOption = Annotated[str | None, typer.Option("--queue", help="In this queue.")]
-SinceOption = Annotated[
-    str | None, typer.Option("--since", metavar="TIME", help=f"Emitted at this time or later: {AGES}")
-]
-UntilOption = Annotated[str | None, typer.Option("--until", metavar="TIME", help=f"Emitted before this time: {AGES}")]
-ErrorOption = Annotated[str | None, typer.Option("--error", metavar="TEXT", help="Whose last error contains this.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Filters:
     """What every command that chooses events can be told of them. Each field is an option."""
 
-    queue: QueueOption = None
+    queue: Annotated[str | None, typer.Option(help="In this queue.")] = None
     event_type: TypeOption = None
-    since: SinceOption = None
-    until: UntilOption = None
-    error: ErrorOption = None
+    since: Annotated[str | None, typer.Option(metavar="TIME", help=f"Emitted at this time or later: {AGES}")] = None
+    until: Annotated[str | None, typer.Option(metavar="TIME", help=f"Emitted before this time: {AGES}")] = None
+    error: Annotated[str | None, typer.Option(metavar="TEXT", help="Whose last error contains this.")] = None
 
     def select(
         self, *, ids: list[str] | None = None, states: list[State] | None = None, everything: bool = False
