@@ -54,13 +54,13 @@ def test_a_pause_is_told_with_its_time_and_who_did_it(admin: Admin, store: SqlSt
     control = json.loads(json.dumps(admin.pause("mail", by="ada")))
     assert control == {"queue": "mail", "paused_at": control["paused_at"], "paused_by": "ada", "max_claimed": None}
     assert admin.pause("mail", by="bob") == control
-    assert admin.controls() == [control]
+    assert [one.queue for one in store.controls()] == ["mail"]
     (status,) = json.loads(json.dumps(admin.status().as_json()))["queues"]
     assert status.items() >= control.items()
     assert status["ready"] == 1
     assert admin.resume("mail")
     assert not admin.resume("mail")
-    assert admin.controls() == []
+    assert store.controls() == []
 
 
 def test_a_limit(admin: Admin, store: SqlStore) -> None:

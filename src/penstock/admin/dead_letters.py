@@ -4,28 +4,26 @@ A dead letter is an event in the state DEAD, in whatever queue: a redrive is a r
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING
+from functools import partial
 
-from penstock.admin.serializers import Document, copy_document, event_document, note_document, timeline
+from penstock.admin.queries import Preview, all_records, find_copies, preview, whole_document
+from penstock.admin.serializers import Document
 from penstock.admin.text import first_line
 from penstock.model.dead_letters import DEAD, Death, DeathMark
 from penstock.model.error_kinds import BEGINNING
-from penstock.model.errors import EventNotFound, UsageError
+from penstock.model.errors import UsageError
 from penstock.model.event import EventId
 from penstock.model.lifecycle import State
-from penstock.model.records import HistoryEntry, Note, Record
+from penstock.model.records import HistoryEntry, Record
 from penstock.model.selection import Selection
+from penstock.model.text import plain_fields
 from penstock.model.times import from_micros, to_micros
 from penstock.store.api import Progress, Store
 
-if TYPE_CHECKING:
-    from penstock.admin.service import Admin, Preview
-
 PAGE = 500
 RECORDS_AT_A_TIME = 50
-MAX_COPIES = 1_000
 STREAM_HEADER = "penstock-stream-"
 FAILURES = ("retried", "died")
 # How a timeline tells of attempts that ended with their process, and not with an error of their own.
@@ -84,7 +82,7 @@ class OfficeResult:
     done: str
     count: int
     left_alone: list[LeftAlone]
-    preview: "Preview | None" = None
+    preview: Preview | None = None
 
     def as_json(self) -> Document:
         fields = {self.done: self.count} if self.preview is None else self.preview.as_json()
@@ -94,9 +92,8 @@ class OfficeResult:
 class DeadLetterOffice:
     """The verbs for dead letters, on the store of an admin service."""
 
-    def __init__(self, admin: "Admin") -> None:
-        self._admin = admin
-        self._store = admin.store
+    def __init__(self, store: Store) -> None:
+        self._store = store
 
     # -- looking ----------------------------------------------------------------------------------------------
 
@@ -123,25 +120,19 @@ class DeadLetterOffice:
 
     def show(self, event_id: EventId) -> Document:
         """One dead letter: every field, what was said of it, how it came to die, and where it came from."""
-        records = self._store.find(Selection(ids=frozenset({event_id})), limit=MAX_COPIES).records
-        if not records:
-            raise EventNotFound(event_id)
+        records = find_copies(self._store, event_id)
         record = _latest_death(records)
         if record is None:
             raise UsageError(
                 f"{event_id} is {_standing(records).lower()}, not dead; to see it: penstock show {event_id}"
             )
         history = self._store.history(event_id)
-        note = self._store.notes([event_id]).get(event_id, Note())
-        copies = [copy_document(copy) for copy in reversed(records) if copy is not record]
-        return {
-            **event_document(record),
-            **note_document(note),
+        death = {
             "died_at": record.settled_at and record.settled_at.isoformat(),
-            "own_failures": None if copies else _own_failures(history),
+            "own_failures": None if len(records) > 1 else _own_failures(history),
             "came_from": _came_from(record),
-            "timeline": timeline(records, history),
-        } | ({"copies": copies} if copies else {})
+        }
+        return whole_document(self._store, record, records, history, death)
 
     # -- operating --------------------------------------------------------------------------------------------
 
@@ -149,25 +140,21 @@ class DeadLetterOffice:
         self, selection: Selection, *, dry_run: bool = False, by: str = "operator", progress: Progress | None = None
     ) -> OfficeResult:
         """Make dead letters pending again, in bounded batches. A repeat finds none of them, and does no harm."""
-        chosen = _dead(selection, "redrive")
-        left_alone = self._left_alone(chosen)
-        if dry_run:
-            return self._preview("redriven", chosen, left_alone)
-        count = self._store.replay(chosen, by=by, progress=progress)
-        return OfficeResult(done="redriven", count=count, left_alone=left_alone)
+        work = partial(self._store.replay, by=by, progress=progress)
+        return self._operate(_dead(selection, "redrive"), "redriven", work, dry_run=dry_run)
 
     def purge(self, selection: Selection, *, dry_run: bool = False, progress: Progress | None = None) -> OfficeResult:
         """Delete dead letters for good, in bounded batches."""
-        chosen = _dead(selection, "purge")
-        left_alone = self._left_alone(chosen)
-        if dry_run:
-            return self._preview("purged", chosen, left_alone)
-        count = self._store.purge(chosen, progress=progress)
-        return OfficeResult(done="purged", count=count, left_alone=left_alone)
+        work = partial(self._store.purge, progress=progress)
+        return self._operate(_dead(selection, "purge"), "purged", work, dry_run=dry_run)
 
-    def _preview(self, done: str, chosen: Selection, left_alone: list[LeftAlone]) -> OfficeResult:
-        preview = self._admin.preview_settled(chosen)
-        return OfficeResult(done=done, count=preview.total, left_alone=left_alone, preview=preview)
+    def _operate(
+        self, chosen: Selection, done: str, work: Callable[[Selection], int], *, dry_run: bool
+    ) -> OfficeResult:
+        left_alone = self._left_alone(chosen)
+        shown = preview(self._store, chosen) if dry_run else None
+        count = work(chosen) if shown is None else shown.total
+        return OfficeResult(done=done, count=count, left_alone=left_alone, preview=shown)
 
     def _left_alone(self, chosen: Selection) -> list[LeftAlone]:
         """The events that were named and are not among those chosen, most likely because they are no longer dead."""
@@ -181,24 +168,11 @@ class DeadLetterOffice:
         return [LeftAlone(str(one), _standing(found[one]) if one in found else None) for one in sorted(others)]
 
     def _deaths(self, chosen: Selection) -> Iterator[Death]:
-        mark: DeathMark | None = None
-        while True:
-            page = self._store.deaths(chosen, after=mark, limit=PAGE)
+        page = self._store.deaths(chosen, limit=PAGE)
+        yield from page.deaths
+        while page.after is not None:
+            page = self._store.deaths(chosen, after=page.after, limit=PAGE)
             yield from page.deaths
-            mark = page.after
-            if mark is None:
-                return
-
-
-def all_records(store: Store, selection: Selection, page_size: int) -> Iterator[Record]:
-    """Every record of a selection, a page at a time."""
-    after: int | None = None
-    while True:
-        page = store.find(selection, after=after, limit=page_size)
-        yield from page.records
-        after = page.after
-        if after is None:
-            return
 
 
 def _dead(selection: Selection, verb: str) -> Selection:
@@ -210,16 +184,7 @@ def _dead(selection: Selection, verb: str) -> Selection:
 
 
 def _letter(death: Death) -> Document:
-    return {
-        "event_id": str(death.event_id),
-        "event_type": death.event_type,
-        "queue": death.queue,
-        "attempts": death.attempts,
-        "replays": death.replays,
-        "created_at": death.created_at.isoformat(),
-        "died_at": death.died_at.isoformat(),
-        "error": first_line(death.error, BEGINNING),
-    }
+    return {**plain_fields(death, without="seq"), "error": first_line(death.error, BEGINNING)}
 
 
 def _cursor(mark: DeathMark) -> str:

@@ -19,7 +19,6 @@ from penstock.model.stats import Stats
 from penstock.pipeline.spark.java import find_java, java_version
 from penstock.store.api import Store
 
-OLDEST_PYTHON = (3, 11)
 TESTED_SPARK = "4.3"
 SKEW_SECONDS = 5.0
 # Each extra, with the module that it brings.
@@ -58,19 +57,13 @@ def healthy(checks: list[Check]) -> bool:
 
 
 def _installation() -> Iterator[Check]:
-    yield _python()
+    yield Check("Python", Level.OK, platform.python_version())
     yield _extras()
     if find_spec("pyspark") is None:
         yield Check("Spark", Level.WARN, "not installed, and the relay needs it: pip install 'penstock[spark]'")
     else:
         yield _spark()
         yield _java()
-
-
-def _python() -> Check:
-    recent = tuple(map(int, platform.python_version_tuple()[:2])) >= OLDEST_PYTHON
-    wanted = "" if recent else f"; Penstock needs {'.'.join(map(str, OLDEST_PYTHON))} or later"
-    return Check("Python", Level.OK if recent else Level.FAIL, f"{platform.python_version()}{wanted}")
 
 
 def _extras() -> Check:

@@ -3,49 +3,29 @@
 Command line, HTTP, dashboard and metrics are thin layers over this; what it can't do, none of them can.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 
-from penstock.admin.dead_letters import DeadLetterOffice, all_records
+from penstock.admin.dead_letters import DeadLetterOffice, ErrorTotal
 from penstock.admin.doctor import Check, examine
 from penstock.admin.findings import Finding, alive, findings
-from penstock.admin.serializers import (
-    Document,
-    control_document,
-    copy_document,
-    event_document,
-    note_document,
-    timeline,
-)
+from penstock.admin.queries import SETTLED, UNSETTLED, Preview, all_records, find_copies, preview, whole_document
+from penstock.admin.serializers import Document, event_document
 from penstock.model.errors import EventNotFound, UsageError
 from penstock.model.event import EventId
 from penstock.model.lifecycle import State
-from penstock.model.records import Note, SettledCount
 from penstock.model.selection import Selection, cancellable, purgeable
-from penstock.model.stats import QueueControl, QueueStats, RelayStats, Stats
+from penstock.model.stats import QueueControl, QueueStats, Stats
+from penstock.model.text import plain_fields
 from penstock.store.api import CANCELLED, Progress, Store, Upgrade
 
-Counts = Callable[[Selection], Sequence[SettledCount]]
-
 PAGE = 500
-EXAMPLES = 3
-MAX_COPIES = 1_000
-SETTLED = frozenset({State.PUBLISHED, State.DEAD})
-UNSETTLED = frozenset({State.PENDING, State.CLAIMED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueStatus:
+class QueueStatus(QueueStats):
     """How many events of a queue are where, and how somebody steers it."""
 
-    queue: str
-    pending: int
-    ready: int
-    claimed: int
-    published: int
-    dead: int
-    oldest_pending_seconds: float | None
     paused_at: str | None
     paused_by: str | None
     max_claimed: int | None
@@ -66,12 +46,6 @@ class RelayStatus:
     alive: bool
 
 
-@dataclass(frozen=True, slots=True)
-class DeadError:
-    error: str
-    count: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """The store at a glance. Its fields hold nothing but JSON's types."""
@@ -88,7 +62,7 @@ class Status:
     oldest_snapshot_seconds: float | None
     queues: list[QueueStatus]
     relays: list[RelayStatus]
-    dead_errors: list[DeadError]
+    dead_errors: list[ErrorTotal]
     findings: list[Finding]
 
     def as_json(self) -> Document:
@@ -101,23 +75,6 @@ class Found:
 
     events: list[Document]
     after: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """What a replay, a purge or a cancel would touch."""
-
-    total: int
-    groups: Sequence[SettledCount]
-    examples: list[Document]
-
-    def as_json(self) -> Document:
-        return {
-            "dry_run": True,
-            "total": self.total,
-            "groups": [{**asdict(group), "state": group.state.value} for group in self.groups],
-            "examples": self.examples,
-        }
 
 
 class Admin:
@@ -138,8 +95,8 @@ class Admin:
             expired_leases=stats.expired_leases,
             oldest_snapshot_seconds=stats.oldest_snapshot_seconds,
             queues=_queue_statuses(stats, controls),
-            relays=[_relay_status(relay) for relay in stats.relays],
-            dead_errors=[DeadError(error, number) for error, number in stats.dead_errors],
+            relays=[RelayStatus(**plain_fields(relay), kind=relay.kind, alive=alive(relay)) for relay in stats.relays],
+            dead_errors=[ErrorTotal(error, number) for error, number in stats.dead_errors],
             findings=findings(stats, controls),
         )
 
@@ -163,35 +120,24 @@ class Admin:
     def show(self, event_id: EventId) -> Document:
         """One event with every field, what was said of it, and its timeline; with its copies, if it has several
         destinations."""
-        page = self.store.find(Selection(ids=frozenset({event_id})), limit=MAX_COPIES)
-        if not page.records:
-            raise EventNotFound(event_id)
-        *copies, record = page.records
-        note = self.store.notes([event_id]).get(event_id, Note())
-        document = {**event_document(record), **note_document(note)}
-        document["timeline"] = timeline(page.records, self.store.history(event_id))
-        return document | ({"copies": [copy_document(copy) for copy in reversed(copies)]} if copies else {})
+        records = find_copies(self.store, event_id)
+        return whole_document(self.store, records[-1], records, self.store.history(event_id), {})
 
     @property
     def dead_letters(self) -> DeadLetterOffice:
         """Events in the state DEAD: looked at, redriven, purged."""
-        return DeadLetterOffice(self)
+        return DeadLetterOffice(self.store)
 
     # -- operating --------------------------------------------------------------------------------------------
 
     def preview_replay(self, selection: Selection) -> Preview:
-        return self.preview_settled(self._checked(selection, "replay"))
+        return preview(self.store, self._checked(selection, "replay"))
 
     def preview_purge(self, selection: Selection) -> Preview:
-        return self.preview_settled(purgeable(self._checked(selection, "purge")))
-
-    def preview_settled(self, selection: Selection) -> Preview:
-        """What an operation on settled events would touch, of ids too that no event has (any more)."""
-        return self._preview(selection, self.store.settled_counts, SETTLED)
+        return preview(self.store, purgeable(self._checked(selection, "purge")))
 
     def preview_cancel(self, selection: Selection) -> Preview:
-        chosen = cancellable(self._checked(selection, "cancel", UNSETTLED))
-        return self._preview(chosen, self.store.unsettled_counts, UNSETTLED)
+        return preview(self.store, cancellable(self._checked(selection, "cancel", UNSETTLED)), UNSETTLED)
 
     def replay(self, selection: Selection, *, by: str = "operator", progress: Progress | None = None) -> int:
         """Make settled events pending again, in bounded batches; `progress` hears how many so far."""
@@ -246,25 +192,15 @@ class Admin:
         self.store.limit(queue, max_claimed)
         return self._control(queue)
 
-    def controls(self) -> list[Document]:
-        """The queues that are paused or limited, by name."""
-        return [control_document(control) for control in self.store.controls()]
-
     def idle(self, queue: str) -> bool:
         """Whether nothing is pending or claimed in `queue`: a name that was mistyped looks like this."""
         return not self.store.find(Selection(queue=queue, states=UNSETTLED), limit=1).records
 
     def _control(self, queue: str) -> Document:
         found = {control.queue: control for control in self.store.controls()}
-        return control_document(found.get(queue, QueueControl(queue)))
+        return plain_fields(found.get(queue, QueueControl(queue)))
 
     # -- what operations share --------------------------------------------------------------------------------
-
-    def _preview(self, selection: Selection, counts: Counts, possible: frozenset[State]) -> Preview:
-        groups = counts(selection)
-        states = (selection.states or possible) & possible
-        examples = self.store.find(replace(selection, states=states), limit=EXAMPLES).records
-        return Preview(sum(group.count for group in groups), groups, [event_document(one) for one in examples])
 
     def _checked(self, selection: Selection, verb: str, possible: frozenset[State] = SETTLED) -> Selection:
         """The selection, if it makes sense for `verb`. An id that no event has is told before anything is done."""
@@ -273,19 +209,10 @@ class Admin:
             meant = " and ".join(one.lower() for one in State if one in possible)
             raise UsageError(f"{verb} is for {meant} events, not for {state.lower()} ones")
         if selection.ids:
-            known = self._known(selection.ids)
-            for unknown in sorted(selection.ids - known):
+            records = all_records(self.store, Selection(ids=selection.ids), max(len(selection.ids), PAGE))
+            for unknown in sorted(selection.ids.difference(record.event_id for record in records)):
                 raise EventNotFound(unknown)
         return selection
-
-    def _known(self, ids: frozenset[EventId]) -> set[EventId]:
-        """Which of these ids are those of events. One id may be that of several copies."""
-        known: set[EventId] = set()
-        for record in all_records(self.store, Selection(ids=ids), max(len(ids), PAGE)):
-            known.add(record.event_id)
-            if known == ids:
-                break
-        return known
 
 
 def _queue_statuses(stats: Stats, controls: Sequence[QueueControl]) -> list[QueueStatus]:
@@ -294,17 +221,6 @@ def _queue_statuses(stats: Stats, controls: Sequence[QueueControl]) -> list[Queu
     counted = {queue.queue: queue for queue in stats.queues}
     statuses = []
     for name in sorted({*steered, *counted}):
-        control = control_document(steered.get(name, QueueControl(name)))
+        control = plain_fields(steered.get(name, QueueControl(name)))
         statuses.append(QueueStatus(**{**asdict(counted.get(name, QueueStats(name))), **control}))
     return statuses
-
-
-def _relay_status(relay: RelayStats) -> RelayStatus:
-    fields: dict[str, Any] = {
-        **asdict(relay),
-        "relay_id": str(relay.relay_id),
-        "kind": relay.kind,
-        "started_at": relay.started_at.isoformat(),
-        "alive": alive(relay),
-    }
-    return RelayStatus(**fields)

@@ -3,7 +3,7 @@
 import base64
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -14,6 +14,7 @@ from penstock.model.event import Delivery, EventId
 from penstock.model.lease import Lease, LeaseId, Token
 from penstock.model.lifecycle import State
 from penstock.model.records import Note, Record
+from penstock.model.text import plain_fields
 
 JobId = EventId
 
@@ -69,7 +70,7 @@ class Job:
         return self.state in (State.PUBLISHED, State.DEAD)
 
     def as_json(self) -> dict[str, Any]:
-        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        return plain_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +105,7 @@ class JobStats:
         return sum(one.completed for one in self.types) + self.purged
 
     def as_json(self) -> dict[str, Any]:
-        types = [{field.name: getattr(one, field.name) for field in fields(one)} for one in self.types]
-        return {"completed_total": self.completed_total, "types": types}
+        return {"completed_total": self.completed_total, "types": [asdict(one) for one in self.types]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +180,3 @@ def as_job_id(given: UUID | str) -> JobId:
         return JobId(given if isinstance(given, UUID) else UUID(given))
     except ValueError:
         raise UsageError(f"{given!r} is not a job id; penstock jobs list shows them") from None
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case UUID() | State():
-            return str(value)
-        case datetime():
-            return value.isoformat()
-        case _:
-            return value

@@ -1,9 +1,13 @@
-"""Texts of errors and payloads in a form that every store accepts."""
+"""Texts of errors and payloads in a form that every store accepts, and values in a form that JSON can hold."""
 
 import base64
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from datetime import datetime
+from enum import Enum
 from typing import Any
+from uuid import UUID
 
 RECORD_LIMIT = 8_000
 
@@ -32,6 +36,25 @@ def payload_text(payload: bytes) -> tuple[str, str]:
         return payload.decode(), "utf-8"
     except UnicodeDecodeError:
         return base64.b64encode(payload).decode(), "base64"
+
+
+def plain_fields(value: Any, *, without: str = "") -> dict[str, Any]:
+    """Return the fields of a dataclass, ids, times, states and mappings in a form that JSON can hold."""
+    return {field.name: _plain(getattr(value, field.name)) for field in fields(value) if field.name != without}
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case datetime():
+            return value.isoformat()
+        case UUID():
+            return str(value)
+        case Enum():
+            return value.value
+        case Mapping():
+            return dict(value)
+        case _:
+            return value
 
 
 ERRORS_SHOWN = 10

@@ -15,12 +15,12 @@ from penstock.cli.terminal.options import Call, LimitOption, event_id, group_of_
 from penstock.cli.terminal.payloads import described
 from penstock.model.errors import EventNotFound
 from penstock.model.lifecycle import State
+from penstock.model.selection import Selection
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from penstock.admin.dead_letters import LeftAlone, OfficeResult, Totals
-    from penstock.model.selection import Selection
 
 SHOWN_KINDS = 10
 SHOWN_ERROR = 20_000
@@ -40,11 +40,9 @@ class Letters(Filters):
     ids: IdsArgument = None
     everything: AllOption = False
 
-    def require(self, verb: str) -> "Selection":
+    def require(self, verb: str) -> Selection:
         """The selection; refused if it says nothing."""
-        chosen = self.select(ids=self.ids, everything=self.everything)
-        require_some(chosen, verb, "the ids of events")
-        return chosen
+        return require_some(self.select(ids=self.ids, everything=self.everything), verb, "the ids of events")
 
 
 @dead.command("list")

@@ -8,7 +8,7 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,10 +20,10 @@ from penstock.cli.terminal.options import event_id
 from penstock.model.errors import MissingDriver, UsageError
 from penstock.model.lifecycle import State
 from penstock.model.retry import RetryPolicy
+from penstock.model.selection import Selection
 
 if TYPE_CHECKING:
     from penstock.admin.service import Admin
-    from penstock.model.selection import Selection
     from penstock.outbox import Outbox
     from penstock.pipeline import RelayReport
 
@@ -31,6 +31,7 @@ ORDERS = 1_000
 INVOICES = 20
 IMPATIENT = 13
 RETRY_SECONDS = 1.0
+DEAD = Selection(states=frozenset({State.DEAD}))
 
 
 def demo(
@@ -83,19 +84,16 @@ class _Shop:
 
     def roll_back(self) -> None:
         self._say("One more order, but its card is declined after the event was emitted: the transaction rolls back.")
-        try:
-            with self._transaction() as connection:
-                self._order(connection, ORDERS + 1)
-                raise _Declined
-        except _Declined:
-            self._result(
-                f"rolled back: {self._orders():,} orders, {self._pending():,} events; that event never existed"
-            )
+        with suppress(_Declined), self._transaction() as connection:
+            self._order(connection, ORDERS + 1)
+            raise _Declined
+        self._result(f"rolled back: {self._orders():,} orders, {self._pending():,} events; that event never existed")
 
     def deliver(self) -> None:
         self._say("A relay on Spark claims the events under leases, writes them to files, and settles them.")
         report = self._relay("outbox", "warehouse")
-        lines = [json.loads(line) for file in self._files("warehouse") for line in file.read_text().splitlines()]
+        files = (self.folder / "warehouse").glob("*.jsonl")
+        lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
         unique = len({line["event_id"] for line in lines})
         self._result(
             f"relayed {report.published:,} in {report.seconds:.1f} s; the files hold {unique:,} different events"
@@ -120,15 +118,15 @@ class _Shop:
         (self.folder / "billing").unlink()
         self._await_retries()
         report = self._relay("billing", "billing")
-        (dead,) = self.admin.find(self._dead(), limit=1).events
+        (dead,) = self.admin.find(DEAD, limit=1).events
         self._result(
             f"{report.published} delivered at the third attempt; dead: {dead['payload']} of {dead['last_error']}"
         )
 
     def replay(self) -> None:
         self._say("Nothing is lost: the dead event is replayed, and its life stays on record.")
-        (dead,) = self.admin.find(self._dead(), limit=1).events
-        self.admin.replay(self._dead(), by="demo")
+        (dead,) = self.admin.find(DEAD, limit=1).events
+        self.admin.replay(DEAD, by="demo")
         report = self._relay("billing", "billing")
         self._result(f"{report.published} delivered; its timeline:")
         for entry in self.admin.show(event_id(dead["event_id"]))["timeline"]:
@@ -172,20 +170,12 @@ class _Shop:
         while not self.outbox.store.ready("billing"):
             time.sleep(0.05)
 
-    def _dead(self) -> "Selection":
-        from penstock.model.selection import Selection
-
-        return Selection(states=frozenset({State.DEAD}))
-
     def _orders(self) -> int:
         with self._transaction() as connection:
             return int(connection.execute("SELECT count(*) FROM orders").fetchone()[0])
 
     def _pending(self) -> int:
         return self.admin.status().pending
-
-    def _files(self, destination: str) -> list[Path]:
-        return sorted((self.folder / destination).glob("*.jsonl"))
 
     def _say(self, text: str) -> None:
         self.steps += 1

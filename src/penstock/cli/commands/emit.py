@@ -6,7 +6,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from itertools import islice
@@ -21,7 +21,7 @@ from penstock.cli.terminal.jsonl import read_events
 from penstock.cli.terminal.options import Call, takes_options
 from penstock.config.routes import find_routes
 from penstock.model.errors import InvalidEvent, UsageError
-from penstock.model.event import CONTENT_TYPE, DEFAULT_QUEUE, Event
+from penstock.model.event import CONTENT_TYPE, DEFAULT_QUEUE, Event, EventId
 
 if TYPE_CHECKING:
     from penstock.store.api import Store
@@ -84,10 +84,9 @@ def emit(
 
 def _emit_one(call: Call, event: Event) -> None:
     with call.opened() as admin:
-        written = _append(admin.store, [event], None)
-        event_id = str(written.last_id)
-        call.answer({"event_id": event_id, "duplicate": written.duplicates > 0}, event_id)
-        if written.duplicates and not call.json:
+        event_id, duplicates = _append(admin.store, [event], None)
+        call.answer({"event_id": str(event_id), "duplicate": duplicates > 0}, str(event_id))
+        if duplicates and not call.json:
             output.note("nothing was added: an event with this dedupe key was emitted before, and this is its id")
 
 
@@ -98,14 +97,11 @@ def _emit_lines(call: Call, source: str) -> None:
     call.answer({"emitted": emitted, "duplicates": duplicates}, f"{emitted:,} emitted{dropped}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    last_id: Any
-    duplicates: int
+def _append(store: "Store", events: list[Event], connection: Any) -> tuple[EventId, int]:
+    """Append events; return the last one's id, and how many are duplicates.
 
-
-def _append(store: "Store", events: list[Event], connection: Any) -> _Written:
-    """An event whose id is not the one it was given was there before. Only those with a dedupe key can have been."""
+    An event whose id is not the one it was given was there before. Only those with a dedupe key can have been.
+    """
     from penstock.store.event_ids import new_event_id
 
     routes = find_routes()
@@ -114,7 +110,7 @@ def _append(store: "Store", events: list[Event], connection: Any) -> _Written:
     named = [replace(e, event_id=e.event_id or new_event_id()) if e.dedupe_key else e for e in events]
     ids = store.append(named, connection=connection)
     duplicates = sum(event.event_id not in (None, event_id) for event, event_id in zip(named, ids, strict=True))
-    return _Written(ids[-1], duplicates)
+    return ids[-1], duplicates
 
 
 def _write(store: "Store", lines: BinaryIO) -> tuple[int, int]:
@@ -130,11 +126,11 @@ def _write(store: "Store", lines: BinaryIO) -> tuple[int, int]:
         while batch := list(islice(events, most)):
             numbers = [number for number, _ in batch]
             try:
-                written = _append(store, [event for _, event in batch], connection)
+                _, known = _append(store, [event for _, event in batch], connection)
             except InvalidEvent as error:
                 raise InvalidEvent(f"lines {numbers[0]} to {numbers[-1]}: {error}; nothing was emitted") from error
             total += len(batch)
-            duplicates += written.duplicates
+            duplicates += known
             update(lines.tell())
     return total - duplicates, duplicates
 
@@ -143,7 +139,7 @@ def _write(store: "Store", lines: BinaryIO) -> tuple[int, int]:
 def _lines(source: str) -> Iterator[BinaryIO]:
     """The lines as a file. What comes through a pipe is gathered first: a slow writer must not hold a transaction."""
     with _open(source) as given:
-        if _is_file(given):
+        if stat.S_ISREG(os.fstat(given.fileno()).st_mode):
             yield given
             return
         with tempfile.TemporaryFile() as gathered:
@@ -152,21 +148,11 @@ def _lines(source: str) -> Iterator[BinaryIO]:
             yield gathered
 
 
-@contextmanager
-def _open(source: str) -> Iterator[BinaryIO]:
-    if source == STDIN:
-        yield sys.stdin.buffer
-        return
+def _open(source: str) -> AbstractContextManager[BinaryIO]:
     try:
-        file = Path(source).open("rb")  # noqa: SIM115
+        return nullcontext(sys.stdin.buffer) if source == STDIN else Path(source).open("rb")
     except OSError as error:
         raise UsageError(f"can't read {source}: {error.strerror}") from error
-    with file:
-        yield file
-
-
-def _is_file(given: BinaryIO) -> bool:
-    return stat.S_ISREG(os.fstat(given.fileno()).st_mode)
 
 
 def _body(payload: str | None, headers: dict[str, str]) -> tuple[bytes, dict[str, str]]:

@@ -3,7 +3,7 @@
 import json as codec
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +20,6 @@ from penstock.cli.terminal.options import (
     StoreOption,
     YesOption,
     group_of_commands,
-    opened,
     operator,
     takes_options,
 )
@@ -47,16 +46,12 @@ class QueueCall(Call):
 
     name: NameOption = "jobs"
 
-    def queue(self) -> "AbstractContextManager[Jobs]":
-        return opened_queue(self.context, self.store, self.name)
+    @contextmanager
+    def queue(self, **settings: Any) -> "Iterator[Jobs]":
+        from penstock.jobs import Jobs
 
-
-@contextmanager
-def opened_queue(context: typer.Context, store: str | None, name: str, **settings: Any) -> "Iterator[Jobs]":
-    from penstock.jobs import Jobs
-
-    with opened(context, store) as admin, Jobs(admin.store, name, **settings) as queue:
-        yield queue
+        with self.opened() as admin, Jobs(admin.store, self.name, **settings) as queue:
+            yield queue
 
 
 @jobs.command()
@@ -90,7 +85,7 @@ def serve(
     tokens = [*(token or ()), *_tokens_of_environment()]
     require_safe(host, tokens, f"--token, or the variable {TOKEN_VARIABLE}")
     settings = {"heartbeat_seconds": heartbeat_seconds, "timeout_seconds": timeout_seconds}
-    with opened_queue(context, store, name, **settings) as queue:
+    with QueueCall(context, store, name=name).queue(**settings) as queue:
         queue.stats()  # a store that can't be used is told now
         app = create_app(queue, tokens)
         server = HttpServer(app, host, port, on_stop=app.end_waiting)

@@ -12,12 +12,10 @@ from penstock.admin.text import count
 from penstock.cli.terminal import output
 from penstock.cli.terminal.confirmation import Consent
 from penstock.cli.terminal.options import Call, operator
+from penstock.model.selection import Selection
 
 if TYPE_CHECKING:
-    from penstock.model.selection import Selection
     from penstock.pipeline.lake.replay import BroughtBack, LakeCount, LakeReplay
-
-SHOWN_KINDS = 20
 
 FromLakeOption = Annotated[
     str | None,
@@ -25,7 +23,7 @@ FromLakeOption = Annotated[
 ]
 
 
-def replay_from_lake(call: Call, lake: str, chosen: "Selection", consent: Consent) -> None:
+def replay_from_lake(call: Call, lake: str, chosen: Selection, consent: Consent) -> None:
     """Show what there is, ask if somebody is there to ask, and bring it back."""
     from penstock.admin.lake import lake_replay
 
@@ -73,4 +71,4 @@ def _show(kinds: "Sequence[LakeCount]", judged: "BroughtBack", json: bool) -> No
 def _lines(kinds: "Sequence[LakeCount]") -> list[str]:
     """How many of which kind, a line each."""
     texts = [f"{kind.count:>9,}  {kind.day}  {kind.event_type}, queue {kind.queue}" for kind in kinds]
-    return output.first_of(texts, SHOWN_KINDS, "kind")
+    return output.first_kinds(texts)

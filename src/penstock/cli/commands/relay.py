@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.terminal import output
-from penstock.cli.terminal.options import Call, opened, takes_options
+from penstock.cli.terminal.options import Call, takes_options
 from penstock.config.import_path import search_working_folder
 from penstock.config.routes import find_routes, parse_routes
 from penstock.model.errors import MissingDriver, UsageError
@@ -74,8 +74,8 @@ def relay(
     a queue of its own, such as outbox@archive, with its own retries: one that fails never delays another.
     """
     options = _options(call.url, settings, _where(to, route or [], config))
-    _check(call.context, options)
-    report = _run_once(options) if settings.once else _run(options)
+    _check(call, options)
+    report = _run(options)
     if call.json:
         output.write_json({**{name: getattr(report, name) for name in COUNTS}, "seconds": round(report.seconds, 3)})
     elif settings.once:
@@ -121,9 +121,9 @@ def _retry(max_attempts: int, retry_delay: float) -> RetryPolicy:
     return RetryPolicy(max_attempts=max_attempts, initial_seconds=retry_delay)
 
 
-def _check(context: typer.Context, options: "RelayOptions") -> None:
+def _check(call: Call, options: "RelayOptions") -> None:
     """Starting Spark takes seconds: what would only fail after that is looked at before."""
-    with opened(context, options.store) as admin:
+    with call.opened() as admin:
         admin.store.ready(options.queue)
     if find_spec("pyspark") is None:
         raise MissingDriver("the relay", "spark")
@@ -132,13 +132,9 @@ def _check(context: typer.Context, options: "RelayOptions") -> None:
 def _run(options: "RelayOptions") -> "RelayReport":
     from penstock.pipeline import run_relay
 
-    log.to_stderr()
-    return run_relay(options)
-
-
-def _run_once(options: "RelayOptions") -> "RelayReport":
-    from penstock.pipeline import run_relay
-
+    if not options.once:
+        log.to_stderr()
+        return run_relay(options)
     log.to_stderr(logging.WARNING)
     with output.waiting("starting Spark") as say:
         return run_relay(options, progress=lambda report: say(summary(report)))

@@ -14,7 +14,7 @@ import typer
 
 from penstock.cli.commands.events import short_time
 from penstock.cli.terminal import output
-from penstock.cli.terminal.options import JsonOption, StoreOption, group_of_commands, opened
+from penstock.cli.terminal.options import Call, JsonOption, StoreOption, group_of_commands
 from penstock.config.import_path import ImportTarget, search_working_folder
 from penstock.config.urls import mask_url
 from penstock.model.errors import MissingDriver, UsageError
@@ -34,35 +34,28 @@ STATE_HELP = "Where the state is; else sqlite:///penstock-state."
 
 streams = group_of_commands("streams", "Exactly-once streams: run them, look at their state.")
 
-AppArgument = Annotated[str, typer.Argument(metavar="MODULE:APP", help="The application, such as shop.streams:app.")]
-NamesOption = Annotated[list[str] | None, typer.Option("--name", help="Only this stream; can be given again.")]
-OnceOption = Annotated[bool, typer.Option("--once", help="End when nothing is ready.")]
-MasterOption = Annotated[str | None, typer.Option(metavar="URL", help="A Spark cluster; else this machine.")]
 CheckpointOption = Annotated[
     str | None,
     typer.Option(metavar="FOLDER", help="Spark's own; counts only for sources that nobody else knows the progress of."),
 ]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Tell of troubles only.")]
 OwnStateOption = Annotated[
     str | None,
     typer.Option("--state", metavar="URL", help="Where the state is; else as it says itself.", show_default=False),
 ]
 StateOption = Annotated[str | None, typer.Option("--state", metavar="URL", help=STATE_HELP, show_default=False)]
-StreamArgument = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name.")]
-KeyArgument = Annotated[str | None, typer.Argument(metavar="KEY", help="Only this key.", show_default=False)]
 
 
 @streams.command()
 def run(
     context: typer.Context,
-    app: AppArgument,
-    name: NamesOption = None,
-    once: OnceOption = False,
-    master: MasterOption = None,
+    app: Annotated[str, typer.Argument(metavar="MODULE:APP", help="The application, such as shop.streams:app.")],
+    name: Annotated[list[str] | None, typer.Option("--name", help="Only this stream; can be given again.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="End when nothing is ready.")] = False,
+    master: Annotated[str | None, typer.Option(metavar="URL", help="A Spark cluster; else this machine.")] = None,
     checkpoint: CheckpointOption = None,
     store: StoreOption = None,
     state: OwnStateOption = None,
-    quiet: QuietOption = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Tell of troubles only.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Run an application's streams until Ctrl-C or SIGTERM; with --once until nothing is ready.
@@ -86,7 +79,7 @@ def run(
         applied = {stream: asdict(one) for stream, one in counts.items()}
         output.write_json({"streams": applied, "seconds": round(seconds, 3)})
     elif not quiet:
-        output.write("\n".join(summary(counts, seconds)))
+        output.write("\n".join(f"{line} in {seconds:.1f} s" for line in _counts(counts)))
 
 
 def _load(name: str, store: str | None, state: str | None) -> "StreamSet":
@@ -108,7 +101,7 @@ def _check(context: typer.Context, app: "StreamSet", names: list[str] | None, ma
     with closing(open_state(app.state)) as state:
         require_reachable(state, master or "local")
         state.streams()
-    with opened(context, app.store) as admin:
+    with Call(context, app.store).opened() as admin:
         admin.store.ready(DEFAULT_QUEUE)
     if find_spec("pyspark") is None:
         raise MissingDriver("a stream", "spark")
@@ -123,12 +116,8 @@ def _run(app: "StreamSet", **given: Any) -> "Mapping[str, Counts]":
         return run_streams(app, **given, progress=lambda counts: say("; ".join(_counts(counts))))
 
 
-def summary(counts: "Mapping[str, Counts]", seconds: float) -> list[str]:
-    """What became of the events, a line for each stream."""
-    return [f"{line} in {seconds:.1f} s" for line in _counts(counts)]
-
-
 def _counts(counts: "Mapping[str, Counts]") -> Iterator[str]:
+    """What became of the events, a line for each stream."""
     for stream, one in counts.items():
         kinds = {"applied": one.applied, "retried": one.retried, "dead": one.dead}
         numbers = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items() if number or kind == "applied")
@@ -160,8 +149,8 @@ def list_streams(
 
 @streams.command("state")
 def show_state(
-    stream: StreamArgument,
-    key: KeyArgument = None,
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name.")],
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="Only this key.", show_default=False)] = None,
     prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only keys that begin so.", show_default=False)] = "",
     limit: Annotated[int, typer.Option(min=1, help="How many keys, at most.")] = 50,
     state: StateOption = None,

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from math import isfinite
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,9 +12,6 @@ from penstock.cli.terminal.options import StoreOption
 from penstock.config.extras import needs_extra
 from penstock.model.errors import UsageError
 from penstock.telemetry import log
-
-if TYPE_CHECKING:
-    pass
 
 # Without -P, `python -m` would look for every module, also for Penstock's own, in the working folder first.
 PROGRAM = (sys.executable, "-P", "-m", "penstock", "worker")

@@ -12,9 +12,7 @@ from penstock.cli.terminal.options import Call, DryRunOption, YesOption
 from penstock.model.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.admin.service import Preview
-
-SHOWN_GROUPS = 20
+    from penstock.admin.queries import Preview
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,4 +95,4 @@ class Operation:
 def _groups(preview: "Preview") -> list[str]:
     """How many of which kind, a line each."""
     texts = [f"{one.count:>9,}  {one.state.lower():<9}  {one.event_type}, queue {one.queue}" for one in preview.groups]
-    return output.first_of(texts, SHOWN_GROUPS, "kind")
+    return output.first_kinds(texts)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -10,9 +10,7 @@ from penstock.cli.terminal import times
 from penstock.cli.terminal.options import event_id
 from penstock.model.errors import UsageError
 from penstock.model.lifecycle import State
-
-if TYPE_CHECKING:
-    from penstock.model.selection import Selection
+from penstock.model.selection import Selection
 
 AGES = "ISO, or an age such as 10m, 2h, 3d."
 
@@ -29,30 +27,22 @@ StatesOption = Annotated[
 ]
 TypeOption = Annotated[str | None, typer.Option("--type", help="Of this type.")]
 AllOption = Annotated[bool, typer.Option("--all", help="All of them.")]
-QueueOption = Annotated[str | None, typer.Option("--queue", help="In this queue.")]
-SinceOption = Annotated[
-    str | None, typer.Option("--since", metavar="TIME", help=f"Emitted at this time or later: {AGES}")
-]
-UntilOption = Annotated[str | None, typer.Option("--until", metavar="TIME", help=f"Emitted before this time: {AGES}")]
-ErrorOption = Annotated[str | None, typer.Option("--error", metavar="TEXT", help="Whose last error contains this.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Filters:
     """What every command that chooses events can be told of them. Each field is an option."""
 
-    queue: QueueOption = None
+    queue: Annotated[str | None, typer.Option(help="In this queue.")] = None
     event_type: TypeOption = None
-    since: SinceOption = None
-    until: UntilOption = None
-    error: ErrorOption = None
+    since: Annotated[str | None, typer.Option(metavar="TIME", help=f"Emitted at this time or later: {AGES}")] = None
+    until: Annotated[str | None, typer.Option(metavar="TIME", help=f"Emitted before this time: {AGES}")] = None
+    error: Annotated[str | None, typer.Option(metavar="TEXT", help="Whose last error contains this.")] = None
 
     def select(
         self, *, ids: list[str] | None = None, states: list[State] | None = None, everything: bool = False
-    ) -> "Selection":
+    ) -> Selection:
         """The events that the options of a command name."""
-        from penstock.model.selection import Selection
-
         now = datetime.now(UTC)
         return Selection(
             ids=frozenset(map(event_id, ids)) if ids else None,
@@ -74,14 +64,13 @@ class Choice(Filters):
     state: StatesOption = None
     everything: AllOption = False
 
-    def require(self, verb: str) -> "Selection":
+    def require(self, verb: str) -> Selection:
         """The selection; refused if it says nothing."""
-        chosen = self.select(ids=self.ids, states=self.state, everything=self.everything)
-        require_some(chosen, verb)
-        return chosen
+        return require_some(self.select(ids=self.ids, states=self.state, everything=self.everything), verb)
 
 
-def require_some(chosen: "Selection", verb: str, named: str = "--id, --state") -> None:
+def require_some(chosen: Selection, verb: str, named: str = "--id, --state") -> Selection:
     """Refuse a selection that says nothing, in the words of the command line."""
     if chosen.empty:
         raise UsageError(f"{verb} needs to know which: {named}, --queue, --type, --since, --until, --error or --all")
+    return chosen

@@ -83,7 +83,7 @@ def _must_be(what: str, *kinds: type) -> Callable[[str, Any], Any]:
 
     def read(name: str, value: Any) -> Any:
         if not isinstance(value, kinds) or isinstance(value, bool):
-            raise InvalidEvent(f"{name} must be {what}, not {_kind(value)}")
+            raise InvalidEvent(f"{name} must be {what}, not {_KINDS[type(value)]}")
         return value
 
     return read
@@ -118,22 +118,15 @@ def _id(name: str, value: Any) -> UUID:
         raise InvalidEvent(f"{name} {value!r} is not a UUID") from error
 
 
-def _kind(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "true or false"
-        case int() | float():
-            return "a number"
-        case str():
-            return "a string"
-        case list():
-            return "an array"
-        case _:
-            return "an object"
-
-
+_KINDS = {
+    type(None): "null",
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "a string",
+    list: "an array",
+    dict: "an object",
+}
 _READERS: dict[str, Callable[[str, Any], Any]] = {
     "event_type": _text,
     "type": _text,

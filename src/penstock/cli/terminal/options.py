@@ -4,7 +4,7 @@ choose events."""
 import getpass
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, is_dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any
@@ -65,9 +65,22 @@ class Call:
     def url(self) -> str:
         return chosen_store(self.context, self.store)
 
-    def opened(self) -> "AbstractContextManager[Admin]":
+    @contextmanager
+    def opened(self) -> "Iterator[Admin]":
         """The admin service on the store that the command, the global option or the environment names."""
-        return opened(self.context, self.store)
+        from penstock.admin.service import Admin
+        from penstock.store.registry import open_store
+
+        try:
+            chosen = open_store(self.url)
+        except PenstockError:
+            raise
+        except Exception as error:  # whatever a URL parser stumbles over, and with words that hold the password
+            raise UsageError(f"{mask_url(self.url)!r} can't be understood as the URL of a store") from error
+        try:
+            yield Admin(chosen)
+        finally:
+            chosen.close()
 
     def answer(self, document: Any, text: str) -> None:
         """Print the result, as JSON or as text."""
@@ -75,25 +88,6 @@ class Call:
             output.write_json(document)
         else:
             output.write(text)
-
-
-@contextmanager
-def opened(context: typer.Context, store: str | None) -> "Iterator[Admin]":
-    """The admin service on the store that the command, the global option or the environment names."""
-    from penstock.admin.service import Admin
-    from penstock.store.registry import open_store
-
-    url = chosen_store(context, store)
-    try:
-        chosen = open_store(url)
-    except PenstockError:
-        raise
-    except Exception as error:  # whatever a URL parser stumbles over, and with words that hold the password
-        raise UsageError(f"{mask_url(url)!r} can't be understood as the URL of a store") from error
-    try:
-        yield Admin(chosen)
-    finally:
-        chosen.close()
 
 
 def chosen_store(context: typer.Context, store: str | None) -> str:

@@ -7,9 +7,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
 BROKEN_PIPE = 141
 WIDE = 200
+SHOWN_KINDS = 20
 
 Update = Callable[[int], None]
 
@@ -91,11 +91,11 @@ def require_yes(question: str) -> None:
         raise typer.Exit(FAILURE)
 
 
-def first_of(texts: Collection[str], most: int, noun: str) -> list[str]:
+def first_kinds(texts: Sequence[str]) -> list[str]:
     """As many texts as are worth reading, each safe to show, and how many more there are."""
-    shown = [f"  {clean_line(text)}" for text in islice(texts, most)]
+    shown = [f"  {clean_line(text)}" for text in texts[:SHOWN_KINDS]]
     left = len(texts) - len(shown)
-    return [*shown, f"  and {count(left, f'more {noun}')}"] if left > 0 else shown
+    return [*shown, f"  and {count(left, 'more kind')}"] if left else shown
 
 
 def table(
