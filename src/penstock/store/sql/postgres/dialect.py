@@ -25,7 +25,7 @@ from penstock.model.lease import Lease, LeaseId, Token
 from penstock.model.lifecycle import State
 from penstock.store.api import Capabilities, Committed, StagedPart
 from penstock.store.event_ids import ids_for
-from penstock.store.sql.claim_hints import ALWAYS, KeyQueueLength, ScanFloor
+from penstock.store.sql.claim_hints import KeyQueueLength
 from penstock.store.sql.dedupe import first_of_windows, without_duplicates
 from penstock.store.sql.dialect import CLOCK, ClaimTerms
 from penstock.store.sql.event_rows import available_at, headers_text, microseconds, staged_row
@@ -206,18 +206,13 @@ class PostgresStore(ServerDialect, SqlStore):
 
     # -- claiming ---------------------------------------------------------------------------------------------
 
-    def _take_ready(self, tx: Transaction, terms: ClaimTerms, room: int) -> list[Delivery]:
-        given = terms.parameters(room)
-        if terms.types is not None:
-            return tx.deliveries(statements.TAKE_READY_TYPED, **given, floor=ALWAYS)
-        floor = self._floors.setdefault(terms.lease.queue, ScanFloor())
-        start = floor.use()
-        rows = tx.deliveries(statements.TAKE_READY, **given, floor=start)
-        if start == ALWAYS and rows:
-            floor.learn_all(terms.opened_at, *tx.row(statements.LEFT, queue=terms.lease.queue))
-        elif rows or given["alone"]:
-            floor.learn(terms.opened_at, rows)
-        return rows
+    def _take_from(self, tx: Transaction, terms: ClaimTerms, room: int, floor: datetime) -> list[Delivery]:
+        statement = statements.TAKE_READY if terms.types is None else statements.TAKE_READY_TYPED
+        return tx.deliveries(statement, **terms.parameters(room), floor=floor)
+
+    def _left(self, tx: Transaction, queue: str) -> tuple[int | None, datetime | None]:
+        lowest, oldest = tx.row(statements.LEFT, queue=queue)
+        return lowest, oldest
 
     def _take_keyed(self, tx: Transaction, terms: ClaimTerms, room: int) -> list[Delivery]:
         given = terms.parameters(room)
@@ -233,15 +228,10 @@ class PostgresStore(ServerDialect, SqlStore):
         self._free_keys(tx, [terms.lease.lease_id], served=terms.types is not None)
         return rows
 
-    def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:
-        if types is not None:
-            return bool(tx.scalar(statements.READY_TYPED, queue=queue, types=list(types), floor=ALWAYS))
-        floor = self._floors.setdefault(queue, ScanFloor())
-        start = floor.use()
-        found = bool(tx.scalar(statements.READY, queue=queue, floor=start))
-        if found and start == ALWAYS:
-            floor.forget()  # what only a full look finds, only a full look can claim
-        return found
+    def _ready_from(self, tx: Transaction, queue: str, types: Sequence[str] | None, floor: datetime) -> bool:
+        if types is None:
+            return bool(tx.scalar(statements.READY, queue=queue, floor=floor))
+        return bool(tx.scalar(statements.READY_TYPED, queue=queue, types=list(types), floor=floor))
 
     # -- leases and settling ----------------------------------------------------------------------------------
 
