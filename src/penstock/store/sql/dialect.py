@@ -34,6 +34,10 @@ Given = ParamSpec("Given")
 CONFLICT_TRIES = 8
 KEY_QUEUE_LIMIT = 100
 CLOCK = "SELECT {now}"
+CLOSE_LEASE = """
+UPDATE penstock_leases SET closed_at = {now}
+WHERE lease_id = :lease_id AND NOT EXISTS (SELECT 1 FROM penstock_claimed WHERE lease_id = :lease_id)
+"""
 # Where a delivery keeps what claims are sorted by: compared raw, without decoding every time.
 SEQ, PRIORITY, AVAILABLE_AT = map(Delivery._fields.index, ("seq", "priority", "available_at"))
 

@@ -21,7 +21,7 @@ from penstock.store.api import PURGE_BATCH, REAP_BATCH, REPLAY_BATCH, Progress, 
 from penstock.store.event_ids import refuse_twins
 from penstock.store.sql import migrate
 from penstock.store.sql.borrowed import borrowed
-from penstock.store.sql.dialect import AVAILABLE_AT, CLOCK, SEQ, ClaimTerms, Row, reading, total_of
+from penstock.store.sql.dialect import AVAILABLE_AT, CLOCK, CLOSE_LEASE, SEQ, ClaimTerms, Row, reading, total_of
 from penstock.store.sql.transaction import Transaction
 from penstock.store.sql.verbs import dead_letters, queries
 from penstock.store.sql.verbs.control import ControlVerbs
@@ -95,7 +95,7 @@ class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs, PresenceVerbs):
             room = self._allowed(tx, lease.queue, limit, control)
             events = self._take(tx, ClaimTerms(lease, types, self._time(opened_at), room), room) if room else []
         if not events:
-            tx.run(self.statements.CLOSE_LEASE, lease_id=lease.lease_id)
+            tx.run(CLOSE_LEASE, lease_id=lease.lease_id)
         return Claim(lease, _in_delivery_order(events), repeated=bool(repeats))
 
     def _take(self, tx: Transaction, terms: ClaimTerms, limit: int) -> list[Delivery]:

@@ -178,11 +178,6 @@ SELECT h.seq FROM {GIVEN} penstock_history h ON h.seq = given_seq
 WHERE h.lease_id = :lease_id AND h.what IN ('retried', 'released')
 """
 
-CLOSE_LEASE = """
-UPDATE penstock_leases SET closed_at = {now}
-WHERE lease_id = :lease_id AND NOT EXISTS (SELECT 1 FROM penstock_claimed WHERE lease_id = :lease_id)
-"""
-
 # Refused past the greatest age, or a hung handler with a live heartbeat would never be freed.
 LOCK_LIVING = """
 SELECT lease_id, token FROM penstock_leases

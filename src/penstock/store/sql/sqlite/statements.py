@@ -181,11 +181,6 @@ UNION
 SELECT seq FROM penstock_history WHERE seq IN {_SEQS} AND lease_id = :lease_id AND what IN ('retried', 'released')
 """
 
-CLOSE_LEASE = """
-UPDATE penstock_leases SET closed_at = :now
-WHERE lease_id = :lease_id AND NOT EXISTS (SELECT 1 FROM penstock_claimed WHERE lease_id = :lease_id)
-"""
-
 _IDLE = f"""
 WHERE lease_id IN {_LEASES} AND NOT EXISTS (
     SELECT 1 FROM penstock_claimed c

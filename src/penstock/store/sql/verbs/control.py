@@ -13,7 +13,7 @@ from penstock.model.records import Head, Note
 from penstock.model.selection import Selection, cancellable
 from penstock.model.text import storable
 from penstock.store.api import CANCELLED, Progress
-from penstock.store.sql.dialect import Dialect, Row, reading, total_of
+from penstock.store.sql.dialect import CLOSE_LEASE, Dialect, Row, reading, total_of
 from penstock.store.sql.transaction import Transaction
 from penstock.store.sql.verbs import queries
 
@@ -113,7 +113,7 @@ class ControlVerbs(Dialect):
         count = self._archive_as_dead(tx, State.CLAIMED, seqs, reason, by)
         self._free_keys(tx, leases)
         for lease_id in leases:
-            tx.run(self.statements.CLOSE_LEASE, lease_id=lease_id)
+            tx.run(CLOSE_LEASE, lease_id=lease_id)
         return count
 
     def note(self, lease: Lease, progress: Mapping[int, bytes]) -> frozenset[int]:

@@ -9,7 +9,7 @@ from penstock.model.lease import Lease, LeaseId, Settlement
 from penstock.model.lifecycle import OrderPolicy
 from penstock.model.outcome import Outcome
 from penstock.store.sql.borrowed import borrowed
-from penstock.store.sql.dialect import Dialect
+from penstock.store.sql.dialect import CLOSE_LEASE, Dialect
 from penstock.store.sql.outcome_rows import Asked, RouteRow, route_rows, split
 from penstock.store.sql.transaction import Transaction
 
@@ -49,7 +49,7 @@ class SettleVerbs(Dialect):
             if asked.others:
                 self._release_behind(tx, lease.lease_id, [row.seq for row in asked.others])
             self._free_keys(tx, [lease.lease_id])
-        tx.run(self.statements.CLOSE_LEASE, lease_id=lease.lease_id)
+        tx.run(CLOSE_LEASE, lease_id=lease.lease_id)
         settlement = self._settlement(tx, lease.lease_id, asked, done, finals)
         self._keep_or_drop(tx, asked, settlement)
         return settlement
@@ -105,7 +105,7 @@ class SettleVerbs(Dialect):
         routed = self._route(tx, lease.lease_id, rows)
         if keyed:
             self._free_keys(tx, [lease.lease_id])
-        tx.run(self.statements.CLOSE_LEASE, lease_id=lease.lease_id)
+        tx.run(CLOSE_LEASE, lease_id=lease.lease_id)
         return Settlement(released=routed, lost=asked - routed)
 
     def release(self, lease: Lease) -> int:
@@ -116,7 +116,7 @@ class SettleVerbs(Dialect):
                 return 0
             count = self._release(tx, lease.lease_id)
             self._free_keys(tx, [lease.lease_id])
-            tx.run(self.statements.CLOSE_LEASE, lease_id=lease.lease_id)
+            tx.run(CLOSE_LEASE, lease_id=lease.lease_id)
             return count
 
         return self._transact(work)
