@@ -11,6 +11,7 @@ from functools import wraps
 from math import inf
 from types import ModuleType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from uuid import UUID
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
@@ -21,7 +22,7 @@ from penstock.model.event import Delivery, Event, EventId
 from penstock.model.lease import Lease, LeaseId, Token
 from penstock.model.lifecycle import State
 from penstock.model.times import Clock
-from penstock.store.api import Capabilities, Progress, StoreOptions
+from penstock.store.api import Capabilities, Committed, Progress, StagedPart, StoreOptions
 from penstock.store.sql import upserts
 from penstock.store.sql.outcome_rows import OutcomeRow, RouteRow
 from penstock.store.sql.pool import PoolGenerations
@@ -93,8 +94,10 @@ class Steps(Protocol):
     def _reap(self, tx: Transaction, limit: int) -> tuple[list[LeaseId], int]: ...
     def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int: ...
     def _purge(self, tx: Transaction, seqs: list[int]) -> int: ...
+    def _stage(self, tx: Transaction, part: StagedPart, events: Sequence[Event], start: int) -> None: ...
+    def _move_staged(self, tx: Transaction, write_id: UUID, batch_id: int, parts: list[UUID]) -> Committed: ...
 
-    def _forget_scan_floor(self) -> None:
+    def scan_everything(self) -> None:
         """Events may have become pending with an older time: a backend that bounds its claims looks at all again."""
 
     def _oldest_snapshot_seconds(self, tx: Transaction) -> float | None:

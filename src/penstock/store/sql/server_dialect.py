@@ -79,7 +79,7 @@ class ServerDialect(Dialect):
             floor.forget()  # what only a full look finds, only a full look can claim
         return found
 
-    def _forget_scan_floor(self) -> None:
+    def scan_everything(self) -> None:
         for floor in self._floors.values():
             floor.forget()
 

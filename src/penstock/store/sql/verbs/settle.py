@@ -22,7 +22,7 @@ class SettleVerbs(Dialect):
             return Settlement()
         asked = split(outcomes)
         if asked.others:
-            self._forget_scan_floor()
+            self.scan_everything()
         return self._transact(lambda tx: self._settle(tx, lease, asked))
 
     def settle_in(self, connection: object, lease: Lease, outcomes: Mapping[int, Outcome]) -> Settlement:
@@ -31,7 +31,7 @@ class SettleVerbs(Dialect):
             return Settlement()
         asked = split(outcomes)
         if asked.others:
-            self._forget_scan_floor()
+            self.scan_everything()
         with borrowed(connection, self.engine.dialect.name) as cursor, self._translated():
             return self._settle(self._transaction(None, cursor), lease, asked)
 
@@ -91,7 +91,7 @@ class SettleVerbs(Dialect):
             return Settlement()
         if not all(queues.values()):
             raise UsageError("an event is routed to at least one queue")
-        self._forget_scan_floor()
+        self.scan_everything()
         return self._transact(lambda tx: self._routed(tx, lease, route_rows(queues)))
 
     def _routed(self, tx: Transaction, lease: Lease, rows: list[RouteRow]) -> Settlement:
@@ -109,7 +109,7 @@ class SettleVerbs(Dialect):
         return Settlement(released=routed, lost=asked - routed)
 
     def release(self, lease: Lease) -> int:
-        self._forget_scan_floor()
+        self.scan_everything()
 
         def work(tx: Transaction) -> int:
             if tx.row(self.statements.LOCK_LEASE, lease_id=lease.lease_id, token=lease.token) is None:
