@@ -35,7 +35,7 @@ from penstock.store.event_ids import ids_for
 from penstock.store.sql.claim_hints import ALWAYS
 from penstock.store.sql.dedupe import Named, Window, first_of_windows, window, without_duplicates
 from penstock.store.sql.dialect import ClaimTerms
-from penstock.store.sql.event_rows import available_at, event_row, headers_text, microseconds, staged_row
+from penstock.store.sql.event_rows import event_row, headers_text, microseconds, pending_row, staged_row
 from penstock.store.sql.multi_statement import StepwiseStore
 from penstock.store.sql.outcome_rows import RouteRow
 from penstock.store.sql.sqlite import maintenance, staging, statements
@@ -151,7 +151,8 @@ class SqliteStore(StepwiseStore):
         # One writer at a time: the numbers of these events follow each other.
         (last,) = cursor.execute(maintenance.LAST_NUMBER).fetchone()
         numbered = enumerate((event for _, event in written), last - len(written) + 1)
-        cursor.executemany(maintenance.EMIT_PENDING, [_pending_row(seq, event, now) for seq, event in numbered])
+        pending = [pending_row(seq, event, now, to_micros, microseconds) for seq, event in numbered]
+        cursor.executemany(maintenance.EMIT_PENDING, pending)
         keys = {(event.queue, event.ordering_key, now) for _, event in written if event.ordering_key is not None}
         cursor.executemany(maintenance.ADD_KEY, sorted(keys))
         return [holders.get(window(event), event_id) for event_id, event in given]
@@ -238,11 +239,6 @@ def _set_up(connection: Any, _record: Any) -> None:
 def _begin(connection: Any) -> None:
     reads_only = connection.get_execution_options().get("reads_only", False)
     connection.exec_driver_sql("BEGIN" if reads_only else "BEGIN IMMEDIATE")
-
-
-def _pending_row(seq: int, event: Event, now: int) -> tuple[Any, ...]:
-    available = available_at(event, now, to_micros, microseconds)
-    return (seq, event.queue, event.ordering_key, event.priority, event.max_attempts, available)
 
 
 @cache

@@ -1,6 +1,7 @@
 """The statements beside the flow on SQLite: replay, purge, relays and maintenance."""
 
 from penstock.store.sql.columns import COLUMNS, FRESH, REPLAYED, UNSETTLED, changing
+from penstock.store.sql.schema import CHANGING
 
 _SEQS = "(SELECT value FROM json_each(:seqs))"
 
@@ -113,11 +114,7 @@ EMIT_EVENT = """
 INSERT INTO penstock_events (event_id, event_type, payload, headers, partition_key, ordering_key, created_at)
 VALUES (?, ?, ?, ?, ?, ?, ?)
 """
-EMIT_PENDING = """
-INSERT INTO penstock_pending (seq, queue, ordering_key, priority, attempts, deliveries, max_attempts, replays, suspect,
-                              available_at)
-VALUES (?, ?, ?, ?, 0, 0, ?, 0, 0, ?)
-"""
+EMIT_PENDING = f"INSERT INTO penstock_pending ({COLUMNS}) VALUES ({', '.join('?' * len(CHANGING))})"
 ADD_KEY = "INSERT INTO penstock_keys (queue, ordering_key, next_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
 
 # :rows is a list of [queue, dedupe key, event id, end of the window].
