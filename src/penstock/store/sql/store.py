@@ -16,8 +16,7 @@ from penstock.model.lease import DEFAULT_LEASE_SECONDS, Claim, Held, Lease, Leas
 from penstock.model.lifecycle import DEFAULT_MAX_ATTEMPTS, weight
 from penstock.model.selection import Selection, purgeable
 from penstock.model.stats import Stats
-from penstock.model.times import Clock
-from penstock.store.api import PURGE_BATCH, REAP_BATCH, REPLAY_BATCH, Progress, StoreOptions, Upgrade
+from penstock.store.api import PURGE_BATCH, REAP_BATCH, REPLAY_BATCH, Progress, Upgrade
 from penstock.store.event_ids import refuse_twins
 from penstock.store.sql import migrate
 from penstock.store.sql.borrowed import borrowed
@@ -36,9 +35,7 @@ RELAY_RETENTION_SECONDS = 300.0
 class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs):
     """The shared half of a SQL store. See `penstock.store.api.Store` for what each verb promises."""
 
-    def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
-        super().__init__(url, options, clock)
-        self._keyed_first = False
+    _keyed_first = False
 
     # -- emit -------------------------------------------------------------------------------------------------
 
@@ -140,7 +137,7 @@ class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs):
     ) -> int:
         selection.require("replay")
         if dry_run:
-            return self._look(lambda tx: queries.count_settled(tx.connection, selection))
+            return sum(kind.count for kind in self.settled_counts(selection))
         self.scan_everything()
         return self._settled_in_batches(selection, REPLAY_BATCH, lambda tx, seqs: self._replay(tx, seqs, by), progress)
 
@@ -155,7 +152,7 @@ class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs):
         selection.require("purge")
         chosen = purgeable(selection)
         if dry_run:
-            return self._look(lambda tx: queries.count_settled(tx.connection, chosen))
+            return sum(kind.count for kind in self.settled_counts(chosen))
         return self._settled_in_batches(chosen, batch, self._purge_and_count, progress)
 
     def _purge_and_count(self, tx: Transaction, seqs: list[int]) -> int:

@@ -61,11 +61,6 @@ def settled(connection: Connection, selection: Selection, *, after: int, until: 
     return connection.execute(statement).all()
 
 
-def count_settled(connection: Connection, selection: Selection) -> int:
-    statement = select(func.count()).select_from(SETTLED).where(*chosen_settled(selection))
-    return int(connection.execute(statement).scalar_one())
-
-
 def settled_counts(connection: Connection, selection: Selection) -> list[SettledCount]:
     """What a replay or purge of the selection would touch, by kind, the commonest first."""
     kind = (archive.c.state, archive.c.queue, events.c.event_type)

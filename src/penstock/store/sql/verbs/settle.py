@@ -21,19 +21,14 @@ class SettleVerbs(Dialect):
         if not outcomes:
             return Settlement()
         asked = split(outcomes)
-        if asked.others:
-            self.scan_everything()
         return self._transact(lambda tx: self._settle(tx, lease, asked))
 
     def settle_in(self, connection: object, lease: Lease, outcomes: Mapping[int, Outcome]) -> Settlement:
         """Settle inside the caller's transaction: its writes and the settlement commit together, or neither does."""
         if not outcomes:
             return Settlement()
-        asked = split(outcomes)
-        if asked.others:
-            self.scan_everything()
         with borrowed(connection, self.engine.dialect.name) as cursor, self._translated():
-            return self._settle(self._transaction(None, cursor), lease, asked)
+            return self._settle(self._transaction(None, cursor), lease, split(outcomes))
 
     def _settle(self, tx: Transaction, lease: Lease, asked: Asked) -> Settlement:
         held = tx.row(self.statements.LOCK_LEASE, lease_id=lease.lease_id, token=lease.token)
@@ -43,6 +38,7 @@ class SettleVerbs(Dialect):
         done = self._publish(tx, lease.lease_id, asked.published) if asked.published else frozenset()
         finals: list[Any] = []
         if asked.others:
+            self.scan_everything()
             skip = self.options.order_policy is OrderPolicy.SKIP
             finals = self._apply(tx, lease.lease_id, asked.others, max_attempts, skip)
         if keyed:
