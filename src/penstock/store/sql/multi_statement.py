@@ -96,9 +96,9 @@ class StepwiseStore(SqlStore):
         for key, seq in tx.rows(self.statements.WENT_BACK, seqs=seqs):
             back[key] = min(seq, back.get(key, seq))
         held = tx.rows(self.statements.HELD_KEYS_BY_SEQ, lease_id=lease_id) if back else ()
-        behind = [OutcomeRow(seq, "RELEASED") for seq, key in held if key in back and seq > back[key]]
+        behind = [[seq, "RELEASED", None, 0] for seq, key in held if key in back and seq > back[key]]
         if behind:
-            self._apply(tx, lease_id, behind, max_attempts=0, skip=False)
+            tx.run_all(self.statements.APPLY, lease_id=lease_id, rows=behind, skip=False)
 
     def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None:
         """Let those of the living stay that fit into one claim."""
