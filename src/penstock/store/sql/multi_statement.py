@@ -91,15 +91,6 @@ class StepwiseStore(SqlStore):
     def _release(self, tx: Transaction, lease_id: LeaseId) -> int:
         return tx.run_all(self.statements.RELEASE, lease_id=lease_id)
 
-    def _release_behind(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> None:
-        back: dict[str, int] = {}
-        for key, seq in tx.rows(self.statements.WENT_BACK, seqs=seqs):
-            back[key] = min(seq, back.get(key, seq))
-        held = tx.rows(self.statements.HELD_KEYS_BY_SEQ, lease_id=lease_id) if back else ()
-        behind = [[seq, "RELEASED", None, 0] for seq, key in held if key in back and seq > back[key]]
-        if behind:
-            tx.run_all(self.statements.APPLY, lease_id=lease_id, rows=behind, skip=False)
-
     def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None:
         """Let those of the living stay that fit into one claim."""
         held = tx.rows(CHOOSE_HELD, lease_id=lease_id, max_attempts=max_attempts)

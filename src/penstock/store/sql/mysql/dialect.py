@@ -157,6 +157,15 @@ class MysqlStore(ServerDialect, StepwiseStore):
         keys = dict(tx.rows(statements.HELD_KEYS_BY_SEQ, lease_id=lease_id))
         self._hold(tx, [(row.queue, keys[row.seq]) for row in rows if row.seq in keys])
 
+    def _release_behind(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> None:
+        back: dict[str, int] = {}
+        for key, seq in tx.rows(statements.WENT_BACK, seqs=seqs):
+            back[key] = min(seq, back.get(key, seq))
+        held = tx.rows(statements.HELD_KEYS_BY_SEQ, lease_id=lease_id) if back else ()
+        behind = [[seq, "RELEASED", None, 0] for seq, key in held if key in back and seq > back[key]]
+        if behind:
+            tx.run_all(statements.APPLY, lease_id=lease_id, rows=behind, skip=False)
+
     def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId], *, served: bool = True) -> None:
         ordering_keys.free(tx, lease_ids, served=served)
 

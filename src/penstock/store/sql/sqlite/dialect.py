@@ -213,6 +213,11 @@ class SqliteStore(StepwiseStore):
     def _hold_keys_of(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> None:
         tx.run(maintenance.HOLD_KEYS_OF, lease_id=lease_id, rows=[[row.seq, row.queue] for row in rows])
 
+    def _release_behind(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> None:
+        rows = [[seq, "RELEASED", None, 0] for (seq,) in tx.rows(statements.BEHIND, lease_id=lease_id, seqs=seqs)]
+        if rows:
+            tx.run_all(statements.APPLY, lease_id=lease_id, rows=rows, skip=False)
+
     def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId], *, served: bool = True) -> None:
         tx.run_all(statements.FREE_KEYS, lease_ids=list(lease_ids), served=served)
 

@@ -169,10 +169,12 @@ APPLY = (
 )
 
 # What stands behind an event that went back to its line goes back with it: whoever repeats the claim would overtake.
-WENT_BACK = f"SELECT ordering_key, seq FROM penstock_pending WHERE seq IN {_SEQS} AND ordering_key IS NOT NULL"
-HELD_KEYS_BY_SEQ = (
-    "SELECT seq, ordering_key FROM penstock_claimed WHERE lease_id = :lease_id AND ordering_key IS NOT NULL"
-)
+BEHIND = f"""
+SELECT c.seq FROM penstock_claimed c
+WHERE c.lease_id = :lease_id AND c.ordering_key IS NOT NULL AND EXISTS (
+    SELECT 1 FROM penstock_pending p
+    WHERE p.queue = c.queue AND p.ordering_key = c.ordering_key AND p.seq < c.seq AND p.seq IN {_SEQS})
+"""
 
 # What went back to pending left its line in the history.
 SETTLED_BEFORE = f"""
