@@ -16,7 +16,7 @@ from penstock.model.errors import StoreConflict, StoreError
 from penstock.model.event import Event
 from penstock.model.outcome import PUBLISHED
 from penstock.model.selection import Selection
-from penstock.store.registry import open_sql_store
+from penstock.store.registry import open_store
 from penstock.store.sql import migrate
 from penstock.store.sql.store import SqlStore
 from tests.support.processes import wait_until
@@ -60,7 +60,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def store(url: str) -> Iterator[SqlStore]:
-    store = open_sql_store(url)
+    store = open_store(url)
     yield store
     store.close()
 
@@ -122,7 +122,7 @@ def test_processes_that_start_together_run_each_step_once(url: str, store: SqlSt
 
 
 def initialise(url: str, together: Any, done: Any) -> None:
-    store = open_sql_store(url)
+    store = open_store(url)
     together.wait(WAIT_SECONDS)
     try:
         done.put(list(store.initialise().steps))

@@ -265,7 +265,8 @@ def test_thousands_take_as_many_statements_as_five(
         store.close()
     (claiming_few, few), (claiming_many, many) = counts
     assert claiming_many == claiming_few < 12
-    assert many <= few + 1 < 16  # keys that are to be freed take one more
+    assert many <= few + 3  # keys that are to be freed take one more, suspects that go back three
+    assert many < 16
 
 
 def drain(store: SqlStore, clock: ManualClock) -> None:

@@ -75,17 +75,6 @@ def test_a_database_without_tables_says_how_to_make_them(postgres_url: str) -> N
     store.close()
 
 
-def test_upkeep_runs_on_tables_without_staging(postgres_url: str) -> None:
-    """Tables of the version before staging, as in a rolling upgrade: upkeep does the rest of its work."""
-    store = open_store(postgres_url)
-    store.initialise()
-    with store.transaction() as connection:
-        connection.exec_driver_sql("DROP TABLE penstock_staged, penstock_sinks")
-    store.maintain()
-    assert store.append([event()])
-    store.close()
-
-
 def test_tables_of_newer_code_are_refused(postgres_url: str) -> None:
     store = open_store(postgres_url)
     store.initialise()

@@ -42,6 +42,7 @@ TESTS: dict[str, Sequence[str]] = {
     "penstock.model.retry": ("tests/core", "tests/publish/test_dispatch.py"),
     "penstock.publish.dispatch.dispatch": ("tests/publish/test_dispatch.py",),
     "penstock.store.sql.store": STORE,
+    "penstock.store.sql.multi_statement": STORE,
     "penstock.store.sql.outcome_rows": STORE,
     "penstock.store.sql.verbs.settle": STORE,
     "penstock.store.sql.sqlite.dialect": STORE,

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from penstock.config.extras import needs_extra
 from penstock.config.permissions import create_file, make_folder, sync_folder
 from penstock.model.errors import StoreUnavailable
 
@@ -40,8 +39,8 @@ class ObstoreBucket:
     """A bucket, or a prefix of one, through obstore."""
 
     def __init__(self, store: Any, shown: str) -> None:
-        with needs_extra("a queue on object storage", "objects"):
-            from obstore import exceptions
+        from obstore import exceptions
+
         self._store = store
         self._shown = shown
         self._absent = (exceptions.NotFoundError, FileNotFoundError)

@@ -18,7 +18,7 @@ from penstock.model.errors import NotInitialised, PenstockError, StoreConflict, 
 from penstock.store.objects.address import Address
 from penstock.store.objects.bucket import Bucket, Overtaken, Version
 from penstock.store.objects.document import MICROS, BrokerRow, Document, SessionRow
-from penstock.store.objects.operations import CHANGES, QUERIES, claims, reply, retention
+from penstock.store.objects.operations import CHANGES, QUERIES, claims, retention
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,9 @@ class Request:
         if self.error is not None:
             raise self.error
         assert self._document is not None
-        return reply(self.operation, self._document, self.args, self.answer)
+        # A claim's events are read from the document, as its stored answer has none.
+        answer = self.answer
+        return claims.claimed(self._document, self.args, answer) if self.operation == "claim" else answer
 
 
 class Committer:

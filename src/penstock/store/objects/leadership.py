@@ -45,30 +45,24 @@ class Runtime:
         """The committer of this process, if it is or was a candidate."""
         return None if self._candidate is None else self._candidate.committer
 
-    def change(self, operation: str, args: Mapping[str, Any]) -> Any:
-        """Execute a change at most once."""
-        return self._execute(operation, args, reads=False)
-
-    def query(self, operation: str, args: Mapping[str, Any]) -> Any:
-        return self._execute(operation, args, reads=True)
-
-    def _execute(self, operation: str, args: Mapping[str, Any], *, reads: bool) -> Any:
+    def execute(self, operation: str, args: Mapping[str, Any]) -> Any:
+        """Execute a change at most once, or a query."""
         with self._lock:
             session = self._sessions.pop() if self._sessions else ClientSession()
-        session.number += not reads
+        session.number += operation not in QUERIES
         deadline = time.monotonic() + self._address.wait_seconds
         request = Request(operation, args, session.session_id, session.number, deadline)
         try:
-            return self._until_answered(request, session, reads=reads)
+            return self._until_answered(request, session)
         finally:
             with self._lock:
                 self._sessions.append(session)
 
-    def _until_answered(self, request: Request, session: ClientSession, *, reads: bool) -> Any:
+    def _until_answered(self, request: Request, session: ClientSession) -> Any:
         pause, seen = FIRST_PAUSE, "there is no broker"
         while True:
             try:
-                return self._ask(request, session, reads=reads)
+                return self._ask(request, session)
             except NotTheBroker as error:
                 self._broker = error.broker
             except Unreachable as error:
@@ -82,8 +76,9 @@ class Runtime:
             time.sleep(pause)
             pause = min(pause * 1.5, LONGEST_PAUSE)
 
-    def _ask(self, request: Request, session: ClientSession, *, reads: bool) -> Any:
+    def _ask(self, request: Request, session: ClientSession) -> Any:
         committer = self.committer
+        reads = request.operation in QUERIES
         if committer is None or not committer.leads:
             broker = self._broker or self._find(reads=reads)
             if broker is not None:

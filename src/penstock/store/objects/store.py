@@ -83,11 +83,8 @@ class ObjectStore:
                 self._owner = os.getpid()
             return self._runtime
 
-    def _change(self, operation: str, **args: Any) -> Any:
-        return self.runtime.change(operation, args)
-
-    def _query(self, operation: str, **args: Any) -> Any:
-        return self.runtime.query(operation, args)
+    def _execute(self, operation: str, **args: Any) -> Any:
+        return self.runtime.execute(operation, args)
 
     def _unsupported(self, what: str) -> NoReturn:
         raise NotSupported(f"{self.url} {what}; use a store on PostgreSQL, MySQL, MariaDB or SQLite")
@@ -116,7 +113,7 @@ class ObjectStore:
             lambda pair: len(pair[0].payload) > INLINE_BYTES,
         )
         rows = [codec.new_event(*row) for row in zip(events, ids, blobs, strict=True)]
-        for place, first in self._change("append", events=rows):
+        for place, first in self._execute("append", events=rows):
             ids[place] = EventId(UUID(first))
         return ids
 
@@ -136,7 +133,7 @@ class ObjectStore:
         if limit < 1 or lease_seconds <= 0 or max_attempts < 1:
             raise UsageError("limit, lease_seconds and max_attempts must be greater than 0")
         lease = Lease(lease_id or _own_lease_id(), Token(uuid4()), queue, lease_seconds)
-        answer = self._change(
+        answer = self._execute(
             "claim",
             **_named(lease),
             queue=queue,
@@ -153,7 +150,7 @@ class ObjectStore:
         return Claim(lease, events, repeated=answer["repeated"])
 
     def ready(self, queue: str, *, types: Sequence[str] | None = None) -> bool:
-        return bool(self._query("ready", queue=queue, types=None if types is None else list(types)))
+        return bool(self._execute("ready", queue=queue, types=None if types is None else list(types)))
 
     def scan_everything(self) -> None:
         """Do nothing: every claim considers all events of its queue."""
@@ -162,43 +159,43 @@ class ObjectStore:
         if not leases:
             return []
         rows = [(one.lease_id.hex, one.token.hex, codec.micros(one.lease_seconds)) for one in leases]
-        held = self._change("extend", leases=rows, max_age=codec.micros(self.options.max_lease_age_seconds))
+        held = self._execute("extend", leases=rows, max_age=codec.micros(self.options.max_lease_age_seconds))
         return [leases[place] for place in held]
 
     def held(self, lease_ids: Sequence[LeaseId]) -> Sequence[Held]:
-        rows = self._query("held", lease_ids=[one.hex for one in lease_ids]) if lease_ids else []
+        rows = self._execute("held", lease_ids=[one.hex for one in lease_ids]) if lease_ids else []
         return [Held(Lease(LeaseId(UUID(row[0])), Token(UUID(row[1])), row[2]), row[3]) for row in rows]
 
     def settle(self, lease: Lease, outcomes: Mapping[int, Outcome]) -> Settlement:
         if not outcomes:
             return Settlement()
         rows = [codec.outcome_row(seq, outcome, self._blobs.put) for seq, outcome in outcomes.items()]
-        return codec.settlement(self._change("settle", **_named(lease), outcomes=rows))
+        return codec.settlement(self._execute("settle", **_named(lease), outcomes=rows))
 
     def release(self, lease: Lease) -> int:
-        return int(self._change("release", **_named(lease)))
+        return int(self._execute("release", **_named(lease)))
 
     def reap(self, *, limit: int = REAP_BATCH) -> int:
-        return int(self._change("reap", limit=limit))
+        return int(self._execute("reap", limit=limit))
 
     def note(self, lease: Lease, progress: Mapping[int, bytes]) -> frozenset[int]:
         if not progress:
             return frozenset()
         rows = [(seq, self._blobs.put(str(seq), data)) for seq, data in progress.items()]
-        return frozenset(self._change("note", **_named(lease), progress=rows))
+        return frozenset(self._execute("note", **_named(lease), progress=rows))
 
     # -- controls ---------------------------------------------------------------------------------------------
 
     def pause(self, queue: str, *, by: str = "operator") -> None:
         require_queue(queue)
-        self._change("pause", queue=queue, by=by)
+        self._execute("pause", queue=queue, by=by)
 
     def resume(self, queue: str) -> bool:
         require_queue(queue)
-        return bool(self._change("resume", queue=queue))
+        return bool(self._execute("resume", queue=queue))
 
     def controls(self) -> Sequence[QueueControl]:
-        return [QueueControl(queue, from_micros(at), by) for queue, at, by in self._query("paused")]
+        return [QueueControl(queue, from_micros(at), by) for queue, at, by in self._execute("paused")]
 
     def cancel(
         self,
@@ -234,38 +231,38 @@ class ObjectStore:
 
     def _all(self, operation: str, selection: Selection, progress: Progress | None, **args: Any) -> int:
         """Change all events of a selection in one write."""
-        total = int(self._change(operation, selection=to_request(selection), **args))
+        total = int(self._execute(operation, selection=to_request(selection), **args))
         if progress is not None:
             progress(total)
         return total
 
     def maintain(self) -> None:
-        self._change("tend")
+        self._execute("tend")
         if time.monotonic() - self._swept > SWEEP_SECONDS:
             self._swept = time.monotonic()
             sweep(self.bucket)
 
     def announce(self, relay: Relay, *, stopping: bool = False) -> bool:
         fields = {"queue": relay.queue, "destination": relay.destination, "host": relay.host}
-        return bool(self._change("beat", relay_id=relay.relay_id.hex, **fields, stopping=stopping))
+        return bool(self._execute("beat", relay_id=relay.relay_id.hex, **fields, stopping=stopping))
 
     def asked_to_stop(self, relay_id: UUID) -> bool:
-        return bool(self._query("stopping", relay_id=relay_id.hex))
+        return bool(self._execute("stopping", relay_id=relay_id.hex))
 
     def withdraw(self, relay_id: UUID) -> None:
-        self._change("forget", relay_id=relay_id.hex)
+        self._execute("forget", relay_id=relay_id.hex)
 
     # -- queries ----------------------------------------------------------------------------------------------
 
     def find(self, selection: Selection, *, after: int | None = None, limit: int = 100) -> Page:
-        answer = self._query("find", selection=to_request(selection), after=after, limit=limit)
+        answer = self._execute("find", selection=to_request(selection), after=after, limit=limit)
         records = self._blobs.map(
             lambda row: codec.record(row, self._blobs.get), answer["records"], lambda row: row[0][4] == OBJECT
         )
         return Page(records, answer["after"])
 
     def history(self, event_id: EventId) -> Sequence[HistoryEntry]:
-        return [codec.history_entry(row) for row in self._query("history", event_id=event_id.hex)]
+        return [codec.history_entry(row) for row in self._execute("history", event_id=event_id.hex)]
 
     def settled_counts(self, selection: Selection) -> Sequence[SettledCount]:
         return self._counts(selection, settled=True)
@@ -274,37 +271,37 @@ class ObjectStore:
         return self._counts(cancellable(selection), settled=False)
 
     def _counts(self, selection: Selection, *, settled: bool) -> Sequence[SettledCount]:
-        rows = self._query("counts", selection=to_request(selection), settled=settled)
+        rows = self._execute("counts", selection=to_request(selection), settled=settled)
         return [SettledCount(State(row[0]), row[1], row[2], row[3]) for row in rows]
 
     def deaths(self, selection: Selection, *, after: DeathMark | None = None, limit: int = 100) -> DeathPage:
         mark = None if after is None else (to_micros(after.died_at), after.seq)
-        rows = self._query("deaths", selection=to_request(only_dead(selection)), after=mark, limit=limit)
+        rows = self._execute("deaths", selection=to_request(only_dead(selection)), after=mark, limit=limit)
         return page_of([codec.death(row) for row in rows], limit)
 
     def death_counts(self, selection: Selection) -> Sequence[DeathCount]:
-        return [DeathCount(*row) for row in self._query("death_counts", selection=to_request(only_dead(selection)))]
+        return [DeathCount(*row) for row in self._execute("death_counts", selection=to_request(only_dead(selection)))]
 
     def bounds(self) -> tuple[int, int]:
-        first, last = self._query("bounds")
+        first, last = self._execute("bounds")
         return first, last
 
     def stats(self) -> Stats:
-        return codec.stats(self._query("stats"))
+        return codec.stats(self._execute("stats"))
 
     def notes(self, ids: Collection[EventId]) -> Mapping[EventId, Note]:
-        rows = self._query("notes", ids=[one.hex for one in ids]) if ids else []
+        rows = self._execute("notes", ids=[one.hex for one in ids]) if ids else []
         get = self._blobs.get
         return {
             EventId(UUID(row[0])): Note(*(None if blob is None else get(*blob) for blob in row[1:])) for row in rows
         }
 
     def heads(self, prefix: str, *, queues: Collection[str] | None = None) -> Sequence[Head]:
-        rows = self._query("heads", prefix=prefix, queues=None if queues is None else list(queues))
+        rows = self._execute("heads", prefix=prefix, queues=None if queues is None else list(queues))
         return [Head(rank, from_micros(at), seq, queue) for rank, at, seq, queue in rows]
 
     def now(self) -> datetime:
-        return from_micros(self._query("now"))
+        return from_micros(self._execute("now"))
 
     # -- capabilities that this store doesn't declare ---------------------------------------------------------
 

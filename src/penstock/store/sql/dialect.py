@@ -11,6 +11,7 @@ from functools import wraps
 from math import inf
 from types import ModuleType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from uuid import UUID
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
@@ -21,7 +22,7 @@ from penstock.model.event import Delivery, Event, EventId
 from penstock.model.lease import Lease, LeaseId, Token
 from penstock.model.lifecycle import State
 from penstock.model.times import Clock
-from penstock.store.api import Capabilities, Progress, StoreOptions
+from penstock.store.api import Capabilities, Committed, Progress, StagedPart, StoreOptions
 from penstock.store.sql import upserts
 from penstock.store.sql.outcome_rows import OutcomeRow, RouteRow
 from penstock.store.sql.pool import PoolGenerations
@@ -34,6 +35,10 @@ Given = ParamSpec("Given")
 CONFLICT_TRIES = 8
 KEY_QUEUE_LIMIT = 100
 CLOCK = "SELECT {now}"
+CLOSE_LEASE = """
+UPDATE penstock_leases SET closed_at = {now}
+WHERE lease_id = :lease_id AND NOT EXISTS (SELECT 1 FROM penstock_claimed WHERE lease_id = :lease_id)
+"""
 # Where a delivery keeps what claims are sorted by: compared raw, without decoding every time.
 SEQ, PRIORITY, AVAILABLE_AT = map(Delivery._fields.index, ("seq", "priority", "available_at"))
 
@@ -71,8 +76,10 @@ class Steps(Protocol):
     def _time(self, raw: Any) -> datetime: ...
     def _append(self, cursor: Any, events: Sequence[Event]) -> list[EventId]: ...
     def _take_ready(self, tx: Transaction, terms: ClaimTerms, room: int) -> list[Delivery]: ...
+    def _take_from(self, tx: Transaction, terms: ClaimTerms, room: int, floor: datetime) -> list[Delivery]: ...
     def _take_keyed(self, tx: Transaction, terms: ClaimTerms, room: int) -> list[Delivery]: ...
     def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool: ...
+    def _ready_from(self, tx: Transaction, queue: str, types: Sequence[str] | None, floor: datetime) -> bool: ...
     def _extend(self, tx: Transaction, leases: Sequence[Lease], max_age: float) -> set[tuple[LeaseId, Token]]: ...
     def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> frozenset[int]: ...
     def _apply(
@@ -87,8 +94,10 @@ class Steps(Protocol):
     def _reap(self, tx: Transaction, limit: int) -> tuple[list[LeaseId], int]: ...
     def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int: ...
     def _purge(self, tx: Transaction, seqs: list[int]) -> int: ...
+    def _stage(self, tx: Transaction, part: StagedPart, events: Sequence[Event], start: int) -> None: ...
+    def _move_staged(self, tx: Transaction, write_id: UUID, batch_id: int, parts: list[UUID]) -> Committed: ...
 
-    def _forget_scan_floor(self) -> None:
+    def scan_everything(self) -> None:
         """Events may have become pending with an older time: a backend that bounds its claims looks at all again."""
 
     def _oldest_snapshot_seconds(self, tx: Transaction) -> float | None:

@@ -14,17 +14,23 @@ def headers_text(event: Event) -> str | None:
     return json.dumps(dict(event.headers)) if event.headers else None
 
 
-def event_row(event_id: object, event: Event, now: object) -> tuple[Any, ...]:
+def event_row(
+    event_id: object, event: Event, now: object, encode: Callable[[Event], object] = headers_text
+) -> tuple[Any, ...]:
     """Return the id, type, payload, headers, keys and time of an event, as the tables of the events have them."""
-    fixed = (event.event_type, event.payload, headers_text(event), event.partition_key, event.ordering_key)
-    return (event_id, *fixed, now)
+    return (event_id, event.event_type, event.payload, encode(event), event.partition_key, event.ordering_key, now)
 
 
-def available_at(event: Event, now: Any, encode_time: Callable[[datetime], Any], wait: Callable[[float], Any]) -> Any:
-    """Return when an event may go: at its own time, after its delay, or now."""
+def pending_row(
+    seq: int, event: Event, now: Any, encode_time: Callable[[datetime], Any], wait: Callable[[float], Any]
+) -> tuple[Any, ...]:
+    """Return a row of `penstock_pending`: the event may go at its own time, after its delay, or now."""
+    available = now
     if event.available_at is not None:
-        return encode_time(event.available_at)
-    return now if event.delay_seconds is None else now + wait(event.delay_seconds)
+        available = encode_time(event.available_at)
+    elif event.delay_seconds is not None:
+        available = now + wait(event.delay_seconds)
+    return (seq, event.queue, event.ordering_key, event.priority, 0, 0, event.max_attempts, 0, 0, available, None)
 
 
 def microseconds(seconds: float) -> int:

@@ -1,17 +1,20 @@
 """What the databases with a server share: a pool of connections, a clock in the statements, and hints for claims."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import URL, Engine, create_engine
 
+from penstock.model.event import Delivery
 from penstock.model.times import Clock
 from penstock.store.api import StoreOptions
-from penstock.store.sql.claim_hints import KeyQueueLength, ScanFloor
-from penstock.store.sql.dialect import Dialect
-from penstock.store.sql.transaction import percent_style
+from penstock.store.sql.claim_hints import ALWAYS, KeyQueueLength, ScanFloor
+from penstock.store.sql.dialect import ClaimTerms, Dialect
+from penstock.store.sql.transaction import Transaction, percent_style
 
 CONNECT_SECONDS = 10
 
@@ -52,7 +55,31 @@ class ServerDialect(Dialect):
             prepared = self._prepared[statement] = percent_style(statement.replace("{now}", self._now))
         return prepared
 
-    def _forget_scan_floor(self) -> None:
+    def _take_ready(self, tx: Transaction, terms: ClaimTerms, room: int) -> list[Delivery]:
+        if terms.types is not None:
+            return self._take_from(tx, terms, room, ALWAYS)
+        floor = self._floors.setdefault(terms.lease.queue, ScanFloor())
+        start = floor.use()
+        rows = self._take_from(tx, terms, room, start)
+        if start == ALWAYS and rows:
+            floor.learn_all(terms.opened_at, *self._left(tx, terms.lease.queue))
+        elif rows or room == terms.limit:
+            floor.learn(terms.opened_at, rows)
+        return rows
+
+    @abstractmethod
+    def _left(self, tx: Transaction, queue: str) -> tuple[int | None, datetime | None]:
+        """The lowest priority and the oldest time of what a claim has left."""
+
+    def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:
+        floor = ScanFloor() if types is not None else self._floors.setdefault(queue, ScanFloor())
+        start = floor.use()
+        found = self._ready_from(tx, queue, types, start)
+        if found and start == ALWAYS:
+            floor.forget()  # what only a full look finds, only a full look can claim
+        return found
+
+    def scan_everything(self) -> None:
         for floor in self._floors.values():
             floor.forget()
 

@@ -16,35 +16,31 @@ from penstock.model.lease import DEFAULT_LEASE_SECONDS, Claim, Held, Lease, Leas
 from penstock.model.lifecycle import DEFAULT_MAX_ATTEMPTS, weight
 from penstock.model.selection import Selection, purgeable
 from penstock.model.stats import Stats
-from penstock.model.times import Clock
-from penstock.store.api import PURGE_BATCH, REAP_BATCH, REPLAY_BATCH, Progress, StoreOptions, Upgrade
+from penstock.store.api import PURGE_BATCH, REAP_BATCH, REPLAY_BATCH, Progress, Upgrade
 from penstock.store.event_ids import refuse_twins
 from penstock.store.sql import migrate
 from penstock.store.sql.borrowed import borrowed
-from penstock.store.sql.dialect import AVAILABLE_AT, CLOCK, SEQ, ClaimTerms, Row, reading, total_of
+from penstock.store.sql.dialect import AVAILABLE_AT, CLOCK, CLOSE_LEASE, SEQ, ClaimTerms, Row, reading, total_of
 from penstock.store.sql.transaction import Transaction
 from penstock.store.sql.verbs import dead_letters, queries
 from penstock.store.sql.verbs.control import ControlVerbs
-from penstock.store.sql.verbs.presence import PresenceVerbs
 from penstock.store.sql.verbs.settle import SettleVerbs
-from penstock.store.sql.verbs.staging import StagingVerbs
+from penstock.store.sql.verbs.staging import STAGED_RETENTION_SECONDS, StagingVerbs
 
 UPKEEP_BATCH = 10_000
 LEASE_RETENTION_SECONDS = 86_400.0
 RELAY_RETENTION_SECONDS = 300.0
 
 
-class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs, PresenceVerbs):
+class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs):
     """The shared half of a SQL store. See `penstock.store.api.Store` for what each verb promises."""
 
-    def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
-        super().__init__(url, options, clock)
-        self._keyed_first = False
+    _keyed_first = False
 
     # -- emit -------------------------------------------------------------------------------------------------
 
     def append(self, events: Sequence[Event], *, connection: object | None = None) -> list[EventId]:
-        self._forget_scan_floor()
+        self.scan_everything()
         if not events:
             return []
         refuse_twins(events)
@@ -87,7 +83,7 @@ class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs, PresenceVerbs):
             return Claim(lease, (), repeated=True)
         if repeats:
             if new_claimant:
-                self._forget_scan_floor()
+                self.scan_everything()
                 self._count_lost(tx, lease.lease_id, limit, lease_attempts)
                 self._free_keys(tx, [lease.lease_id])
             events = tx.deliveries(self.statements.READ_CLAIMED, lease_id=lease.lease_id)
@@ -95,7 +91,7 @@ class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs, PresenceVerbs):
             room = self._allowed(tx, lease.queue, limit, control)
             events = self._take(tx, ClaimTerms(lease, types, self._time(opened_at), room), room) if room else []
         if not events:
-            tx.run(self.statements.CLOSE_LEASE, lease_id=lease.lease_id)
+            tx.run(CLOSE_LEASE, lease_id=lease.lease_id)
         return Claim(lease, _in_delivery_order(events), repeated=bool(repeats))
 
     def _take(self, tx: Transaction, terms: ClaimTerms, limit: int) -> list[Delivery]:
@@ -108,10 +104,6 @@ class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs, PresenceVerbs):
             room = limit - sum(weight(event.suspect, limit) for event in events)
             events += second(tx, terms, room) if room > 0 else []
         return events
-
-    def scan_everything(self) -> None:
-        """Make the next claim and probe look at everything, and not only where something new is to be expected."""
-        self._forget_scan_floor()
 
     def ready(self, queue: str, *, types: Sequence[str] | None = None) -> bool:
         return self._look(lambda tx: self._ready(tx, queue, types))
@@ -130,7 +122,7 @@ class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs, PresenceVerbs):
     # -- beside the flow --------------------------------------------------------------------------------------
 
     def reap(self, *, limit: int = REAP_BATCH) -> int:
-        self._forget_scan_floor()
+        self.scan_everything()
 
         def work(tx: Transaction) -> int:
             lease_ids, count = self._reap(tx, limit)
@@ -145,8 +137,8 @@ class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs, PresenceVerbs):
     ) -> int:
         selection.require("replay")
         if dry_run:
-            return self._look(lambda tx: queries.count_settled(tx.connection, selection))
-        self._forget_scan_floor()
+            return sum(kind.count for kind in self.settled_counts(selection))
+        self.scan_everything()
         return self._settled_in_batches(selection, REPLAY_BATCH, lambda tx, seqs: self._replay(tx, seqs, by), progress)
 
     def purge(
@@ -160,7 +152,7 @@ class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs, PresenceVerbs):
         selection.require("purge")
         chosen = purgeable(selection)
         if dry_run:
-            return self._look(lambda tx: queries.count_settled(tx.connection, chosen))
+            return sum(kind.count for kind in self.settled_counts(chosen))
         return self._settled_in_batches(chosen, batch, self._purge_and_count, progress)
 
     def _purge_and_count(self, tx: Transaction, seqs: list[int]) -> int:
@@ -187,16 +179,17 @@ class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs, PresenceVerbs):
 
     def maintain(self) -> None:
         """Delete closed leases, dedupe windows, relays and staged rows that have outlived their retention."""
-        drops = (
-            (self.maintenance.DROP_OLD_LEASES, {"seconds": LEASE_RETENTION_SECONDS, "limit": UPKEEP_BATCH}),
-            (self.maintenance.DROP_OLD_DEDUPES, {"limit": UPKEEP_BATCH}),
-            (self.maintenance.DROP_OLD_RELAYS, {"seconds": RELAY_RETENTION_SECONDS}),
-        )
-        for statement, parameters in drops:
-            work = partial(Transaction.run, statement=statement, **parameters)
+        drops = [
+            (self.maintenance.DROP_OLD_LEASES, LEASE_RETENTION_SECONDS),
+            (self.maintenance.DROP_OLD_DEDUPES, 0.0),
+            (self.maintenance.DROP_OLD_RELAYS, RELAY_RETENTION_SECONDS),
+        ]
+        if self.capabilities.staging:
+            drops.append((self.staging.DROP_OLD, STAGED_RETENTION_SECONDS))
+        for statement, seconds in drops:
+            work = partial(Transaction.run, statement=statement, seconds=seconds, limit=UPKEEP_BATCH)
             while self._transact(work) == UPKEEP_BATCH:
                 pass
-        self._drop_old_staged()
 
     # -- queries ----------------------------------------------------------------------------------------------
 

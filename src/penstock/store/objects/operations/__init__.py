@@ -30,8 +30,3 @@ QUERIES: dict[str, Operation] = {
         *(queries.stopping, queries.now),
     )
 }
-
-
-def reply(operation: str, document: Document, args: Mapping[str, Any], answer: Any) -> Any:
-    """Return the reply to a change. A claim's events are read from the document, as its stored answer has none."""
-    return claims.claimed(document, args, answer) if operation == "claim" else answer

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
 
 from sqlalchemy import Engine, make_url
 
@@ -21,20 +20,18 @@ from penstock.model.event import Delivery, Event, EventId
 from penstock.model.lease import Lease, LeaseId, Token
 from penstock.model.lifecycle import State
 from penstock.store.api import Capabilities
-from penstock.store.sql.claim_hints import ALWAYS, KeyQueueLength, ScanFloor
+from penstock.store.sql.claim_hints import KeyQueueLength
 from penstock.store.sql.dialect import CLOCK, ClaimTerms
-from penstock.store.sql.multi_statement import PAUSED, StepwiseStore
+from penstock.store.sql.multi_statement import StepwiseStore
 from penstock.store.sql.mysql import emit as mysql_emit
 from penstock.store.sql.mysql import maintenance, ordering_keys, statements, upserts
 from penstock.store.sql.mysql.transaction import MysqlTransaction, adapt, delivery, utc
-from penstock.store.sql.outcome_rows import OutcomeRow, RouteRow
+from penstock.store.sql.outcome_rows import RouteRow
 from penstock.store.sql.server_dialect import ServerDialect
 from penstock.store.sql.transaction import Transaction
 
-MICROS = 1_000_000
 # Servers close connections that nobody has used for a while, some after minutes.
 RECYCLE_SECONDS = 240
-ABOVE_ALL = 32_767
 SQL_MODE = "STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO"
 
 DEADLOCK, LOCK_WAIT, CHANGED_SINCE_READ = 1213, 1205, 1020
@@ -115,41 +112,6 @@ class MysqlStore(ServerDialect, StepwiseStore):
 
     # -- claiming ---------------------------------------------------------------------------------------------
 
-    def _take_ready(self, tx: Transaction, terms: ClaimTerms, room: int) -> list[Delivery]:
-        if terms.types is not None:
-            return self._take_from(tx, terms, room, ALWAYS)
-        floor = self._floors.setdefault(terms.lease.queue, ScanFloor())
-        start = floor.use()
-        rows = self._take_from(tx, terms, room, start)
-        if start == ALWAYS and rows:
-            floor.learn_all(terms.opened_at, *self._left(tx, terms.lease.queue))
-        elif rows or room == terms.limit:
-            floor.learn(terms.opened_at, rows)
-        return rows
-
-    def _take_from(self, tx: Transaction, terms: ClaimTerms, room: int, floor: datetime) -> list[Delivery]:
-        chosen: list[tuple[int, int]] = []
-        statement = self._of_types(statements.CHOOSE_READY, terms.types)
-        for priority in self._levels(tx, terms.lease.queue):
-            given = terms.parameters(room - len(chosen))
-            chosen += tx.rows(statement, **given, priority=priority, floor=floor)
-            if len(chosen) == room:
-                break
-        return self._move(tx, terms, chosen, room)
-
-    def _left(self, tx: Transaction, queue: str) -> tuple[int | None, datetime | None]:
-        """The lowest priority and the oldest time of what a claim has left."""
-        levels = list(self._levels(tx, queue))
-        times = [tx.scalar(statements.OLDEST, queue=queue, priority=priority) for priority in levels]
-        oldest = [self._time(one) for one in times if one is not None]
-        return min(levels, default=None), min(oldest, default=None)
-
-    def _levels(self, tx: Transaction, queue: str) -> Iterator[int]:
-        priority = tx.scalar(statements.LEVEL, queue=queue, above=ABOVE_ALL)
-        while priority is not None:
-            yield priority
-            priority = tx.scalar(statements.LEVEL, queue=queue, above=priority)
-
     def _take_keyed(self, tx: Transaction, terms: ClaimTerms, room: int) -> list[Delivery]:
         lease = terms.lease
         lengths = self._key_queues.setdefault(lease.queue, KeyQueueLength())
@@ -165,19 +127,11 @@ class MysqlStore(ServerDialect, StepwiseStore):
         self._free_keys(tx, [lease.lease_id], served=terms.types is not None)
         return rows
 
-    def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:
-        if tx.scalar(PAUSED, queue=queue):
-            return False
-        floor = ScanFloor() if types is not None else self._floors.setdefault(queue, ScanFloor())
-        start = floor.use()
-        given = {"queue": queue, "types": None if types is None else list(types), "floor": start}
-        of_head = "" if types is None else ordering_keys.OF_HEAD
-        statement = self._of_types(statements.HEAD, types)
-        levels = self._levels(tx, queue)
-        found = any(tx.row(statement, **given, priority=priority, room=1) for priority in levels)
-        if found and start == ALWAYS:
-            floor.forget()  # what only a full look finds, only a full look can claim
-        return found or bool(tx.scalar(ordering_keys.KEY_READY.replace("{of_head}", of_head), **given))
+    def _left(self, tx: Transaction, queue: str) -> tuple[int | None, datetime | None]:
+        levels = list(self._levels(tx, queue))
+        times = [tx.scalar(statements.OLDEST, queue=queue, priority=priority) for priority in levels]
+        oldest = [self._time(one) for one in times if one is not None]
+        return min(levels, default=None), min(oldest, default=None)
 
     # -- leases and settling ----------------------------------------------------------------------------------
 
@@ -188,22 +142,6 @@ class MysqlStore(ServerDialect, StepwiseStore):
         for lease in held:
             tx.run(statements.EXTEND, lease_id=lease.lease_id, seconds=lease.lease_seconds, max_age=max_age)
         return {(lease.lease_id, lease.token) for lease in held}
-
-    def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> frozenset[int]:
-        done = [row[0] for row in tx.rows(statements.LOCK_HELD, lease_id=lease_id, seqs=seqs)]
-        if done:
-            tx.run_all(statements.PUBLISH, seqs=done)
-        return frozenset(done)
-
-    def _apply(
-        self, tx: Transaction, lease_id: LeaseId, rows: list[OutcomeRow], max_attempts: int, skip: bool
-    ) -> list[Any]:
-        given = [[row.seq, row.kind, row.error, round(row.delay * MICROS)] for row in rows]
-        decided = dict(tx.rows(statements.OUTCOMES, lease_id=lease_id, rows=given, max_attempts=max_attempts))
-        final = [[row[0], decided[row[0]], *row[2:]] for row in given if row[0] in decided]
-        if final:
-            tx.run_all(statements.APPLY, lease_id=lease_id, rows=final, skip=skip)
-        return list(decided.items())
 
     def _route(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> frozenset[int]:
         given = [[row.seq, row.queue, row.copy_id.hex if row.copy_id else None] for row in rows]
@@ -224,42 +162,14 @@ class MysqlStore(ServerDialect, StepwiseStore):
         for key, seq in tx.rows(statements.WENT_BACK, seqs=seqs):
             back[key] = min(seq, back.get(key, seq))
         held = tx.rows(statements.HELD_KEYS_BY_SEQ, lease_id=lease_id) if back else ()
-        behind = [OutcomeRow(seq, "RELEASED") for seq, key in held if key in back and seq > back[key]]
+        behind = [[seq, "RELEASED", None, 0] for seq, key in held if key in back and seq > back[key]]
         if behind:
-            self._apply(tx, lease_id, behind, max_attempts=0, skip=False)
+            tx.run_all(statements.APPLY, lease_id=lease_id, rows=behind, skip=False)
 
     def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId], *, served: bool = True) -> None:
         ordering_keys.free(tx, lease_ids, served=served)
 
-    def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None:
-        dead, leaving, staying = self._choose_lost(tx, lease_id, limit, max_attempts)
-        self._lose(tx, dead, leaving, what="lost", error="attempt lost")
-        if staying:
-            tx.run_all((statements.RECORD_LOST, statements.STAY), seqs=staying, what="lost", error="attempt lost")
-
-    def _lose(self, tx: Transaction, dead: list[int], leaving: list[int], *, what: str, error: str) -> None:
-        for seqs, step, move in ((dead, "died", statements.ARCHIVE_AS_DEAD), (leaving, what, statements.GIVE_BACK)):
-            if seqs:
-                tx.run_all((statements.RECORD_LOST, move, statements.DROP_CLAIMED), seqs=seqs, what=step, error=error)
-
     # -- beside the flow --------------------------------------------------------------------------------------
-
-    def _reap(self, tx: Transaction, limit: int) -> tuple[list[LeaseId], int]:
-        ended: list[LeaseId] = []
-        held: list[Any] = []
-        for (raw,) in tx.rows(statements.EXPIRED):
-            lease_id = LeaseId(UUID(bytes=raw))
-            under = tx.rows(statements.HELD_BY, lease_id=lease_id)
-            if ended and len(held) + len(under) > limit:
-                break
-            ended.append(lease_id)
-            held += under
-        if ended:
-            dead = [seq for _, seq, exhausted in held if exhausted]
-            leaving = [seq for _, seq, exhausted in held if not exhausted]
-            self._lose(tx, dead, leaving, what="reaped", error="lease expired")
-            tx.run(statements.CLOSE_ENDED, lease_ids=ended)
-        return ended, len(held)
 
     def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int:
         keys = tx.rows(maintenance.OWN_KEYS, seqs=seqs)
@@ -276,16 +186,6 @@ class MysqlStore(ServerDialect, StepwiseStore):
         if found:
             tx.run_all(moves, seqs=found, reason=reason, by=by)
         return len(found)
-
-    def _queues(self, tx: Transaction) -> Iterator[str]:
-        queue = tx.scalar(maintenance.NEXT_QUEUE, after="")
-        while queue is not None:
-            yield queue
-            queue = tx.scalar(maintenance.NEXT_QUEUE, after=queue)
-
-    def _head(self, tx: Transaction, queue: str, priority: int) -> Any:
-        statement = self._of_types(statements.HEAD, None)
-        return tx.row(statement, queue=queue, priority=priority, room=1, floor=ALWAYS)
 
     def _oldest_snapshot_seconds(self, tx: Transaction) -> float | None:
         from pymysql import OperationalError

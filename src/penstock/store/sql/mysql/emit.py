@@ -10,16 +10,17 @@ from penstock.model.event import Event, EventId
 from penstock.store.event_ids import ids_for, new_event_id
 from penstock.store.sql.columns import COLUMNS
 from penstock.store.sql.dedupe import Named, Window, first_of_windows, window, without_duplicates
-from penstock.store.sql.event_rows import available_at, event_row
+from penstock.store.sql.event_rows import event_row, pending_row
 from penstock.store.sql.mysql import ordering_keys
 from penstock.store.sql.mysql.transaction import utc
+from penstock.store.sql.schema import CHANGING
 from penstock.store.sql.transaction import Transaction
 
 # The driver puts as many rows as fit into a megabyte into one statement.
 _INSERT = "INSERT INTO {} ({}) VALUES ({})"
 _EVENT = ("event_id", "event_type", "payload", "headers", "partition_key", "ordering_key", "created_at")
 EVENTS = _INSERT.format("penstock_events", ", ".join(_EVENT), ", ".join(["%s"] * len(_EVENT)))
-PENDING = _INSERT.format("penstock_pending", COLUMNS, ", ".join(["%s"] * (COLUMNS.count(",") + 1)))
+PENDING = _INSERT.format("penstock_pending", COLUMNS, ", ".join(["%s"] * len(CHANGING)))
 
 # Which numbers the events got. They rise in the order of the rows, but nobody promises that they follow each other.
 NUMBERS = """
@@ -80,7 +81,7 @@ def _write(tx: Transaction, cursor: Any, written: Sequence[Named], now: datetime
     cursor.executemany(EVENTS, [event_row(event_id.bytes, event, now) for event_id, event in written])
     numbers = sorted(row[0] for row in tx.rows(NUMBERS, rows=[[event_id.hex] for event_id, _ in written]))
     pending = zip(numbers, written, strict=True)
-    cursor.executemany(PENDING, [_pending_row(seq, event, now) for seq, (_, event) in pending])
+    cursor.executemany(PENDING, [pending_row(seq, event, now, utc, _seconds) for seq, (_, event) in pending])
 
 
 def _open_windows(
@@ -112,8 +113,3 @@ def _windows(tx: Transaction, windows: Sequence[Window]) -> dict[Window, bytes]:
 
 def _seconds(seconds: float) -> timedelta:
     return timedelta(seconds=seconds)
-
-
-def _pending_row(seq: int, event: Event, now: datetime) -> tuple[Any, ...]:
-    available = available_at(event, now, utc, _seconds)
-    return (seq, event.queue, event.ordering_key, event.priority, 0, 0, event.max_attempts, 0, 0, available, None)

@@ -100,11 +100,6 @@ ARCHIVE_AS_DEAD = {
 
 # The next queue that has anything pending: one look into an index.
 NEXT_QUEUE = "SELECT min(queue) FROM penstock_pending FORCE INDEX (penstock_pending_ready) WHERE queue > :after"
-# An ordering key counts with its own time, whatever the priority of its events.
-KEY_HEAD = """
-SELECT min(next_at) FROM penstock_keys FORCE INDEX (penstock_keys_ready)
-WHERE queue = :queue AND lease_id IS NULL AND next_at <= {now}
-"""
 
 DROP_OLD_LEASES = """
 DELETE FROM penstock_leases WHERE closed_at < {now} - INTERVAL ROUND(:seconds * 1000000) MICROSECOND LIMIT :limit

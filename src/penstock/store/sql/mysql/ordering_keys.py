@@ -33,23 +33,22 @@ WHERE queue = :queue AND lease_id IS NULL AND next_at <= {now} ORDER BY next_at 
 """
 TAKE = f"UPDATE {KEYS} SET lease_id = :lease_id WHERE queue = :queue AND ordering_key IN :names"
 
-_KEY_QUEUE = "penstock_pending p FORCE INDEX (penstock_pending_line)"
+KEY_QUEUE = "penstock_pending p FORCE INDEX (penstock_pending_line)"
 # The key that has waited longest goes first, or one that always has more than enough would keep the others waiting.
 # Keys with a long line are told by the event that a claim would be cut at.
 TAKEN = f"""
 SELECT k.ordering_key, (
-    SELECT p.seq FROM {_KEY_QUEUE} WHERE p.queue = k.queue AND p.ordering_key = k.ordering_key
+    SELECT p.seq FROM {KEY_QUEUE} WHERE p.queue = k.queue AND p.ordering_key = k.ordering_key
     ORDER BY p.seq LIMIT 1 OFFSET :key_queue_limit) IS NOT NULL
 FROM penstock_keys k FORCE INDEX (penstock_keys_lease) WHERE k.lease_id = :lease_id ORDER BY k.next_at, k.ordering_key
 """
 _FRONT = "SELECT p.ordering_key, p.seq, p.suspect, p.available_at <= {now}{of_types}"
 # Short lines in one go, to their ends; the front of a long one by itself.
 SHORT_KEY_QUEUES = (
-    f"{_FRONT} FROM {_KEY_QUEUE} WHERE p.queue = :queue AND p.ordering_key IN :names ORDER BY p.ordering_key, p.seq"
+    f"{_FRONT} FROM {KEY_QUEUE} WHERE p.queue = :queue AND p.ordering_key IN :names ORDER BY p.ordering_key, p.seq"
 )
 LONG_KEY_QUEUE = (
-    f"{_FRONT} FROM {_KEY_QUEUE} WHERE p.queue = :queue AND p.ordering_key = :name"
-    " ORDER BY p.seq LIMIT :key_queue_limit"
+    f"{_FRONT} FROM {KEY_QUEUE} WHERE p.queue = :queue AND p.ordering_key = :name ORDER BY p.seq LIMIT :key_queue_limit"
 )
 
 HELD_KEYS = """
@@ -77,20 +76,11 @@ DELETE FROM penstock_holds WHERE queue = :queue AND ordering_key IN :names AND N
 # committed looks empty: its next claimer looks again in 50 ms.
 FREE_KEYS = f"""
 UPDATE {KEYS} SET lease_id = NULL, next_at = coalesce(
-    (SELECT GREATEST(p.available_at, CASE WHEN :served THEN {{now}} ELSE penstock_keys.next_at END) FROM {_KEY_QUEUE}
+    (SELECT GREATEST(p.available_at, CASE WHEN :served THEN {{now}} ELSE penstock_keys.next_at END) FROM {KEY_QUEUE}
      WHERE p.queue = penstock_keys.queue AND p.ordering_key = penstock_keys.ordering_key ORDER BY p.seq LIMIT 1),
     {{now}} + INTERVAL 50000 MICROSECOND)
 WHERE queue = :queue AND ordering_key IN :names
 """
-
-KEY_READY = """
-SELECT EXISTS (SELECT 1 FROM penstock_keys k FORCE INDEX (penstock_keys_ready)
-               WHERE k.queue = :queue AND k.lease_id IS NULL AND k.next_at <= {now}{of_head})
-"""
-# The type that counts for a key is that of the event at the head of its line.
-OF_HEAD = f"""
-  AND (SELECT t.event_type FROM {_KEY_QUEUE} STRAIGHT_JOIN penstock_events t ON t.seq = p.seq
-       WHERE p.queue = k.queue AND p.ordering_key = k.ordering_key ORDER BY p.seq LIMIT 1) IN :types"""
 
 KeyQueue = tuple[str, str]
 

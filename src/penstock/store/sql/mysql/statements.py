@@ -10,6 +10,7 @@ event reads with a lock, which always sees the newest. Lock order: lease, keys (
 """
 
 from penstock.store.sql.columns import CHANGED_BY, COLUMNS, DELIVERY, RETRIED, changing
+from penstock.store.sql.mysql.ordering_keys import KEY_QUEUE
 
 # As `Delivery` decodes it when asked: microseconds since 2000.
 _RAW_TIME = "TIMESTAMPDIFF(MICROSECOND, '2000-01-01', {})"
@@ -58,6 +59,16 @@ ORDER BY p.available_at, p.seq LIMIT :room
 """
 CHOOSE_READY = f"SELECT p.seq, p.suspect {_MAY_GO} FOR UPDATE SKIP LOCKED"
 HEAD = f"SELECT p.available_at, p.seq {_MAY_GO}"
+# An ordering key counts with its own time, whatever the priority of its events.
+KEY_HEAD = """
+SELECT k.next_at FROM penstock_keys k FORCE INDEX (penstock_keys_ready)
+WHERE k.queue = :queue AND k.lease_id IS NULL AND k.next_at <= {now}{of_head} ORDER BY k.next_at LIMIT 1
+"""
+# The type that counts for a key is that of the event at the head of its line.
+HEAD_OF_TYPES = f"""
+  AND (SELECT t.event_type FROM {KEY_QUEUE} STRAIGHT_JOIN penstock_events t ON t.seq = p.seq
+       WHERE p.queue = k.queue AND p.ordering_key = k.ordering_key ORDER BY p.seq LIMIT 1) IN :types"""
+
 # What is left of a priority: its oldest time.
 OLDEST = (
     f"SELECT min(available_at) FROM {_READY} WHERE queue = :queue AND ordering_key IS NULL AND priority = :priority"
@@ -78,13 +89,6 @@ SELECT {_DELIVERY} FROM {GIVEN} penstock_claimed s ON s.seq = given_seq STRAIGHT
 """
 READ_CLAIMED = f"""
 SELECT {_DELIVERY} FROM penstock_claimed s STRAIGHT_JOIN penstock_events e ON e.seq = s.seq WHERE s.lease_id = :lease_id
-"""
-
-# What goes back comes from the end: of an ordering key's line it is never the head.
-CHOOSE_HELD = """
-SELECT seq, suspect, attempts + 1 >= coalesce(max_attempts, :max_attempts) FROM penstock_claimed
-WHERE lease_id = :lease_id
-ORDER BY ordering_key IS NULL, ordering_key, CASE WHEN ordering_key IS NULL THEN available_at END, seq
 """
 
 _LOST = {"attempts": "attempts + 1", "last_error": ":error"}
@@ -174,11 +178,6 @@ SELECT h.seq FROM {GIVEN} penstock_history h ON h.seq = given_seq
 WHERE h.lease_id = :lease_id AND h.what IN ('retried', 'released')
 """
 
-CLOSE_LEASE = """
-UPDATE penstock_leases SET closed_at = {now}
-WHERE lease_id = :lease_id AND NOT EXISTS (SELECT 1 FROM penstock_claimed WHERE lease_id = :lease_id)
-"""
-
 # Refused past the greatest age, or a hung handler with a live heartbeat would never be freed.
 LOCK_LIVING = """
 SELECT lease_id, token FROM penstock_leases
@@ -197,7 +196,7 @@ SELECT lease_id FROM penstock_leases FORCE INDEX (penstock_leases_open)
 WHERE closed_at IS NULL AND expires_at < {now} ORDER BY expires_at LIMIT 1000 FOR UPDATE SKIP LOCKED
 """
 HELD_BY = """
-SELECT c.lease_id, c.seq, c.attempts + 1 >= coalesce(c.max_attempts, l.max_attempts)
+SELECT c.seq, c.attempts + 1 >= coalesce(c.max_attempts, l.max_attempts)
 FROM penstock_leases l STRAIGHT_JOIN penstock_claimed c ON c.lease_id = l.lease_id WHERE l.lease_id = :lease_id
 """
 CLOSE_ENDED = "UPDATE penstock_leases SET closed_at = {now} WHERE lease_id IN :lease_ids"

@@ -2,7 +2,7 @@
 other, COPY for bulk emits, and a lower bound on claims that keeps them fast while vacuum is held up."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
@@ -25,10 +25,10 @@ from penstock.model.lease import Lease, LeaseId, Token
 from penstock.model.lifecycle import State
 from penstock.store.api import Capabilities, Committed, StagedPart
 from penstock.store.event_ids import ids_for
-from penstock.store.sql.claim_hints import ALWAYS, KeyQueueLength, ScanFloor
+from penstock.store.sql.claim_hints import KeyQueueLength
 from penstock.store.sql.dedupe import first_of_windows, without_duplicates
 from penstock.store.sql.dialect import CLOCK, ClaimTerms
-from penstock.store.sql.event_rows import available_at, headers_text, microseconds, staged_row
+from penstock.store.sql.event_rows import event_row, headers_text, microseconds, pending_row, staged_row
 from penstock.store.sql.outcome_rows import OutcomeRow, RouteRow
 from penstock.store.sql.postgres import maintenance, staging, statements
 from penstock.store.sql.postgres.connections import bare, prepare_for_claims
@@ -179,11 +179,11 @@ class PostgresStore(ServerDialect, SqlStore):
             copy.set_types(maintenance.EVENT_TYPES)
             for seq, event_id, event in zip(numbers, new_ids, events, strict=True):
                 ids.append(event_id)
-                copy.write_row(_event_row(seq, event_id, event, now))
+                copy.write_row((seq, *event_row(event_id.bytes, event, now, _jsonb)))
         with cursor.copy(maintenance.COPY_PENDING) as copy:
             copy.set_types(maintenance.PENDING_TYPES)
             for seq, event in zip(numbers, events, strict=True):
-                copy.write_row(_pending_row(seq, event, now))
+                copy.write_row(pending_row(seq, event, now, encode_time, microseconds))
         return ids
 
     def _stage(self, tx: Transaction, part: StagedPart, events: Sequence[Event], start: int) -> None:
@@ -193,8 +193,7 @@ class PostgresStore(ServerDialect, SqlStore):
             copy.set_types(staging.TYPES)
             row = partial(staged_row, attrgetter("bytes"), encode_time, part)
             for number, (event_id, event) in enumerate(zip(ids_for(events), events, strict=True), start):
-                headers = _jsonb(event.headers) if event.headers else None
-                copy.write_row(row(number, event_id, event, headers, now))
+                copy.write_row(row(number, event_id, event, _jsonb(event), now))
 
     def _move_staged(self, tx: Transaction, write_id: UUID, batch_id: int, parts: list[UUID]) -> Committed:
         given = {"write_id": write_id, "batch_id": batch_id, "parts": parts}
@@ -206,18 +205,13 @@ class PostgresStore(ServerDialect, SqlStore):
 
     # -- claiming ---------------------------------------------------------------------------------------------
 
-    def _take_ready(self, tx: Transaction, terms: ClaimTerms, room: int) -> list[Delivery]:
-        given = terms.parameters(room)
-        if terms.types is not None:
-            return tx.deliveries(statements.TAKE_READY_TYPED, **given, floor=ALWAYS)
-        floor = self._floors.setdefault(terms.lease.queue, ScanFloor())
-        start = floor.use()
-        rows = tx.deliveries(statements.TAKE_READY, **given, floor=start)
-        if start == ALWAYS and rows:
-            floor.learn_all(terms.opened_at, *tx.row(statements.LEFT, queue=terms.lease.queue))
-        elif rows or given["alone"]:
-            floor.learn(terms.opened_at, rows)
-        return rows
+    def _take_from(self, tx: Transaction, terms: ClaimTerms, room: int, floor: datetime) -> list[Delivery]:
+        statement = statements.TAKE_READY if terms.types is None else statements.TAKE_READY_TYPED
+        return tx.deliveries(statement, **terms.parameters(room), floor=floor)
+
+    def _left(self, tx: Transaction, queue: str) -> tuple[int | None, datetime | None]:
+        lowest, oldest = tx.row(statements.LEFT, queue=queue)
+        return lowest, oldest
 
     def _take_keyed(self, tx: Transaction, terms: ClaimTerms, room: int) -> list[Delivery]:
         given = terms.parameters(room)
@@ -233,15 +227,10 @@ class PostgresStore(ServerDialect, SqlStore):
         self._free_keys(tx, [terms.lease.lease_id], served=terms.types is not None)
         return rows
 
-    def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:
-        if types is not None:
-            return bool(tx.scalar(statements.READY_TYPED, queue=queue, types=list(types), floor=ALWAYS))
-        floor = self._floors.setdefault(queue, ScanFloor())
-        start = floor.use()
-        found = bool(tx.scalar(statements.READY, queue=queue, floor=start))
-        if found and start == ALWAYS:
-            floor.forget()  # what only a full look finds, only a full look can claim
-        return found
+    def _ready_from(self, tx: Transaction, queue: str, types: Sequence[str] | None, floor: datetime) -> bool:
+        if types is None:
+            return bool(tx.scalar(statements.READY, queue=queue, floor=floor))
+        return bool(tx.scalar(statements.READY_TYPED, queue=queue, types=list(types), floor=floor))
 
     # -- leases and settling ----------------------------------------------------------------------------------
 
@@ -333,27 +322,9 @@ def _array(seqs: Sequence[int]) -> str:
     return "{" + ",".join(map(str, seqs)) + "}"
 
 
-def _event_row(seq: int, event_id: EventId, event: Event, now: int) -> tuple[Any, ...]:
-    return (
-        seq,
-        event_id.bytes,
-        event.event_type,
-        event.payload,
-        _jsonb(event.headers) if event.headers else None,
-        event.partition_key,
-        event.ordering_key,
-        now,
-    )
-
-
-def _pending_row(seq: int, event: Event, now: int) -> tuple[Any, ...]:
-    available = available_at(event, now, encode_time, microseconds)
-    return (seq, event.queue, event.ordering_key, event.priority, 0, 0, event.max_attempts, 0, 0, available, None)
-
-
-def _jsonb(headers: Mapping[str, str]) -> bytes:
-    """As COPY takes it: the version of the format, and the text."""
-    return b"\x01" + json.dumps(dict(headers)).encode()
+def _jsonb(event: Event) -> bytes | None:
+    """The headers as COPY takes them: the version of the format, and the text."""
+    return b"\x01" + json.dumps(dict(event.headers)).encode() if event.headers else None
 
 
 def _summary(error: object) -> str:

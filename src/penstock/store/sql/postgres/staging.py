@@ -17,13 +17,6 @@ TYPES = (
 
 _CHOSEN = "write_id = :write_id AND batch_id = :batch_id AND part_id = ANY (CAST(:parts AS uuid[]))"
 
-# No row is touched if that batch, or a later one, was committed before. Whoever commits the same batch meanwhile waits.
-REMEMBER = """
-INSERT INTO penstock_sinks AS s (query_id, batch_id, committed_at) VALUES (:write_id, :batch_id, {now})
-ON CONFLICT (query_id) DO UPDATE SET batch_id = excluded.batch_id, committed_at = excluded.committed_at
-WHERE s.batch_id < excluded.batch_id
-"""
-
 # Queue by queue in sorted order, and the function sorts the keys: two commits can't wait for each other.
 HOLD_KEYS = f"""
 SELECT penstock_hold_keys(queue, names, {{now}}) FROM (

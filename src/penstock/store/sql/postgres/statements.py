@@ -51,9 +51,15 @@ _OF_TYPES = """
 # FULL one because PostgreSQL cannot run that as a nested loop. If ANALYZE has found no live row in pending, it would
 # plan an inner join for one event, and walk for each: 990 ms for a claim of 5,000 instead of 24. The condition makes
 # the result that of an inner join; `e.seq IS NOT NULL` would make the planner use one.
-_TAKEN_EVENTS = """\
-taken s FULL JOIN (SELECT * FROM penstock_events WHERE seq = ANY (ARRAY(SELECT seq FROM taken))) e ON e.seq = s.seq
-WHERE coalesce(e.seq, 0) <> 0"""
+_MOVE_TAKEN = f"""\
+moved AS (
+    INSERT INTO penstock_claimed ({COLUMNS}, lease_id)
+    SELECT {changing(deliveries="deliveries + 1")}, :lease_id FROM taken
+)
+SELECT {DELIVERY.format(row="s", deliveries="s.deliveries + 1")}
+FROM taken s FULL JOIN (SELECT * FROM penstock_events WHERE seq = ANY (ARRAY(SELECT seq FROM taken))) e ON e.seq = s.seq
+WHERE coalesce(e.seq, 0) <> 0
+"""
 
 # What is left after a claim that looked at everything: its lowest priority and its oldest time.
 LEFT = """
@@ -93,13 +99,7 @@ taken AS (
     WHERE ctid = ANY (ARRAY(SELECT place FROM weighed WHERE load <= {_LOAD} OR number = 1 AND {_ALONE}))
     RETURNING *
 ),
-moved AS (
-    INSERT INTO penstock_claimed ({COLUMNS}, lease_id)
-    SELECT {changing(deliveries="deliveries + 1")}, :lease_id FROM taken
-)
-SELECT {DELIVERY.format(row="s", deliveries="s.deliveries + 1")}
-FROM {_TAKEN_EVENTS}
-"""
+{_MOVE_TAKEN}"""
 TAKE_READY = _TAKE_READY.replace("{of_types}", "")
 TAKE_READY_TYPED = _TAKE_READY.replace("{of_types}", _OF_TYPES)
 
@@ -161,13 +161,7 @@ taken AS (
     WHERE seq = ANY (ARRAY(SELECT seq FROM weighed WHERE load <= :room OR number = 1 AND :alone))
     RETURNING *
 ),
-moved AS (
-    INSERT INTO penstock_claimed ({COLUMNS}, lease_id)
-    SELECT {changing(deliveries="deliveries + 1")}, :lease_id FROM taken
-)
-SELECT {DELIVERY.format(row="s", deliveries="s.deliveries + 1")}
-FROM {_TAKEN_EVENTS}
-"""
+{_MOVE_TAKEN}"""
 TAKE_KEYED = _TAKE_KEYED.replace("{of_types}", "")
 TAKE_KEYED_TYPED = _TAKE_KEYED.replace("{of_types}", _OF_TYPES)
 
@@ -175,6 +169,19 @@ READ_CLAIMED = f"""
 SELECT {DELIVERY.format(row="s", deliveries="s.deliveries")}
 FROM penstock_claimed s JOIN penstock_events e ON e.seq = s.seq WHERE s.lease_id = :lease_id
 """
+
+# A lost attempt or an expired lease.
+_LOSE = f"""\
+buried AS (
+    INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
+    SELECT {changing(attempts="attempts + 1", last_error="'{error}'")}, 'DEAD', {{now}}, lease_id
+    FROM gone WHERE dead
+),
+returned AS (
+    INSERT INTO penstock_pending ({COLUMNS})
+    SELECT {changing(attempts="attempts + 1", suspect="least(suspect + 1, 9)", last_error="'{error}'")}
+    FROM gone WHERE NOT dead
+)"""
 
 # A repeat by another claimant: the first one's attempt is lost. Suspects that no longer fit into one claim go back,
 # from the end: what goes back of an ordering key's line is never its head.
@@ -190,16 +197,7 @@ leaving AS (SELECT seq, dead FROM weighed WHERE dead OR (load > :limit AND numbe
 gone AS (
     DELETE FROM penstock_claimed c USING leaving l WHERE c.seq = l.seq AND c.lease_id = :lease_id RETURNING c.*, l.dead
 ),
-buried AS (
-    INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
-    SELECT {changing(attempts="attempts + 1", last_error="'attempt lost'")}, 'DEAD', {{now}}, lease_id
-    FROM gone WHERE dead
-),
-returned AS (
-    INSERT INTO penstock_pending ({COLUMNS})
-    SELECT {changing(attempts="attempts + 1", suspect="least(suspect + 1, 9)", last_error="'attempt lost'")}
-    FROM gone WHERE NOT dead
-),
+{_LOSE.replace("{error}", "attempt lost")},
 staying AS (
     UPDATE penstock_claimed
     SET deliveries = deliveries + 1, attempts = attempts + 1, suspect = least(suspect + 1, 9),
@@ -278,11 +276,6 @@ SELECT seq FROM penstock_history WHERE seq = ANY (CAST(:seqs AS bigint[])) AND l
   AND what IN ('retried', 'released')
 """
 
-CLOSE_LEASE = """
-UPDATE penstock_leases SET closed_at = {now}
-WHERE lease_id = :lease_id AND NOT EXISTS (SELECT 1 FROM penstock_claimed WHERE lease_id = :lease_id)
-"""
-
 # Keys under these leases that hold nothing claimed any more. NOT IN is hashed; NOT EXISTS may be a nested loop that
 # reads all claimed events for each key.
 _IDLE = """\
@@ -351,16 +344,7 @@ gone AS (
     DELETE FROM penstock_claimed c USING ended x WHERE c.lease_id = x.lease_id
     RETURNING c.*, x.claimant, c.attempts + 1 >= coalesce(c.max_attempts, x.max_attempts) AS dead
 ),
-returned AS (
-    INSERT INTO penstock_pending ({COLUMNS})
-    SELECT {changing(attempts="attempts + 1", suspect="least(suspect + 1, 9)", last_error="'lease expired'")}
-    FROM gone WHERE NOT dead
-),
-buried AS (
-    INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
-    SELECT {changing(attempts="attempts + 1", last_error="'lease expired'")}, 'DEAD', {{now}}, lease_id
-    FROM gone WHERE dead
-),
+{_LOSE.replace("{error}", "lease expired")},
 recorded AS (
     INSERT INTO penstock_history (seq, at, what, attempts, lease_id, by, detail)
     SELECT seq, {{now}}, CASE WHEN dead THEN 'died' ELSE 'reaped' END, attempts + 1, lease_id, claimant, 'lease expired'

@@ -32,11 +32,12 @@ from penstock.model.lifecycle import State
 from penstock.model.times import from_micros, to_micros
 from penstock.store.api import Capabilities, Committed, StagedPart, Upgrade
 from penstock.store.event_ids import ids_for
+from penstock.store.sql.claim_hints import ALWAYS
 from penstock.store.sql.dedupe import Named, Window, first_of_windows, window, without_duplicates
 from penstock.store.sql.dialect import ClaimTerms
-from penstock.store.sql.event_rows import available_at, event_row, headers_text, microseconds, staged_row
-from penstock.store.sql.multi_statement import PAUSED, StepwiseStore
-from penstock.store.sql.outcome_rows import OutcomeRow, RouteRow
+from penstock.store.sql.event_rows import event_row, headers_text, microseconds, pending_row, staged_row
+from penstock.store.sql.multi_statement import StepwiseStore
+from penstock.store.sql.outcome_rows import RouteRow
 from penstock.store.sql.sqlite import maintenance, staging, statements
 from penstock.store.sql.transaction import Transaction
 
@@ -150,7 +151,8 @@ class SqliteStore(StepwiseStore):
         # One writer at a time: the numbers of these events follow each other.
         (last,) = cursor.execute(maintenance.LAST_NUMBER).fetchone()
         numbered = enumerate((event for _, event in written), last - len(written) + 1)
-        cursor.executemany(maintenance.EMIT_PENDING, [_pending_row(seq, event, now) for seq, event in numbered])
+        pending = [pending_row(seq, event, now, to_micros, microseconds) for seq, event in numbered]
+        cursor.executemany(maintenance.EMIT_PENDING, pending)
         keys = {(event.queue, event.ordering_key, now) for _, event in written if event.ordering_key is not None}
         cursor.executemany(maintenance.ADD_KEY, sorted(keys))
         return [holders.get(window(event), event_id) for event_id, event in given]
@@ -176,12 +178,8 @@ class SqliteStore(StepwiseStore):
     # -- claiming ---------------------------------------------------------------------------------------------
 
     def _take_ready(self, tx: Transaction, terms: ClaimTerms, room: int) -> list[Delivery]:
-        chosen: list[tuple[int, int]] = []
-        statement = self._of_types(statements.CHOOSE_READY, terms.types)
-        for priority in self._levels(tx, terms.lease.queue):
-            if (left := room - len(chosen)) > 0:
-                chosen += tx.rows(statement, **terms.parameters(left), priority=priority)
-        return self._move(tx, terms, chosen, room)
+        """Look at everything: SQLite leaves no dead rows behind."""
+        return self._take_from(tx, terms, room, ALWAYS)
 
     def _take_keyed(self, tx: Transaction, terms: ClaimTerms, room: int) -> list[Delivery]:
         given = terms.parameters(room)
@@ -193,15 +191,7 @@ class SqliteStore(StepwiseStore):
         return rows
 
     def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:
-        if tx.scalar(PAUSED, queue=queue):
-            return False
-        statement = self._of_types(statements.READY, types)
-        levels = self._levels(tx, queue)
-        given = {"queue": queue, "types": None if types is None else list(types)}
-        of_head = "" if types is None else statements.HEAD_OF_TYPES
-        return any(tx.scalar(statement, priority=priority, **given) for priority in levels) or bool(
-            tx.scalar(statements.KEY_READY.replace("{of_types}", of_head), **given)
-        )
+        return self._ready_from(tx, queue, types, ALWAYS)
 
     # -- leases and settling ----------------------------------------------------------------------------------
 
@@ -209,24 +199,6 @@ class SqliteStore(StepwiseStore):
         rows = [[lease.lease_id.hex, lease.token.hex, int(lease.lease_seconds * MICROS)] for lease in leases]
         held = tx.rows(statements.EXTEND, rows=rows, max_age=int(max_age * MICROS))
         return {(LeaseId(UUID(lease_id)), Token(UUID(token))) for lease_id, token in held}
-
-    def _publish(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> frozenset[int]:
-        done = frozenset(row[0] for row in tx.rows(statements.HELD, lease_id=lease_id, seqs=seqs))
-        tx.run_all(statements.PUBLISH, lease_id=lease_id, seqs=seqs)
-        return done
-
-    def _apply(
-        self, tx: Transaction, lease_id: LeaseId, rows: list[OutcomeRow], max_attempts: int, skip: bool
-    ) -> list[Any]:
-        given = {
-            "lease_id": lease_id,
-            "rows": [[row.seq, row.kind, row.error, int(row.delay * MICROS)] for row in rows],
-            "max_attempts": max_attempts,
-            "skip": skip,
-        }
-        outcomes = tx.rows(statements.OUTCOMES, **given)
-        tx.run_all(statements.APPLY, **given)
-        return outcomes
 
     def _route(self, tx: Transaction, lease_id: LeaseId, rows: list[RouteRow]) -> frozenset[int]:
         number = tx.scalar(maintenance.LAST_NUMBER)
@@ -242,41 +214,14 @@ class SqliteStore(StepwiseStore):
         tx.run(maintenance.HOLD_KEYS_OF, lease_id=lease_id, rows=[[row.seq, row.queue] for row in rows])
 
     def _release_behind(self, tx: Transaction, lease_id: LeaseId, seqs: list[int]) -> None:
-        behind = [row[0] for row in tx.rows(statements.BEHIND, lease_id=lease_id, seqs=seqs)]
-        rows = [[seq, "RELEASED", None, 0] for seq in behind]
-        if behind:
-            tx.run_all(statements.APPLY, lease_id=lease_id, rows=rows, max_attempts=0, skip=False)
+        rows = [[seq, "RELEASED", None, 0] for (seq,) in tx.rows(statements.BEHIND, lease_id=lease_id, seqs=seqs)]
+        if rows:
+            tx.run_all(statements.APPLY, lease_id=lease_id, rows=rows, skip=False)
 
     def _free_keys(self, tx: Transaction, lease_ids: Sequence[LeaseId], *, served: bool = True) -> None:
         tx.run_all(statements.FREE_KEYS, lease_ids=list(lease_ids), served=served)
 
-    def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None:
-        dead, leaving, staying = self._choose_lost(tx, lease_id, limit, max_attempts)
-        self._lose(tx, dead, leaving, staying, what="lost", error="attempt lost")
-
-    def _lose(
-        self, tx: Transaction, dead: list[int], leaving: list[int], staying: list[int], *, what: str, error: str
-    ) -> None:
-        given = {"dead": dead, "seqs": leaving, "staying": staying, "what": what, "error": error}
-        tx.run_all(statements.LOSE, **given)
-
     # -- beside the flow --------------------------------------------------------------------------------------
-
-    def _reap(self, tx: Transaction, limit: int) -> tuple[list[LeaseId], int]:
-        lease_ids: list[LeaseId] = []
-        total = 0
-        for lease_id, _, held in tx.rows(statements.EXPIRED):
-            if lease_ids and total + held > limit:
-                break
-            lease_ids.append(LeaseId(UUID(lease_id)))
-            total += held
-        if lease_ids:
-            held_rows = tx.rows(statements.HELD_BY, lease_ids=lease_ids)
-            dead = [seq for seq, exhausted in held_rows if exhausted]
-            leaving = [seq for seq, exhausted in held_rows if not exhausted]
-            self._lose(tx, dead, leaving, [], what="reaped", error="lease expired")
-            tx.run(statements.CLOSE_ENDED, lease_ids=lease_ids)
-        return lease_ids, total
 
     def _replay(self, tx: Transaction, seqs: list[int], by: str) -> int:
         return tx.run_all(maintenance.REPLAY, seqs=seqs, by=by)
@@ -287,21 +232,6 @@ class SqliteStore(StepwiseStore):
     def _wake_keys(self, tx: Transaction, keys: Sequence[tuple[str, str]]) -> None:
         if keys:
             tx.run(maintenance.WAKE_KEYS, rows=list(map(list, keys)))
-
-    def _levels(self, tx: Transaction, queue: str) -> list[int]:
-        return [row[0] for row in tx.rows(statements.LEVELS, queue=queue)]
-
-    def _queues(self, tx: Transaction) -> list[str]:
-        return [row[0] for row in tx.rows(maintenance.QUEUES)]
-
-    def _head(self, tx: Transaction, queue: str, priority: int) -> Any:
-        return tx.row(statements.HEAD, queue=queue, priority=priority)
-
-    def _forget_scan_floor(self) -> None:
-        """Claims look at everything here: SQLite leaves no dead rows behind."""
-
-    def _oldest_snapshot_seconds(self, tx: Transaction) -> None:  # noqa: ARG002
-        return None
 
 
 def _set_up(connection: Any, _record: Any) -> None:
@@ -314,11 +244,6 @@ def _set_up(connection: Any, _record: Any) -> None:
 def _begin(connection: Any) -> None:
     reads_only = connection.get_execution_options().get("reads_only", False)
     connection.exec_driver_sql("BEGIN" if reads_only else "BEGIN IMMEDIATE")
-
-
-def _pending_row(seq: int, event: Event, now: int) -> tuple[Any, ...]:
-    available = available_at(event, now, to_micros, microseconds)
-    return (seq, event.queue, event.ordering_key, event.priority, event.max_attempts, available)
 
 
 @cache

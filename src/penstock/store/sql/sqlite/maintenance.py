@@ -1,6 +1,7 @@
 """The statements beside the flow on SQLite: replay, purge, relays and maintenance."""
 
 from penstock.store.sql.columns import COLUMNS, FRESH, REPLAYED, UNSETTLED, changing
+from penstock.store.sql.schema import CHANGING
 
 _SEQS = "(SELECT value FROM json_each(:seqs))"
 
@@ -91,20 +92,11 @@ WHERE lease_id IS NULL AND next_at > :now
   AND (queue, ordering_key) IN (SELECT value ->> 0, value ->> 1 FROM json_each(:rows))
 """
 
-# The queues that have anything pending: one index probe each.
-QUEUES = """
-WITH RECURSIVE loose (queue) AS (
-    SELECT min(queue) FROM penstock_pending WHERE ordering_key IS NULL
-    UNION ALL
-    SELECT (SELECT min(p.queue) FROM penstock_pending p WHERE p.ordering_key IS NULL AND p.queue > loose.queue)
-    FROM loose WHERE loose.queue IS NOT NULL
-)
-SELECT queue FROM loose WHERE queue IS NOT NULL UNION SELECT DISTINCT queue FROM penstock_keys
-"""
-# An ordering key counts with its own time, whatever the priority of its events.
-KEY_HEAD = """
-SELECT next_at FROM penstock_keys WHERE queue = :queue AND lease_id IS NULL AND next_at <= :now
-ORDER BY next_at LIMIT 1
+# The next queue that has anything pending: one look into either index.
+NEXT_QUEUE = """
+SELECT min(queue) FROM (
+    SELECT min(queue) AS queue FROM penstock_pending WHERE ordering_key IS NULL AND queue > :after
+    UNION ALL SELECT min(queue) FROM penstock_keys WHERE queue > :after)
 """
 
 DROP_OLD_LEASES = """
@@ -122,11 +114,7 @@ EMIT_EVENT = """
 INSERT INTO penstock_events (event_id, event_type, payload, headers, partition_key, ordering_key, created_at)
 VALUES (?, ?, ?, ?, ?, ?, ?)
 """
-EMIT_PENDING = """
-INSERT INTO penstock_pending (seq, queue, ordering_key, priority, attempts, deliveries, max_attempts, replays, suspect,
-                              available_at)
-VALUES (?, ?, ?, ?, 0, 0, ?, 0, 0, ?)
-"""
+EMIT_PENDING = f"INSERT INTO penstock_pending ({COLUMNS}) VALUES ({', '.join('?' * len(CHANGING))})"
 ADD_KEY = "INSERT INTO penstock_keys (queue, ordering_key, next_at) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
 
 # :rows is a list of [queue, dedupe key, event id, end of the window].

@@ -12,13 +12,6 @@ INSERT = f"INSERT INTO penstock_staged ({', '.join(_COLUMNS)}) VALUES ({', '.joi
 
 _CHOSEN = "write_id = :write_id AND batch_id = :batch_id AND part_id IN (SELECT value FROM json_each(:parts))"
 
-# No row is touched if that batch, or a later one, was committed before.
-REMEMBER = """
-INSERT INTO penstock_sinks (query_id, batch_id, committed_at) VALUES (:write_id, :batch_id, :now)
-ON CONFLICT (query_id) DO UPDATE SET batch_id = excluded.batch_id, committed_at = excluded.committed_at
-WHERE batch_id < excluded.batch_id
-"""
-
 # All but the first of each key, and that one too where its window is still open.
 DROP_DUPLICATES = f"""
 DELETE FROM penstock_staged WHERE rowid IN (

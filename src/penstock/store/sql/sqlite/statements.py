@@ -17,36 +17,35 @@ RETURNING claims, moved, closed_at, max_attempts, :now,
     (SELECT CASE WHEN q.paused_at IS NULL THEN q.max_claimed ELSE 0 END FROM penstock_queues q WHERE q.queue = :queue)
 """
 
-_LISTED = "(SELECT value FROM json_each(:{name}))"
-_SEQS = _LISTED.format(name="seqs")
-_LEASES = _LISTED.format(name="lease_ids")
+_SEQS = "(SELECT value FROM json_each(:seqs))"
+_LEASES = "(SELECT value FROM json_each(:lease_ids))"
 
 OF_TYPES = """
   AND EXISTS (SELECT 1 FROM penstock_events t
               WHERE t.seq = p.seq AND t.event_type IN (SELECT value FROM json_each(:types)))"""
 
-LEVELS = """
-WITH RECURSIVE level (priority) AS (
-    SELECT max(priority) FROM penstock_pending WHERE queue = :queue AND ordering_key IS NULL
-    UNION ALL
-    SELECT (SELECT max(p.priority) FROM penstock_pending p
-            WHERE p.queue = :queue AND p.ordering_key IS NULL AND p.priority < level.priority)
-    FROM level WHERE level.priority IS NOT NULL
-)
-SELECT priority FROM level WHERE priority IS NOT NULL
+# The next lower priority that has anything: one look into the index.
+LEVEL = """
+SELECT max(priority) FROM penstock_pending WHERE queue = :queue AND ordering_key IS NULL AND priority < :above
 """
 
-CHOOSE_READY = """
-SELECT p.seq, p.suspect FROM penstock_pending p
+_MAY_GO = """
+FROM penstock_pending p
 WHERE p.queue = :queue AND p.ordering_key IS NULL AND p.priority = :priority AND p.available_at <= :now{of_types}
 ORDER BY p.available_at, p.seq LIMIT :room
 """
-
-HEAD = """
-SELECT p.available_at, p.seq FROM penstock_pending p
-WHERE p.queue = :queue AND p.ordering_key IS NULL AND p.priority = :priority AND p.available_at <= :now
-ORDER BY p.available_at, p.seq LIMIT 1
+CHOOSE_READY = f"SELECT p.seq, p.suspect {_MAY_GO}"
+HEAD = f"SELECT p.available_at, p.seq {_MAY_GO}"
+# An ordering key counts with its own time, whatever the priority of its events.
+KEY_HEAD = """
+SELECT k.next_at FROM penstock_keys k
+WHERE k.queue = :queue AND k.lease_id IS NULL AND k.next_at <= :now{of_head} ORDER BY k.next_at LIMIT 1
 """
+# The type that counts for a key is that of the event at the head of its line.
+HEAD_OF_TYPES = """
+  AND (SELECT t.event_type FROM penstock_pending p JOIN penstock_events t ON t.seq = p.seq
+       WHERE p.queue = k.queue AND p.ordering_key = k.ordering_key ORDER BY p.seq LIMIT 1)
+      IN (SELECT value FROM json_each(:types))"""
 
 TAKE_KEYS = """
 UPDATE penstock_keys SET lease_id = :lease_id
@@ -90,106 +89,81 @@ SELECT {DELIVERY.format(row="s", deliveries="s.deliveries")}
 FROM penstock_claimed s JOIN penstock_events e ON e.seq = s.seq WHERE s.lease_id = :lease_id
 """
 
-READY = """
-SELECT EXISTS (SELECT 1 FROM penstock_pending p
-               WHERE p.queue = :queue AND p.ordering_key IS NULL AND p.priority = :priority
-                 AND p.available_at <= :now{of_types})
-"""
-KEY_READY = """
-SELECT EXISTS (SELECT 1 FROM penstock_keys k
-               WHERE k.queue = :queue AND k.lease_id IS NULL AND k.next_at <= :now{of_types})
-"""
-# The type that counts for a key is that of the event at the head of its line.
-HEAD_OF_TYPES = """
-  AND (SELECT t.event_type FROM penstock_pending p JOIN penstock_events t ON t.seq = p.seq
-       WHERE p.queue = k.queue AND p.ordering_key = k.ordering_key ORDER BY p.seq LIMIT 1)
-      IN (SELECT value FROM json_each(:types))"""
-
-# What goes back comes from the end: of an ordering key's line it is never the head.
-CHOOSE_HELD = """
-SELECT seq, suspect, attempts + 1 >= coalesce(max_attempts, :max_attempts) FROM penstock_claimed
-WHERE lease_id = :lease_id
-ORDER BY ordering_key IS NULL, ordering_key, CASE WHEN ordering_key IS NULL THEN available_at END, seq
-"""
-
 _LOST = {"attempts": "attempts + 1", "last_error": ":error"}
 
-# A lost attempt or an expired lease, for the claimed events of :dead and :seqs.
+# A lost attempt or an expired lease, for the claimed events of a list.
+RECORD_LOST = f"""
+INSERT INTO penstock_history (seq, at, what, attempts, lease_id, "by", detail)
+SELECT c.seq, :now, :what, c.attempts + 1, c.lease_id,
+       (SELECT l.claimant FROM penstock_leases l WHERE l.lease_id = c.lease_id), :error
+FROM penstock_claimed c WHERE c.seq IN {_SEQS}
+"""
 ARCHIVE_AS_DEAD = f"""
 INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
-SELECT {changing(**_LOST)}, 'DEAD', :now, lease_id FROM penstock_claimed WHERE seq IN {_LISTED.format(name="dead")}
+SELECT {changing(**_LOST)}, 'DEAD', :now, lease_id FROM penstock_claimed WHERE seq IN {_SEQS}
 """
 GIVE_BACK = f"""
 INSERT INTO penstock_pending ({COLUMNS})
 SELECT {changing(suspect="min(suspect + 1, 9)", **_LOST)} FROM penstock_claimed WHERE seq IN {_SEQS}
 """
-RECORD_LOST = f"""
-INSERT INTO penstock_history (seq, at, what, attempts, lease_id, "by", detail)
-SELECT c.seq, :now, CASE WHEN c.seq IN {_LISTED.format(name="dead")} THEN 'died' ELSE :what END, c.attempts + 1,
-       c.lease_id, (SELECT l.claimant FROM penstock_leases l WHERE l.lease_id = c.lease_id), :error
-FROM penstock_claimed c
-WHERE c.seq IN {_SEQS} OR c.seq IN {_LISTED.format(name="dead")} OR c.seq IN {_LISTED.format(name="staying")}
-"""
-DROP_CLAIMED = f"DELETE FROM penstock_claimed WHERE seq IN {_SEQS} OR seq IN {_LISTED.format(name='dead')}"
 STAY = f"""
 UPDATE penstock_claimed
 SET deliveries = deliveries + 1, attempts = attempts + 1, suspect = min(suspect + 1, 9), last_error = :error
-WHERE seq IN {_LISTED.format(name="staying")}
+WHERE seq IN {_SEQS}
 """
-
-LOSE = (RECORD_LOST, ARCHIVE_AS_DEAD, GIVE_BACK, DROP_CLAIMED, STAY)
+DROP_CLAIMED = f"DELETE FROM penstock_claimed WHERE seq IN {_SEQS}"
 
 LOCK_LEASE = """
 SELECT max_attempts, EXISTS (SELECT 1 FROM penstock_keys k WHERE k.lease_id = l.lease_id)
 FROM penstock_leases l WHERE l.lease_id = :lease_id AND l.token = :token AND l.closed_at IS NULL
 """
 
-HELD = f"SELECT seq FROM penstock_claimed WHERE lease_id = :lease_id AND seq IN {_SEQS}"
+LOCK_HELD = f"SELECT seq FROM penstock_claimed WHERE lease_id = :lease_id AND seq IN {_SEQS}"
 PUBLISH = (
     f"""
     INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
-    SELECT {changing()}, 'PUBLISHED', :now, lease_id FROM penstock_claimed
-    WHERE lease_id = :lease_id AND seq IN {_SEQS}
+    SELECT {changing()}, 'PUBLISHED', :now, lease_id FROM penstock_claimed WHERE seq IN {_SEQS}
     """,
-    f"DELETE FROM penstock_claimed WHERE lease_id = :lease_id AND seq IN {_SEQS}",
+    DROP_CLAIMED,
 )
 
 # What was given, next to what is held: :rows is a list of [seq, kind, error, delay in microseconds]. The CROSS JOIN
 # makes SQLite look each of them up: it would rather search the whole list for every event of the lease.
 _GIVEN = """
-WITH given AS (
-    SELECT value ->> 0 AS seq, value ->> 1 AS kind, value ->> 2 AS error, value ->> 3 AS delay FROM json_each(:rows)
-),
-gone AS (
-    SELECT c.*, g.error, g.delay, CASE
-        WHEN g.kind = 'RETRY' AND c.attempts + 1 >= coalesce(c.max_attempts, :max_attempts) THEN 'DEAD'
-        ELSE g.kind END AS outcome
-    FROM given g CROSS JOIN penstock_claimed c ON c.seq = g.seq WHERE c.lease_id = :lease_id
+WITH gone AS (
+    SELECT c.*, value ->> 1 AS kind, value ->> 2 AS error, value ->> 3 AS delay
+    FROM json_each(:rows) CROSS JOIN penstock_claimed c ON c.seq = value ->> 0 WHERE c.lease_id = :lease_id
 )
 """
-OUTCOMES = f"{_GIVEN} SELECT seq, outcome FROM gone"
+OUTCOMES = f"""
+{_GIVEN}
+SELECT seq, CASE
+    WHEN kind = 'RETRY' AND attempts + 1 >= coalesce(max_attempts, :max_attempts) THEN 'DEAD' ELSE kind END
+FROM gone
+"""
+# The outcomes are told by then: :rows says DEAD where a retry was the last.
 APPLY = (
     f"""
     {_GIVEN}
     INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
     SELECT {changing(attempts="attempts + 1", last_error="error")}, 'DEAD', :now, lease_id
-    FROM gone WHERE outcome = 'DEAD'
+    FROM gone WHERE kind = 'DEAD'
     """,
     f"""
     {_GIVEN}
     INSERT INTO penstock_pending ({COLUMNS})
-    SELECT {changing(available_at="{now} + delay", **RETRIED)} FROM gone WHERE outcome = 'RETRY'
+    SELECT {changing(available_at="{now} + delay", **RETRIED)} FROM gone WHERE kind = 'RETRY'
     """,
     f"""
     {_GIVEN}
     INSERT INTO penstock_pending ({COLUMNS})
-    SELECT {changing(deliveries="deliveries - 1")} FROM gone WHERE outcome = 'RELEASED'
+    SELECT {changing(deliveries="deliveries - 1")} FROM gone WHERE kind = 'RELEASED'
     """,
     f"""
     {_GIVEN}
     INSERT INTO penstock_history (seq, at, what, attempts, lease_id, "by", detail)
-    SELECT seq, :now, CASE outcome WHEN 'DEAD' THEN 'died' WHEN 'RETRY' THEN 'retried' ELSE 'released' END,
-           attempts + CASE outcome WHEN 'RELEASED' THEN 0 ELSE 1 END, :lease_id, {CHANGED_BY}, error FROM gone
+    SELECT seq, :now, CASE kind WHEN 'DEAD' THEN 'died' WHEN 'RETRY' THEN 'retried' ELSE 'released' END,
+           attempts + CASE kind WHEN 'RELEASED' THEN 0 ELSE 1 END, :lease_id, {CHANGED_BY}, error FROM gone
     """,
     "DELETE FROM penstock_claimed WHERE lease_id = :lease_id AND seq IN (SELECT value ->> 0 FROM json_each(:rows))",
 )
@@ -207,11 +181,6 @@ SETTLED_BEFORE = f"""
 SELECT seq FROM penstock_archive WHERE seq IN {_SEQS} AND lease_id = :lease_id
 UNION
 SELECT seq FROM penstock_history WHERE seq IN {_SEQS} AND lease_id = :lease_id AND what IN ('retried', 'released')
-"""
-
-CLOSE_LEASE = """
-UPDATE penstock_leases SET closed_at = :now
-WHERE lease_id = :lease_id AND NOT EXISTS (SELECT 1 FROM penstock_claimed WHERE lease_id = :lease_id)
 """
 
 _IDLE = f"""
@@ -243,12 +212,11 @@ RETURNING penstock_leases.lease_id, penstock_leases.token
 """
 
 EXPIRED = """
-SELECT lease_id, max_attempts, (SELECT count(*) FROM penstock_claimed c WHERE c.lease_id = l.lease_id)
-FROM penstock_leases l WHERE closed_at IS NULL AND expires_at < :now ORDER BY expires_at LIMIT 1000
+SELECT lease_id FROM penstock_leases WHERE closed_at IS NULL AND expires_at < :now ORDER BY expires_at LIMIT 1000
 """
-HELD_BY = f"""
+HELD_BY = """
 SELECT c.seq, c.attempts + 1 >= coalesce(c.max_attempts, l.max_attempts)
-FROM penstock_claimed c JOIN penstock_leases l ON l.lease_id = c.lease_id WHERE c.lease_id IN {_LEASES}
+FROM penstock_claimed c JOIN penstock_leases l ON l.lease_id = c.lease_id WHERE c.lease_id = :lease_id
 """
 CLOSE_ENDED = f"UPDATE penstock_leases SET closed_at = :now WHERE lease_id IN {_LEASES}"
 

@@ -1,9 +1,10 @@
-"""Control of queues and single events: pauses, limits, cancellations, notes, and the heads of queues.
+"""Control of queues and single events: pauses, limits, cancellations, notes, heads of queues; and presence of relays.
 `penstock.store.api` says what each verb promises."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
+from uuid import UUID
 
 from penstock.model.errors import UsageError
 from penstock.model.event import EventId, require_queue
@@ -11,9 +12,10 @@ from penstock.model.lease import Lease, LeaseId
 from penstock.model.lifecycle import State
 from penstock.model.records import Head, Note
 from penstock.model.selection import Selection, cancellable
+from penstock.model.stats import Relay
 from penstock.model.text import storable
 from penstock.store.api import CANCELLED, Progress
-from penstock.store.sql.dialect import Dialect, Row, reading, total_of
+from penstock.store.sql.dialect import CLOSE_LEASE, Dialect, Row, reading, total_of
 from penstock.store.sql.transaction import Transaction
 from penstock.store.sql.verbs import queries
 
@@ -21,12 +23,14 @@ CANCEL_BATCH = 5_000
 GREATEST_LIMIT = 2**31 - 1
 
 RESUME = "UPDATE penstock_queues SET paused_at = NULL, paused_by = NULL WHERE queue = :queue AND paused_at IS NOT NULL"
+RELAY_STOPPING = "SELECT stopping FROM penstock_relays WHERE relay_id = :relay_id"
+FORGET_RELAY = "DELETE FROM penstock_relays WHERE relay_id = :relay_id"
 
 Move = Callable[[Transaction, Sequence[Any]], int]
 
 
 class ControlVerbs(Dialect):
-    """Operations on queues and single events."""
+    """Operations on queues, single events and relays."""
 
     # -- queues -----------------------------------------------------------------------------------------------
 
@@ -36,7 +40,7 @@ class ControlVerbs(Dialect):
 
     def resume(self, queue: str) -> bool:
         require_queue(queue)
-        self._forget_scan_floor()
+        self.scan_everything()
         return self._transact(lambda tx: tx.run(RESUME, queue=queue)) > 0
 
     def limit(self, queue: str, max_claimed: int | None) -> None:
@@ -79,7 +83,7 @@ class ControlVerbs(Dialect):
         selection.require("cancel")
         if dry_run:
             return sum(kind.count for kind in self.unsettled_counts(selection))
-        self._forget_scan_floor()
+        self.scan_everything()
         chosen = cancellable(selection)
         recorded = storable(reason)
         moves: dict[State, Move] = {
@@ -113,7 +117,7 @@ class ControlVerbs(Dialect):
         count = self._archive_as_dead(tx, State.CLAIMED, seqs, reason, by)
         self._free_keys(tx, leases)
         for lease_id in leases:
-            tx.run(self.statements.CLOSE_LEASE, lease_id=lease_id)
+            tx.run(CLOSE_LEASE, lease_id=lease_id)
         return count
 
     def note(self, lease: Lease, progress: Mapping[int, bytes]) -> frozenset[int]:
@@ -129,3 +133,15 @@ class ControlVerbs(Dialect):
 
     def notes(self, ids: Collection[EventId]) -> Mapping[EventId, Note]:
         return self._look(lambda tx: queries.notes(tx.connection, ids)) if ids else {}
+
+    # -- relays -----------------------------------------------------------------------------------------------
+
+    def announce(self, relay: Relay, *, stopping: bool = False) -> bool:
+        given = {"relay_id": relay.relay_id, "queue": relay.queue, "destination": relay.destination, "host": relay.host}
+        return bool(self._transact(lambda tx: tx.scalar(self.upserts.ANNOUNCE_RELAY, stopping=stopping, **given)))
+
+    def asked_to_stop(self, relay_id: UUID) -> bool:
+        return bool(self._look(lambda tx: tx.scalar(RELAY_STOPPING, relay_id=relay_id)))
+
+    def withdraw(self, relay_id: UUID) -> None:
+        self._transact(lambda tx: tx.run(FORGET_RELAY, relay_id=relay_id))

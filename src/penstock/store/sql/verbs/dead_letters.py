@@ -31,7 +31,7 @@ def deaths(
             ERROR.label("error"),
         )
         .select_from(SETTLED)
-        .where(*_dead(selection), *_after(after))
+        .where(IS_DEAD, *chosen_settled(selection), *_after(after))
         .order_by(archive.c.settled_at.desc(), archive.c.seq.desc())
         .limit(limit + 1)
     )
@@ -43,7 +43,7 @@ def death_counts(connection: Connection, selection: Selection) -> list[DeathCoun
     statement = (
         select(archive.c.queue, ERROR, func.count())
         .select_from(_needed(selection))
-        .where(*_dead(selection))
+        .where(IS_DEAD, *chosen_settled(selection))
         .group_by(archive.c.queue, ERROR)
     )
     rows = connection.execute(statement, execution_options={"yield_per": ROWS_AT_A_TIME})
@@ -54,10 +54,6 @@ def _needed(selection: Selection) -> FromClause:
     """Events are large, and read only where the selection asks for something that they alone know."""
     asked = (selection.ids, selection.event_type, selection.event_types, selection.since, selection.until)
     return archive if all(part is None for part in asked) else SETTLED
-
-
-def _dead(selection: Selection) -> list[ColumnElement[bool]]:
-    return [IS_DEAD, *chosen_settled(selection)]
 
 
 def _after(mark: DeathMark | None) -> list[ColumnElement[bool]]:

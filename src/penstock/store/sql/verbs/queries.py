@@ -9,6 +9,7 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Select,
+    Table,
     case,
     func,
     literal,
@@ -58,11 +59,6 @@ def settled(connection: Connection, selection: Selection, *, after: int, until: 
         .with_for_update(of=archive, skip_locked=True)
     )
     return connection.execute(statement).all()
-
-
-def count_settled(connection: Connection, selection: Selection) -> int:
-    statement = select(func.count()).select_from(SETTLED).where(*chosen_settled(selection))
-    return int(connection.execute(statement).scalar_one())
 
 
 def settled_counts(connection: Connection, selection: Selection) -> list[SettledCount]:
@@ -234,58 +230,42 @@ def _parts(selection: Selection, after: int | None) -> list[Select[Any]]:
     wanted = frozenset(State) if selection.states is None else selection.states
     parts: list[Select[Any]] = []
     if State.PENDING in wanted:
-        parts.append(_part(pending, literal("PENDING")).join(pending, pending.c.seq == events.c.seq))
+        parts.append(_part(pending, selection, state=literal("PENDING")))
     if State.CLAIMED in wanted:
-        joined = _part(claimed, literal("CLAIMED"), leases.c.claimed_at, leases.c.claimant, leases.c.expires_at)
-        joined = joined.join(claimed, claimed.c.seq == events.c.seq)
-        parts.append(joined.join(leases, leases.c.lease_id == claimed.c.lease_id))
+        times = {"claimed_at": leases.c.claimed_at, "lease_expires_at": leases.c.expires_at}
+        part = _part(claimed, selection, state=literal("CLAIMED"), claimed_by=leases.c.claimant, **times)
+        parts.append(part.join(leases, leases.c.lease_id == claimed.c.lease_id))
     if wanted & {State.PUBLISHED, State.DEAD}:
-        part = _part(archive, archive.c.state, settled_at=archive.c.settled_at)
-        part = part.join(archive, archive.c.seq == events.c.seq).where(*settled_states(selection))
-        parts.append(part)
-    tables = [table for table, states in _TABLES if states & wanted]
-    return [
-        part.where(*conditions(selection, table), *([events.c.seq < after] if after is not None else []))
-        for part, table in zip(parts, tables, strict=True)
-    ]
+        part = _part(archive, selection, state=archive.c.state, settled_at=archive.c.settled_at)
+        parts.append(part.where(*settled_states(selection)))
+    return parts if after is None else [part.where(events.c.seq < after) for part in parts]
 
 
-_TABLES = (
-    (pending, {State.PENDING}),
-    (claimed, {State.CLAIMED}),
-    (archive, {State.PUBLISHED, State.DEAD}),
-)
-
-
-# The columns of a record that are in both tables, and those that change with its state.
+# The columns of a record that are in both tables, those that change with its state, and those that not each state has.
 _OF_EVENT = ("event_type", "payload", "headers", "partition_key", "ordering_key", "created_at")
 _OF_TABLE = tuple(name for name in CHANGING if name not in ("seq", "ordering_key"))
+_NO_TIME = null().cast(UtcTime())
+_UNSET: dict[str, ColumnElement[Any]] = {
+    "claimed_at": _NO_TIME,
+    "claimed_by": literal(None),
+    "lease_expires_at": _NO_TIME,
+    "settled_at": _NO_TIME,
+}
 
 
-def _part(
-    table: Any,
-    state: ColumnElement[str],
-    claimed_at: Any = None,
-    claimed_by: Any = None,
-    lease_expires_at: Any = None,
-    settled_at: Any = None,
-) -> Select[Any]:
-    def labelled(column: Any, name: str) -> ColumnElement[Any]:
-        return (
-            (null() if column is None else column).cast(UtcTime()).label(name) if column is None else column.label(name)
+def _part(table: Table, selection: Selection, **known: ColumnElement[Any]) -> Select[Any]:
+    """Records of one table; `known` are their state and the columns that it has."""
+    return (
+        select(
+            events.c.seq,
+            EVENT_ID.label("event_id"),
+            *(events.c[name] for name in _OF_EVENT),
+            *(table.c[name] for name in _OF_TABLE),
+            *(column.label(name) for name, column in (_UNSET | known).items()),
         )
-
-    return select(
-        events.c.seq,
-        EVENT_ID.label("event_id"),
-        *(events.c[name] for name in _OF_EVENT),
-        *(table.c[name] for name in _OF_TABLE),
-        state.label("state"),
-        labelled(claimed_at, "claimed_at"),
-        (literal(None) if claimed_by is None else claimed_by).label("claimed_by"),
-        labelled(lease_expires_at, "lease_expires_at"),
-        labelled(settled_at, "settled_at"),
-    ).select_from(events)
+        .select_from(events.join(table, table.c.seq == events.c.seq))
+        .where(*conditions(selection, table))
+    )
 
 
 def conditions(selection: Selection, table: Any) -> list[ColumnElement[bool]]:

@@ -9,7 +9,7 @@ from penstock.model.lease import Lease, LeaseId, Settlement
 from penstock.model.lifecycle import OrderPolicy
 from penstock.model.outcome import Outcome
 from penstock.store.sql.borrowed import borrowed
-from penstock.store.sql.dialect import Dialect
+from penstock.store.sql.dialect import CLOSE_LEASE, Dialect
 from penstock.store.sql.outcome_rows import Asked, RouteRow, route_rows, split
 from penstock.store.sql.transaction import Transaction
 
@@ -21,19 +21,14 @@ class SettleVerbs(Dialect):
         if not outcomes:
             return Settlement()
         asked = split(outcomes)
-        if asked.others:
-            self._forget_scan_floor()
         return self._transact(lambda tx: self._settle(tx, lease, asked))
 
     def settle_in(self, connection: object, lease: Lease, outcomes: Mapping[int, Outcome]) -> Settlement:
         """Settle inside the caller's transaction: its writes and the settlement commit together, or neither does."""
         if not outcomes:
             return Settlement()
-        asked = split(outcomes)
-        if asked.others:
-            self._forget_scan_floor()
         with borrowed(connection, self.engine.dialect.name) as cursor, self._translated():
-            return self._settle(self._transaction(None, cursor), lease, asked)
+            return self._settle(self._transaction(None, cursor), lease, split(outcomes))
 
     def _settle(self, tx: Transaction, lease: Lease, asked: Asked) -> Settlement:
         held = tx.row(self.statements.LOCK_LEASE, lease_id=lease.lease_id, token=lease.token)
@@ -43,13 +38,14 @@ class SettleVerbs(Dialect):
         done = self._publish(tx, lease.lease_id, asked.published) if asked.published else frozenset()
         finals: list[Any] = []
         if asked.others:
+            self.scan_everything()
             skip = self.options.order_policy is OrderPolicy.SKIP
             finals = self._apply(tx, lease.lease_id, asked.others, max_attempts, skip)
         if keyed:
             if asked.others:
                 self._release_behind(tx, lease.lease_id, [row.seq for row in asked.others])
             self._free_keys(tx, [lease.lease_id])
-        tx.run(self.statements.CLOSE_LEASE, lease_id=lease.lease_id)
+        tx.run(CLOSE_LEASE, lease_id=lease.lease_id)
         settlement = self._settlement(tx, lease.lease_id, asked, done, finals)
         self._keep_or_drop(tx, asked, settlement)
         return settlement
@@ -91,7 +87,7 @@ class SettleVerbs(Dialect):
             return Settlement()
         if not all(queues.values()):
             raise UsageError("an event is routed to at least one queue")
-        self._forget_scan_floor()
+        self.scan_everything()
         return self._transact(lambda tx: self._routed(tx, lease, route_rows(queues)))
 
     def _routed(self, tx: Transaction, lease: Lease, rows: list[RouteRow]) -> Settlement:
@@ -105,18 +101,18 @@ class SettleVerbs(Dialect):
         routed = self._route(tx, lease.lease_id, rows)
         if keyed:
             self._free_keys(tx, [lease.lease_id])
-        tx.run(self.statements.CLOSE_LEASE, lease_id=lease.lease_id)
+        tx.run(CLOSE_LEASE, lease_id=lease.lease_id)
         return Settlement(released=routed, lost=asked - routed)
 
     def release(self, lease: Lease) -> int:
-        self._forget_scan_floor()
+        self.scan_everything()
 
         def work(tx: Transaction) -> int:
             if tx.row(self.statements.LOCK_LEASE, lease_id=lease.lease_id, token=lease.token) is None:
                 return 0
             count = self._release(tx, lease.lease_id)
             self._free_keys(tx, [lease.lease_id])
-            tx.run(self.statements.CLOSE_LEASE, lease_id=lease.lease_id)
+            tx.run(CLOSE_LEASE, lease_id=lease.lease_id)
             return count
 
         return self._transact(work)

@@ -5,11 +5,10 @@ of their stream, or by age.
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from types import ModuleType
 from uuid import UUID
 
-from penstock.model.errors import NotInitialised, StoreError
+from penstock.model.errors import StoreError
 from penstock.model.event import Event
 from penstock.store.api import Committed, StagedPart, require_staging
 from penstock.store.sql.dialect import Dialect
@@ -17,8 +16,13 @@ from penstock.store.sql.transaction import Transaction
 
 # Longer than any write takes: its staged rows must not go while it still runs.
 STAGED_RETENTION_SECONDS = 7 * 86_400.0
-DROP_LIMIT = 10_000
 
+# No row is touched if that batch, or a later one, was committed before. Whoever commits the same batch meanwhile waits.
+REMEMBER = """
+INSERT INTO penstock_sinks AS s (query_id, batch_id, committed_at) VALUES (:write_id, :batch_id, {now})
+ON CONFLICT (query_id) DO UPDATE SET batch_id = excluded.batch_id, committed_at = excluded.committed_at
+WHERE s.batch_id < excluded.batch_id
+"""
 # Of this batch, whatever attempt staged it, and of older ones.
 DROP_BATCH = "DELETE FROM penstock_staged WHERE write_id = :write_id AND batch_id <= :batch_id"
 DROP_WRITE = "DELETE FROM penstock_staged WHERE write_id = :write_id"
@@ -40,14 +44,14 @@ class StagingVerbs(Dialect):
 
     def commit_staged(self, write_id: UUID, batch_id: int, parts: Mapping[UUID, int], *, once: bool) -> Committed:
         require_staging(self.url, self.capabilities)
-        self._forget_scan_floor()
+        self.scan_everything()
         return self._transact(lambda tx: self._commit_staged(tx, write_id, batch_id, parts, once=once))
 
     def _commit_staged(
         self, tx: Transaction, write_id: UUID, batch_id: int, parts: Mapping[UUID, int], *, once: bool
     ) -> Committed:
         done = Committed(repeated=True)
-        if not once or tx.run(self.staging.REMEMBER, write_id=write_id, batch_id=batch_id):
+        if not once or tx.run(REMEMBER, write_id=write_id, batch_id=batch_id):
             named = [part_id for part_id, count in parts.items() if count]
             done = self._move_staged(tx, write_id, batch_id, named) if named else Committed()
             require_all(done.events + done.duplicates, sum(parts.values()))
@@ -60,24 +64,6 @@ class StagingVerbs(Dialect):
             return self._transact(lambda tx: tx.run(DROP_WRITE, write_id=write_id))
         named = list(parts)
         return self._transact(lambda tx: tx.run(self.staging.DROP_PARTS, write_id=write_id, parts=named))
-
-    def _drop_old_staged(self) -> None:
-        if not self.capabilities.staging:
-            return
-        work = partial(
-            Transaction.run, statement=self.staging.DROP_OLD, seconds=STAGED_RETENTION_SECONDS, limit=DROP_LIMIT
-        )
-        try:
-            while self._transact(work) == DROP_LIMIT:
-                pass
-        except NotInitialised:
-            return  # the tables are of a version without staging, which this code still runs on
-
-    def _stage(self, tx: Transaction, part: StagedPart, events: Sequence[Event], start: int) -> None:
-        raise NotImplementedError
-
-    def _move_staged(self, tx: Transaction, write_id: UUID, batch_id: int, parts: list[UUID]) -> Committed:
-        raise NotImplementedError
 
 
 def require_all(found: int, expected: int) -> None:
