@@ -179,8 +179,10 @@ def _send(produce: Any, report: Any, message: Message) -> None:
 
 
 def _report(errors: _Errors, seq: int, error: KafkaError | None, _: object) -> None:
-    """Record a failure. The client calls this for failures only: once nothing is in flight, an event without a report
-    is published."""
+    """Record a failure.
+
+    The client calls this for failures only: once nothing is in flight, an event without a report is published.
+    """
     if error is not None:
         errors[seq] = error
 

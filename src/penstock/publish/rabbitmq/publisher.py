@@ -120,8 +120,10 @@ class RabbitPublisher(Unpicklable):
         return Retry(presentable(failure))
 
     def _learn_limit(self, failure: str) -> None:
-        """Remember the server's size limit. A message above it closes the channel of the whole batch, so later ones are
-        rejected before they are sent."""
+        """Remember the server's size limit.
+
+        A message above it closes the channel of the whole batch, so later ones are rejected before they are sent.
+        """
         if found := _SERVERS_LIMIT.search(failure):
             self._limit = int(found[1])
 
