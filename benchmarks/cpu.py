@@ -34,7 +34,7 @@ def _stat(pid: int) -> list[str]:
 
 
 class CpuMeter:
-    """CPU time that includes processes for which no parent waits, as Spark's workers.
+    """CPU time that includes processes for which no parent waits, such as Spark's workers.
 
     Time used until the last `read` stays counted, so `read` must be called often.
     """

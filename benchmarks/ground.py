@@ -20,7 +20,7 @@ SHOWN = (
     *("shared_buffers", "max_wal_size", "checkpoint_timeout"),
 )
 
-# Creation times up to a minute ago, one microsecond apart, as if the events had been emitted one after the other.
+# Creation times end one minute ago and are one microsecond apart, as if the events had been emitted one by one.
 _PENDING = """
 WITH emitted AS (
     INSERT INTO penstock_events (event_id, event_type, payload, created_at)

@@ -21,7 +21,7 @@ TOPICS = ("orders.created", "orders.refused", "outbox.orders.created", "outbox.o
 def strict_server(kafka_server):
     """A broker that creates no topics automatically and that a test may stop.
 
-    It depends on `kafka_server`, which skips the test if Kafka is not installed.
+    The fixture `kafka_server` ensures that Kafka's jars are present.
     """
     with KafkaServer(fsync=False, settings={"auto.create.topics.enable": "false"}) as server:
         yield server

@@ -39,10 +39,7 @@ def kind(
     valkey_server: ValkeyServer,
     nats_server: NatsServer,
 ) -> type[Server]:
-    """Each class of server.
-
-    The shared servers are requested first, because they skip the test if binaries are missing.
-    """
+    """Each class of server. The shared servers are requested first, because they check for missing binaries."""
     chosen: type[Server] = request.param
     return chosen
 

@@ -1,7 +1,7 @@
 """`file:///folder` appends events as lines of JSON to files in a folder. Each file has a single writer.
 
-A batch is on disk before its outcomes are returned. A killed writer can leave an incomplete last line in its file. That
-event was never acknowledged, and is delivered again to another file.
+A batch is written, and by default synced to disk, before its outcomes are returned. A killed writer can leave an
+incomplete last line in its file. That event was never acknowledged, and is delivered again to another file.
 """
 
 import os

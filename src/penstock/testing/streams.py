@@ -23,9 +23,9 @@ from penstock.streams.state.api import PartTransaction, Started, StatePartition
 from penstock.streams.state.registry import open_state
 
 CRASH = "CRASH"
-"""Input item: the process dies after it has committed the events before, and acknowledges none of them."""
+"""Input item: the process dies after it has committed the preceding events, and acknowledges none of them."""
 LOST_COMMIT = "LOST_COMMIT"
-"""Input item: the process dies before it has committed the events before."""
+"""Input item: the process dies before it has committed the preceding events."""
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 """Initial time of a harness's clock."""

@@ -123,7 +123,7 @@ def _source(options: Mapping[str, str]) -> str | None:
 
 
 def _from_environment(environment: Mapping[str, str], named: str | None, usual: str) -> str:
-    """Return the value of the variable `named`, which must be set, or else of `usual`, which is optional."""
+    """Return the value of the variable `named`, which must be set; without `named`, of `usual`, which is optional."""
     if named is None:
         return environment.get(usual, "").strip()
     value = environment.get(named, "").strip()

@@ -56,7 +56,8 @@ class _Client(Client):
 
 
 class Connection:
-    """A single connection, without reconnect. It ends with its event loop, which discards all pending messages.
+    """A single connection, without reconnect. It ends with its event loop, which cancels all sends and waits in
+    progress.
 
     Each message has a reply subject with a unique number.
     """

@@ -1,4 +1,4 @@
-"""A process that writes to a state partition and is killed while it does so. Run `main` in a separate process.
+"""A process that is killed while it writes to a state partition. Run `main` in a separate process.
 
 Each transaction increments the sum of every key, inserts one inbox key per state key, advances the offset and one timer
 of every key, replaces another timer, and emits an event. A partly applied transaction is therefore visible as a

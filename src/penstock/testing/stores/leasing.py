@@ -50,7 +50,7 @@ def again(store: Store, held: Claim, claimant: str = "claimant", limit: int = 10
 
 
 def loses(store: Store, stale: Lease, held: Claim) -> None:
-    """Check that a stale token changes nothing, and that its holder is told which events it lost."""
+    """Check that a stale token changes nothing, and that a settle reports its events as lost or already settled."""
     before = records(store)
     for outcome in (PUBLISHED, Retry("late", 0)):
         settlement = store.settle(stale, all_to(outcome, held))
