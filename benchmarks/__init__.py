@@ -1,7 +1,7 @@
-"""Benchmarks: Penstock on this machine, beside what its database can do and what PgQueuer does.
+"""Benchmarks of Penstock on this machine, compared with PostgreSQL itself and with PgQueuer.
 
     python -m benchmarks relay --json
 
-Each part is a module with a function `measure`; all of them run on one PostgreSQL that the run starts for itself.
-Progress goes to standard error, the report to standard output.
+Each part is a module with a function `measure`. All parts use one PostgreSQL server, which the run starts. Progress
+goes to standard error, the report to standard output.
 """

@@ -1,4 +1,4 @@
-"""The command line of the benchmarks: `python -m benchmarks relay`, or `make bench ARGS=relay`."""
+"""Command line of the benchmarks: `python -m benchmarks relay`, or `make bench ARGS=relay`."""
 
 import sys
 from typing import Annotated
@@ -28,7 +28,10 @@ def _all(context: typer.Context) -> None:
 
 @bench.command()
 def relay(events: EventsOption = EVENTS, only: OnlyOption = None, json: JsonOption = False) -> None:
-    """Measure emits, claims, the relay and its start, beside the raw database and PgQueuer. Takes some minutes."""
+    """Measure emits, claims, the relay and its start, compared with the raw database and PgQueuer.
+
+    Takes some minutes.
+    """
     from benchmarks.run import plan_for, print_report
 
     print_report(plan_for(events), only or (), as_json=json)
@@ -40,7 +43,7 @@ def objects(
     seconds: Annotated[float, typer.Option(min=1, help="How long each run takes.")] = 8.0,
     json: JsonOption = False,
 ) -> None:
-    """Measure jobs a second through a queue on object storage, beside one write for each change."""
+    """Measure jobs per second through a queue on object storage, compared with one write for each change."""
     from benchmarks.objects import ObjectsPlan, print_report
 
     print_report(ObjectsPlan(clients=clients, seconds=seconds), as_json=json)
@@ -55,7 +58,10 @@ def streams(
     rounds: Annotated[int, typer.Option(min=1, help="How often each contender runs.")] = 3,
     json: JsonOption = False,
 ) -> None:
-    """Measure stateful events a second by state store, beside Spark's transformWithState. Takes many minutes."""
+    """Measure stateful events per second by state store, compared with Spark's transformWithState.
+
+    Takes many minutes.
+    """
     from benchmarks.streams import StreamsPlan, print_report
 
     plan = StreamsPlan(events=events, keys=keys, many_keys=many_keys, batch=batch, rounds=rounds)

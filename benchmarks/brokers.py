@@ -1,7 +1,7 @@
-"""What a broker's clients reach: the relay to it, beside a plain loop of the same client library on the same server.
+"""Throughput of the relay to each broker, compared with a plain loop of the same client library on the same server.
 
-The plain loop sends the same messages, headers and keys included, keeps the acknowledgement of each, and reads them
-from memory: no database, no lease, nothing that survives a crash.
+The plain loop reads the messages from memory and sends the same data as the relay, including headers and keys. It waits
+for the acknowledgement of each message, but uses no database and no lease, and survives no crash.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ Broker = KafkaServer | NatsServer | RabbitServer | ValkeyServer
 
 
 class Contest(NamedTuple):
-    """A broker, how to make ready for a run on it, and the loop to compare the relay with."""
+    """A broker, its preparation for a run, and the loop to compare the relay with."""
 
     name: str
     server: Callable[[], Broker]
@@ -36,10 +36,10 @@ class Contest(NamedTuple):
     loop: Callable[[str, int], float]
     target: Target | None = at_least(0.5)
     most: int | None = None
-    """Events, at most: a slow broker needs no half a million to show it."""
+    """Maximum number of events: half a million would take too long on a slow broker."""
 
 
-# Each broker flushes to disk as it does out of the box.
+# Each broker flushes to disk as in its default configuration.
 CONTESTS = (
     Contest("Kafka", partial(KafkaServer, fsync=False), producers.make_topic, producers.kafka),
     Contest("NATS", partial(NatsServer, fsync=False), producers.make_stream, producers.nats),

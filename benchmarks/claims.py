@@ -1,4 +1,7 @@
-"""Whether a claim costs more the more is pending: the same claims, in turn, where few and where many events wait."""
+"""Cost of a claim by the number of pending events.
+
+The same claims alternate between a store with few and one with many pending events.
+"""
 
 import time
 from statistics import median
@@ -11,7 +14,7 @@ from penstock.store.api import Store
 from penstock.store.registry import open_store
 
 SIZES = (100, 1_000)
-# Enough for the driver to have prepared its statements.
+# Enough claims for the driver to have prepared its statements.
 WARM_UP_CLAIMS = 10
 
 
@@ -39,7 +42,7 @@ def measure(ground: Ground, plan: Plan) -> Measured:
 
 
 def _claim_in_turn(few: Store, many: Store, size: int, rounds: int) -> tuple[list[float], list[float]]:
-    """Milliseconds of each claim on the one and on the other."""
+    """Return the milliseconds of each claim on either store."""
     on_few, on_many = [], []
     for _ in range(rounds):
         on_few.append(_claim(few, size))
@@ -48,7 +51,7 @@ def _claim_in_turn(few: Store, many: Store, size: int, rounds: int) -> tuple[lis
 
 
 def _claim(store: Store, size: int) -> float:
-    """One claim, timed, and settled so that the next one finds other events."""
+    """Return the milliseconds of one claim. Settle it, so that the next claim takes other events."""
     began = time.perf_counter()
     claim = store.claim(DEFAULT_QUEUE, limit=size, claimant="bench")
     milliseconds = (time.perf_counter() - began) * 1000

@@ -1,8 +1,8 @@
-"""How long it takes from the command to the first event delivered: `penstock relay --once` with one event waiting.
+"""Seconds from the command to the first delivered event: `penstock relay --once` with one pending event.
 
-The first run ever finds no class-data archive and no bytecode of Penstock and PySpark; the others find both, as the
-first left them. A run is over when its JVM has ended, and with it the archive is written. Delivered is when the event's
-settlement was written, by the same machine's clock.
+The first run has no class-data archive and no bytecode of Penstock and PySpark; the later runs use both, as left by the
+first. A run ends with its JVM, which has then written the archive. The time of delivery is the event's settlement, by
+the clock of the same machine.
 """
 
 import os
@@ -21,7 +21,7 @@ from benchmarks.plan import EVENT_TYPE, PAYLOAD, Figure, Measured, Plan, at_most
 from penstock import connect
 from penstock.model.errors import PenstockError
 
-# What the installed command consists of.
+# The code of the installed command.
 _PENSTOCK = "import sys; from penstock.cli import main; sys.exit(main())"
 
 
@@ -43,7 +43,7 @@ def measure(ground: Ground, plan: Plan) -> Measured:
 
 
 def _fresh_environment(folder: Path) -> dict[str, str]:
-    """An account that has never run Penstock."""
+    """Return the environment of an account that has never run Penstock."""
     environment = {**os.environ, "HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache")}
     environment["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -51,12 +51,12 @@ def _fresh_environment(folder: Path) -> dict[str, str]:
 
 
 def _start(url: str, environment: Mapping[str, str]) -> float:
-    """Seconds from the start of the command to the settlement of the event."""
+    """Return the seconds from the start of the command to the settlement of the event."""
     with connect(url) as outbox:
         event_id = outbox.emit(EVENT_TYPE, PAYLOAD)
     command = [sys.executable, "-c", _PENSTOCK, "relay", "--store", url, "--to", "null:", "--once"]
     began = time.time()
-    # The JVM holds the pipe until it ends.
+    # The JVM keeps the pipe open until it ends.
     done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if done.returncode:
         raise PenstockError(f"penstock relay ended with code {done.returncode}: {done.stderr[-2000:]}")

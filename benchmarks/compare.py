@@ -1,4 +1,4 @@
-"""CPU time per event of two versions: the working tree beside an earlier commit, in interleaved pairs.
+"""CPU time per event of two versions: the working tree and an earlier commit, in interleaved pairs.
 
 Both versions run the same workloads (`benchmarks.workloads`) on one PostgreSQL, each run in a fresh database and a
 fresh process. Only the ratio within a pair counts, because the machine may be shared; the median of all pairs is shown.
@@ -22,7 +22,7 @@ from tests.support.servers import PostgresServer
 
 ROOT = Path(__file__).resolve().parent.parent
 PENDING = ("relay", "worker")
-# One transaction for each event is slow: fewer events take as long.
+# A transaction per event is slow: fewer events take the same time.
 FEWER = {"emit one": 20}
 
 Pairs = Mapping[str, Sequence[tuple[float, float]]]
@@ -64,7 +64,7 @@ def _git(*arguments: str) -> None:
 
 
 def _measure(ground: Ground, tree: Path, name: str, events: int) -> float:
-    """CPU microseconds per event, of the process with all its children and of PostgreSQL."""
+    """Return the CPU microseconds per event of the process, its children and PostgreSQL."""
     path = os.pathsep.join([str(tree / "src"), str(ROOT)])
     script = "from benchmarks.workloads import main; import sys; main(sys.argv[1], sys.argv[2], int(sys.argv[3]))"
     with ground.database() as url:

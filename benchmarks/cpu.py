@@ -1,4 +1,4 @@
-"""CPU time, which says what work costs even where other programs take their share of the machine."""
+"""CPU time of processes, which measures the cost of work even on a shared machine."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_seconds() -> float:
-    """The CPU time of this process and of all below it, those that have ended included: PostgreSQL, Java, workers."""
+    """Return the CPU seconds of this process and its descendants, including ended ones: PostgreSQL, JVM, workers."""
     parents = living()
     return sum(_ticks(pid) for pid in parents if _descends(pid, parents)) / _TICKS
 
@@ -22,7 +22,7 @@ def _descends(pid: int, parents: dict[int, int]) -> bool:
 
 
 def _ticks(pid: int) -> int:
-    """User and system time of a process and of the children that it has waited for; 0 where /proc doesn't tell."""
+    """Return user and system time of a process and of the children that it has waited for; 0 if /proc has no data."""
     return sum(map(int, _stat(pid)[11:15]))
 
 
@@ -34,8 +34,10 @@ def _stat(pid: int) -> list[str]:
 
 
 class CpuMeter:
-    """The same for a run in which processes end that nobody waits for, as Spark's workers do: what they took until the
-    last look stays counted. To be read often."""
+    """CPU time that includes processes for which no parent waits, such as Spark's workers.
+
+    Time used until the last `read` stays counted, so `read` must be called often.
+    """
 
     def __init__(self) -> None:
         self._taken: dict[tuple[int, int], int] = {}
@@ -50,6 +52,6 @@ class CpuMeter:
 
 
 def _own(pid: int) -> tuple[int, int]:
-    """When a process was started, and its own user and system time."""
+    """Return the start time of a process, and its own user and system time."""
     fields = _stat(pid)
     return (int(fields[19]), int(fields[11]) + int(fields[12])) if fields else (0, 0)

@@ -1,4 +1,4 @@
-"""What the benchmarks stand on: one PostgreSQL, a fresh database for each measurement, and events to fill it with."""
+"""Environment of the benchmarks: one PostgreSQL, a fresh database for each measurement, and events to fill it with."""
 
 import sys
 import time
@@ -13,14 +13,14 @@ from penstock.model.errors import PenstockError
 from penstock.store.registry import open_store
 from tests.support.servers import PostgresServer
 
-# Durable, as in production; room for a bench of this size, so that checkpoints don't come in the middle of it.
+# Durable, as in production. Large enough that no checkpoint occurs in the middle of a benchmark.
 SETTINGS = {"shared_buffers": "512MB", "max_wal_size": "4GB"}
 SHOWN = (
     *("server_version", "fsync", "synchronous_commit", "full_page_writes", "autovacuum"),
     *("shared_buffers", "max_wal_size", "checkpoint_timeout"),
 )
 
-# As if emitted one after the other, a moment ago, and each in a microsecond of its own.
+# Creation times end one minute ago and are one microsecond apart, as if the events had been emitted one by one.
 _PENDING = """
 WITH emitted AS (
     INSERT INTO penstock_events (event_id, event_type, payload, created_at)
@@ -35,7 +35,7 @@ SELECT seq, 'outbox', 0, 0, 0, 0, 0, created_at FROM emitted ORDER BY seq
 
 
 class Ground:
-    """The server that a run measures on, and the line on standard error that says what it is at."""
+    """The database server of a run, and its progress messages on standard error."""
 
     def __init__(self, server: PostgresServer) -> None:
         self.server = server
@@ -46,7 +46,7 @@ class Ground:
 
     @contextmanager
     def database(self) -> Iterator[str]:
-        """A fresh database, gone afterwards: what one measurement leaves behind slows no other one."""
+        """Provide a fresh database and drop it afterwards, so that its data cannot slow down other measurements."""
         url = self.server.create_database()
         try:
             yield url
@@ -55,7 +55,7 @@ class Ground:
 
     @contextmanager
     def outbox(self, pending: int = 0) -> Iterator[str]:
-        """A fresh database with Penstock's tables and so many pending events."""
+        """Provide a fresh database with Penstock's tables and the given number of pending events."""
         with self.database() as url:
             store = open_store(url)
             store.initialise()
@@ -65,7 +65,7 @@ class Ground:
             yield url
 
     def settings(self) -> dict[str, str]:
-        """The settings of the server that bear on what is measured."""
+        """Return the server settings that influence the results."""
         with psycopg.connect(self.server.url()) as connection:
             rows = connection.execute(
                 "SELECT name, current_setting(name) FROM unnest(CAST(%s AS text[])) AS name", [[*SHOWN]]
@@ -74,23 +74,26 @@ class Ground:
 
 
 def fill(url: str, count: int) -> None:
-    """Pending events, put there by the server itself."""
+    """Insert pending events by one statement on the server."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(_PENDING, {"event_type": EVENT_TYPE, "payload": PAYLOAD, "count": count})
     calm(url)
 
 
 def calm(url: str) -> None:
-    """Finish what was loaded: what is measured next has statistics to plan by, and pays for its own writes only."""
+    """Vacuum, analyse and checkpoint after loading.
+
+    The measurement then has table statistics for its query plans, and pays only for its own writes.
+    """
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("VACUUM ANALYZE")
         connection.execute("CHECKPOINT")
 
 
 def rate(url: str, done: LiteralString, warm_up: int) -> float:
-    """How many a second, by the database's clock, from the moment when `warm_up` were done to the last one.
+    """Return the number of events per second from the end of the warm-up to the last event, by the database's clock.
 
-    `done` is a query that gives the time `at` of each.
+    `done` is a query that returns the time `at` of each event; `warm_up` is the number of events in the warm-up.
     """
     query = "WITH done AS MATERIALIZED (" + done + ")" + _SINCE_WARM
     with psycopg.connect(url) as connection:

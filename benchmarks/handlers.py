@@ -1,9 +1,8 @@
-"""Workers: how many events a second handlers that do nothing get through, beside PgQueuer's jobs that do nothing, and
-how long it takes from a commit to the handler.
+"""Worker benchmark: throughput of handlers that do nothing, compared with PgQueuer, and latency from commit to handler.
 
-Both have a process a core, and are timed alike, by the time that the database noted for each event or job. The latency
-is taken in a process that emits one event at a time, by its own clock: from the return of the commit to the first line
-of the handler.
+Penstock and PgQueuer run one process per core. Both are timed by the timestamp that the database stores for each event
+or job. The latency is measured in a process that emits one event at a time, by its own clock: from the return of the
+commit to the first line of the handler.
 """
 
 import sys
@@ -47,7 +46,10 @@ def measure(ground: Ground, plan: Plan) -> Measured:
 
 
 def _best_batch(ground: Ground, plan: Plan) -> int:
-    """Both contenders are tried out before they are measured, but for batches that are too large for so few events."""
+    """Return the fastest batch size, as for PgQueuer's setup.
+
+    Skip batches that are too large for the number of events.
+    """
     batches = [batch for batch in BATCHES if batch * plan.tasks * 5 <= plan.tries]
     if not batches:
         return plan.batch
@@ -63,12 +65,12 @@ def _run_workers(ground: Ground, plan: Plan, events: int, batch: int) -> Run:
 
 
 def _drain(url: str, batch: int) -> None:
-    """A worker in a process of its own, until nothing is left."""
+    """Run a worker in this process until no event is ready."""
     worker = Worker(url)
 
     @worker.handler(fetch_batch_size=batch, overfetch_factor=2.0)
     async def do_nothing(event: Received) -> None:
-        """An event that is done at once."""
+        """Do nothing."""
 
     wait_for_start()
     worker.start()
@@ -79,7 +81,7 @@ def _drain(url: str, batch: int) -> None:
 
 
 def _latencies(ground: Ground, plan: Plan) -> list[float]:
-    """Milliseconds from commit to handler, of events that find the worker idle."""
+    """Return the milliseconds from commit to handler, for events that arrive at an idle worker."""
     ground.note(f"commit to handler: {plan.latency_events} events, {plan.latency_per_second:g} a second")
     committed: dict[int, float] = {}
     begun: dict[int, float] = {}

@@ -1,7 +1,7 @@
-"""How long an event is on its way, through a relay that has little to do.
+"""Latency of events through a lightly loaded relay.
 
-From the event's `created_at`, which is the time of its insert, just before its commit, to its `settled_at`, when its
-settlement was written: both by the database's clock.
+Measured from the event's `created_at`, the time of its insert just before the commit, to its `settled_at`, the time at
+which its settlement was written. Both are times of the database's clock.
 """
 
 import threading
@@ -55,7 +55,7 @@ def measure(ground: Ground, plan: Plan) -> Measured:
 
 
 def _emit_slowly(outbox: Outbox, event_type: str, events: int, per_second: float) -> None:
-    """One event a transaction, at even distances."""
+    """Emit one event per transaction, at regular intervals."""
     began = time.monotonic()
     for number in range(events):
         time.sleep(max(0.0, began + number / per_second - time.monotonic()))

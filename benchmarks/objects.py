@@ -1,10 +1,9 @@
-"""Jobs a second through a queue on object storage, with group commit and with one write for each change.
+"""Jobs per second through a queue on object storage, with group commit and with one write for each change.
 
-Clients are threads of one process, each of which submits a job, claims one and completes it, over and over. Both
-contenders run the same code; the second may put no more than one change into a write. They run in turn, for so many
-seconds each, on S3's protocol (a server on this machine), and on the same server behind a proxy that adds the time
-that a request to a cloud's object store takes at least. The target is for the latter: where a write takes no longer
-than the work on it, there is little to be had by grouping.
+Clients are threads of one process. Each repeatedly submits a job, claims one and completes it. Both contenders run the
+same code; the second puts only one change into a write. They alternate, each for a fixed number of seconds, on an S3
+server on this machine, and on the same server behind a proxy that adds the minimum latency of a cloud's object store.
+The target is for the second server: where a write takes no longer than its processing, grouping saves little.
 """
 
 import json
@@ -34,18 +33,18 @@ TARGET = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectsPlan:
-    """How much is measured."""
+    """Size of the benchmark."""
 
     clients: int = 64
     seconds: float = 8.0
     rounds: int = 3
     way_seconds: float = 0.02
-    """What the proxy adds to each answer."""
+    """Delay that the proxy adds to each response."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run gave."""
+    """Result of one run."""
 
     jobs_per_second: float
     changes_per_write: float

@@ -1,4 +1,4 @@
-"""What order costs: the relay with ordering keys, 20 events to a key, beside the same relay without them."""
+"""Cost of ordering: the relay with ordering keys, 20 events per key, compared with the same relay without keys."""
 
 from statistics import median
 
@@ -13,7 +13,7 @@ from penstock.pipeline.relay.spec import RelayOptions
 EVENTS_A_KEY = 20
 _SETTLED = "SELECT settled_at AS at FROM penstock_archive"
 
-# Keys come in turn, as they do where many customers do things at the same time.
+# Keys alternate, as when many customers act at the same time.
 _EMITTED = """
 INSERT INTO penstock_events (event_id, event_type, payload, ordering_key, created_at)
 SELECT gen_random_uuid(), %(event_type)s, %(payload)s, 'key-' || number %% %(keys)s,
@@ -65,7 +65,7 @@ def _relay(ground: Ground, plan: Plan, *, keys: bool) -> float:
 
 
 def _fill(url: str, count: int) -> None:
-    """Pending events with ordering keys, put there by the server itself."""
+    """Insert pending events with ordering keys by statements on the server."""
     given = {"event_type": EVENT_TYPE, "payload": PAYLOAD, "count": count, "keys": max(1, count // EVENTS_A_KEY)}
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute(_EMITTED, given)

@@ -1,7 +1,7 @@
-"""PgQueuer, to compare with: the fastest Python queue on PostgreSQL, set up as its documentation advises for speed.
+"""PgQueuer, the fastest Python queue on PostgreSQL, for comparison. Set up for speed as its documentation advises.
 
-asyncpg under uvloop, a process a core, its autovacuum settings applied, tables as durable as ours, and the batch and
-chunk sizes that are fastest here: they are tried out first.
+Uses asyncpg under uvloop, one process per core, PgQueuer's autovacuum settings, tables as durable as Penstock's, and
+the batch and chunk sizes that are fastest on this machine according to trial runs.
 """
 
 import asyncio
@@ -22,24 +22,24 @@ from benchmarks.workers import run_together, wait_for_start
 
 CHUNKS = (1_000, 5_000, 10_000, 50_000)
 SETUPS = ((1, 100), (1, 500), (1, 1_000), (2, 1_000), (2, 2_000))
-"""Managers in a process, each on a connection of its own, and the batch size of each."""
+"""Managers per process, each with a separate connection, and the batch size of each."""
 
 Setup = tuple[int, int]
 DONE = "SELECT created AS at FROM pgqueuer_log WHERE status = 'successful'"
 
 
 def enqueue(url: str, jobs: int, chunk: int = 10_000) -> float:
-    """Install PgQueuer and enqueue jobs, `chunk` in each call; how many a second."""
+    """Install PgQueuer and enqueue jobs, `chunk` per call. Return the jobs per second."""
     return jobs / uvloop.run(_enqueue(url, jobs, chunk))
 
 
 def drain(url: str, setup: Setup, processes: int) -> float:
-    """Do all the jobs, each of which does nothing; the CPU seconds that it took."""
+    """Run all jobs, each of which does nothing. Return the CPU seconds used."""
     return run_together(__name__, [url, *setup], processes)
 
 
 async def _enqueue(url: str, jobs: int, chunk: int) -> float:
-    """The seconds that the enqueueing took."""
+    """Return the seconds that enqueueing took."""
     connection = await asyncpg.connect(url)
     try:
         queries = Queries(AsyncpgDriver(connection))
@@ -60,7 +60,7 @@ async def _drain(url: str, managers: int, batch: int) -> None:
     for queuer in queuers:
         queuer.entrypoint(EVENT_TYPE)(_do_nothing)
     wait_for_start()
-    # The statistics that it would gather every 30 s are not what is compared.
+    # Disable the statistics that PgQueuer would write every 30 s: they are not part of the comparison.
     without_statistics = timedelta(0)
     await asyncio.gather(
         *(
@@ -73,7 +73,7 @@ async def _drain(url: str, managers: int, batch: int) -> None:
 
 
 async def _do_nothing(job: Job) -> None:
-    """A job that is done at once."""
+    """Do nothing."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How much the benchmarks measure, and what a measurement gives: figures beside their targets. Values only."""
+"""Sizes of the benchmarks, and their results: figures and targets. Values only."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -11,7 +11,7 @@ WARM_UP = 50_000
 
 
 class Part(StrEnum):
-    """What can be measured by itself."""
+    """A benchmark that can be run separately."""
 
     EMIT = "emit"
     CLAIMS = "claims"
@@ -25,7 +25,7 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The sizes of it all. Rates are measured `rounds` times, contenders in turn, and their medians count."""
+    """Sizes of all benchmarks. Rates are measured in `rounds` in which the contenders alternate; the medians count."""
 
     events: int = EVENTS
     warm_up: int = WARM_UP
@@ -33,7 +33,7 @@ class Plan:
     tasks: int = 2
     batch: int = 2_000
     tries: int = 40_000
-    """Jobs for each setting that PgQueuer is tried with, before it is measured with its best."""
+    """Events or jobs per trial run. Trial runs find the fastest setting of a contender before the measurement."""
     latency_events: int = 600
     latency_per_second: float = 20.0
     cold_starts: int = 5
@@ -44,7 +44,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a figure is to reach."""
+    """Limit that a figure must reach."""
 
     limit: float
     at_least: bool = True
@@ -55,7 +55,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured value."""
+    """A measured value with its target."""
 
     name: str
     value: float
@@ -69,7 +69,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a part gave: its figures, and what they were made from."""
+    """Result of a part: figures, and the data behind them."""
 
     figures: tuple[Figure, ...]
     details: dict[str, Any]

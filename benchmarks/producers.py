@@ -1,6 +1,6 @@
 """Plain producers to compare the relay with: the client library's own loop, in one process, from memory.
 
-Each sends what the relay's publisher would for the same events, and counts what was acknowledged.
+Each sends the same messages as the relay's publisher for the same events, and checks the acknowledgements.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ BATCH = 1_000
 
 
 def kafka(url: str, count: int) -> float:
-    """Events a second through `Producer.produce`, idempotent, with a report for each."""
+    """Return the events per second of `Producer.produce`, idempotent, with a report for each event."""
     from confluent_kafka import Producer
 
     settings = {"bootstrap.servers": _address(url), "enable.idempotence": True, "acks": "all"}
@@ -60,7 +60,7 @@ def make_topic(url: str) -> None:
 
 
 def nats(url: str, count: int) -> float:
-    """Events a second through `publish_async` of JetStream, a batch's acknowledgements awaited together."""
+    """Return the events per second of JetStream's `publish_async`, with the acknowledgements awaited by batch."""
     return asyncio.run(_nats(url, count))
 
 
@@ -100,7 +100,7 @@ async def _make_stream(url: str) -> None:
 
 
 def valkey(url: str, count: int) -> float:
-    """Events a second through pipelines of XADD."""
+    """Return the events per second of pipelined XADD commands."""
     from valkey import Valkey
 
     with Valkey.from_url(url) as client:
@@ -123,7 +123,7 @@ def flush_valkey(url: str) -> None:
 
 
 def rabbitmq(url: str, count: int) -> float:
-    """Events a second through aio-pika, a batch's confirms awaited together."""
+    """Return the events per second of aio-pika, with the confirms awaited by batch."""
     return asyncio.run(_rabbitmq(url, count))
 
 
@@ -162,7 +162,7 @@ async def _make_queue(url: str) -> None:
 
 
 def _fields(count: int) -> Iterator[dict[str, str]]:
-    """What differs from message to message."""
+    """Yield the fields that differ between messages."""
     for _ in range(count):
         yield {"id": str(uuid4()), "at": datetime.now(UTC).isoformat()}
 

@@ -1,8 +1,8 @@
-"""The raw moves: what PostgreSQL can do if nobody reads the events.
+"""Raw moves: the throughput of PostgreSQL if no process reads the events.
 
-The very statements with which a relay claims and settles move the same batches from pending over claimed to the
-archive, with a commit after each as the relay has it, from plain connections. No lease is opened, no payload is
-read, nothing is published: the ceiling that a relay on this server can come near to.
+The relay's own statements for claim and settle move the same batches from pending through claimed to the archive, over
+plain connections and with the relay's commit after each. No lease is opened, no payload is read and nothing is
+published. The result is the upper limit for a relay on this server.
 """
 
 import sys
@@ -23,7 +23,7 @@ _NUMBERS = "\nSELECT CAST(array_agg(seq) AS text), min(available_at) FROM taken"
 
 
 def move_all(url: str, batch: int, tasks: int) -> float:
-    """Move all that is pending, in as many processes as the relay has tasks; the CPU seconds that it took."""
+    """Move all pending events, with as many processes as the relay has tasks. Return the CPU seconds used."""
     return run_together(__name__, [url, batch], tasks)
 
 

@@ -1,4 +1,4 @@
-"""What a run of the benchmarks says: a table for people, or all of it as JSON."""
+"""Report of a benchmark run, as a table or as JSON."""
 
 import json
 import os
@@ -16,7 +16,7 @@ PACKAGES = ("penstock", "pyspark", "psycopg", "pgqueuer", "asyncpg")
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One run: where, with what, and what came of it."""
+    """Plan, environment and results of a run."""
 
     plan: Plan
     machine: Mapping[str, Any]
@@ -48,22 +48,22 @@ class Report:
 
 
 def documents(figures: Iterable[Figure]) -> list[dict[str, Any]]:
-    """Figures for JSON."""
+    """Return the figures for JSON."""
     return list(map(_document, figures))
 
 
 def table(figures: Iterable[Figure]) -> list[str]:
-    """Figures for people, in Markdown."""
+    """Return the lines of a Markdown table of the figures."""
     return _table([("", "measured", "target", "reached"), *map(_row, figures)])
 
 
 def describe_machine() -> dict[str, Any]:
-    """The machine, and the packages that the relay's benchmarks compare."""
+    """Describe the machine, and the versions of the packages in the relay's benchmarks."""
     return {**describe(), **{name: version(name) for name in PACKAGES}}
 
 
 def describe() -> dict[str, Any]:
-    """The machine."""
+    """Describe the machine."""
     return {
         "cores": os.cpu_count(),
         "processor": _processor(),
@@ -105,7 +105,7 @@ def _digits(value: float) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns of even width, in Markdown."""
+    """Return a Markdown table with padded columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     rule = "|" + "|".join("-" * (width + 2) for width in widths) + "|"
     first, *others = (_line(row, widths) for row in rows)

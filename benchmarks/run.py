@@ -1,4 +1,4 @@
-"""Runs the parts of the benchmarks, one after the other, on one server."""
+"""Run the parts of the benchmarks one after the other on one server."""
 
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -9,7 +9,7 @@ from benchmarks.plan import WARM_UP, Measured, Part, Plan
 from benchmarks.report import Report, describe_machine
 from tests.support.servers import PostgresServer
 
-# In the order in which they run: what is measured in this process comes before Spark fills its memory.
+# In the order of execution: parts measured in this process come before Spark fills its memory.
 PARTS: Mapping[Part, Callable[[Ground, Plan], Measured]] = {
     Part.EMIT: emission.measure,
     Part.CLAIMS: claims.measure,
@@ -30,7 +30,7 @@ def print_report(plan: Plan, only: Collection[Part], *, as_json: bool) -> None:
 
 
 def run_parts(server: PostgresServer, plan: Plan, only: Collection[Part] = ()) -> Report:
-    """Measure everything, or `only` some parts, on a server that runs."""
+    """Measure all parts, or `only` some, on a running server."""
     began = time.monotonic()
     ground = Ground(server)
     machine = describe_machine()

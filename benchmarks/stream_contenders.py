@@ -1,7 +1,7 @@
-"""The contenders of the streams' benchmark: each counts and adds up the amounts of each key, on the same input.
+"""Contenders of the streams benchmark. Each counts and sums the amounts of each key, from the same input.
 
-A contender is a function of a trial. It runs until the input is processed, leaves Spark's checkpoint where the trial
-says, by whose commits it is timed, and returns what its state adds up to and how large that is.
+A contender is a function of a trial. It runs until the input is processed and returns the totals and the size of its
+state. It writes Spark's checkpoint to the trial's folder, because the commits in the checkpoint give the times.
 """
 
 import json
@@ -37,8 +37,8 @@ SIZE = """
 SELECT sum(pg_total_relation_size(relname::regclass)) FROM pg_stat_user_tables WHERE relname LIKE 'penstock_stream%'
 """
 
-# What Spark's own state is fastest with: RocksDB that writes down changes only and counts no rows, and no more
-# partitions than there are tasks.
+# Fastest settings of Spark's own state: RocksDB that writes only changes and counts no rows. `transform_with_state`
+# also sets as many partitions as there are tasks.
 SPARK_SETTINGS = {
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -51,7 +51,7 @@ SPARK_SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run of one contender: its input, and a folder of its own."""
+    """A run of a contender: its input and its folder."""
 
     spark: "SparkSession"
     ground: Ground
@@ -65,7 +65,7 @@ class Trial:
 
 
 class Outcome(NamedTuple):
-    """What a run left."""
+    """Totals and size of the state after a run."""
 
     totals: Totals
     size_bytes: int
@@ -75,14 +75,14 @@ Contender = Callable[[Trial], Outcome]
 
 
 def penstock(kind: str, trial: Trial, *, batches: bool = False) -> Outcome:
-    """A stream of Penstock's, with its state in a folder."""
+    """Run a Penstock stream with its state in a folder."""
     state = f"{kind}:///{trial.folder / 'state'}"
     _run(trial, Frame(trial.given.open), embedded_store(trial.folder), state, batches=batches)
     return Outcome(totals_in(state), folder_size(trial.folder / "state"))
 
 
 def penstock_postgres(trial: Trial) -> Outcome:
-    """A stream of Penstock's, with its state in PostgreSQL."""
+    """Run a Penstock stream with its state in PostgreSQL."""
     import psycopg
 
     with trial.ground.database() as state:
@@ -93,7 +93,7 @@ def penstock_postgres(trial: Trial) -> Outcome:
 
 
 def penstock_queue(trial: Trial) -> Outcome:
-    """The same events claimed from a queue in PostgreSQL, and settled there; the state is in SQLite."""
+    """Run a stream over the same events from a queue in PostgreSQL, settled there, with its state in SQLite."""
     state = f"sqlite:///{trial.folder / 'state'}"
     with trial.ground.outbox() as store:
         with connect(store) as outbox:
@@ -109,7 +109,7 @@ def penstock_queue(trial: Trial) -> Outcome:
 
 
 def transform_with_state(trial: Trial) -> Outcome:
-    """Spark's own: the form that takes rows, which is the faster of its two in Python."""
+    """Run Spark's `transformWithState` with rows, the faster of its two Python interfaces."""
     from pyspark.sql.functions import expr
 
     from benchmarks.stream_processor import TotalsProcessor
@@ -135,17 +135,17 @@ PENSTOCK: dict[str, Contender] = {
     "RocksDB": partial(penstock, "rocksdb"),
     "PostgreSQL": penstock_postgres,
 }
-"""By where the state is, with a handler that is called for each event."""
+"""Contenders by state store, with a handler that is called for each event."""
 
 BATCHES: dict[str, Contender] = {
     "SQLite, batches": partial(penstock, "sqlite", batches=True),
     "RocksDB, batches": partial(penstock, "rocksdb", batches=True),
 }
-"""The same with a handler of many events at once, over Arrow."""
+"""Contenders by state store, with a handler for many events at once, over Arrow."""
 
 
 def application(source: str | Frame, store: str, state: str, parts: int, *, batches: bool = False) -> Streams:
-    """The stream that is measured."""
+    """Return the application with the measured stream."""
     app = Streams(store, state=state)
     if batches:
         app.stream(source, name=STREAM, parts=parts, batch="arrow", fields={"amount": "int64"})(total_of_all)
@@ -155,7 +155,7 @@ def application(source: str | Frame, store: str, state: str, parts: int, *, batc
 
 
 def total_of_all(events: "Table", ctx: BatchContext) -> None:
-    """The same for many events at once."""
+    """Count and sum the amounts by key, for many events at once."""
     pa, pc = arrow()
 
     sums = events.group_by("key").aggregate([("amount", "count"), ("amount", "sum")])
@@ -166,14 +166,14 @@ def total_of_all(events: "Table", ctx: BatchContext) -> None:
 
 
 def total(event: StreamEvent, ctx: Context) -> None:
-    """A count and a sum, kept by key."""
+    """Count and sum the amounts by key."""
     state = ctx.state
     state["count"] = state.get("count", 0) + 1
     state["sum"] = state.get("sum", 0) + event.json()["amount"]
 
 
 def totals_in(state: str) -> Totals:
-    """What a stream's state adds up to."""
+    """Return the totals of a stream's state."""
     opened = open_state(state)
     try:
         read_states = ((key, KeyState(saved)) for key, saved in opened.read(STREAM) if is_users(key))
@@ -183,12 +183,12 @@ def totals_in(state: str) -> Totals:
 
 
 def folder_size(folder: Path) -> int:
-    """The bytes of all files in a folder."""
+    """Return the size of all files in a folder, in bytes."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def embedded_store(folder: Path) -> str:
-    """A store of its own, for events that fail: none does."""
+    """Create a store for failed events. In this benchmark no event fails."""
     url = f"sqlite:///{folder / 'events.db'}"
     store = open_store(url)
     store.initialise()
@@ -202,6 +202,6 @@ def _run(trial: Trial, source: str | Frame, store: str, state: str, *, batches: 
 
 
 def decode(payload: bytes) -> int:
-    """The amount in a payload, as whoever writes for Spark would read it."""
+    """Return the amount in a payload, decoded as in a typical Spark program."""
     amount: int = json.loads(payload)["amount"]
     return amount

@@ -1,6 +1,7 @@
-"""What the contenders of the streams' benchmark read, and what must come of it: the same Parquet files for all.
+"""Input of the streams benchmark, and the expected totals: the same Parquet files for all contenders.
 
-A file belongs to one of a few lines, as a partition of a topic would; a micro-batch takes one file of each.
+Each file belongs to one of a few partitions (the column `line`), as in a Kafka topic. A micro-batch takes one file of
+each.
 """
 
 import os
@@ -20,7 +21,7 @@ FIRST_FILE_AT = 1_700_000_000
 
 
 class Totals(NamedTuple):
-    """What a state adds up to. `mixed` differs if a sum stands under another key."""
+    """Totals of a state. `mixed` also depends on the keys, so that a sum under a wrong key changes it."""
 
     keys: int
     events: int
@@ -30,7 +31,7 @@ class Totals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """The files, in a folder, and what their events add up to."""
+    """The files in a folder, and the expected totals of their events."""
 
     folder: str
     lines: int
@@ -43,12 +44,12 @@ class Input:
         return self.batches * self.batch
 
     def open(self, spark: "SparkSession") -> "DataFrame":
-        """As a stream, a micro-batch of which has one file of each line."""
+        """Return a streaming DataFrame whose micro-batches take one file of each partition."""
         return spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", self.lines).parquet(self.folder)
 
 
 def prepare(folder: Path, *, events: int, keys: int, batch: int, lines: int) -> Input:
-    """Write the files. Keys come evenly and at random, the same ones every time."""
+    """Write the files. Keys are drawn uniformly at random, with a fixed seed."""
     folder.mkdir(parents=True)
     sums: dict[str, tuple[int, int]] = {}
     batches, size = max(2, events // batch), batch // lines
@@ -65,7 +66,7 @@ def prepare(folder: Path, *, events: int, keys: int, batch: int, lines: int) -> 
 
 
 def add_up(states: Iterable[tuple[str, int, int]]) -> Totals:
-    """The totals of states, each a key with its count and sum."""
+    """Return the totals of states, each a key with its count and sum."""
     keys = events = amount = mixed = 0
     for key, count, total in states:
         keys, events, amount = keys + 1, events + count, amount + total
@@ -74,7 +75,7 @@ def add_up(states: Iterable[tuple[str, int, int]]) -> Totals:
 
 
 def read(given: Input) -> Iterator[tuple[str, bytes]]:
-    """The key and payload of each event."""
+    """Yield the key and payload of each event."""
     import pyarrow.parquet as pq
 
     for path in sorted(Path(given.folder).glob("*.parquet")):
@@ -93,4 +94,4 @@ def _write(path: Path, line: str, start: int, drawn: list[tuple[str, int]], at: 
         "payload": pa.array([b'{"amount": %d}' % amount for _, amount in drawn], pa.binary()),
     }
     pq.write_table(pa.table(columns), path)
-    os.utime(path, (at, at))  # Spark takes files in the order of their times
+    os.utime(path, (at, at))  # Spark takes files in the order of their modification times

@@ -1,4 +1,4 @@
-"""Spark's own contender: what `transformWithState` runs for each key of a micro-batch."""
+"""Processor for Spark's `transformWithState`, called for each key of a micro-batch."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class TotalsProcessor(StatefulProcessor):
-    """A count and a sum, in one value: read once and written once for each key of a micro-batch."""
+    """Count and sum in a single value, read and written once per key and micro-batch."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._totals = handle.getValueState("totals", "count LONG, sum LONG")
@@ -26,4 +26,4 @@ class TotalsProcessor(StatefulProcessor):
         return iter(())
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resource is open."""

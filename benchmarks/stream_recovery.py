@@ -1,6 +1,6 @@
-"""How long a stream takes to go on after its driver was killed, beside a plain start.
+"""Recovery time of a stream after its driver was killed, compared with a plain start.
 
-Each is timed from the start of the process to the first commit that it makes. In the end the sums must be right.
+Both are measured from the start of the process to its first commit. The final sums are checked.
 """
 
 import os
@@ -27,7 +27,7 @@ class Recovery(NamedTuple):
 
 
 def measure_recovery(kind: str, given: Input, folder: Path, tasks: int) -> Recovery:
-    """Start a stream, kill its driver in the middle of the input, and start it again."""
+    """Start a stream, kill its driver in the middle of the input, and start the stream again."""
     folder.mkdir(parents=True)
     arguments = [given.folder, str(given.lines), embedded_store(folder), f"{kind}:///{folder / 'state'}", str(tasks)]
     commits = folder / "checkpoint" / STREAM / "commits"
@@ -41,7 +41,7 @@ def measure_recovery(kind: str, given: Input, folder: Path, tasks: int) -> Recov
 
 
 def _start(arguments: list[str], commits: Path) -> "tuple[float, subprocess.Popen[bytes]]":
-    """A process that runs the stream, and the seconds to its first commit."""
+    """Start a process that runs the stream. Return the seconds to its first commit, and the process."""
     before, began = _last(commits), time.time()
     process = subprocess.Popen(
         [sys.executable, "-m", __name__, *arguments], stderr=subprocess.DEVNULL, start_new_session=True
@@ -53,13 +53,13 @@ def _start(arguments: list[str], commits: Path) -> "tuple[float, subprocess.Pope
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """The driver and, because they may still commit, all that it has started."""
+    """Kill the driver and its child processes, which could otherwise still commit."""
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def _last(commits: Path) -> int:
-    """The number of the last batch that is committed; -1 before the first."""
+    """Return the number of the last committed batch; -1 before the first."""
     return max((int(path.name) for path in commits.glob("[0-9]*")), default=-1)
 
 

@@ -1,9 +1,9 @@
-"""Stateful events a second: Penstock's streams by state store, beside PySpark's `transformWithState`.
+"""Stateful events per second: Penstock's streams by state store, compared with PySpark's `transformWithState`.
 
-All do the same work on the same files in micro-batches of the same size, in turn, and each must come to the right
-sums. They are timed by the commits in Spark's checkpoints, from the first ones on, so that nobody's start is counted.
-Before the first round those that are compared run once: in its first minutes Java is busy compiling what runs often,
-and streams run for months.
+All contenders alternate on the same files, with micro-batches of the same size, and the sums of each are checked. The
+commits in Spark's checkpoints give the times; the first commits are excluded, and with them the start. Before the first
+round the compared contenders run once as warm-up: the JVM compiles hot code in its first minutes, and streams run for
+months.
 """
 
 import json
@@ -45,13 +45,13 @@ KEPT_BATCHES = "spark.sql.streaming.minBatchesToRetain"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamsPlan:
-    """How much is measured."""
+    """Size of the benchmark."""
 
     events: int = 1_000_000
     keys: int = 10_000
     many_keys: int = 1_000_000
     batch: int = 20_000
-    """Events in a micro-batch: as many as two claims of a queue bring."""
+    """Events per micro-batch: as many as two claims of a queue."""
     rounds: int = 3
     tasks: int = 2
 
@@ -62,7 +62,7 @@ class StreamsPlan:
 
 
 class Run(NamedTuple):
-    """What one run of a contender gave."""
+    """Result of one run of a contender."""
 
     per_second: float
     cpu_micros: float
@@ -75,9 +75,9 @@ Runs = Mapping[str, list[Run]]
 def measure(ground: Ground, plan: StreamsPlan) -> Measured:
     from penstock.pipeline import open_session
 
-    # As streams have it that run for long; and a session of its own: what other benchmarks set doesn't count here.
+    # Settings for long-running streams. A new session ignores the settings of other benchmarks.
     spark = open_session(f"local[{plan.tasks}]", lasting=True).newSession()
-    spark.conf.set(KEPT_BATCHES, str(2 + plan.events // plan.batch))  # it is their commits that tell the time
+    spark.conf.set(KEPT_BATCHES, str(2 + plan.events // plan.batch))  # the commit files give the times
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as made:
         folder = Path(made)
         few = _prepare(ground, plan, folder / "few", plan.keys)
@@ -100,8 +100,10 @@ def measure(ground: Ground, plan: StreamsPlan) -> Measured:
 
 
 def _contenders(few: Input, many: Input) -> dict[str, tuple[Contender, Input]]:
-    """In the order in which they run, each with its input. With many keys right after with few: minutes later the
-    machine may be another."""
+    """Return the contenders in the order of execution, each with its input.
+
+    A run with many keys directly follows the one with few keys, because the machine's speed may change within minutes.
+    """
     contenders: dict[str, tuple[Contender, Input]] = {}
     for name, run in OURS.items():
         contenders[name] = run, few
@@ -153,12 +155,12 @@ def _sizes(runs: Runs) -> list[Figure]:
 
 
 def ratio(ours: list[Run], theirs: list[Run]) -> float:
-    """The median of the ratios within each round: what slows the whole machine for a while slows both."""
+    """Return the median of the ratios of each round: a slowdown of the whole machine affects both contenders."""
     return median(one.per_second / other.per_second for one, other in zip(ours, theirs, strict=True))
 
 
 def _run(contender: Contender, trial: Trial) -> Run:
-    """One run, whose sums must be right. Its first batches are left out: whoever starts is slow."""
+    """Run a contender and check its sums. The first batches are excluded, because every contender starts slowly."""
     trial.folder.mkdir(parents=True)
     with _Watch(trial.checkpoint / "commits", warm=trial.given.batches // 10) as watch:
         outcome = contender(trial)
@@ -172,7 +174,7 @@ def _run(contender: Contender, trial: Trial) -> Run:
 
 
 class _Watch:
-    """Notes the CPU time at each commit, from the one called `warm` on."""
+    """Records the CPU time at each commit, from batch number `warm` on."""
 
     def __init__(self, folder: Path, *, warm: int) -> None:
         self.folder = folder

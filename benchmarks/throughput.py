@@ -1,7 +1,7 @@
-"""How many events a second: the relay, the raw moves below it, and PgQueuer with jobs that do nothing.
+"""Events per second of the relay, compared with the raw moves of the same rows and with PgQueuer's empty jobs.
 
-All three are timed alike, by the time that the database noted for each event or job: from the moment when the warm-up
-was done to the last one. Beside it stands the CPU time that each event took, all processes and PostgreSQL's together.
+All three are timed by the timestamp that the database stores for each event or job, from the end of the warm-up to the
+last one. The CPU time per event is reported too, summed over all processes including PostgreSQL.
 """
 
 from statistics import median
@@ -19,7 +19,7 @@ SETTLED = "SELECT settled_at AS at FROM penstock_archive"
 
 
 class Run(NamedTuple):
-    """What one run of a contender gave."""
+    """Result of one run of a contender."""
 
     per_second: float
     cpu_micros: float
@@ -54,7 +54,7 @@ def measure(ground: Ground, plan: Plan) -> Measured:
 
 
 def _run_relay(ground: Ground, plan: Plan) -> Run:
-    """The relay as `penstock relay --to null: --once` runs it."""
+    """Run the relay as `penstock relay --to null: --once` does."""
     with ground.outbox(plan.warm_up + plan.events) as url:
         options = RelayOptions(
             store=url,
@@ -90,7 +90,7 @@ def run_pgqueuer(ground: Ground, plan: Plan, setup: pgqueuer.Setup, jobs: int) -
 
 
 def try_pgqueuer(ground: Ground, plan: Plan) -> dict[pgqueuer.Setup, float]:
-    """Its rate in each setup, but for those whose batches are too large for so few jobs."""
+    """Return PgQueuer's rate in each setup, except those with batches too large for the number of jobs."""
     tries = {}
     for managers, batch in pgqueuer.SETUPS:
         if managers * batch * plan.tasks * 5 <= plan.tries:
@@ -108,7 +108,7 @@ def _cpu(runs: list[Run]) -> float:
 
 
 def ratio(ours: list[Run], theirs: list[Run]) -> float:
-    """The median of the ratios within each round: what slows the whole machine for a while slows both."""
+    """Return the median of the ratios of each round: a slowdown of the whole machine affects both contenders."""
     return median(one.per_second / other.per_second for one, other in zip(ours, theirs, strict=True))
 
 

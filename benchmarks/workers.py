@@ -1,4 +1,4 @@
-"""Processes that work side by side: they get ready each in its own time, and begin together."""
+"""Parallel processes that start their work together, when all of them are ready."""
 
 import subprocess
 import sys
@@ -9,9 +9,9 @@ from penstock.model.errors import PenstockError
 
 
 def run_together(module: str, arguments: Sequence[object], count: int) -> float:
-    """Run a module in `count` processes that begin together, until all of them have ended.
+    """Run a module in `count` processes that start together, and wait until all have ended.
 
-    Returns the seconds of CPU time that went into it from the beginning on, PostgreSQL's included.
+    Return the CPU seconds used since the common start, including PostgreSQL's.
     """
     command = [sys.executable, "-m", module, *map(str, arguments)]
     processes = [
@@ -35,7 +35,7 @@ def run_together(module: str, arguments: Sequence[object], count: int) -> float:
 
 
 def wait_for_start() -> None:
-    """In such a process: say that all is ready, and wait for the word to begin."""
+    """Report to the parent that this process is ready, and wait for the common start."""
     print("ready", flush=True)
     sys.stdin.readline()
 

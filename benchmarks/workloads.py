@@ -1,9 +1,9 @@
-"""The workloads that `benchmarks.compare` runs on two versions: one workload, in a process of its own.
+"""Workloads that `benchmarks.compare` runs on two versions: one workload in a separate process.
 
     python -m benchmarks.workloads relay postgresql://… 100000
 
-The process prepares, prints `ready`, waits for a line, works, prints `done` and waits for the end of its input. It
-uses public names of Penstock only, since the version under test may be an older one.
+The process prepares, prints `ready`, waits for a line, works, prints `done` and waits for the end of its input. It uses
+only public names of Penstock, because the version under test may be older.
 """
 
 import sys
@@ -41,7 +41,7 @@ def emit_one(url: str, count: int) -> Iterator[None]:
 
 
 def relay(url: str, _: int) -> Iterator[None]:
-    """Relay pending events to nowhere. The Spark session is started before."""
+    """Relay pending events to nowhere. The Spark session is started before the measurement."""
     from penstock.pipeline import RelayOptions, run_relay
 
     options = RelayOptions(
@@ -55,12 +55,12 @@ def relay(url: str, _: int) -> Iterator[None]:
 
 
 def worker(url: str, _: int) -> Iterator[None]:
-    """Handle pending events by an async function that does nothing."""
+    """Handle pending events with an async function that does nothing."""
     consumer = Worker(url)
 
     @consumer.handler(fetch_batch_size=CHUNK, overfetch_factor=2.0)
     async def do_nothing(event: Received) -> None:
-        """Accept the event."""
+        """Do nothing."""
 
     with connect(url) as outbox:
         yield
@@ -71,7 +71,10 @@ def worker(url: str, _: int) -> Iterator[None]:
 
 
 def stream(url: str, count: int) -> Iterator[None]:
-    """Count events by key in a stream with its state in SQLite. The Spark session is started before."""
+    """Count events by key in a stream with its state in SQLite.
+
+    The Spark session is started before the measurement.
+    """
     from penstock.pipeline import open_session
 
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder, connect(url) as outbox:

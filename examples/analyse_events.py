@@ -1,7 +1,11 @@
-"""What became of the events, asked with Spark: latencies, reasons of failure, and a plot. Run it cell by cell in an
-editor that knows `# %%`, or as a script: `python examples/analyse_events.py latency.png`."""
+"""Analysis of events with Spark: latencies, causes of failure, and a plot.
 
-# %% Somewhere to look: a shop's orders go out, its invoices find their destination broken
+Run the file cell by cell in an editor that supports `# %%`, or as a script:
+
+    python examples/analyse_events.py latency.png
+"""
+
+# %% Sample data: a shop's orders are published, its invoices have a broken destination
 import sys
 import tempfile
 from pathlib import Path
@@ -28,15 +32,15 @@ with penstock.connect(store) as outbox:
 run_relay(RelayOptions(store=store, destination=f"file://{folder.name}/out", master="local[2]", once=True))
 run_relay(RelayOptions(store=store, destination=f"file://{broken}", queue="invoices", master="local[2]", once=True))
 
-# %% Every event as a row, whatever its state
+# %% Every event as a row, in any state
 spark = open_session("local[2]")
 register(spark)
 events = spark.read.format("penstock").option("store", store).load()
 events.groupBy("event_type", "state").count().orderBy("event_type", "state").show()
 
-# %% How long from the emit until the relay was done with it, in seconds: here mostly the start of the relay
+# %% Seconds from the emit to the settlement by the relay: in this example mostly the start of the relay
 seconds = (on.unix_micros("settled_at") - on.unix_micros("created_at")) / 1e6
-# The store is asked for the published ones only.
+# The filter is evaluated in the store, which returns only published events.
 published = events.where("state = 'PUBLISHED'").select("event_type", seconds.alias("seconds")).persist()
 percentiles = published.groupBy("event_type").agg(
     *(on.round(on.percentile("seconds", on.lit(share)), 3).alias(f"p{share * 100:.0f}") for share in (0.5, 0.95, 0.99)),
@@ -44,12 +48,12 @@ percentiles = published.groupBy("event_type").agg(
 )
 percentiles.orderBy("event_type").show()
 
-# %% Why events died
+# %% Causes of dead events
 dead = events.where("state = 'DEAD'").groupBy("event_type", "last_error").count()
 dead.orderBy(on.desc("count")).show(truncate=120)
 
-# %% The share of events that were out after so many seconds
-matplotlib.use("Agg")  # draws into a file, where there is no screen
+# %% Share of events published within a given number of seconds
+matplotlib.use("Agg")  # renders to a file, without a screen
 from matplotlib import pyplot  # noqa: E402
 
 for kind in ("order.placed", "order.paid"):
@@ -61,6 +65,6 @@ pyplot.legend()
 pyplot.savefig(picture)
 sys.stdout.write(f"wrote {picture}\n")
 
-# %% Done
+# %% Clean up
 spark.stop()
 folder.cleanup()

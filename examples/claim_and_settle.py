@@ -1,4 +1,4 @@
-"""The verbs by hand: claim under a lease, act, settle. What a relay or a worker does, in twenty lines."""
+"""Claim events under a lease, handle them and settle them directly through the store, as a relay or a worker does."""
 
 import sys
 import tempfile
@@ -8,7 +8,7 @@ from penstock import Dead, Delivery, Outcome, Published, Retry
 
 
 def act(event: Delivery) -> Outcome:
-    """What became of an event: every claimed one gets an outcome."""
+    """Return the outcome of an event. Every claimed event gets an outcome."""
     order = event.json()
     if order["amount"] < 0:
         return Dead("a negative amount won't get better")

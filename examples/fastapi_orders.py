@@ -1,4 +1,4 @@
-"""A web shop whose orders and events commit together, or not at all. FastAPI, SQLAlchemy, SQLite or PostgreSQL.
+"""A web shop that commits each order and its event in one transaction, with FastAPI, SQLAlchemy, SQLite or PostgreSQL.
 
 pip install 'penstock[postgres]' fastapi uvicorn
 uvicorn fastapi_orders:app                 # the store: PENSTOCK_STORE, or sqlite:///penstock.db
@@ -53,7 +53,7 @@ app = FastAPI(lifespan=lifespan)
 
 
 def transaction() -> Iterator[Session]:
-    """One request, one transaction: it commits when the handler returns and rolls back when it raises."""
+    """Provide one transaction per request: commit when the endpoint returns, roll back when it raises."""
     with Session(engine) as session, session.begin():
         yield session
 

@@ -1,5 +1,7 @@
-"""Jobs over HTTP: a server, a shop that submits emails, and a worker that sends them. One fails at first, one has no
-address, and one is called off; what became of each stays on record."""
+"""Jobs over HTTP: a server, a shop that submits emails, and a worker that sends them.
+
+One job fails at the first attempt, one has no address, and one is cancelled. The result of each is recorded.
+"""
 
 import sys
 import tempfile
@@ -22,7 +24,7 @@ class Email(BaseModel):
 
 
 def send(email: dict[str, str], context: JobContext) -> dict[str, Any]:
-    """A mail server that is busy the first time."""
+    """Send an email. The simulated mail server is busy at the first attempt for bob."""
     if email["to"] == "bob" and context.job.attempts == 1:
         raise ConnectionError("the mail server is busy")
     context.progress({"percent": 50})
@@ -30,11 +32,11 @@ def send(email: dict[str, str], context: JobContext) -> dict[str, Any]:
 
 
 def shop(url: str, store: str) -> None:
-    """Submits, and asks what became of it."""
+    """Submit jobs and print their results."""
     with penstock.JobsClient(url, TOKEN) as client:
         unwanted = client.submit("email:send", {"to": "dave"}, delay=3600)
         client.cancel(unwanted, "the order was cancelled")
-        with penstock.Jobs(store) as unchecked:  # somebody who doesn't know what an email has to have
+        with penstock.Jobs(store) as unchecked:  # this client has no model, and so submits an invalid email
             invalid = unchecked.submit("email:send", {"subject": "Hello"})
         for job_id in (*(client.submit("email:send", {"to": name}) for name in ("ada", "bob")), invalid, unwanted):
             try:

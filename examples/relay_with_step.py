@@ -1,6 +1,6 @@
-"""A relay with a step: only paid orders go out, large ones to a second destination as well, and cards stay private.
+"""A relay with a step: publishes only paid orders, copies large ones to a second destination, removes card numbers.
 
-From a command line the same step is: penstock relay --to file:///var/events --step relay_with_step:only_paid
+To use the same step from the command line: penstock relay --to file:///var/events --step relay_with_step:only_paid
 """
 
 import sys
@@ -18,7 +18,7 @@ CARD = "4111 1111 1111 1111"
 
 
 def only_paid(events: DataFrame) -> DataFrame:
-    """A step: rows may be dropped, and what is published may be changed."""
+    """Return the paid orders with a new payload: a step may drop rows and change published fields."""
     order = functions.from_json(functions.col("payload").cast("string"), ORDER)
     paid = events.withColumn("order", order).where("order.paid")
     return paid.withColumn("payload", functions.to_json(functions.struct("order.customer", "order.amount")))

@@ -1,4 +1,4 @@
-"""Events as DataFrames: a streaming query that claims orders, sums them by customer, and settles what it has seen."""
+"""Events as DataFrames: a streaming query that claims orders, sums them by customer, and settles them."""
 
 import sys
 import tempfile

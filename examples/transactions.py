@@ -1,4 +1,4 @@
-"""The same promise with each kind of connection: what rolls back takes its event along."""
+"""Emitting in the caller's transaction, with each kind of connection: a rollback also removes the event."""
 
 import sqlite3
 import sys

@@ -1,4 +1,4 @@
-"""A receiver of webhooks that believes only what is signed, and does each thing once. FastAPI and SQLite.
+"""A receiver of webhooks that verifies signatures and handles each event once, with FastAPI and SQLite.
 
 pip install 'penstock[spark,http]' fastapi uvicorn
 export WEBHOOK_SECRET=whsec_$(openssl rand -base64 32)
@@ -33,12 +33,12 @@ def database() -> Iterator[sqlite3.Connection]:
 async def take(request: Request, connection: Annotated[sqlite3.Connection, Depends(database)]) -> None:
     body = await request.body()
     try:
-        # The same as the header Idempotency-Key, but nobody can have changed it.
+        # Equals the header Idempotency-Key, but is covered by the signature.
         event_id = verify(request.headers, body, os.environ["WEBHOOK_SECRET"])
     except InvalidSignature as error:
         raise HTTPException(401, str(error)) from error
     with connection:
-        # What the event is to do belongs into this transaction. An event that comes again changes nothing.
+        # Apply the event's effects in this transaction. For a repeated event the statement inserts nothing.
         connection.execute(
             "INSERT INTO received VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (event_id, request.headers["ce-type"], body)
         )

@@ -1,8 +1,8 @@
-"""A worker beside a shop: an order is written with its event, and two handlers act on it.
+"""A worker beside a shop: an order is written with its event, and two handlers process it.
 
     python examples/worker.py
 
-A real shop would run the worker in processes of its own: `penstock worker examples.worker:worker --processes 2`.
+In production, run the worker in separate processes: `penstock worker examples.worker:worker --processes 2`.
 """
 
 import sys
@@ -28,7 +28,7 @@ class Order(BaseModel):
 
 @worker.handler("orders")
 def count_turnover(order: Order, event: Received) -> None:
-    """The turnover and the settlement of the event commit together: no order counts twice."""
+    """Update the turnover. The update and the settlement of the event commit together, so no order counts twice."""
     with event.transaction() as connection:
         connection.execute(text("UPDATE turnover SET total = total + :amount"), {"amount": order.amount})
         mail = {"order": order.number}
@@ -37,7 +37,7 @@ def count_turnover(order: Order, event: Received) -> None:
 
 @worker.handler("mails", retry=RetryPolicy.constant(0.1))
 async def send_mail(event: Received) -> None:
-    """A mail server that is busy at first: the event is tried again."""
+    """Send a mail. The simulated mail server is busy at first, so the event is retried."""
     if event.attempts == 0:
         raise ConnectionError("the mail server is busy")
     print(f"mail for order {event.json()['order']} sent at attempt {event.attempts + 1}")

@@ -1,4 +1,4 @@
-"""A broker for the tests of its publisher, lines of JSON read back, and readable failures from the shipped suite."""
+"""Shared fixtures: a Valkey server and its client, an HTTP receiver, publishers, and reading of JSON lines."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,14 +15,14 @@ from tests.support.servers import ValkeyServer
 
 @pytest.fixture
 def client(valkey_server: ValkeyServer) -> Iterator[Any]:
-    """A client of the server, which is up, empty and as configured at the start, whatever the test does to it."""
+    """A client of the server. At the end of the test, restores a running, empty server with the default settings."""
     with Valkey(port=valkey_server.port) as client:
         client.flushall()
         yield client
         if not valkey_server.running:
             valkey_server.start()
         client.execute_command("REPLICAOF", "NO", "ONE")
-        # This connection was there before any password was set, and so may take it away.
+        # This connection is older than any password of the test, and so still has access.
         client.config_set("requirepass", "")
         client.config_set("maxmemory", "0")
         client.flushall()
@@ -30,14 +30,14 @@ def client(valkey_server: ValkeyServer) -> Iterator[Any]:
 
 @pytest.fixture
 def broker(valkey_server: ValkeyServer, client: Any) -> ValkeyServer:
-    """The server, and the promise of `client` about it."""
+    """The Valkey server, restored by `client` after the test."""
     return valkey_server
 
 
 @pytest.fixture
 def as_received() -> Callable[[dict[str, Any]], Any]:
-    """What a line of JSON says was received."""
-    # Imported here, after its asserts were registered for rewriting.
+    """A function that returns the stored message of a JSON line's fields."""
+    # Imported here, after pytest has registered the module for assertion rewriting.
     from penstock.testing.publishers import StoredMessage
 
     def read(fields: dict[str, Any]) -> StoredMessage:
@@ -50,14 +50,14 @@ def as_received() -> Callable[[dict[str, Any]], Any]:
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    """A receiver of webhooks in this process, which takes everything until it is told otherwise."""
+    """A receiver of webhooks in this process. Accepts all requests until a test changes its `answer`."""
     with Receiver(lambda _: TAKEN) as receiver:
         yield receiver
 
 
 @pytest.fixture
 def opened() -> Iterator[Callable[[str], Publisher]]:
-    """Opens publishers, and closes them at the end."""
+    """A function that opens publishers, which are closed after the test."""
     publishers: list[Publisher] = []
 
     def open_one(url: str) -> Publisher:

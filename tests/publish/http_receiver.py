@@ -1,5 +1,8 @@
-"""A real HTTP server that takes webhooks: in a thread, where a test decides each answer, or in a process of its own,
-which can be stopped, frozen and restarted, and keeps what it took in a file."""
+"""HTTP servers that receive webhooks.
+
+`Receiver` runs in a thread, and a test decides each response. `ReceiverProcess` runs in a separate process that can be
+stopped, frozen and restarted, and stores the accepted requests in a file.
+"""
 
 import base64
 import json
@@ -31,7 +34,7 @@ GUARDED = "Basic " + base64.b64encode(b"clerk:right-secret").decode()
 
 
 class Request(NamedTuple):
-    """What arrived; names of headers in lower case."""
+    """A received request. Header names are in lower case."""
 
     path: str
     headers: Mapping[str, str]
@@ -39,7 +42,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What is sent back. Without a status the connection is closed instead."""
+    """The response to send. Without a status, the connection is closed instead."""
 
     status: int | None = 204
     headers: Mapping[str, str] = {}
@@ -53,7 +56,7 @@ HANG_UP = Answer(None)
 
 
 class Receiver:
-    """Serves in threads of this process; `answer` says what each request gets."""
+    """Serves in threads of this process. `answer` returns the response for each request."""
 
     def __init__(
         self, answer: Callable[[Request], Answer], *, tls: ssl.SSLContext | None = None, port: int = 0
@@ -87,7 +90,7 @@ class Receiver:
 
 class _Server(ThreadingHTTPServer):
     request_queue_size = 256
-    daemon_threads = False  # closing the server waits for them, so that no socket outlives a test
+    daemon_threads = False  # closing the server waits for the threads, so that no socket outlives a test
 
     def __init__(self, address: tuple[str, int], receiver: Receiver, tls: ssl.SSLContext | None) -> None:
         self.receiver, self.tls = receiver, tls
@@ -95,7 +98,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """The handshake happens here, in the connection's own thread, and may fail without a word."""
+        """Do the TLS handshake in the connection's thread. A failed handshake closes the connection silently."""
         self.receiver.connections += 1
         try:
             if self.tls is not None:
@@ -112,11 +115,11 @@ class _Server(ThreadingHTTPServer):
             try:
                 connection.shutdown(socket.SHUT_RDWR)
             except OSError:
-                continue  # it ended meanwhile
+                continue  # the connection has ended meanwhile
         super().server_close()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hung up is no news."""
+        """Ignore connection errors, as when a client closes the connection."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -150,17 +153,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(answer.body)
 
     def log_message(self, *_: object) -> None:
-        """Tests look at requests, not at logs."""
+        """Log nothing: tests inspect the requests instead."""
 
 
 class ReceiverProcess(Server):
-    """Takes what is posted to /topics/…; to /guarded/… only with GUARDED."""
+    """Accepts requests to /topics/…, and to /guarded/… only with the credentials GUARDED."""
 
     name = "Receiver"
     end_signal = signal.SIGKILL
 
     def taken(self) -> list[Request]:
-        """Every request that was answered with success, oldest first, over all restarts."""
+        """Return all requests that were answered with success, oldest first, across restarts."""
         lines = self._taken.read_text().splitlines() if self._taken.exists() else []
         return [Request(path, headers, base64.b64decode(body)) for path, headers, body in map(json.loads, lines)]
 
@@ -188,7 +191,7 @@ class ReceiverProcess(Server):
 
 
 def keep(request: Request, file: Path) -> Answer:
-    """Refuse what is refused, write down the rest, and only then say so."""
+    """Reject unwanted requests; store any other before answering with success."""
     if len(request.body) > TOO_LARGE:
         return Answer(413, body=b"that is too much")
     if request.path.endswith(UNKNOWN_TOPIC):
@@ -197,20 +200,20 @@ def keep(request: Request, file: Path) -> Answer:
         return Answer(401, {"www-authenticate": "Basic"}, b"who are you?")
     line = json.dumps([request.path, dict(request.headers), base64.b64encode(request.body).decode()]) + "\n"
     descriptor = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(descriptor, line.encode())  # in one piece, whoever else writes
+    os.write(descriptor, line.encode())  # a single write, so that concurrent writers do not mix
     os.close(descriptor)
     return TAKEN
 
 
 def only_outcome(publisher: Publisher, event: Delivery) -> Outcome:
-    """What becomes of one event, in a batch of its own."""
+    """Publish one event in a single batch and return its outcome."""
     [(seq, outcome)] = publisher.publish(Routing().route([event])).items()
     assert seq == event.seq
     return outcome
 
 
 class Certificate(NamedTuple):
-    """One for 127.0.0.1 that vouches for itself."""
+    """A self-signed certificate for 127.0.0.1."""
 
     certificate: Path
     key: Path

@@ -1,4 +1,4 @@
-"""A Kafka broker as the tests of its publisher see it: topics, rights, and what arrived since a test began."""
+"""A Kafka broker for the tests of its publisher: topics, permissions, and the records since the start of a test."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ from tests.support.servers.kafka import CLERK, KafkaServer
 
 
 class Cluster:
-    """A client of the broker. Each topic has one partition, and is read from where it ended when this was made."""
+    """A client of the broker. Each topic has one partition, read from its end at the time of construction."""
 
     def __init__(self, server: KafkaServer) -> None:
         self.server = server
@@ -34,12 +34,12 @@ class Cluster:
         self._consumer.close()
 
     def create(self, *topics: str, **settings: object) -> None:
-        """Make those of the topics that are not there."""
+        """Create the missing topics."""
         config = {name.replace("_", "."): str(value) for name, value in settings.items()}
         missing = [NewTopic(topic, 1, 1, config=config) for topic in topics if topic not in self._topics()]
         for done in self._admin.create_topics(missing).values() if missing else ():
             done.result()
-        # The controller has answered; the broker hears of it a moment later.
+        # The controller has answered; the broker learns about the topics slightly later.
         assert wait_until(lambda: {*topics} <= {*self._topics()}, 30)
 
     def allow_clerk(self, topic: str, operation: AclOperation) -> None:
@@ -50,7 +50,7 @@ class Cluster:
         assert wait_until(lambda: bool(self._admin.describe_acls(AclBindingFilter(*rule)).result()), 30)
 
     def records(self, topic: str) -> list[Record]:
-        """What the topic got since, oldest first."""
+        """Return the records of a topic since construction, oldest first."""
         if topic not in self._topics():
             return []
         start, end = self._starts.get(topic, 0), self._end(topic)
@@ -73,7 +73,7 @@ class Cluster:
         return [topic for topic in self._admin.list_topics(timeout=30).topics if not topic.startswith("__")]
 
     def _end(self, topic: str) -> int:
-        """The offset behind the last record. A broker that has just started may not lead its partitions yet."""
+        """Return the offset after the last record. A broker that has just started may not lead its partitions yet."""
         ends: list[int] = []
 
         def answered() -> bool:
@@ -94,7 +94,7 @@ def headers(record: Record) -> list[tuple[str, str]]:
 
 def received(record: Record) -> StoredMessage:
     pairs = headers(record)
-    # Penstock's own begin with the last `event_id`.
+    # Penstock's headers start at the last `event_id`.
     border = max(place for place, (name, _) in enumerate(pairs) if name == "event_id")
     own = dict(pairs[border:])
     return StoredMessage(

@@ -1,4 +1,4 @@
-"""Streams for the tests of the NATS publisher: made, filled, looked into. Each call has a connection of its own."""
+"""Streams for the tests of the NATS publisher: created, filled and read. Each call opens a separate connection."""
 
 import asyncio
 import json
@@ -20,7 +20,8 @@ OWN = ("Nats-Msg-Id", "Penstock-")
 class Streams:
     """The streams of one server.
 
-    Under names never used before: a stream that follows a deleted one of the same name too soon may find its messages.
+    Every stream gets a unique name, because a stream created soon after the deletion of one with the same name may find
+    its messages.
     """
 
     def __init__(self, url: str) -> None:
@@ -33,7 +34,7 @@ class Streams:
         self._run(lambda streams: streams.add_stream(config))
 
     def create_full(self, name: str, subject: str) -> None:
-        """A stream that has all it may have, and refuses more."""
+        """Create a stream that has reached its limit and refuses further messages."""
         self.create(name, subject, max_msgs=1, discard=DiscardPolicy.NEW, retention=RetentionPolicy.LIMITS)
         self._run(lambda streams: streams.publish(subject, b"the only one"))
 
@@ -45,7 +46,7 @@ class Streams:
         self._run(delete)
 
     def raw(self, stream: str, subject: str) -> list[Any]:
-        """The messages that the stream has under the subject, oldest first."""
+        """Return the messages of a subject in the stream, oldest first."""
         name = self._names.get(stream, stream)
 
         async def read(streams: JetStreamContext) -> list[Any]:
@@ -72,7 +73,7 @@ class Streams:
 
 
 def as_received(message: Any) -> StoredMessage:
-    """The event again, read as the documentation says."""
+    """Decode the event of a message, as documented for consumers."""
     headers = dict(message.headers)
     fields = {name: unquote(value) for name, value in headers.items() if name.startswith("Penstock-")}
     own = {name: value for name, value in headers.items() if not name.startswith(OWN)}

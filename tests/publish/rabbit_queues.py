@@ -1,4 +1,4 @@
-"""Queues of a RabbitMQ server as tests need them: made and read with a client that is not the one under test."""
+"""Queues of a RabbitMQ server for tests, created and read with another client than the publisher's."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
@@ -11,7 +11,7 @@ from penstock.publish.rabbitmq.publisher import ORDERING_KEY_HEADER, OWN_HEADERS
 
 
 def with_channel(url: str, work: Callable[[AbstractChannel], Coroutine[Any, Any, Any]]) -> Any:
-    """What the work returns, on a connection for it alone."""
+    """Run `work` on a separate connection and return its result."""
 
     async def run() -> Any:
         connection = await aiormq.connect(url)
@@ -24,7 +24,7 @@ def with_channel(url: str, work: Callable[[AbstractChannel], Coroutine[Any, Any,
 
 
 def make_fresh(url: str, queues: Mapping[str, Mapping[str, Any]]) -> None:
-    """Empty durable queues under these names, each with its arguments."""
+    """Create empty durable queues with these names and arguments."""
 
     async def work(channel: AbstractChannel) -> None:
         for name, arguments in queues.items():
@@ -35,7 +35,7 @@ def make_fresh(url: str, queues: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def held(url: str, queue: str) -> list[DeliveredMessage]:
-    """What a queue holds, oldest first. Nothing is acknowledged, so all of it stays there."""
+    """Return the messages in a queue, oldest first. Nothing is acknowledged, so that all messages stay in the queue."""
 
     async def work(channel: AbstractChannel) -> list[DeliveredMessage]:
         arrived: asyncio.Queue[DeliveredMessage] = asyncio.Queue()
@@ -48,8 +48,8 @@ def held(url: str, queue: str) -> list[DeliveredMessage]:
 
 
 def as_received(message: DeliveredMessage) -> Any:
-    """The message in the terms of the conformance suite."""
-    # Imported here, after its asserts were registered for rewriting.
+    """Decode the event of a message, for comparison in the conformance suite."""
+    # Imported here, after pytest has registered the module for assertion rewriting.
     from penstock.testing.publishers import StoredMessage
 
     properties = message.header.properties

@@ -1,4 +1,4 @@
-"""Events as CloudEvents: read back by the rules of the specification, by hand."""
+"""Encoding of events as CloudEvents, decoded by hand according to the specification."""
 
 import base64
 import json

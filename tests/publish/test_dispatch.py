@@ -1,4 +1,4 @@
-"""From a publisher's answers, or its lack of them, to one outcome per event."""
+"""Dispatch: one outcome per event, for any answer or failure of a publisher."""
 
 from collections import Counter
 from datetime import timedelta
@@ -21,7 +21,7 @@ NOW = CREATED_AT + timedelta(seconds=60)
 
 
 class Scripted:
-    """Gives the outcomes it was told, by seq, and PUBLISHED otherwise; remembers each call."""
+    """Returns scripted outcomes by seq, PUBLISHED for other events, and records each call."""
 
     def __init__(self, script=None, *, in_order=False):
         self.in_order = in_order
@@ -33,7 +33,7 @@ class Scripted:
         return {message.event.seq: self.script.get(message.event.seq, PUBLISHED) for message in messages}
 
     def close(self):
-        """Nothing is open."""
+        """Do nothing: no resource is open."""
 
 
 class Raising(Scripted):
@@ -47,7 +47,7 @@ class Raising(Scripted):
 
 
 class Choking(Scripted):
-    """Raises for any call that holds one of some events."""
+    """Raises for a call that contains one of the bad events."""
 
     def __init__(self, *bad, in_order=False):
         super().__init__(in_order=in_order)
@@ -61,7 +61,7 @@ class Choking(Scripted):
 
 
 class Answering(Scripted):
-    """Returns the same thing whatever it is given."""
+    """Returns the same answer to every call."""
 
     def __init__(self, answer):
         super().__init__()

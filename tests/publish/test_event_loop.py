@@ -1,4 +1,4 @@
-"""The event loop of asyncio clients."""
+"""Event loops in background threads, for asyncio clients."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""`file:///folder`: what is on disk when an outcome says so, and what is not when it doesn't."""
+"""`file:///folder`: published events are on disk, and events of a failed write are not."""
 
 import errno
 import json
@@ -24,7 +24,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def open_at(folder):
-    """Publishers to the folder, closed at the end."""
+    """A function that opens publishers to the folder, which are closed after the test."""
     opened = []
 
     def open_one(options=""):
@@ -37,7 +37,7 @@ def open_at(folder):
 
 
 def by_file(folder):
-    """The lines of each file, oldest file first."""
+    """Return the lines of each file, oldest file first."""
     return [list(map(json.loads, path.read_text().splitlines())) for path in sorted(folder.iterdir())]
 
 
@@ -59,7 +59,7 @@ def seqs(events):
 
 @contextmanager
 def no_file_larger_than(size):
-    """A disk that is full after so many bytes: the write that reaches the limit is cut off, the next one fails."""
+    """Simulate a full disk: the write that reaches the limit is cut off, the next one fails."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

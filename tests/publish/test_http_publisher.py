@@ -1,4 +1,4 @@
-"""`https://` against a real server: the shared suite in both modes, and what each answer becomes."""
+"""`https://` against a real server: the shared suite in both modes, and the outcome of each response."""
 
 import base64
 import json
@@ -26,7 +26,7 @@ def receiver_process():
 
 @pytest.fixture
 def open_at(receiver, opened):
-    """Publishers to the receiver in this process."""
+    """A function that opens publishers to the receiver in this process."""
     return lambda options="", credentials="": opened(f"http://{credentials}{receiver.address}/hook{options}")
 
 
@@ -50,7 +50,7 @@ class HttpConformance(BrokerConformance):
 
     @pytest.fixture
     def publisher(self, open_for):
-        return open_for("&timeout_seconds=60")  # a thousand requests to a receiver in Python, on a busy machine
+        return open_for("&timeout_seconds=60")  # a thousand requests to a Python receiver can be slow on a busy machine
 
     @pytest.fixture
     def impatient(self, open_for):
@@ -111,7 +111,7 @@ class TestStructured(HttpConformance):
 
 
 def assert_attributes(request, attributes):
-    """What every CloudEvent has to have, and ours has besides."""
+    """Check the attributes that every CloudEvent must have, and those that Penstock adds."""
     assert attributes["specversion"] == "1.0"
     assert attributes["source"] == "/penstock/outbox"
     assert attributes["id"] == request.headers["idempotency-key"]
@@ -147,7 +147,7 @@ FINAL = {400, 402, 405, 406, *range(409, 425), 426, 427, 428, *range(430, 500)}
 
 
 def test_every_other_status_is_a_retry_or_final(receiver, open_at):
-    """Each status from 300 to 599 as a real answer; 401, 403, 404, 407, 408, 425 and 429 are the 4xx that may pass."""
+    """Test each status from 300 to 599. The 4xx that are retried are 401, 403, 404, 407, 408, 425 and 429."""
     receiver.answer = lambda request: Answer(int(request.body))
     events = {status: delivery(payload=str(status).encode()) for status in range(300, 600)}
     outcomes = open_at("?timeout_seconds=60").publish(messages([*events.values()]))
@@ -189,7 +189,7 @@ def test_retry_after_as_a_date_is_a_wait_until_then(receiver, open_at):
     receiver.answer = lambda _: Answer(503, {"retry-after": format_datetime(then, usegmt=True)})
     before = datetime.now(UTC)
     outcome = only_outcome(open_at(), delivery())
-    # A date has whole seconds, and the wait is counted from when the answer came.
+    # A date has whole seconds, and the delay counts from the arrival of the response.
     assert then - timedelta(seconds=1) <= before + timedelta(seconds=outcome.delay_seconds)
     assert outcome.delay_seconds <= (then - before).total_seconds()
 
@@ -222,7 +222,7 @@ def test_the_limit_of_concurrency_is_reached_and_never_passed(receiver, open_at)
         with counted:
             under_way += 1
             most = max(most, under_way)
-        together.wait(60)  # only four at once get past
+        together.wait(60)  # blocks until four requests run at the same time
         with counted:
             under_way -= 1
         return TAKEN
@@ -251,7 +251,7 @@ def test_a_receiver_that_hangs_costs_two_timeouts_and_what_was_not_sent_goes_bac
     assert [type(outcomes[event.seq]) for event in events] == [Retry] * 2 + [type(RELEASED)] * 98
     assert "didn't answer within 2 s" in outcomes[events[0].seq].error
     left = events
-    while left:  # as many batches as a busy machine takes
+    while left:  # the number of batches depends on the machine's load
         outcomes = publisher.publish(messages(left))
         left = [event for event in left if outcomes[event.seq] != PUBLISHED]
 
@@ -265,7 +265,7 @@ def test_an_answer_that_comes_late_is_not_taken_for_a_later_one(receiver, open_a
 
 
 def test_an_answer_that_drips_is_over_in_time_and_its_status_counts(receiver, open_at):
-    """The promised body never comes. What was said before it holds, and the connection is not used again."""
+    """The promised body never arrives. The status already received counts, and the connection is not reused."""
     receiver.answer = lambda request: Answer(200 if request.body == b"good" else 503, {"content-length": "50"}, b"wait")
     publisher = open_at("?concurrency=1&timeout_seconds=2")
     assert only_outcome(publisher, delivery(payload=b"good")) == PUBLISHED

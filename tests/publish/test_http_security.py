@@ -41,7 +41,7 @@ def test_a_request_that_was_tampered_with_is_not_trusted(receiver, opened, monke
 
 
 def test_a_retry_is_signed_anew_under_the_same_id(receiver, opened, monkeypatch):
-    """The receiver would take an old time for a replay."""
+    """A receiver would reject an old timestamp as a replayed request."""
     monkeypatch.setenv("PENSTOCK_HTTP_SECRET", SECRET)
     publisher, event = opened(f"http://{receiver.address}/hook"), delivery()
     for moment in (1_000_000_000.0, 2_000_000_000.9):
@@ -109,7 +109,7 @@ def theirs(tmp_path_factory):
 
 @pytest.fixture
 def guarded(ours):
-    """A receiver behind TLS that lets in only who shows our certificate."""
+    """A TLS receiver that checks client certificates; a test can make them mandatory."""
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ours.certificate)
     tls.load_cert_chain(ours.certificate, ours.key)
     tls.verify_mode = ssl.CERT_OPTIONAL

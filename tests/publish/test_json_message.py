@@ -1,4 +1,4 @@
-"""A message as JSON."""
+"""Messages as JSON."""
 
 import json
 from datetime import UTC, datetime

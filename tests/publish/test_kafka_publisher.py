@@ -1,4 +1,4 @@
-"""`kafka://` against a real broker: what arrives, and what each way to fail becomes."""
+"""`kafka://` against a real broker: delivered events, and the outcome of each failure."""
 
 from collections import Counter
 
@@ -19,7 +19,10 @@ TOPICS = ("orders.created", "orders.refused", "outbox.orders.created", "outbox.o
 
 @pytest.fixture(scope="module")
 def strict_server(kafka_server):
-    """A broker that makes no topics by itself, and that a test may stop: the shared one shows that there are jars."""
+    """A broker that creates no topics automatically and that a test may stop.
+
+    The fixture `kafka_server` ensures that Kafka's jars are present.
+    """
     with KafkaServer(fsync=False, settings={"auto.create.topics.enable": "false"}) as server:
         yield server
 
@@ -35,7 +38,7 @@ def cluster(strict_server):
 
 @pytest.fixture
 def opened():
-    """Opens publishers, and closes them at the end."""
+    """A function that opens publishers, which are closed after the test."""
     publishers = []
 
     def open_one(url):
@@ -97,7 +100,7 @@ class TestKafka(BrokerConformance):
 
 
 class TestMockCluster(PublisherOutcomes):
-    """The client's own imitation of a cluster, of three brokers: for machines without the jars."""
+    """The client's own mock of a cluster with three brokers, for machines without Kafka."""
 
     @pytest.fixture
     def publisher(self, opened):
@@ -163,7 +166,7 @@ def test_a_topic_may_be_made_by_the_broker(kafka_server, opened):
     + [(name, Dead) for name in ("orders/created", "orders created", "é", ".", "..", "a" * 250)],
 )
 def test_a_topic_that_is_not_there_may_be_made_if_it_can_have_that_name(opened, topic, ends):
-    """The client may say that there is none before the broker says that there can be none."""
+    """The client may report an unknown topic before the broker could report an invalid name."""
     publisher = opened("kafka://127.0.0.1:1")
     assert isinstance(publisher._outcome(topic, KafkaError(KafkaError._UNKNOWN_TOPIC)), ends)
 
@@ -203,12 +206,12 @@ def test_events_that_only_together_are_too_large_for_a_topic_are_published(publi
 
 @pytest.mark.parametrize("place", [0, 320, 999])
 def test_record_without_key_dies_alone_in_its_request(publisher, cluster, place):
-    """The request is refused whole, and the client reports INVALID_RECORD for each event of it."""
+    """The broker refuses the whole request, and the client reports INVALID_RECORD for each of its events."""
     cluster.create("compacted", cleanup_policy="compact")
     events = [delivery(event_type="compacted", partition_key=f"key-{number}") for number in range(1_000)]
     events[place] = delivery(event_type="compacted")
     outcomes = publisher.publish(messages(events))
-    # Counts, not the thousand outcomes: a difference of those takes pytest minutes to show.
+    # Compare counts: pytest takes minutes to show a difference of a thousand outcomes.
     assert Counter(map(type, outcomes.values())) == {Published: 999, Dead: 1}
     invalid = outcomes[events[place].seq]
     assert isinstance(invalid, Dead)
@@ -236,7 +239,7 @@ def test_events_behind_a_refused_one_wait_until_it_was_sent_alone(opened, cluste
     cluster.create("small", max_message_bytes=10_000)
     publisher = opened(cluster.server.url())
     publisher.publish(messages([delivery()]))
-    # The clock of a call: it begins, waits for its reports, and then finds its time over.
+    # The clock of a call: it starts and waits for its reports in time, then the time-out has passed.
     moments = iter([0.0, 0.0])
     monkeypatch.setattr("penstock.publish.kafka.publisher.monotonic", lambda: next(moments, 6.0))
     heads = [delivery(event_type="small", ordering_key=f"key-{n}", payload=bytes(2_000)) for n in range(100)]
@@ -253,13 +256,13 @@ def test_a_request_too_large_whose_events_had_no_time_to_go_alone_is_a_retry(ope
     cluster.create("small", max_message_bytes=10_000)
     publisher = opened(cluster.server.url())
     publisher.publish(messages([delivery()]))
-    # The clock of a call: it begins, waits for its reports, and then finds its time over.
+    # The clock of a call: it starts and waits for its reports in time, then the time-out has passed.
     moments = iter([0.0, 0.0])
     monkeypatch.setattr("penstock.publish.kafka.publisher.monotonic", lambda: next(moments, 6.0))
     events = [delivery(event_type="small", payload=bytes(2_000)) for _ in range(100)]
     outcomes = publisher.publish(messages(events))
     assert outcomes.keys() == {event.seq for event in events}
-    # A slow client sends several requests, and the last may be small enough.
+    # A slow client sends several requests, of which the last may be small enough.
     assert {type(outcome) for outcome in outcomes.values()} <= {Retry, Published}
     assert any(isinstance(outcome, Retry) for outcome in outcomes.values())
 
@@ -296,7 +299,7 @@ def test_a_failure_stops_what_stands_behind_it_in_its_ordering_key(publisher, cl
 
 
 def test_a_producer_that_is_beyond_use_is_replaced(opened, cluster):
-    """Who may see a topic and write nowhere gets a fatal error: the producer takes nothing any more."""
+    """A user who may describe a topic but write to none causes a fatal error, which makes the producer unusable."""
     cluster.create("for.the.clerk")
     cluster.allow_clerk("for.the.clerk", AclOperation.DESCRIBE)
     publisher, event = opened(cluster.server.sasl_url("clerk")), delivery(event_type="for.the.clerk")

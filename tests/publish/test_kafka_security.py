@@ -1,4 +1,4 @@
-"""Who a `kafka://` publisher is, and whom it trusts: users, certificates, and that no error tells a password."""
+"""Authentication and TLS of `kafka://`: users, certificates, and errors without passwords."""
 
 import re
 
@@ -21,7 +21,7 @@ def publish_to(url):
 
 
 def error_at(url):
-    """The error of a publisher that waits two seconds."""
+    """Return the error of a publisher with a time-out of two seconds."""
     outcomes, _ = publish_to(f"{url}{'&' if '?' in url else '?'}timeout_seconds=2")
     [outcome] = outcomes.values()
     assert isinstance(outcome, Retry), outcome
@@ -81,7 +81,7 @@ def test_a_certificate_for_another_name_is_a_retry_that_says_so(certified):
 
 
 def test_tls_where_none_is_spoken_is_a_retry_that_says_so(kafka_server):
-    """In the client's words, which differ with what the broker managed to say before it hung up."""
+    """The client's error text differs with the data that the broker sent before it closed the connection."""
     assert re.search("PLAINTEXT broker listener|SSL", error_at(kafka_server.url().replace("kafka:", "kafkas:")))
 
 

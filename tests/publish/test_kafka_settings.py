@@ -1,4 +1,4 @@
-"""What a `kafka://` URL says to the client library, and how mistakes in it are answered: nothing connects."""
+"""Client settings from a `kafka://` URL, and the errors for invalid URLs. Nothing connects."""
 
 import pickle
 

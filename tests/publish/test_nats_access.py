@@ -1,4 +1,4 @@
-"""How `nats://` gets to its server, and in: URLs, options, credentials and TLS."""
+"""Connection and authentication of `nats://`: URLs, options, credentials and TLS."""
 
 import base64
 import json
@@ -131,7 +131,7 @@ def test_a_token_opens_the_door(nats_server, environment):
 
 
 def refusal(url):
-    """The error of an attempt, or None."""
+    """Return the error of a publish attempt, or None."""
     publisher, event = open_publisher(url), delivery()
     outcomes = attempt(publisher, [event])
     publisher.close()
@@ -143,7 +143,7 @@ def refusal(url):
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
-    """A certificate of its own making, for 127.0.0.1, and its key."""
+    """A self-signed certificate for 127.0.0.1, and its key."""
     folder = tmp_path_factory.mktemp("tls")
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
@@ -186,7 +186,7 @@ def test_no_password_goes_to_a_server_without_tls(nats_server):
 
 @pytest.mark.parametrize("credentials", ["user:password", "token", "file", "none"])
 def test_nothing_is_sent_to_a_server_that_offers_no_tls(tmp_path, credentials):
-    """Also where it asks for credentials, as one would that only pretends to be the server."""
+    """The server asks for credentials, as an impostor would do."""
     heard = []
 
     def ask(listener):
@@ -210,7 +210,7 @@ def test_nothing_is_sent_to_a_server_that_offers_no_tls(tmp_path, credentials):
 
 
 class Keys:
-    """A key pair of NATS, which can sign a claim about another."""
+    """A NATS key pair that can sign claims about another key."""
 
     def __init__(self, prefix):
         nkeys = pytest.importorskip("nkeys")
@@ -239,7 +239,7 @@ def credentials_file(file, jwt, seed):
 
 @pytest.fixture
 def ruled(nats_server, tmp_path):
-    """A server with an operator; and a function that writes a user's credentials, issued by its account or another."""
+    """A server with an operator, and a function that issues a user's credentials by a known or an unknown account."""
     operator, account, system, stranger = map(Keys, ("OPERATOR", "ACCOUNT", "ACCOUNT", "ACCOUNT"))
     limits = dict.fromkeys(("subs", "data", "payload", "imports", "exports", "conn", "leaf"), -1) | {"wildcards": True}
     storage = dict.fromkeys(("mem_storage", "disk_storage", "streams", "consumer"), -1)

@@ -1,4 +1,4 @@
-"""`nats://` against a real server: what arrives, and what each way to fail becomes."""
+"""`nats://` against a real server: delivered events, and the outcome of each failure."""
 
 import pickle
 import re
@@ -32,7 +32,7 @@ USERS = [
 
 @pytest.fixture
 def streams(nats_server):
-    """The server's streams: a fresh one for orders, and none left behind. The server is up again at the end."""
+    """The server's streams, with a new one for orders. After the test the server is running and has no streams."""
     streams = Streams(nats_server.url())
     streams.create(STREAM, "orders.>", "outbox.>")
     yield streams
@@ -42,7 +42,7 @@ def streams(nats_server):
 
 @pytest.fixture
 def open_at():
-    """Publishers, closed at the end."""
+    """A function that opens publishers, which are closed after the test."""
     opened = []
 
     def open_one(url):
@@ -61,7 +61,7 @@ def publisher(nats_server, streams, open_at):
 
 @pytest.fixture(scope="module")
 def guarded():
-    """A server that lets in only whom it knows."""
+    """A server that requires a known user."""
     with NatsServer(fsync=False, settings={"authorization": {"users": USERS}}) as server:
         Streams(server.url("relay:right-secret")).create(STREAM, "orders.>", "secrets.>")
         yield server
@@ -335,7 +335,7 @@ def test_a_server_that_stops_answering_leaves_retries_and_is_asked_once(open_at,
 
 
 def test_what_was_not_sent_in_time_is_never_sent(nats_server, streams, open_at):
-    """More than the system's buffers hold: when the server goes on, the rest must not follow."""
+    """The events exceed the system's socket buffers. Unsent ones must not be sent after the server has resumed."""
     publisher = open_at(f"{nats_server.url()}?timeout_seconds=1")
     events = [delivery(payload=bytes(900_000)) for _ in range(30)]
     assert attempt(publisher, [event := delivery()]) == published([event])
@@ -357,7 +357,7 @@ def test_an_interrupted_batch_is_not_sent_later(open_at, monkeypatch):
         first = delivery()
         assert publisher.publish(messages([first])) == {first.seq: PUBLISHED}
         server.asked.clear()
-        # Ctrl-C, where no test could aim it: while the batch is under way.
+        # Interrupt the batch while it is in flight. A test cannot time a real Ctrl-C that precisely.
         monkeypatch.setattr(Future, "result", lambda *_: server.asked.wait(30) and interrupt())
         with pytest.raises(KeyboardInterrupt):
             publisher.publish(messages([delivery()]))

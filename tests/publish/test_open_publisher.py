@@ -1,4 +1,4 @@
-"""From a URL to a publisher."""
+"""Opening the publisher of a URL."""
 
 import pickle
 import subprocess

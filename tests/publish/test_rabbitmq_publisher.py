@@ -1,4 +1,4 @@
-"""`amqp://` against a real RabbitMQ: what arrives, and what each way to fail becomes."""
+"""`amqp://` against a real RabbitMQ: delivered events, and the outcome of each failure."""
 
 import pickle
 import socket
@@ -40,7 +40,7 @@ QUEUES = {
 
 @pytest.fixture
 def broker(rabbit_server):
-    """The server, running at the start of each test, with queues that are empty."""
+    """The server, running and with empty queues at the start of each test."""
     rabbit_server.start()
     make_fresh(rabbit_server.url(), QUEUES)
     return rabbit_server
@@ -48,7 +48,7 @@ def broker(rabbit_server):
 
 @pytest.fixture
 def open_at():
-    """Publishers, closed at the end."""
+    """A function that opens publishers, which are closed after the test."""
     opened = []
 
     def open_one(url, options=""):
@@ -112,7 +112,10 @@ class TestRabbit(BrokerConformance):
 
 @pytest.mark.parametrize(("topic", "count"), [("orders.full", 50), ("orders.unbound", 20)])
 def test_events_outlast_an_hour_of_backpressure(publisher, broker, topic, count):
-    """A full queue, or none: by the relay's retry policy no event dies, and all go out once there is room."""
+    """With a full or missing queue, no event dies under the relay's retry policy.
+
+    All events are published once the queue has room.
+    """
     publisher.publish(messages([delivery(event_type="orders.full")]))
     began, draw = datetime.now(UTC), Random(0).random
     due = {event.seq: (0.0, event) for event in (delivery(event_type=topic, created_at=began) for _ in range(count))}
@@ -188,7 +191,7 @@ def test_more_than_the_sockets_hold_goes_out_piece_by_piece(publisher, broker):
 
 
 def test_a_limit_that_only_the_broker_knows_is_learnt(broker, open_at):
-    """The broker closes the channel at a message that is too large for it, under those behind it as well."""
+    """The broker closes the channel at a message that is too large, which also fails the later messages."""
     with RabbitServer(settings={"max_message_size": 200_000}) as strict:
         make_fresh(strict.url(), QUEUES)
         publisher = open_at(strict.url())
@@ -349,7 +352,7 @@ def test_an_interrupted_batch_leaves_nothing_to_mistake(publisher, broker, monke
     publisher.publish(messages([delivery()]))
     broker.freeze()
     try:
-        # No test could aim a Ctrl-C at the wait for the answers: it comes from the wait itself.
+        # Raise the interrupt in the wait for the answers. A test cannot time a real Ctrl-C that precisely.
         monkeypatch.setattr(Future, "result", interrupted)
         with pytest.raises(KeyboardInterrupt):
             publisher.publish(messages([first]))
@@ -361,7 +364,7 @@ def test_an_interrupted_batch_leaves_nothing_to_mistake(publisher, broker, monke
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory):
-    """An authority of our own, and the certificate that it gives to localhost."""
+    """A certificate authority for tests, and a certificate that it signed for localhost."""
     folder = tmp_path_factory.mktemp("certificates")
     authority = ["-subj", "/CN=Test authority", "-keyout", "authority.key", "-out", "authority.pem"]
     signed = ["-CA", "authority.pem", "-CAkey", "authority.key", "-addext", "basicConstraints=critical,CA:FALSE"]
@@ -375,7 +378,7 @@ def certificates(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tls_address(certificates, rabbit_server):
-    """Where a server listens with TLS, which also asks its clients for their certificate."""
+    """Address of a server with TLS that requires client certificates."""
     port = free_port()
     settings = {
         "listeners.ssl.1": f"127.0.0.1:{port}",

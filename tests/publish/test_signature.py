@@ -1,4 +1,4 @@
-"""Signatures of webhooks: what receivers may trust."""
+"""Signatures of webhooks."""
 
 import base64
 
@@ -22,7 +22,7 @@ def signed(secret: str = SECRET, event_id: str = "e1", body: bytes = b"{}", mome
 
 
 def test_the_signature_of_the_specification() -> None:
-    """The worked example that the libraries of standardwebhooks.com are tested with."""
+    """The example of standardwebhooks.com, which its libraries use in their tests."""
     key = base64.b64decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
     signature = sign([key], "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}')
     assert signature == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="

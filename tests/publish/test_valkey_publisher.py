@@ -1,4 +1,4 @@
-"""`valkey://` against a real server: what arrives, and what each way to fail becomes."""
+"""`valkey://` against a real server: delivered events, and the outcome of each failure."""
 
 import json
 import socket
@@ -20,7 +20,7 @@ from tests.support.processes import wait_until
 
 @pytest.fixture
 def open_at(broker):
-    """Publishers to the server, closed at the end."""
+    """A function that opens publishers to the server, which are closed after the test."""
     opened = []
 
     def open_one(options="", credentials=""):
@@ -53,7 +53,7 @@ class TestValkey(BrokerConformance):
 
     @pytest.fixture
     def refusals(self, client):
-        """A topic that isn't there comes into being; a key that is no stream is another matter."""
+        """A missing topic is created automatically; a key of another type is refused."""
         client.set("taken", "a string")
         large, taken = messages([delivery(payload=bytes(200_001)), delivery(event_type="taken")])
         return {"too large": Refusal(large, Dead, "too large"), "no stream": Refusal(taken, Dead, "WRONGTYPE")}
@@ -136,7 +136,7 @@ def test_server_without_replicas_is_a_retry(open_at, client):
 
 
 def test_server_that_can_not_write_snapshots_is_a_retry(open_at, client, broker):
-    """MISCONF: the disk is full, or a folder has the snapshot's name."""
+    """The error is MISCONF, as with a full disk. A folder with the snapshot's name causes it here."""
     publisher, event, obstacle = open_at(), delivery(), broker.folder / "dump.rdb"
     obstacle.mkdir()
     client.config_set("save", "3600 1")
@@ -186,7 +186,7 @@ def _is_busy(client):
 
 @pytest.mark.parametrize("answer", ["LOADING the dataset in memory", "CLUSTERDOWN The cluster is down", "TRYAGAIN"])
 def test_answer_of_a_server_that_is_not_ready_is_a_retry_for_each_event(answer):
-    """As it comes over the wire: these states last for milliseconds, or need a cluster."""
+    """The answer is simulated, because these states last for milliseconds or need a cluster."""
     events = [delivery() for _ in range(3)]
     with HalfDeafServer(3, answer=f"-{answer}\r\n".encode(), timeout_seconds=60) as server:
         publisher = open_publisher(server.url)
@@ -212,7 +212,7 @@ def test_a_wrong_password_is_a_retry_that_does_not_tell_it(open_at, client, cred
 
 @pytest.fixture
 def as_clerk(open_at, client):
-    """A publisher that may only write to streams of orders."""
+    """A publisher whose user may only write to streams of orders."""
     client.acl_setuser("clerk", enabled=True, nopass=True, keys=["orders.*"], commands=["+xadd", "+auth", "+select"])
     yield open_at(credentials="clerk:any@")
     client.acl_deluser("clerk")
@@ -290,7 +290,7 @@ def _first_byte(listener):
 
 
 class HalfDeafServer:
-    """Speaks just enough of the protocol to answer some commands, then hangs up or falls silent."""
+    """A minimal server that answers some commands, then closes the connection or stops answering."""
 
     def __init__(self, answers, *, hang_up=False, answer=b"$3\r\n1-1\r\n", timeout_seconds=0.3):
         self.attempts = self.connections = 0
@@ -315,7 +315,7 @@ class HalfDeafServer:
             except OSError:
                 return
             self.connections += 1
-            with suppress(OSError), connection:  # the client may hang up first
+            with suppress(OSError), connection:  # the client may close the connection first
                 self._talk(connection)
 
     def _talk(self, connection):
@@ -333,7 +333,7 @@ class HalfDeafServer:
                 stream.flush()
 
     def _command(self, stream):
-        """One command; None when the client is gone."""
+        """Return one command, or None if the client has disconnected."""
         try:
             header = stream.readline()
             if not header:
@@ -360,7 +360,7 @@ def test_an_answer_left_unread_is_not_taken_for_a_later_one(monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    # Between two answers, where only a signal's handler could raise, and no test could aim it.
+    # Raise between two answers, as only a signal handler could. A test cannot time a real signal that precisely.
     monkeypatch.setattr(Pipeline, "parse_response", interrupted)
     with HalfDeafServer(0) as server:
         publisher = open_publisher(server.url)

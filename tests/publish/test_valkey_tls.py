@@ -1,4 +1,4 @@
-"""`valkeys://` all the way: a real server, behind an end of TLS that a proxy in front of it is."""
+"""`valkeys://` against a real server behind a TLS proxy."""
 
 import socket
 import ssl
@@ -16,7 +16,7 @@ from penstock.testing.publishers import attempt, messages
 
 
 class TlsFront:
-    """Ends TLS, and passes on what it held to the server behind it."""
+    """A proxy that terminates TLS and forwards the data to the server."""
 
     def __init__(self, certificate, port):
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -38,7 +38,7 @@ class TlsFront:
         self._thread.join()
 
     def _serve(self):
-        """One connection after the other: a publisher holds one."""
+        """Serve one connection after the other: a publisher holds one."""
         while True:
             try:
                 raw, _ = self._listener.accept()
@@ -49,7 +49,7 @@ class TlsFront:
                     self.admitted += 1
                     self._talk(client)
             except OSError:
-                raw.close()  # who doesn't trust the certificate hangs up
+                raw.close()  # a client that doesn't trust the certificate disconnects
 
     def _talk(self, client):
         with socket.create_connection(("127.0.0.1", self._target)) as server:
@@ -98,7 +98,7 @@ def test_a_certificate_that_nobody_vouches_for_is_a_retry_that_says_so(front, cl
 
 @pytest.fixture(params=["valkeys", "rediss"])
 def misnamed(request, front, certificate):
-    """The URL of a server whose trusted certificate has another name."""
+    """The URL of a server with a trusted certificate for another host name."""
     return f"{request.param}://me:secret@localhost:{front.port}/0?ssl_ca_certs={certificate.certificate}"
 
 

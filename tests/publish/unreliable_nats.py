@@ -10,7 +10,7 @@ GREETING = b'INFO {"server_id":"half-deaf","max_payload":1048576,"headers":true}
 
 
 class HalfDeafServer:
-    """Acknowledges the first `answers` messages of its first connection, and all of every later one."""
+    """Acknowledges the first `answers` messages of its first connection, and all messages of later connections."""
 
     def __init__(self, *, answers: int, hang_up: bool) -> None:
         self.connections = 0
@@ -39,7 +39,7 @@ class HalfDeafServer:
             self.connections += 1
             with connection, connection.makefile("rwb") as stream, suppress(OSError):
                 self._talk(stream, self._answers if self.connections == 1 else -1)
-                # With anything left unread, the system would take back answers on their way.
+                # Read to the end before closing: with unread data, the system would discard answers in transit.
                 connection.shutdown(socket.SHUT_WR)
                 stream.read()
 

@@ -1,4 +1,4 @@
-"""The benchmarks, on numbers so small that only their shape can be judged: every figure is there, and they agree."""
+"""Benchmarks with minimal sizes: all figures are present and consistent."""
 
 import json
 from math import isclose
@@ -63,7 +63,7 @@ NAMES = [
 
 @pytest.fixture(scope="module")
 def report(postgres_server: PostgresServer) -> Report:
-    """One small run of everything. Its relay shares the Spark session of this process, if there is one."""
+    """One minimal run of all benchmarks. The relay shares the Spark session of this process, if one exists."""
     from benchmarks.run import run_parts
 
     return run_parts(postgres_server, SMALL)
@@ -74,7 +74,7 @@ def values(report: Report) -> dict[str, float]:
 
 
 def is_here(broker: str) -> bool:
-    """Some are fetched by `make services` only."""
+    """Return whether the broker is installed: `make services` installs some of them."""
     find = {"Kafka": find_kafka, "RabbitMQ": find_rabbitmq}.get(broker)
     try:
         return find is None or bool(find())

@@ -1,4 +1,4 @@
-"""The parts of `make chaos` that decide: what is done when, and an audit that sees every kind of mistake."""
+"""Schedule and audit of `make chaos`. The audit must detect every kind of mistake."""
 
 import json
 import re
@@ -91,7 +91,7 @@ def state(request: pytest.FixtureRequest, tmp_path: Path, postgres_url: str) -> 
 
 
 def leave_behind(orders: Orders, outbox: Outbox, state: str) -> None:
-    """What a stream that did everything right would leave."""
+    """Create the state and events that a correct stream would leave."""
     emit(outbox, *orders.counted)
     die(outbox, *orders.dead)
     save(open_state(state), orders.sums())

@@ -1,4 +1,4 @@
-"""The crash simulator: what it understands, and that it kills where it says."""
+"""The crash simulator: parsing of crash points, and kills at the given point."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The gate between a client and its server: what passes, what waits, and what is left afterwards."""
+"""The gate between a client and its server: held and lost answers, and closed connections."""
 
 import socket
 import threading

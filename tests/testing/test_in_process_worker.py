@@ -1,4 +1,4 @@
-"""The worker for users' tests: it runs what was emitted in the test's own thread, as the real worker would."""
+"""The in-process worker for users' tests handles events as the real worker would."""
 
 import asyncio
 import threading
@@ -64,7 +64,7 @@ def test_what_was_emitted_is_handled_in_this_thread(worker: Worker) -> None:
         assert record(it, done[0]).state is State.PUBLISHED
         assert it.drain() == []
     assert threads == [threading.current_thread()] * 2
-    assert threading.active_count() <= before  # threads of tests before this one may have ended
+    assert threading.active_count() <= before  # threads of earlier tests may have ended
 
 
 def test_what_handlers_emit_is_handled_too(worker: Worker) -> None:

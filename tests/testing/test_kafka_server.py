@@ -1,4 +1,4 @@
-"""The Kafka broker for tests: it keeps its data over a crash, leaves nothing behind, and says what it lacks."""
+"""The Kafka test server keeps its data over a crash, cleans up, and reports missing software."""
 
 from pathlib import Path
 

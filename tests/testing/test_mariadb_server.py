@@ -1,4 +1,4 @@
-"""MariaDB as a test server: what was committed survives a crash, and nothing of it stays behind."""
+"""The MariaDB test server keeps committed data over a crash, and cleans up."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The benchmark of queues on object storage, so short that only its shape can be judged."""
+"""Benchmark of queues on object storage, in a run so short that only the report's structure is checked."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How processes are found."""
+"""Finding the processes of a session."""
 
 import subprocess
 import sys
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from tests.support.processes import of_session
 
-# A process and its child, which end with their input.
+# A process and its child, which end when their standard input ends.
 PROGRAM = """
 import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], stdout=subprocess.PIPE)
@@ -19,7 +19,7 @@ child.wait()
 
 @contextmanager
 def session(mark: str) -> Iterator[tuple[int, int]]:
-    """The numbers of a leader and of its child, in a session of their own."""
+    """Yield the process ids of a session's leader and its child."""
     command = [sys.executable, "-c", PROGRAM]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, env={"MARK": mark}, start_new_session=True) as leader:
@@ -36,6 +36,6 @@ def test_all_of_a_session_are_found() -> None:
 
 
 def test_another_session_that_was_given_the_same_number_is_not_taken_for_it() -> None:
-    """Who ends what is left of a long dead program would else kill strangers."""
+    """Cleaning up after a dead program must not kill processes that reuse its session id."""
     with session("of the second") as (leader, _):
         assert of_session(leader, "of the first") == []

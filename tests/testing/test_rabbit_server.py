@@ -1,4 +1,4 @@
-"""RabbitMQ as a test server: it is more than one process, and none of them may stay behind."""
+"""The RabbitMQ test server consists of several processes, and leaves none of them behind."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ from tests.support.servers import RabbitServer
 
 pytestmark = pytest.mark.crash
 
-# RabbitMQ writes the messages that it confirms to disk, but that there is a queue a moment later.
+# RabbitMQ writes confirmed messages to disk, but the declaration of a queue only slightly later.
 SYNC = "mnesia:sync_log()."
 STARTS_AND_WAITS = """
 import sys

@@ -1,4 +1,4 @@
-"""The S3 server for tests: it keeps what it confirmed, and of two who swap an object one wins."""
+"""The S3 test server keeps confirmed objects, and only one of two concurrent conditional writes succeeds."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_after_a_kill_it_has_what_it_confirmed_on_the_same_port(s3_server: S3Ser
 
 
 def test_of_two_who_swap_an_object_exactly_one_wins(s3_server: S3Server) -> None:
-    """What the queue on object storage stands on: a server whose conditional writes race would lose events."""
+    """Queues on object storage depend on atomic conditional writes; without them events would be lost."""
     name = s3_server.create_bucket("races")
     writers = [s3_server.bucket(name) for _ in range(2)]
     together = Barrier(2)

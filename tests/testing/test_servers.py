@@ -1,4 +1,4 @@
-"""The test servers themselves: they keep their data over stops and crashes, and leave nothing behind."""
+"""The test servers keep their data over stops and crashes, and leave nothing behind."""
 
 import asyncio
 import subprocess
@@ -39,7 +39,7 @@ def kind(
     valkey_server: ValkeyServer,
     nats_server: NatsServer,
 ) -> type[Server]:
-    """Each kind of server, once the shared ones have shown that their binaries are there."""
+    """Each class of server. The shared servers are requested first, because they check for missing binaries."""
     chosen: type[Server] = request.param
     return chosen
 
@@ -52,7 +52,7 @@ def own_server(kind: type[Server]) -> Iterator[Server]:
 
 @pytest.fixture
 def server(own_server: Server) -> Server:
-    """A server that may be stopped and killed: the next test finds it running again, with the data that it kept."""
+    """A server that may be stopped and killed. The next test gets it running again, with its data."""
     own_server.start()
     return own_server
 
@@ -161,7 +161,7 @@ def test_a_server_outlives_the_thread_that_started_it(kind: type[Server]) -> Non
 
 @pytest.mark.parametrize("killed", [True, False])
 def test_no_server_outlives_its_process(kind: type[Server], killed: bool) -> None:
-    """Killed, or ending by itself without having closed its server."""
+    """The owner is killed, or exits without closing its server."""
     command = [sys.executable, "-c", STARTS_AND_WAITS, kind.__name__]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None

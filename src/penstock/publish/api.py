@@ -1,4 +1,4 @@
-"""The seam between Penstock and a destination: a batch goes in, one outcome per event comes out."""
+"""Interface of a publisher: a batch of messages in, one outcome per event out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,18 +13,19 @@ Outcomes = Mapping[int, Outcome]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """An event with the topic that routing chose for it."""
+    """An event with the topic that the routing chose."""
 
     topic: str
     event: Delivery
 
 
 class Publisher(Protocol):
-    """One call is one attempt: no hidden retries, and every event of the batch gets an outcome.
+    """Client of a destination. A call of `publish` is one attempt, without hidden retries, and gives every event an
+    outcome.
 
-    `in_order` says that within one call the messages go out in the order given, and that after a failure the
-    later ones of the same ordering key are not sent but `Released`. Where it is False the dispatcher
-    hands over one event of a key at a time.
+    `in_order` is True if a call sends its messages in the given order and, after a failure, releases the later events
+    of the same ordering key instead of sending them. If False, the dispatcher sends one event of an ordering key at a
+    time.
     """
 
     in_order: bool
@@ -32,12 +33,12 @@ class Publisher(Protocol):
     def publish(self, messages: Sequence[Message]) -> Outcomes: ...
 
     def close(self) -> None:
-        """Flush what is under way and let go of connections."""
+        """Flush pending work and close the connections."""
         ...
 
 
 class Unpicklable:
-    """Refuses to be pickled, even before it has connected, when nothing else would object."""
+    """Base class that forbids pickling. An object that has not connected yet may otherwise be picklable."""
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"a {type(self).__name__} stays in its process; send its URL and open it there")

@@ -1,7 +1,7 @@
-"""Dispatch: hand claimed events to a publisher, and turn whatever comes of it into one outcome for each.
+"""Dispatch: send claimed events to a publisher and determine one outcome per event.
 
-Ordering keys, retry policies and failing publishers are dealt with here, once, so that a publisher only sends. What
-becomes of the outcomes is the store's to say.
+Ordering keys, retry policies and failing publishers are handled in this module, once for all publishers. Settling the
+outcomes is left to the store.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +18,12 @@ from penstock.publish.api import Outcomes, Publisher
 from penstock.publish.errors import error_text, nothing_sent, presentable
 from penstock.publish.topics import Routing
 
-# Exceptions that concern the destination, whichever events it was given.
+# Exceptions that concern the destination, independent of the events in the call.
 UNREACHABLE = (PublishError, ConnectionError, TimeoutError)
-# After this many exceptions in a row, single events included, the publisher is taken to raise for any event.
+# After this many consecutive exceptions, calls with a single event included, the publisher is assumed to raise for
+# every event.
 MOST_EXCEPTIONS = 32
-# The outcomes that hold up the later events of an ordering key. A death unblocks it.
+# The outcomes that block the later events of an ordering key. A dead event does not block its key.
 BLOCKING = {OrderPolicy.BLOCK: (Retry, Released), OrderPolicy.SKIP: (Released,)}
 
 _seq = attrgetter("seq")
@@ -42,11 +43,12 @@ def dispatch(
     order_policy: OrderPolicy = OrderPolicy.BLOCK,
     stopped: Callable[[], bool] = lambda: False,
 ) -> dict[int, Outcome]:
-    """Every event's outcome, by seq. `roll` gives a number in [0, 1) for each retry's jitter; once `stopped` says so,
-    what has not been handed over is released.
+    """Send the events and return their outcomes by seq. `roll` returns a number in [0, 1) for the jitter of each retry.
 
-    No failure of the publisher comes out of here as an exception. Where the publisher keeps order itself, what it
-    released after a failure stays released under either order policy, and the next claim brings it again.
+    Exceptions of the publisher become outcomes and are never raised. If the publisher is not `in_order`, events with
+    ordering keys are sent in several waves; between waves, the remaining events are released once `stopped` returns
+    True. If the publisher is `in_order`, events that the publisher released after a failure stay released under either
+    order policy, until the next claim.
     """
     attempt = _Attempt(publisher, routing, policy, now, roll)
     outcomes, events = _reject_overdelivered(events, max_deliveries)
@@ -59,7 +61,7 @@ def dispatch(
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """What one call of `dispatch` was given, but the events."""
+    """The arguments of one `dispatch` call, except the events."""
 
     publisher: Publisher
     routing: Routing
@@ -68,9 +70,10 @@ class _Attempt:
     roll: Callable[[], float]
 
     def publish(self, events: Sequence[Delivery]) -> dict[int, Outcome]:
-        """Hand events over in one call. After an exception, hand them over again in halves.
+        """Send the events in one call; after an exception, split the batch and send the halves.
 
-        So an event that makes the publisher raise fails alone. Halves may send again what the first call had sent.
+        An event that makes the publisher raise thus fails alone. A half may repeat events that an earlier call already
+        sent.
         """
         outcomes: dict[int, Outcome] = {}
         waiting = [events] if events else []
@@ -82,7 +85,7 @@ class _Attempt:
             try:
                 outcomes |= self._hand_over(batch)
                 exceptions = 0
-            except Exception as error:  # whatever a destination throws, its events are settled and the relay lives on
+            except Exception as error:  # any exception becomes outcomes, so that the relay keeps running
                 exceptions += 1
                 if isinstance(error, UNREACHABLE) or exceptions == MOST_EXCEPTIONS:
                     rest = _release_blocked(
@@ -103,13 +106,13 @@ class _Attempt:
         return given if isinstance(given, Mapping) else {}
 
     def resolve(self, events: Sequence[Delivery], outcomes: dict[int, Outcome]) -> dict[int, Outcome]:
-        """The publisher's outcomes as the store gets them. All published, the usual case, costs no loop."""
+        """Apply the retry policy to the publisher's outcomes. Skip the loop in the usual case: all published."""
         if _all_published(events, outcomes):
             return outcomes
         return {event.seq: self._resolve(event, outcomes.get(event.seq)) for event in events}
 
     def _resolve(self, event: Delivery, outcome: object) -> Outcome:
-        """A publisher is foreign code: it may give no outcome, or nonsense."""
+        """Return a valid outcome: a publisher is foreign code and may return none or an object of the wrong type."""
         match outcome:
             case Published() | Released():
                 return outcome
@@ -134,7 +137,7 @@ class _Attempt:
 def _release_blocked(
     batch: Sequence[Delivery], events: Sequence[Delivery], outcomes: dict[int, Outcome]
 ) -> Sequence[Delivery]:
-    """Release the events of a batch that stand behind a failed event of their ordering key. Return the others."""
+    """Release the events of the batch that follow a failed event of their ordering key. Return the others."""
     failed = {seq for seq, outcome in outcomes.items() if not isinstance(outcome, Published | Dead)}
     blocked = {
         (event.queue, event.ordering_key) for event in events if event.seq in failed and event.ordering_key is not None
@@ -155,7 +158,7 @@ def _all_published(events: Sequence[Delivery], outcomes: dict[int, Outcome]) -> 
 def _reject_overdelivered(
     events: Sequence[Delivery], max_deliveries: int | None
 ) -> tuple[dict[int, Outcome], Sequence[Delivery]]:
-    """The deaths of those handed out too often, and the others."""
+    """Return dead outcomes for events delivered too often, and the remaining events."""
     if not overdelivered(max(map(_deliveries, events), default=0), max_deliveries):
         return {}, events
     deaths: dict[int, Outcome] = {}
@@ -171,10 +174,10 @@ def _reject_overdelivered(
 def _in_waves(
     attempt: _Attempt, order_policy: OrderPolicy, events: Sequence[Delivery], stopped: Callable[[], bool]
 ) -> dict[int, Outcome]:
-    """Hand over one event of each ordering key at a time, so that a failure stops those behind it.
+    """Send one event of each ordering key per wave, so that a failure blocks the later events of the key.
 
-    After two waves in a row with nothing but retries, the destination is down, not the events bad: what is left goes
-    back uncounted, or each of a thousand waves would wait for a timeout of its own.
+    After two consecutive waves in which every event is to be retried, assume that the destination is down and release
+    the remaining events without counting an attempt. Otherwise each of a thousand waves could wait for a time-out.
     """
     wave = [event for event in events if event.ordering_key is None]
     queues = _key_queues(events)
@@ -196,7 +199,7 @@ def _in_waves(
 
 
 def _key_queues(events: Sequence[Delivery]) -> list[list[Delivery]]:
-    """The events of each ordering key, in order."""
+    """Return the events of each ordering key, in order."""
     queues: dict[tuple[str, str], list[Delivery]] = {}
     for event in events:
         if event.ordering_key is not None:

@@ -1,4 +1,4 @@
-"""What a failed publish leaves behind: the text of its error, and outcomes for a batch none of which went out."""
+"""Error texts and outcomes of failed publish calls."""
 
 from collections.abc import Sequence
 
@@ -11,17 +11,21 @@ ERROR_LIMIT = 1_000
 
 
 def error_text(error: BaseException) -> str:
-    """The error as an event's record keeps it: its type and message."""
+    """Return the type and message of an error, as stored with the event."""
     return presentable(brief(error))
 
 
 def presentable(error: object) -> str:
-    """An error's text that anyone may read: short, and without passwords."""
+    """Return an error's text shortened and without passwords, safe to show to anyone."""
     return storable(mask_url(str(error)), ERROR_LIMIT)
 
 
 def nothing_sent(messages: Sequence[Message], error: str) -> dict[int, Outcome]:
-    """Nothing of this batch went out: the first event of each key failed, what stood behind it was never tried."""
+    """Return the outcomes of a batch of which nothing was sent.
+
+    An event without an ordering key is retried. Of each ordering key, the first event is retried and the later ones are
+    released.
+    """
     outcomes: dict[int, Outcome] = {}
     failed: set[tuple[str, str]] = set()
     for event in (message.event for message in messages):

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for clients that are asyncio: it answers a broker's pings between batches."""
+"""An asyncio event loop in a background thread, so that clients can answer a broker's pings between batches."""
 
 import asyncio
 import threading
@@ -10,9 +10,9 @@ Result = TypeVar("Result")
 
 
 class TrackingEventLoop(asyncio.SelectorEventLoop):
-    """An event loop that knows its connections.
+    """An event loop that keeps track of its connections.
 
-    Client libraries offer no way to abort a connection, or to see whether it is encrypted.
+    Client libraries offer no way to abort a connection, or to see whether a connection is encrypted.
     """
 
     def __init__(self) -> None:
@@ -34,20 +34,24 @@ class TrackingEventLoop(asyncio.SelectorEventLoop):
         return transport
 
     async def abort(self) -> None:
-        """Close every connection without sending what is left, and cancel every other task."""
+        """Close every connection without sending buffered data, and cancel all other tasks."""
         for transport in self._connections:
             transport.abort()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
-        # A protocol hears of the end in the loop's next pass, the one above TLS in the pass after that.
+        # A protocol is notified of the closed connection in the loop's next iteration, a protocol above TLS one
+        # iteration later.
         for _ in range(2):
             await asyncio.sleep(0)
 
 
 class EventLoopThread:
-    """Starts with the first call, in the process that makes it, and ends with `close`. Never travels in a pickle."""
+    """A thread with an event loop. Starts with the first call of `run`, in the calling process, and ends with `close`.
+
+    Must not be pickled.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -55,7 +59,7 @@ class EventLoopThread:
         self._thread: threading.Thread | None = None
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """What the coroutine returns or raises. An interrupted wait cancels it."""
+        """Run a coroutine and return its result or raise its exception. An interrupted wait cancels the coroutine."""
         future: Future[Result] = asyncio.run_coroutine_threadsafe(work, self._running())
         try:
             return future.result()
@@ -64,7 +68,7 @@ class EventLoopThread:
             raise
 
     def close(self) -> None:
-        """Abort what is still running on the loop, and end it. May be called twice, and before any `run`."""
+        """Abort the running tasks and stop the loop. May be called twice, and before any `run`."""
         if self._loop is None or self._thread is None:
             return
         self._loop.call_soon_threadsafe(self._loop.stop)

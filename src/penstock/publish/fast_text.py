@@ -1,6 +1,6 @@
-"""An event's id and time as text, from the raw values that stores leave in a delivery.
+"""Event id and creation time as text, from the raw values in a delivery.
 
-The long way, through `UUID` and `datetime`, takes longer than to send the event.
+Conversion through `UUID` and `datetime` objects takes longer than sending the event.
 """
 
 from datetime import timedelta
@@ -12,13 +12,13 @@ from penstock.model.event import MILLENNIUM, Delivery
 
 
 def event_id_text(event: Delivery) -> str:
-    """The same as `str(event.event_id)`."""
+    """Return `str(event.event_id)`."""
     raw = event[1]
     return str(UUID(bytes=raw)) if isinstance(raw, bytes) else str(raw)
 
 
 def created_at_text(event: Delivery) -> str:
-    """The same as `event.created_at.isoformat()`."""
+    """Return `event.created_at.isoformat()`."""
     raw = event[9]
     if not isinstance(raw, int):
         return str(raw.isoformat())
@@ -28,5 +28,5 @@ def created_at_text(event: Delivery) -> str:
 
 @lru_cache(maxsize=1_024)
 def _second(since_2000: int) -> str:
-    """The events of a batch mostly share a few seconds."""
+    """Return the ISO text of a whole second. Cached, because most events of a batch share a few seconds."""
     return (MILLENNIUM + timedelta(seconds=since_2000)).replace(tzinfo=None).isoformat()

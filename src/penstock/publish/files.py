@@ -1,7 +1,7 @@
-"""`file:///folder` appends events as lines of JSON to files in a folder, each file by one writer only.
+"""`file:///folder` appends events as lines of JSON to files in a folder. Each file has a single writer.
 
-A batch is on disk before its outcomes are given. A writer that is killed can leave one line without its end,
-the last of its file: it was never acknowledged, and the event comes again in another file.
+A batch is written, and by default synced to disk, before its outcomes are returned. A killed writer can leave an
+incomplete last line in its file. That event was never acknowledged, and is delivered again to another file.
 """
 
 import os
@@ -24,7 +24,7 @@ DEFAULT_ROTATE_BYTES = 128 * 1024 * 1024
 
 
 class FilePublisher(Unpicklable):
-    """A batch is written whole or not at all, and so in order."""
+    """Publisher of JSON files. A batch is written completely or not at all, which keeps its order."""
 
     in_order = True
 
@@ -54,14 +54,14 @@ class FilePublisher(Unpicklable):
         try:
             segment.append(batch)
         except OSError:
-            # After a failed write or fsync nobody knows what the disk holds: this file ends before the batch,
-            # and the next batch starts a new one.
+            # After a failed write or fsync the content on disk is unknown: end this file before the batch, and start a
+            # new file for the next batch.
             self._segment = None
             segment.abandon()
             raise
 
     def _current(self) -> "_Segment":
-        """The file to append to; a new one when this one is full, or was opened before this process was forked."""
+        """Return the file to append to. Open a new file if the current one is full or was opened before a fork."""
         segment = self._segment
         if segment is None or segment.pid != os.getpid() or segment.size >= self._rotate_bytes:
             self.close()
@@ -70,10 +70,10 @@ class FilePublisher(Unpicklable):
 
 
 class _Segment:
-    """One file, and how much of it holds acknowledged batches."""
+    """A file, and the size of its acknowledged batches."""
 
     def __init__(self, folder: Path, *, fsync: bool) -> None:
-        """Create a file of this writer alone: its name sorts by time, tells the process, and is unique by chance."""
+        """Create a file for this writer. Its name sorts by time, contains the process id, and has a random part."""
         make_folder(folder)
         self.pid = os.getpid()
         self.size = 0
@@ -96,7 +96,10 @@ class _Segment:
         self.size += len(batch)
 
     def abandon(self) -> None:
-        """Take back what was not acknowledged, as far as the disk lets us; what stays is delivered twice, not lost."""
+        """Truncate the file to the acknowledged batches and close it.
+
+        If truncation fails, the remaining lines will be delivered twice, not lost.
+        """
         with suppress(OSError):
             if self.size == 0:
                 self._path.unlink()

@@ -1,4 +1,4 @@
-"""A message as JSON, for people and files: every field of the delivery, and the topic."""
+"""Messages as JSON, for people and files: all fields of the delivery, and the topic."""
 
 import base64
 import json
@@ -7,13 +7,16 @@ from typing import Any
 from penstock.model.text import payload_text
 from penstock.publish.api import Message
 
-# ASCII, so that no terminal, locale or line splitter can break a line; made once, because making it costs
-# more than encoding an event.
+# ASCII only, so that no terminal, locale or line splitter can break a line. A single encoder, because creating one
+# costs more than encoding an event.
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def as_json_fields(message: Message) -> dict[str, Any]:
-    """The message in JSON's types. A payload that is not UTF-8 is in base64, and `payload_encoding` says so."""
+    """Return the message as values that JSON can represent.
+
+    A payload that is not UTF-8 is encoded in base64, as `payload_encoding` indicates.
+    """
     event = message.event
     payload, encoding = payload_text(event.payload)
     return {
@@ -33,6 +36,6 @@ def as_json_line(message: Message) -> str:
 
 
 def payload_bytes(fields: dict[str, Any]) -> bytes:
-    """The payload again, from the fields of a line."""
+    """Return the payload from the fields of a JSON line."""
     text: str = fields["payload"]
     return base64.b64decode(text) if fields["payload_encoding"] == "base64" else text.encode()

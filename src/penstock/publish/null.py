@@ -1,4 +1,4 @@
-"""`null:` takes everything and keeps nothing: for measuring what the rest costs, and for queues nobody reads yet."""
+"""`null:` accepts and discards events, for benchmarks of the rest of the pipeline and for queues without consumers."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ class NullPublisher(Unpicklable):
         return dict.fromkeys([message.event.seq for message in messages], PUBLISHED)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resource is open."""
 
 
 def from_url(url: str) -> NullPublisher:

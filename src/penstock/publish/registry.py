@@ -1,5 +1,8 @@
-"""Open the publisher that a URL names. The module of a destination, and the client library that it needs, are imported
-when its URL is first opened."""
+"""Open the publisher of a URL.
+
+The module of a destination, and the client library that it needs, are imported when a URL of that scheme is first
+opened.
+"""
 
 from importlib import import_module
 from typing import cast
@@ -9,7 +12,7 @@ from penstock.config.urls import url_scheme
 from penstock.model.errors import UnknownScheme
 from penstock.publish.api import Publisher
 
-# A client library comes with the extra that is named like the module or its folder.
+# The extra with the client library has the name of the module or of its folder.
 _MODULES = {
     "amqp": "rabbitmq.publisher",
     "amqps": "rabbitmq.publisher",
@@ -30,7 +33,7 @@ _MODULES = {
 
 
 def open_publisher(url: str) -> Publisher:
-    """The publisher for a URL such as `file:///var/events`. It connects at its first batch, not here."""
+    """Return the publisher for a URL such as `file:///var/events`. The publisher connects at its first batch."""
     scheme = url_scheme(url)
     name = _MODULES.get(scheme)
     if name is None:

@@ -1,4 +1,4 @@
-"""`stdout:` prints one line of JSON per event: for looking, and for piping into other programs."""
+"""`stdout:` prints one line of JSON per event, for inspection and for pipes into other programs."""
 
 import fcntl
 import sys
@@ -12,7 +12,7 @@ from penstock.publish.json_message import as_json_line
 
 
 class ConsolePublisher(Unpicklable):
-    """`path` names an output to use in place of this process's own, such as that of the process that started it."""
+    """Publisher to standard output. `path` names another output, such as that of the parent process."""
 
     in_order = True
 
@@ -23,12 +23,12 @@ class ConsolePublisher(Unpicklable):
         lines = "".join(map(as_json_line, messages))
         try:
             if self._path is None:
-                # Looked up at each call: what standard output is may change while the process runs.
+                # Resolve sys.stdout at each call: it may be replaced while the process runs.
                 sys.stdout.write(lines)
                 sys.stdout.flush()
             else:
                 with open(self._path, "a") as output:
-                    # Into a pipe, two writers' batches would run into each other in the middle of a line.
+                    # Without the lock, the batches of two writers to a pipe could mix in the middle of a line.
                     fcntl.flock(output, fcntl.LOCK_EX)
                     output.write(lines)
         except (OSError, ValueError) as error:
@@ -36,7 +36,7 @@ class ConsolePublisher(Unpicklable):
         return dict.fromkeys([message.event.seq for message in messages], PUBLISHED)
 
     def close(self) -> None:
-        """Every batch was flushed, and standard output isn't ours to close."""
+        """Do nothing: every batch was flushed, and the caller owns standard output."""
 
 
 def from_url(url: str) -> ConsolePublisher:

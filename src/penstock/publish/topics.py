@@ -1,6 +1,7 @@
-"""Routing: which topic an event goes to. Pure; a routing that was made can route any event.
+"""Routing: the topic of each event, from a template. No I/O.
 
-The topic comes from a template; a pattern that matches the event's type brings a template of its own.
+A pattern that matches the event's type replaces the default template. Templates are validated when a routing is
+created, so that routing an event cannot fail.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,10 +20,10 @@ FIELDS = ("event_type", "queue", "partition_key", "ordering_key")
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """`template` fills in `{event_type}`, `{queue}`, `{partition_key}` and `{ordering_key}`.
+    """Templates of topics. `template` fills in `{event_type}`, `{queue}`, `{partition_key}` and `{ordering_key}`.
 
-    `patterns` maps globs over event types, such as `orders.*`, to templates; the first that matches wins.
-    A key that the event lacks leaves its place empty, and an event left without any topic goes to its type.
+    `patterns` maps globs over event types, such as `orders.*`, to templates; the first match wins. A key that the event
+    lacks becomes empty text. An event whose topic would be empty gets its type as the topic.
     """
 
     template: str = DEFAULT_TEMPLATE
@@ -33,7 +34,7 @@ class Routing:
             _require_template(template)
 
     def route(self, events: Sequence[Delivery]) -> list[Message]:
-        """Each event with its topic, in the order given."""
+        """Return each event with its topic, in the order given."""
         if not self.patterns:
             return list(map(Message, map(_topic(self.template), events), events))
         topics = {event_type: _topic(self._template_for(event_type)) for event_type in {e.event_type for e in events}}
@@ -45,7 +46,7 @@ class Routing:
 
 
 def _topic(template: str) -> Callable[[Delivery], str]:
-    """How to get a topic from an event, without formatting where the template doesn't call for it."""
+    """Return a function from an event to its topic, without formatting if the template needs none."""
     if template == DEFAULT_TEMPLATE:
         return attrgetter("event_type")
     names = [name for _, name, _, _ in Formatter().parse(template) if name is not None]
@@ -56,7 +57,7 @@ def _topic(template: str) -> Callable[[Delivery], str]:
 
 
 def _require_template(template: str) -> None:
-    """Only plain field names: attributes, indexes and format specs would let a template fail on some events."""
+    """Accept only plain field names: attributes, indexes and format specs would make a template fail on some events."""
     try:
         parts = list(Formatter().parse(template))
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""`valkey://` and `redis://` append events to streams, one stream a topic; `valkeys://` and `rediss://` with TLS.
+"""`valkey://` and `redis://` append events to streams, one stream per topic; `valkeys://` and `rediss://` with TLS.
 
-A batch is pipelined, without a transaction: each event has its own answer. The client's own retries are off.
+A batch is pipelined without a transaction, so each event has its own reply. The client's own retries are off.
 """
 
 import json
@@ -25,14 +25,17 @@ from penstock.publish.errors import error_text
 from penstock.publish.fast_text import created_at_text, event_id_text
 
 PIPELINE_LENGTH = 1_000
-# The server's own limit, unless it is set to another. It hangs up on more, and would take the whole batch along.
+# The server's default limit. The server closes the connection when a value is larger, and the whole batch would fail.
 DEFAULT_MAX_BYTES = 512 * 1024 * 1024
 
 CLIENT_OPTIONS = TLS_OPTIONS | {"timeout_seconds"}
 
 
 class ValkeyPublisher(Unpicklable):
-    """Not `in_order`: the server may refuse one command of a pipeline, out of memory, and take the next."""
+    """Publisher for Valkey and Redis streams.
+
+    Not `in_order`: the server may refuse one command of a pipeline, out of memory, and accept the next.
+    """
 
     in_order = False
 
@@ -63,7 +66,7 @@ class ValkeyPublisher(Unpicklable):
     def _append(self, messages: Sequence[Message]) -> Iterator[tuple[int, Outcome]]:
         replies = self._replies(messages)
         if any(isinstance(reply, ReadOnlyError) for reply in replies):
-            # The server became a replica: the next batch looks up anew who answers at this address.
+            # The server became a replica: reconnect, so that the next batch resolves the address again.
             self.close()
         return zip((message.event.seq for message in messages), map(_outcome, replies), strict=True)
 
@@ -75,7 +78,7 @@ class ValkeyPublisher(Unpicklable):
 
 
 def _fields(event: Delivery) -> Iterable[str | bytes]:
-    """The fields of the stream's entry, names and values in turn; keys that the event lacks are left out."""
+    """Return the fields of the stream entry, names and values alternating, without keys that the event lacks."""
     fields: dict[str, str | bytes] = {
         "event_id": event_id_text(event),
         "event_type": event.event_type,
@@ -111,15 +114,19 @@ def from_url(url: str) -> ValkeyPublisher:
 
 
 def open_client(url: str, options: Mapping[str, str]) -> Valkey:
-    """A client for the server that the URL names, not connected yet. Of the URL's options it takes its own."""
+    """Return a client for the URL's server, not yet connected.
+
+    Of `options`, only time-out and TLS settings are used.
+    """
     timeout_seconds = timeout_option(options)
     tls = {name: value for name, value in options.items() if name in TLS_OPTIONS}
     parts = urlsplit(url)
     if not re.fullmatch(r"/?\d*", parts.path):
         raise UsageError(f"{mask_url(url)} can't be understood: after the host comes a database's number, such as /0")
-    # The client takes every option it finds in a URL for one of its own.
+    # The client would apply every option of the URL as its own.
     bare = urlunsplit(parts._replace(query=urlencode(tls)))
-    # The client's default accepts a trusted certificate of any name. Its connections without TLS refuse the option.
+    # By default the client accepts a trusted certificate of any host name. Its connections without TLS reject the
+    # option.
     checks: dict[str, Any] = {"ssl_check_hostname": True} if uses_tls(parts.scheme, options) else {}
     try:
         return Valkey.from_url(
@@ -134,11 +141,11 @@ def open_client(url: str, options: Mapping[str, str]) -> Valkey:
 
 
 def replies_of(client: Valkey, pipeline: Any) -> list[object]:
-    """What the server answers to a pipeline, errors included."""
+    """Return the server's replies to a pipeline, errors included."""
     try:
         replies: list[object] = pipeline.execute(raise_on_error=False)
     except BaseException:
-        # An answer left unread must never be taken for one to the next batch.
+        # An unread reply must never be taken for a reply to the next batch.
         client.connection_pool.disconnect()
         raise
     return replies

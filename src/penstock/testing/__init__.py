@@ -1,1 +1,1 @@
-"""What tests need, shipped to users: real servers, conformance suites and crash tools."""
+"""Test support for users: conformance suites for publishers, stores and states, harnesses for handlers and streams."""

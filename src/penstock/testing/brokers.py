@@ -1,10 +1,10 @@
-"""The conformance suite for publishers to a broker: `PublisherConformance`, and how a broker may fail.
+"""Conformance suite for publishers to a broker: `PublisherConformance`, and the failures of a broker.
 
     class TestMyPublisher(BrokerConformance):
         server, publisher, read_back, impatient, stranger, refusals      # fixtures to override
 
-A broker can be down, hang, restart in the middle, refuse one event of a batch, or not let the publisher in. Each has
-to end in an outcome for each event, retryable or final as it should be, with an error that names the cause.
+A broker can be down, hang, restart during a test, refuse one event of a batch, or reject the publisher's login. After
+each failure every event must have an outcome, a retry or dead as appropriate, with an error that names the cause.
 """
 
 import re
@@ -25,7 +25,7 @@ ROUNDS = 400
 
 
 class Broker(Protocol):
-    """A broker's server, which keeps its data and its address over all of these."""
+    """Server of a broker. Keeps its data and its address across all operations."""
 
     def start(self) -> None: ...
 
@@ -39,16 +39,16 @@ class Broker(Protocol):
 
 
 class Refusal(NamedTuple):
-    """A message that the broker refuses, how that ends, and what its error says."""
+    """A message that the broker refuses, with the expected outcome and error."""
 
     message: Message
     ends: type[Retry | Dead]
     cause: str
-    """A regular expression, in any case."""
+    """A regular expression for the error. Case is ignored."""
 
 
 class BrokerConformance(PublisherConformance):
-    """How a broker may fail, and what has to come of it."""
+    """Failures of a broker, and the outcomes that a publisher must return."""
 
     @pytest.fixture
     def server(self) -> Broker:
@@ -56,18 +56,20 @@ class BrokerConformance(PublisherConformance):
 
     @pytest.fixture
     def impatient(self) -> Publisher:
-        """A publisher that waits a second or two for an answer, not longer."""
+        """A publisher that waits at most a second or two for an answer."""
         raise NotImplementedError("override the fixture `impatient`")
 
     @pytest.fixture
     def stranger(self) -> tuple[Publisher, str]:
-        """A publisher with wrong credentials, and what its errors say."""
+        """A publisher with wrong credentials, and a regular expression for its errors."""
         raise NotImplementedError("override the fixture `stranger`")
 
     @pytest.fixture
     def refusals(self) -> Mapping[str, Refusal]:
-        """Messages that are refused, under what is wrong with them: at least `too large`, and `unknown topic` unless
-        the broker makes topics as they come."""
+        """Refused messages by the reason.
+
+        At least `too large`; also `unknown topic`, unless the broker creates topics automatically.
+        """
         raise NotImplementedError("override the fixture `refusals`")
 
     def test_an_outage_is_a_retry_and_passes(self, publisher: Publisher, read_back: ReadBack, server: Broker) -> None:
@@ -95,7 +97,7 @@ class BrokerConformance(PublisherConformance):
             assert self.arranged(read_back("orders.refused")[-2:]) == self.arranged(received(neighbours)), wrong
 
     def test_wrong_credentials_are_a_retry_that_says_so(self, stranger: tuple[Publisher, str]) -> None:
-        """A retry: not the events are at fault, and somebody will mend it."""
+        """The outcome is a retry, because the events are correct and an operator can fix the credentials."""
         publisher, cause = stranger
         events = [delivery(), delivery()]
         outcomes = attempt(publisher, events)
@@ -122,7 +124,7 @@ class BrokerConformance(PublisherConformance):
     def test_a_restart_in_the_middle_loses_nothing(
         self, server: Broker, publisher: Publisher, read_back: ReadBack
     ) -> None:
-        """And within one attempt nothing is published twice."""
+        """No event is lost, and no attempt publishes an event twice."""
         events = [delivery(payload=str(number).encode()) for number in range(ROUNDS)]
         restarted = threading.Thread(target=server.restart)
         tries: dict[int, int] = {}
@@ -144,7 +146,7 @@ class BrokerConformance(PublisherConformance):
 
 
 def _insist(publisher: Publisher, events: Sequence[Delivery]) -> int:
-    """Publish, and what failed again, until all is published. How many attempts it took."""
+    """Publish the events, and the failed ones again, until all are published. Return the number of attempts."""
     left: list[Delivery] = list(events)
     pause = threading.Event()
     for tries in range(1, 301):

@@ -1,4 +1,4 @@
-"""Deliveries for tests: each call makes another one, and a test says only what matters to it."""
+"""Deliveries for tests. Each call returns a different one, and a test sets only the fields that it needs."""
 
 from datetime import UTC, datetime
 from itertools import count
@@ -13,7 +13,7 @@ _seqs = count(1)
 
 
 def delivery(**overrides: Any) -> Delivery:
-    """A delivery as a first claim hands it out, with a seq and an id of its own."""
+    """Return a delivery as in a first claim, with a unique seq and id."""
     example = Delivery(
         seq=next(_seqs),
         event_id=EventId(uuid4()),

@@ -1,14 +1,14 @@
-"""The conformance suite for publishers: what every destination has to get right, as tests to inherit.
+"""Conformance suite for publishers: tests to inherit, for the requirements on every destination.
 
     class TestMyPublisher(PublisherConformance):
         @pytest.fixture
-        def publisher(self): ...      # a fresh publisher, to a destination of its own
+        def publisher(self): ...      # a fresh publisher, to an empty destination
 
         @pytest.fixture
-        def read_back(self): ...      # a function from a topic to what the destination holds there, as `StoredMessage`
+        def read_back(self): ...      # a function from a topic to its messages, as `StoredMessage`
 
-A destination that takes the events of a batch in any order says `keeps_order = False`, and its publisher `in_order =
-False`. A destination with a server takes `penstock.testing.brokers.BrokerConformance`.
+For a destination that accepts the events of a batch in any order, set `keeps_order = False`, and `in_order = False` for
+its publisher. A destination with a server uses `penstock.testing.brokers.BrokerConformance`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +51,7 @@ KEYS = [
 
 
 class StoredMessage(NamedTuple):
-    """An event as its destination holds it."""
+    """An event as stored by the destination."""
 
     event_id: str
     event_type: str
@@ -62,11 +62,11 @@ class StoredMessage(NamedTuple):
 
 
 ReadBack = Callable[[str], Sequence[StoredMessage]]
-"""What a topic of the destination holds, oldest first."""
+"""Returns the messages in a topic of the destination, oldest first."""
 
 
 class PublisherOutcomes:
-    """The part that needs nothing read back: every event gets an outcome."""
+    """Tests that read nothing back: every event gets an outcome."""
 
     @pytest.fixture
     def publisher(self) -> Publisher:
@@ -94,7 +94,7 @@ class PublisherOutcomes:
 
 
 class PublisherConformance(PublisherOutcomes):
-    """What arrives is what was sent, in the order it was sent."""
+    """Events arrive unchanged, and in the order in which they were sent."""
 
     keeps_order: ClassVar[bool] = True
 
@@ -142,18 +142,18 @@ class PublisherConformance(PublisherOutcomes):
         assert self.arranged(read_back("orders.created")) == self.arranged(received(events))
 
     def arranged(self, held: Sequence[StoredMessage]) -> list[StoredMessage]:
-        """What a topic holds, as it is compared: order counts where it is kept."""
+        """Return the messages of a topic for comparison, sorted by event id if the destination keeps no order."""
         return list(held) if self.keeps_order else sorted(held, key=attrgetter("event_id"))
 
     def _arrives(self, publisher: Publisher, read_back: ReadBack, event: Delivery) -> None:
-        """Between two others: a neighbour must not lend it a field, nor take one."""
+        """Check an event between two others: no field may pass from one event to its neighbours."""
         events = [delivery(), event, delivery()]
         assert publisher.publish(messages(events)) == published(events)
         assert self.arranged(read_back("orders.created")) == self.arranged(received(events))
 
 
 def messages(events: Sequence[Delivery]) -> list[Message]:
-    """The events, each to the topic of its type."""
+    """Return messages whose topic is the event's type."""
     return Routing().route(events)
 
 
@@ -162,7 +162,7 @@ def published(events: Sequence[Delivery]) -> dict[int, Outcome]:
 
 
 def received(events: Sequence[Delivery]) -> list[StoredMessage]:
-    """What a destination should hold once it has these."""
+    """Return the messages that a destination should hold after these events."""
     return [
         StoredMessage(
             event_id=str(event.event_id),
@@ -177,6 +177,9 @@ def received(events: Sequence[Delivery]) -> list[StoredMessage]:
 
 
 def attempt(publisher: Publisher, events: Sequence[Delivery]) -> dict[int, Outcome]:
-    """One attempt as a relay makes it: a publisher may also say that its destination is down by raising."""
+    """Make one attempt through the dispatcher, as a relay does.
+
+    A publisher may also report an unreachable destination by raising.
+    """
     now = CREATED_AT + timedelta(seconds=1)
     return dispatch(publisher, Routing(), RetryPolicy(), events, now=now, roll=lambda: 0.0)

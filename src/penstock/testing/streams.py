@@ -1,5 +1,7 @@
-"""What users test their streams with: the real protocol over a real state store, in the test's own thread, without
-Spark. Crashes can be put into the input."""
+"""Test harness for streams: runs the real commit protocol over a real state store, in the test's thread, without Spark.
+
+The input can contain simulated crashes.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,21 +23,21 @@ from penstock.streams.state.api import PartTransaction, Started, StatePartition
 from penstock.streams.state.registry import open_state
 
 CRASH = "CRASH"
-"""In the input: the process dies after the commit of what came before, and nothing of that is acknowledged."""
+"""Input item: the process dies after it has committed the preceding events, and acknowledges none of them."""
 LOST_COMMIT = "LOST_COMMIT"
-"""The process dies before the commit of what came before."""
+"""Input item: the process dies before it has committed the preceding events."""
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-"""What a harness's clock says at first."""
+"""Initial time of a harness's clock."""
 
 
 class SimulatedCrash(BaseException):
-    """A crash that was asked for."""
+    """A crash requested by the test."""
 
 
 @dataclass(slots=True)
 class Report:
-    """What came of it."""
+    """Applied, dead and emitted events of a harness."""
 
     applied: list[StreamEvent] = field(default_factory=list)
     dead: list[tuple[StreamEvent, str]] = field(default_factory=list)
@@ -46,17 +48,17 @@ class StreamHarness:
     """Runs one stream of an application over lists of events.
 
         harness = StreamHarness(app, "total", f"sqlite:///{tmp_path}")
-        harness.run([{"amount": 1}, CRASH, {"amount": 2}], key=lambda payload: "a")
+        harness.run([{"customer": "a", "amount": 1}, CRASH, {"customer": "a", "amount": 2}])
         assert harness.state("a") == {"sum": 3}
 
-    An item is a payload, or a `StreamEvent`. After a crash another driver starts, and what was not acknowledged comes
-    again, as it would from any source.
+    An item is a payload or a `StreamEvent`. After a crash another driver starts, and unacknowledged events are
+    delivered again, as by any source.
     """
 
     def __init__(self, app: StreamSet, stream: str, state: str) -> None:
         self.report = Report()
         self.now = NOW
-        """What the clock says: `advance` moves it."""
+        """The current time, which `advance` changes."""
         self._stream: Stream = app.streams[stream]
         self._state = open_state(state)
         self._numbers = count(1)
@@ -75,7 +77,7 @@ class StreamHarness:
         return self.now.timestamp()
 
     def run(self, items: Sequence[Any], *, batch: int = 100) -> Report:
-        """Process items in batches. Failures are tried again, without waiting, until they are dead."""
+        """Process items in batches. Failed events are retried without a delay until they succeed or are dead."""
         waiting: list[StreamEvent] = []
         for item in items:
             if item in (CRASH, LOST_COMMIT):
@@ -88,7 +90,10 @@ class StreamHarness:
         return self.report
 
     def advance(self, seconds: float, *, crash: str | None = None) -> Report:
-        """Let time pass, in which no event comes, and fire what is due then. With a `crash`, one in the midst of it."""
+        """Advance the clock without events and fire the timers that are due.
+
+        `crash` simulates a crash while they fire.
+        """
         self.now += timedelta(seconds=seconds)
         if crash is not None:
             with _dying(committed=crash == CRASH) as wrap:
@@ -98,13 +103,13 @@ class StreamHarness:
         return self.report
 
     def state(self, key: str, start: datetime | None = None) -> dict[str, Any]:
-        """The state of a key, or of its window with such a start, as it is committed."""
+        """Return the committed state of a key, or of the key's window that starts at `start`."""
         name = key if start is None else window_key(key, Window(start, start))
         found = dict(self._state.read(self._stream.name, [name]))
         return dict(KeyState(found[name])) if name in found else {}
 
     def windows(self, key: str) -> list[datetime]:
-        """When the windows of a key began that have a state."""
+        """Return the start times of the key's windows that have a state."""
         names = (name for name, _ in self._state.read(self._stream.name) if is_users(name))
         return sorted(start for found, start in filter(None, map(window_of, names)) if found == key)
 
@@ -119,18 +124,18 @@ class StreamHarness:
         return made._replace(key=made.key or self._stream.key_of(made))
 
     def _crash(self, waiting: list[StreamEvent], *, committed: bool) -> None:
-        """Nobody hears what became of these: they come again, to another driver."""
+        """Process the events and crash without acknowledging them: another driver will receive them again."""
         with _dying(committed=committed) as wrap:
             self._process(waiting, wrap)
         self._started = self._start()
 
     def _finish(self, waiting: list[StreamEvent]) -> None:
-        """Until nothing waits and nothing is due."""
+        """Process until no event is waiting and no timer is due."""
         while waiting or self._tick(_as_it_is) or self._moved:
             waiting = self._attempt(waiting)
 
     def _tick(self, wrap: Any) -> bool:
-        """Process each part that has something to do without events; returns whether anything fired."""
+        """Process the state partitions that are due without events. Return whether a timer fired."""
         if not self._stream.has_timers:
             return False
         self._clocks.drained(self._seconds)
@@ -140,7 +145,7 @@ class StreamHarness:
         return self._clocks.fired > before
 
     def _attempt(self, events: list[StreamEvent]) -> list[StreamEvent]:
-        """Process and acknowledge; returns those that are to come again."""
+        """Process and acknowledge events. Return those to deliver again."""
         again: list[StreamEvent] = []
         for event, outcome in self._process(events, _as_it_is):
             match outcome:
@@ -177,7 +182,7 @@ class StreamHarness:
         return results
 
     def _sort(self, events: Sequence[Event]) -> None:
-        """What was emitted is the report's; what failed in a source without retries comes again."""
+        """Report the emitted events; keep those forwarded to the retry queue, to deliver them again."""
         for event in events:
             if event.queue == self._stream.own_queue:
                 given = {name: getattr(event, name) for name in ("payload", "event_type", "headers", "partition_key")}
@@ -199,7 +204,7 @@ def _dying(*, committed: bool) -> Iterator[Any]:
 
 
 class _Doomed:
-    """A part whose process dies at the first commit: before it, or after."""
+    """A state partition whose process dies at the first commit: before the commit, or after."""
 
     def __init__(self, part: StatePartition, committed: bool) -> None:
         self._part = part

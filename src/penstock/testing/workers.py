@@ -1,4 +1,4 @@
-"""Testing handlers: a worker that runs what was emitted in the test's own thread, at once and in order.
+"""Test harness for handlers: runs them for emitted events in the test's own thread, at once and in order.
 
     from penstock.testing.workers import InProcessWorker
     from shop.workers import worker
@@ -21,8 +21,8 @@
         first, second = working.drain(delayed=True)
         assert isinstance(first.error, ConnectionError) and second.error is None
 
-There are no threads, no sleeps and no Spark, and nothing is imitated: the events lie in a real store, and claims,
-arguments, middlewares, ack policies and retries are the worker's own.
+There are no threads, no sleeps and no Spark. Nothing is mocked: the events are in a real store, and claims, arguments,
+middlewares, ack policies and retries are the worker's own.
 """
 
 import asyncio
@@ -51,9 +51,9 @@ PAGE = 1_000
 
 @dataclass(frozen=True, slots=True)
 class HandledEvent:
-    """An event that had its turn: what became of it, and what its handler raised.
+    """A handled event, its outcome, and the exception raised by its handler.
 
-    Without an outcome it is still claimed: its handler is to decide later.
+    Without an outcome the event is still claimed, because its handler will settle it later.
     """
 
     event: Received
@@ -62,10 +62,10 @@ class HandledEvent:
 
 
 class InProcessWorker:
-    """Runs a worker's handlers whenever `drain` is called, and never else.
+    """Runs a worker's handlers only while `drain` is called.
 
-    It works on the worker's own store, or on the one at `store_url`, whose tables it makes. The time limit of a plain
-    handler is not kept: nothing can interrupt the test's own thread.
+    It uses the worker's own store, or the one at `store_url`, where it creates the tables. The time limit of a plain
+    handler is not enforced: nothing can interrupt the test's own thread.
     """
 
     def __init__(self, worker: Worker, store_url: str | None = None) -> None:
@@ -78,7 +78,7 @@ class InProcessWorker:
 
     @property
     def store(self) -> Store:
-        """The store, by this worker's clock: to look at what has become of events."""
+        """The store with this worker's clock, to inspect events."""
         return self._running.store
 
     @property
@@ -87,11 +87,12 @@ class InProcessWorker:
         return self._running.outbox
 
     def drain(self, *, delayed: bool = False, most: int = 10_000, raise_errors: bool = False) -> list[HandledEvent]:
-        """Handle what is ready, also what handlers emit meanwhile, until nothing is; returns it in its order.
+        """Handle ready events, including those that handlers emit, until none is ready. Return them in the order of
+        handling.
 
-        With `delayed` nothing has to be waited for: time moves on to the next event that is scheduled or waits for a
-        retry. `most` is how many events are handled at most, and ends what would go on for ever. With `raise_errors`
-        the first error of a handler is raised, after it has had its consequences.
+        With `delayed`, the clock jumps to the next event that is scheduled or waits for a retry. `most` limits the
+        number of handled events, which ends an infinite chain of events. With `raise_errors`, the first exception of a
+        handler is raised, after its outcome is recorded.
         """
         self._refuse_running_loop()
         done: list[HandledEvent] = []
@@ -104,12 +105,12 @@ class InProcessWorker:
         return done
 
     def fire_periodic(self) -> list[EventId]:
-        """Emit each of the worker's periodic events once, as if its time had come; returns their ids."""
+        """Emit each periodic event of the worker once, as if it were due. Return the event ids."""
         now = self._clock()
         return self.outbox.emit_many([periodic.event(self.outbox, now) for periodic in self._worker.periodics])
 
     def close(self) -> None:
-        """Write what was decided after the last `drain`, and let go of the store."""
+        """Write outcomes decided after the last `drain`, and close the store."""
         for lane in self._lanes:
             lane.subscription.flush(all_of_it=True)
         self.store.close()
@@ -132,7 +133,7 @@ class InProcessWorker:
         raise UsageError("async handlers get a loop of their own: call drain() from a test that is not async")
 
     def _round(self, runner: asyncio.Runner, most: int, raise_errors: bool) -> list[HandledEvent]:
-        """One claim for each handler."""
+        """Make one claim for each handler."""
         while self.store.reap():
             pass
         done: list[HandledEvent] = []
@@ -142,7 +143,7 @@ class InProcessWorker:
         return done
 
     def _move_on(self) -> bool:
-        """On to the next event whose time has not come; says whether there is one."""
+        """Advance the clock to the next event that is not yet due. Return whether there is one."""
         now = self._clock()
         times = (record.available_at for record in self._pending() if record.available_at > now)
         following = min(times, default=None)
@@ -150,11 +151,11 @@ class InProcessWorker:
             return False
         self._clock.jump_to(following)
         for lane in self._lanes:
-            lane.subscription.beat()  # as it would have done all the while, for what is to be decided later
+            lane.subscription.beat()  # extend leases as heartbeats would have done meanwhile
         return True
 
     def _pending(self) -> list[Record]:
-        """What waits for one of the handlers."""
+        """Return the pending events of the handlers."""
         queues = frozenset(lane.subscription.queue for lane in self._lanes)
         selection = Selection(queues=queues, states=frozenset({State.PENDING}))
         page = self.store.find(selection, limit=PAGE)
@@ -166,7 +167,7 @@ class InProcessWorker:
 
 
 class JumpingClock:
-    """The real time, and what it was moved on by."""
+    """The real time plus an offset."""
 
     def __init__(self, ahead: timedelta) -> None:
         self._ahead = ahead
@@ -179,7 +180,7 @@ class JumpingClock:
 
 
 class _Lane:
-    """One handler, driven by hand: the worker's subscription and decisions, without its threads."""
+    """One handler with the worker's subscription and settlement rules, run without the worker's threads."""
 
     def __init__(self, subscription: Subscription, order_policy: OrderPolicy) -> None:
         self.subscription = subscription
@@ -192,7 +193,7 @@ class _Lane:
         return record.queue == self.subscription.queue and (types is None or record.event_type in types)
 
     def work(self, runner: asyncio.Runner, most: int, raise_errors: bool) -> list[HandledEvent]:
-        """Claim once, and handle what the claim brings."""
+        """Claim once and handle the claimed events."""
         subscription = self.subscription
         claim = subscription.claim(min(most, subscription.options.fetch_batch_size))
         if claim:
@@ -233,12 +234,12 @@ class _Lane:
     def _outcome(
         self, event: Received, outcome: Outcome | None, called: dict[Received, BaseException | None]
     ) -> Outcome | None:
-        """What the store knew before the handler had returned is no less an outcome."""
+        """Return the outcome of an event. An event settled before its handler returned counts as published."""
         return self.subscription.published(None) if event.settled and event in called else outcome
 
 
 class _Noted(EventBuffer):
-    """Remembers what was finished, in its order."""
+    """Event buffer that also records the finished events, in order."""
 
     def __init__(self, order_policy: OrderPolicy) -> None:
         super().__init__(order_policy)
@@ -250,8 +251,10 @@ class _Noted(EventBuffer):
 
 
 def _ahead(url: str, *, initialise: bool) -> timedelta:
-    """How far the store's clock is ahead of ours, rather too far than not far enough: what has just been emitted by its
-    clock is ready by ours."""
+    """Return how far the store's clock is ahead of ours, rather too much than too little.
+
+    An event that was just emitted by the store's clock must be ready by ours.
+    """
     store = open_store(url)
     try:
         if initialise:

@@ -1,7 +1,8 @@
-"""An event as a CloudEvent 1.0 over HTTP: what goes into headers and what into the body. Pure.
+"""Conversion of events to CloudEvents 1.0 over HTTP, without I/O.
 
-`binary` sends the payload as it is and everything else in headers; `structured` puts all of it into one JSON document.
-In both the extension attribute `headers`, a JSON object as a string, holds what can't travel otherwise.
+`binary` sends the payload unchanged as the body and all other fields as headers; `structured` sends one JSON document.
+In both modes the extension attribute `headers`, a JSON object as a string, holds event headers that have no other
+place.
 """
 
 import base64
@@ -17,11 +18,11 @@ from penstock.publish.api import Message
 
 STRUCTURED_TYPE = "application/cloudevents+json; charset=utf-8"
 
-# Proxies and servers silently drop names with underscores or dots, though HTTP allows them.
+# Proxies and servers silently drop names with underscores or dots, though HTTP allows such names.
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9-]+")
-# Around a value HTTP strips spaces, and within it knows no line breaks and nothing beyond ASCII.
+# HTTP strips spaces around a value. Line breaks and non-ASCII characters are not allowed in a value.
 _PLAIN_VALUE = re.compile(r"(?:[!-~](?:[\t -~]*[!-~])?)?")
-# They belong to the connection, to this publisher, or would let an event stand in for its sender.
+# Reserved for the connection or for this publisher, or usable to impersonate the sender.
 _RESERVED_NAME = re.compile(
     "(?:ce|webhook|proxy|sec|if)-.*|accept|accept-encoding|authorization|connection|content-length|cookie|date|expect"
     "|host|idempotency-key|keep-alive|range|te|trailer|transfer-encoding|upgrade|user-agent|via"
@@ -34,14 +35,17 @@ _compact = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 class Envelope(NamedTuple):
-    """What is sent: headers that HTTP can carry, and the body."""
+    """Headers that HTTP can carry, and the body."""
 
     headers: list[tuple[str, str]]
     body: bytes
 
 
 def binary(message: Message, source: str | None = None) -> Envelope:
-    """The payload is the body; attributes are `ce-*` headers, and the event's headers are HTTP's where they can be."""
+    """Encode in binary mode: the payload is the body, attributes are `ce-*` headers.
+
+    Event headers become HTTP headers where HTTP can carry them.
+    """
     plain, others = _carried(message.event.headers)
     attributes = _attributes(message, source)
     if others:
@@ -51,7 +55,7 @@ def binary(message: Message, source: str | None = None) -> Envelope:
 
 
 def structured(message: Message, source: str | None = None) -> Envelope:
-    """One JSON document with everything in it; the event's headers are all in its attribute `headers`."""
+    """Encode in structured mode: one JSON document, with all event headers in the attribute `headers`."""
     event = message.event
     attributes = _attributes(message, source)
     content_type = _content_type(event)
@@ -59,14 +63,14 @@ def structured(message: Message, source: str | None = None) -> Envelope:
         attributes["datacontenttype"] = content_type
     if event.headers:
         attributes["headers"] = _compact(dict(event.headers))
-    # CloudEvents' own extension for tracing has the names of the W3C's headers.
+    # The CloudEvents extension for tracing uses the names of the W3C headers.
     attributes |= {name: event.headers[name] for name in ("traceparent", "tracestate") if event.headers.get(name)}
     document = f"{_compact(attributes)[:-1]},{_data(event.payload, content_type.lower())}}}"
     return Envelope([("content-type", STRUCTURED_TYPE)], document.encode())
 
 
 def escaped(value: str) -> str:
-    """A value as a `ce-*` header holds it: spaces, quotes, percent signs and all beyond ASCII are percent-encoded."""
+    """Percent-encode a value for a `ce-*` header: spaces, quotes, percent signs and non-ASCII characters."""
     return value if _UNESCAPED.fullmatch(value) else quote(value, safe=_SAFE)
 
 
@@ -89,7 +93,10 @@ def _attributes(message: Message, source: str | None) -> dict[str, str]:
 
 
 def _carried(headers: Mapping[str, str]) -> tuple[list[tuple[str, str]], dict[str, str]]:
-    """The headers that HTTP carries unchanged, and the others. Of two that differ only in case it carries one."""
+    """Split headers into those that HTTP carries unchanged and the rest.
+
+    Of several names that differ only in case, HTTP carries one.
+    """
     plain: dict[str, tuple[str, str]] = {}
     others: dict[str, str] = {}
     for name, value in headers.items():
@@ -106,14 +113,18 @@ def _is_plain(name: str, value: str) -> bool:
 
 
 def _content_type(event: Delivery) -> str:
-    """The event's content type, or nothing where it has none that could be one."""
+    """Return the event's content type, or an empty string if missing or not a valid header value."""
     values = (value for name, value in event.headers.items() if name.lower() == CONTENT_TYPE)
     value = next(values, "")
     return value if _PLAIN_VALUE.fullmatch(value) else ""
 
 
 def _data(payload: bytes, content_type: str) -> str:
-    """The payload as a member of the document: JSON as JSON, text as a string, and in base64 what would not survive."""
+    """Return the payload as a member of the document.
+
+    JSON stays JSON and text becomes a string, according to the content type. Any other payload, and one that does not
+    match its content type, is encoded in base64.
+    """
     media_type = content_type.partition(";")[0].strip()
     with suppress(ValueError, RecursionError):
         if media_type == "application/json" or media_type.endswith("+json"):
@@ -124,7 +135,10 @@ def _data(payload: bytes, content_type: str) -> str:
 
 
 def _json_text(payload: bytes) -> str:
-    """The payload, if it is JSON to everyone: not re-encoded, or long numbers would change."""
+    """Return the payload's text if it is standard JSON, else raise `ValueError`.
+
+    The text is not re-encoded, because long numbers would change.
+    """
     text = payload.decode()
     json.loads(text, parse_constant=_no_json)
     return text

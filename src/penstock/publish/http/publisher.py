@@ -1,7 +1,7 @@
-"""`https://` and `http://` post each event to a webhook, as a CloudEvent, signed if there is a secret.
+"""`https://` and `http://` post each event to a webhook, as a CloudEvent, signed if a secret is set.
 
-Requests of a batch are under way together, `concurrency` of them at a time. What an event looks like is said in
-`cloudevents`, what an answer means in `responses`, and how the URL is read in `settings`.
+Up to `concurrency` requests of a batch run at the same time. The format of an event is left to `cloudevents`, the
+meaning of a response to `responses`, and the URL to `settings`.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ from penstock.publish.http.settings import HttpSettings, read_settings
 from penstock.publish.http.signature import sign
 
 BODY_BYTES = 4_096
-# One connection a lane: a pool would look through all of its connections at each request.
+# One connection per lane: httpx's pool would scan all of its connections at each request.
 _ONE_CONNECTION = httpx.Limits(max_connections=1, max_keepalive_connections=1)
 
 
 class HttpPublisher(Unpicklable):
-    """Not `in_order`: requests overtake each other.
+    """Publisher of webhooks. Not `in_order`: concurrent requests may arrive in any order.
 
-    A batch starts no request later than `timeout_seconds` after its own start, and gives back what is left. So a
-    receiver that hangs costs two timeouts, not one for every 32 events.
+    A batch starts no request later than `timeout_seconds` after its own start, and releases the remaining events. An
+    unresponsive receiver therefore costs two time-outs per batch, not one for every 32 events.
     """
 
     in_order = False
@@ -78,7 +78,7 @@ class HttpPublisher(Unpicklable):
         last_start: float,
         outcomes: dict[int, Outcome],
     ) -> None:
-        """One request after the other, of those that no other lane has taken."""
+        """Send one request after the other, each for the next message that no other lane has taken."""
         clock = asyncio.get_running_loop().time
         for message in waiting:
             in_time = clock() < last_start
@@ -94,7 +94,7 @@ class HttpPublisher(Unpicklable):
         except TimeoutError:
             waited = f"{self._settings.timeout_seconds:g} s"
             return Retry(f"{self._settings.origin} didn't answer within {waited}")
-        except Exception as error:  # whatever the client throws, it is this event's failure and no other's
+        except Exception as error:  # any client error fails this event only
             return Retry(self._settings.mask(f"{self._settings.origin}: {_cause(error)}"))
         return self._meaning(response, await _beginning(response, deadline))
 
@@ -114,7 +114,7 @@ class HttpPublisher(Unpicklable):
     def _meaning(self, response: httpx.Response, body: bytes) -> Outcome:
         if response.is_success:
             return PUBLISHED
-        # Some receivers answer with the request that they didn't like, credentials and all.
+        # Some receivers echo the rejected request in the response, including its credentials.
         mask = self._settings.mask
         text = mask(body.decode(errors="replace"))
         failed = failure(response.status_code, response.reason_phrase, response.headers, text, datetime.now(UTC))
@@ -122,10 +122,13 @@ class HttpPublisher(Unpicklable):
 
 
 async def _beginning(response: httpx.Response, deadline: float) -> bytes:
-    """As much of the answer as an error may show. Its status was said already: nothing that happens here changes it."""
+    """Read the beginning of a response, as much as an error may show.
+
+    Time-outs and connection errors are ignored: the status, which decides the outcome, is already known.
+    """
     taken = b""
     with suppress(TimeoutError, httpx.HTTPError):
-        # Leaving closes a connection that was not read to its end.
+        # Leaving the block closes a connection whose response was not read completely.
         async with aclosing(response), asyncio.timeout_at(deadline):
             async for chunk in response.aiter_raw():
                 taken += chunk
@@ -135,7 +138,7 @@ async def _beginning(response: httpx.Response, deadline: float) -> bytes:
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost reason: what wraps it says no more than that all connection attempts failed."""
+    """Return the text of the innermost error. The outer ones only say that all connection attempts failed."""
     while True:
         inner = error.__cause__ or error.__context__
         if isinstance(error, BaseExceptionGroup):

@@ -1,4 +1,4 @@
-"""What a receiver's answer means for the event that it answers. Pure."""
+"""Outcomes of failed HTTP responses, without I/O."""
 
 import math
 from collections.abc import Mapping
@@ -8,16 +8,19 @@ from email.utils import parsedate_to_datetime
 from penstock.model.outcome import Dead, Retry
 
 BODY_CHARACTERS = 200
-# However much longer a receiver asks for: an event that waits for years looks lost.
+# Upper limit for the delay that a receiver can request: an event that waits for years looks lost.
 LONGEST_DELAY_SECONDS = 86_400.0
 
-# Of the address, the credentials or the time, not of the event: a route, a token or a limit may be mended.
+# Statuses caused by the address, the credentials or the time, not by the event: a later attempt may succeed.
 _PASSING = frozenset({401, 403, 404, 407, 408, 425, 429})
 
 
 def failure(status: int, reason: str, headers: Mapping[str, str], body: str, now: datetime) -> Dead | Retry:
-    """The outcome of an answer that is not 2xx: final for a 4xx that refuses the event itself; for anything else a
-    retry, at the earliest when the receiver asks for it."""
+    """Return the outcome of a response that is not 2xx.
+
+    Dead for a 4xx that rejects the event itself, a retry for everything else. A `Retry-After` of the receiver sets the
+    shortest delay.
+    """
     error = _error(status, reason, headers, body)
     if 400 <= status < 500 and status not in _PASSING:
         return Dead(error)
@@ -25,7 +28,7 @@ def failure(status: int, reason: str, headers: Mapping[str, str], body: str, now
 
 
 def retry_after(value: str, now: datetime) -> float | None:
-    """The seconds that a `Retry-After` asks for, given as such or as a date; None where it asks for no wait."""
+    """Return the seconds that a `Retry-After` requests, as a number or a date; None if no wait is requested."""
     asked = _seconds(value.strip(), now)
     return min(asked, LONGEST_DELAY_SECONDS) if asked > 0 else None
 

@@ -1,4 +1,7 @@
-"""How the `https:` destination reads its URL and the environment. What can't be right is refused here, unconnected."""
+"""Settings of the `https:` destination, read from its URL and the environment.
+
+Invalid settings are rejected here, before any connection.
+"""
 
 import base64
 import os
@@ -29,13 +32,13 @@ _MODES = {"binary": binary, "structured": structured}
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class HttpSettings:
-    """Where and how to post. Has no `repr`: it holds secrets."""
+    """Address, authentication and format of webhook requests. Has no `repr`, because it holds secrets."""
 
     origin: str
-    """Scheme, host and port: what errors name. A path may be a secret of its own."""
+    """Scheme, host and port, for error messages. Without the path, which may be a secret."""
     address: httpx.URL
     template: str | None
-    """The whole URL, if it has a place for the topic."""
+    """The complete URL, if its path contains `{topic}`."""
     envelope: Callable[[Message, str | None], Envelope]
     source: str | None
     headers: tuple[tuple[str, str], ...]
@@ -50,7 +53,7 @@ class HttpSettings:
         return self.address if self.template is None else httpx.URL(self.template.replace(TOPIC, quote(topic, safe="")))
 
     def has_place_for(self, topic: str) -> bool:
-        """A dot or two would be taken for a folder, and lead elsewhere."""
+        """Return whether the topic can be part of the URL. The path segments `.` and `..` would change the path."""
         return self.template is None or topic not in (".", "..")
 
     def mask(self, text: str) -> str:
@@ -120,7 +123,7 @@ def _source(options: Mapping[str, str]) -> str | None:
 
 
 def _from_environment(environment: Mapping[str, str], named: str | None, usual: str) -> str:
-    """What the named variable holds, which must be there; or the usual one, which may be missing."""
+    """Return the value of the variable `named`, which must be set; without `named`, of `usual`, which is optional."""
     if named is None:
         return environment.get(usual, "").strip()
     value = environment.get(named, "").strip()
@@ -132,7 +135,7 @@ def _from_environment(environment: Mapping[str, str], named: str | None, usual: 
 def _authorization(
     parts: SplitResult, options: Mapping[str, str], environment: Mapping[str, str]
 ) -> tuple[list[tuple[str, str]], list[str]]:
-    """The header that lets us in, if any, and what of it errors must not tell."""
+    """Return the authorization header, if any, and the parts of it that errors must not show."""
     token = _from_environment(environment, options.get("token_env"), TOKEN_VARIABLE)
     if parts.username is not None:
         if "token_env" in options:

@@ -1,8 +1,8 @@
-"""Signatures of webhooks, as standardwebhooks.com has them: made by the `https:` destination, verified by receivers.
+"""Signatures of webhooks by the rules of standardwebhooks.com, for the `https:` destination and for receivers.
 
     event_id = verify(request.headers, body, os.environ["WEBHOOK_SECRET"])     # raises InvalidSignature
 
-Signed are the event's id, the time of the attempt and the body: not the other headers.
+The signature covers the event's id, the time of the attempt and the body, but no other headers.
 """
 
 import base64
@@ -26,10 +26,11 @@ def verify(
     tolerance_seconds: float = TOLERANCE_SECONDS,
     now: float | None = None,
 ) -> str:
-    """The id of the event that this request brings, or `InvalidSignature`.
+    """Verify a signed request and return the id of its event; raise `InvalidSignature` otherwise.
 
-    `body` is what arrived, before any parsing. `secret` is what the sender has; several, separated by spaces, are all
-    accepted. Deduplicate by the id: a copied request verifies too, until its time is more than the tolerance away.
+    `body` is the request body before any parsing. `secret` is the sender's secret; of several, separated by spaces,
+    each is accepted. Deduplicate by the id: a replayed request also verifies, until its timestamp differs from
+    the clock by more than the tolerance.
     """
     keys = parse_secrets(secret)
     named = {name.lower(): value for name, value in headers.items()}
@@ -45,12 +46,12 @@ def verify(
 
 
 def sign(keys: Sequence[bytes], event_id: str, timestamp: int, body: bytes) -> str:
-    """The header `webhook-signature`: one signature for each key."""
+    """Return the header `webhook-signature`, with one signature for each key."""
     return " ".join(_signature(key, event_id, str(timestamp), body) for key in keys)
 
 
 def parse_secrets(text: str) -> tuple[bytes, ...]:
-    """The keys in a secret's text: after `whsec_` comes base64, anything else is taken as it is."""
+    """Return the keys in a secret's text. Text after `whsec_` is base64; without this prefix it is used unchanged."""
     keys = tuple(map(_key, text.split()))
     if not keys:
         raise UsageError("the secret for signatures is empty; make one with: openssl rand -base64 32")

@@ -1,7 +1,7 @@
 """`kafka://` produces events to Kafka's topics; `kafkas://` with TLS.
 
-The producer is idempotent: what it sends again within one call, the broker takes once. A call ends with a report for
-each event, or without one in time, and then nothing of it is left to go out later.
+The producer is idempotent: the broker drops duplicates when the client resends within a call. Each call ends with a
+report for every event or with a time-out. Nothing of the batch stays queued after the call.
 """
 
 import re
@@ -20,10 +20,11 @@ from penstock.publish.errors import presentable
 from penstock.publish.fast_text import created_at_text, event_id_text
 from penstock.publish.kafka.settings import Settings, settings_of
 
-# How long the client may take to report on what it was told to forget.
+# Seconds that the client may take to report on purged messages.
 PURGE_SECONDS = 1.0
 
-# The broker says that there can be no such topic, or the client, before it has asked for it, that there is none.
+# For an invalid name, the broker reports an invalid topic, or the client reports an unknown one before it has asked the
+# broker.
 _TOPIC_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 _INVALID_TOPIC = "invalid topic: its name is made of up to 249 letters, digits, dots, hyphens and underscores"
 
@@ -34,17 +35,19 @@ _UNANSWERED = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._PURGE_QUEUE, Kaf
 _USED_UP = _UNANSWERED | {KafkaError._FATAL}
 _NO_SUCH_TOPIC = frozenset({KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART})
 _OF_THE_TOPIC = _NO_SUCH_TOPIC | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
-# Final for an event that was alone in its request. In a request of several, the client reports the error for each of
-# them, whichever the broker refused.
+# Final for an event that was alone in its request. In a request of several events, the client reports the error for
+# each of them, whichever event the broker refused.
 _FINAL_ALONE = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_RECORD})
 _OF_THE_REQUEST = _FINAL_ALONE | {KafkaError._INVALID_DIFFERENT_RECORD}
 _FINAL = _FINAL_ALONE | {KafkaError.TOPIC_EXCEPTION, KafkaError._INVALID_ARG}
 
 
 class KafkaPublisher(Unpicklable):
-    """Not `in_order`: a partition keeps its order, but where the broker refuses one event, or it times out, the client
-    goes on with those behind it; and a partition key of its own takes an event to another partition than its
-    ordering key's. So the dispatcher hands over one event of a key at a time.
+    """Publisher for Kafka. Not `in_order`.
+
+    A partition keeps its order, but after an event that the broker refuses or that times out, the client continues with
+    the later ones. An event's partition key can also place it in another partition than its ordering key. The
+    dispatcher therefore sends one event of an ordering key at a time.
     """
 
     in_order = False
@@ -64,7 +67,7 @@ class KafkaPublisher(Unpicklable):
         try:
             errors = self._send_all(messages, deadline)
         except BaseException:
-            # What is still queued must not go out unnoticed.
+            # Purge the queued messages: they must not be sent after this call has failed.
             self.close()
             raise
         if self._spent:
@@ -83,9 +86,9 @@ class KafkaPublisher(Unpicklable):
                 _forget(producer)
 
     def _send_all(self, messages: Sequence[Message], deadline: float) -> _Errors:
-        """Send a batch, and the events of a refused request again by halves: only what is refused alone is at fault.
+        """Send a batch. Resend the events of a refused request in halves, so that only an event refused alone fails.
 
-        A refused request left nothing in the topic, so halving makes no duplicates.
+        A refused request left nothing in the topic, so splitting creates no duplicates.
         """
         errors = self._attempt(messages, deadline)
         if not errors or len(messages) == 1:
@@ -103,7 +106,7 @@ class KafkaPublisher(Unpicklable):
         return errors
 
     def _attempt(self, messages: Sequence[Message], deadline: float) -> _Errors:
-        """Send them all, then wait for their reports: the errors of those that were not published."""
+        """Send all messages, wait for their delivery reports, and return the errors by seq."""
         producer = self._producer = self._producer or self._open()
         self._look_again(producer, deadline)
         errors: _Errors = {}
@@ -124,12 +127,16 @@ class KafkaPublisher(Unpicklable):
         if failure is not None:
             unanswered = (message.event.seq for message in messages if _unanswered(errors.get(message.event.seq)))
             errors |= dict.fromkeys(unanswered, failure)
-        # After silence a new producer: it meets a broker that is back without waiting, and owes nothing to the past.
+        # Replace the producer after a time-out or a fatal error. A new producer connects to a recovered broker without
+        # waiting, and has no old messages.
         self._spent |= any(error.fatal() or error.code() in _USED_UP for error in errors.values())
         return errors
 
     def _look_again(self, producer: Producer, deadline: float) -> None:
-        """That a topic was missing or forbidden the client remembers for minutes; an operator may have acted by now."""
+        """Refresh the metadata of missing or forbidden topics.
+
+        The client caches the error for minutes; an operator may have fixed the topic since.
+        """
         while self._doubtful:
             with suppress(KafkaException):
                 producer.list_topics(self._doubtful.pop(), timeout=_until(deadline))
@@ -138,8 +145,8 @@ class KafkaPublisher(Unpicklable):
         return Producer({**self._settings.client, "error_cb": self._hear})
 
     def _hear(self, error: KafkaError) -> None:
-        """Why nothing gets through is told here, and not in the reports."""
-        # That all brokers are down says less than what came before it.
+        """Remember the cause of connection failures: the client reports it here, not in the delivery reports."""
+        # "All brokers are down" is less specific than the error before it.
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
             self._cause = error.str()
         elif not self._cause:
@@ -172,13 +179,19 @@ def _send(produce: Any, report: Any, message: Message) -> None:
 
 
 def _report(errors: _Errors, seq: int, error: KafkaError | None, _: object) -> None:
-    """The client calls this for failures only: once nothing is under way, what was not reported is published."""
+    """Record a failure.
+
+    The client calls this for failures only: once nothing is in flight, an event without a report is published.
+    """
     if error is not None:
         errors[seq] = error
 
 
 def _headers(event: Delivery) -> list[tuple[str, str]]:
-    """The event's own, then Penstock's, from `event_id` on: Kafka allows a name twice, and clients find the last."""
+    """Return the event's headers, then Penstock's, from `event_id` on.
+
+    Kafka allows duplicate names, and clients find the last one.
+    """
     headers = [*event.headers.items()] if event[5] else []
     headers += (
         ("event_id", event_id_text(event)),
@@ -194,11 +207,15 @@ def _headers(event: Delivery) -> list[tuple[str, str]]:
 
 
 def _hear_out(producer: Producer, deadline: float) -> KafkaError | None:
-    """Wait for the reports, and take back what has none in time. None once every event has its report."""
+    """Wait for the delivery reports and purge the messages without a report in time.
+
+    Return None if every event was reported, else the error of the events without a report.
+    """
     try:
         reported = producer.flush(_until(deadline)) == 0 or _forget(producer)
     except (KafkaException, SystemError) as thrown:
-        # The client throws a fatal error at whoever waits, and Python stumbles if a report comes in between.
+        # flush() raises a fatal error of the client. If a delivery report arrives at the same time, Python raises
+        # SystemError instead, with the fatal error as its cause.
         fatal = thrown if isinstance(thrown, KafkaException) else thrown.__cause__
         return fatal.args[0] if isinstance(fatal, KafkaException) else KafkaError(KafkaError._FATAL, str(thrown))
     return None if reported else KafkaError(KafkaError._PURGE_INFLIGHT)
@@ -213,7 +230,7 @@ def _of_the_request(error: KafkaError | None) -> bool:
 
 
 def _forget(producer: Producer) -> bool:
-    """Take back what has not been answered, sent or not. Whether the client has reported on all of it."""
+    """Purge all unanswered messages, sent or not. Return whether the client has reported on all of them."""
     producer.purge()
     return producer.flush(PURGE_SECONDS) == 0
 

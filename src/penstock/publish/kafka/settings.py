@@ -1,4 +1,4 @@
-"""What a `kafka:` URL and the environment say, as settings of the client library. Nothing connects here."""
+"""Settings of the Kafka client, from a `kafka:` URL and the environment. Nothing connects here."""
 
 import os
 import re
@@ -23,7 +23,7 @@ _TLS_OPTIONS = {
     "ssl_certfile": "ssl.certificate.location",
     "ssl_keyfile": "ssl.key.location",
 }
-# Other names for what is set here; a transaction would be one more thing to commit.
+# Aliases and further names of settings that are fixed here. Transactions are excluded: they would need another commit.
 _ALSO_OURS = frozenset(
     {
         "metadata.broker.list",
@@ -42,19 +42,19 @@ _ALSO_OURS = frozenset(
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Settings:
-    """The client's settings. Has no `repr`: the password is among them."""
+    """The client's settings. Has no `repr`, because they include the password."""
 
     client: Mapping[str, Any]
     timeout_seconds: float
 
     @property
     def unanswered_hint(self) -> str:
-        """A broker hangs up on who speaks no TLS, and the client has no word for that."""
+        """Hint for unanswered calls: a broker that expects TLS closes a plain connection without an error message."""
         return "" if "SSL" in self.client["security.protocol"] else ", or expect TLS (kafkas:)"
 
 
 def settings_of(url: str, environment: Mapping[str, str] = os.environ) -> Settings:
-    """The settings, tried out: a wrong one is an error here and not at the first batch."""
+    """Parse and validate the client settings, so that a wrong option fails at start-up."""
     options = known_options(url, {"timeout_seconds", "sasl_mechanism", *_TLS_OPTIONS}, _PREFIX)
     timeout_seconds = timeout_option(options)
     parts = urlsplit(url)
@@ -77,20 +77,20 @@ def _delivery(timeout_seconds: float) -> dict[str, Any]:
         "enable.idempotence": True,
         "acks": "all",
         "message.timeout.ms": _milliseconds(timeout_seconds),
-        # A call of Python for each success would cost more than sending it.
+        # Calling Python for every success would cost more than sending the event.
         "delivery.report.only.error": True,
     }
 
 
 def _defaults(timeout_seconds: float) -> dict[str, Any]:
-    """What a `config.…` may change."""
+    """Return the settings that `config.…` options may override."""
     return {
         "client.id": "penstock",
         "linger.ms": min(5, _milliseconds(timeout_seconds) / 2),
         "reconnect.backoff.max.ms": 1_000,
-        # A topic that the broker is about to create gets this long to appear.
+        # Time for a topic to appear if the broker creates it automatically.
         "topic.metadata.propagation.max.ms": _milliseconds(timeout_seconds / 2),
-        # Causes are in the outcomes. A library has no business writing to stderr.
+        # The outcomes contain the causes; a library should not write to stderr.
         "log_level": 0,
     }
 
@@ -120,7 +120,10 @@ def _security(
 def _credentials(
     url: str, parts: SplitResult, options: Mapping[str, str], environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """From the URL, and what it lacks from the environment; with neither the broker takes anyone."""
+    """Return the SASL settings, with credentials from the URL or else the environment.
+
+    Without credentials, connect anonymously unless `sasl_mechanism` names a mechanism that needs no user name.
+    """
     name, _, password = parts.netloc.rpartition("@")[0].partition(":")
     name = unquote(name) or environment.get(USERNAME_VARIABLE, "")
     password = unquote(password) or environment.get(PASSWORD_VARIABLE, "")
@@ -137,7 +140,7 @@ def _credentials(
 
 
 def _try_out(url: str, client: Mapping[str, Any]) -> None:
-    """A producer that knows no broker checks its settings and stays at home."""
+    """Validate the settings with a producer without brokers, which connects to nothing."""
     try:
         Producer({name: value for name, value in client.items() if name != "bootstrap.servers"})
     except (KafkaException, TypeError, ValueError) as error:

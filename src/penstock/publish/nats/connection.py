@@ -1,7 +1,7 @@
-"""A connection to a NATS server: it sends a batch at once, and takes each answer to the event that waits for it.
+"""A connection to a NATS server: sends a batch at once and assigns each acknowledgement to its event.
 
-nats-py makes the connection, speaks the protocol and answers pings. It makes one attempt: a connection ends with its
-event loop, and what is not on its way by then is never sent.
+nats-py connects, speaks the protocol and answers pings. There is no reconnect: a connection ends with its event loop,
+and messages not yet on their way are never sent.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from penstock.publish.nats.message import message_size, outcome, subject_fault, 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How to get to a server, and in. Secrets stay out of its repr."""
+    """Addresses and credentials of a NATS cluster. Secrets are excluded from the repr."""
 
     hosts: tuple[str, ...]
     timeout_seconds: float
@@ -43,9 +43,10 @@ class Access:
 
 
 class _Client(Client):
-    """nats-py's client, which also encrypts where the server offers TLS without requiring it.
+    """nats-py's client, which also encrypts if the server offers TLS without requiring it.
 
-    This is the one private method in use. If it ever has no effect, such a server is refused.
+    The overridden method is the only private one in use. If a release of nats-py no longer calls it, such a server is
+    refused.
     """
 
     def _process_info(self, info: dict[str, Any], *arguments: Any, **named: Any) -> Any:
@@ -55,9 +56,10 @@ class _Client(Client):
 
 
 class Connection:
-    """One connection for as long as it lasts. It ends with its event loop, and whatever is under way with it.
+    """A single connection, without reconnect. It ends with its event loop, which cancels all sends and waits in
+    progress.
 
-    Each message has a reply subject with a number that none had before.
+    Each message has a reply subject with a unique number.
     """
 
     def __init__(self, access: Access) -> None:
@@ -75,7 +77,7 @@ class Connection:
         return self._client.is_connected
 
     async def open(self, host: str) -> None:
-        """Connect to a host, and get ready for answers, within the host's share of the time-out."""
+        """Connect to a host and subscribe to acknowledgements, within the host's share of the time-out."""
         try:
             async with asyncio.timeout(self._access.timeout_seconds / len(self._access.hosts)):
                 await self._connect(host)
@@ -84,13 +86,13 @@ class Connection:
         except TimeoutError:
             raise PublishError(f"{host} doesn't answer") from None
         except NatsError as error:
-            # That no server is left says nothing; what was wrong with the only one was reported before.
+            # The client's last error only says that no servers are left; the error reported before has the cause.
             raise PublishError(f"{host}: {_named(self._problem or error)}") from error
         except (PublishError, UsageError, OSError) as error:
             raise PublishError(f"{host}: {_named(error)}") from error
 
     async def carry(self, messages: Sequence[Message], outcomes: dict[int, Outcome]) -> None:
-        """Send these together. Each answer goes into `outcomes` as it comes; returns when all are there."""
+        """Send messages together and wait for all acknowledgements. Each outcome is stored in `outcomes` on arrival."""
         self._outcomes = outcomes
         self._answered = asyncio.get_running_loop().create_future()
         try:
@@ -107,7 +109,10 @@ class Connection:
             self._waiting.clear()
 
     async def _send(self, message: Message) -> None:
-        """Hand a message to the client, which writes once for the whole batch; or say why no server would take it."""
+        """Pass a message to the client, which writes once for the whole batch.
+
+        A message that no server would accept becomes dead.
+        """
         event = message.event
         headers = wire_headers(event)
         size, limit = message_size(headers, event.payload), self._client.max_payload
@@ -127,7 +132,7 @@ class Connection:
             self._outcomes[event.seq] = Dead(f"the client refused it: {_named(error)}")
 
     async def _take(self, answer: Msg) -> None:
-        """An answer. Those that nobody waits for, late or strange, are dropped."""
+        """Process an acknowledgement. Late or unknown ones, which match no waiting message, are dropped."""
         message = self._waiting.pop(answer.subject.rpartition(".")[2], None)
         if message is not None:
             self._outcomes[message.event.seq] = outcome(message.topic, answer.data, answer.headers)
@@ -148,7 +153,8 @@ class Connection:
             allow_reconnect=False,
             max_reconnect_attempts=1,
             reconnect_time_wait=0,
-            # No limit, and so no waiting for the socket in the middle of a batch, which could not be interrupted.
+            # 0 means no limit: the client must not wait for the socket within a batch, because that wait cannot be
+            # interrupted.
             pending_size=0,
             user=self._once_safe(access.username) if access.username else None,
             password=access.password,
@@ -163,10 +169,10 @@ class Connection:
         self._problem = None
 
     def _once_safe(self, secret: str | None) -> Callable[[], str]:
-        """Return a callback that gives the secret away only over TLS, where the URL asks for TLS.
+        """Return a callback that returns the secret, and raises if the URL asks for TLS and the connection has none.
 
-        The client itself encrypts only if the server insists, and would send credentials to a server that doesn't. It
-        calls this while it prepares the command with all credentials, after TLS and before it writes.
+        The client itself encrypts only if the server insists, and would otherwise send credentials unencrypted. It
+        calls the callback while it prepares the command with all credentials, after TLS and before writing.
         """
 
         def give() -> str:
@@ -181,10 +187,10 @@ class Connection:
             raise NatsError("the server offers no TLS; without it the URL begins with nats://")
 
     async def _listen(self) -> None:
-        """Get ready for answers, before anything is published that they could be missing for."""
+        """Subscribe to acknowledgements, before the first message is published."""
         self._inbox = self._client.new_inbox()
         await self._client.subscribe(f"{self._inbox}.*", cb=self._take)
-        # The ping of the first flush may overtake the subscription, that of the second can't.
+        # The ping of the first flush may overtake the subscription; the ping of the second cannot.
         await self._client.flush()
         await self._client.flush()
         if self._problem is not None:
@@ -201,13 +207,13 @@ class Connection:
             await streams.add_stream(config)
 
     async def _hear(self, error: Exception) -> None:
-        """What the client reports while it runs. A refused subject has no other answer than this."""
+        """Handle an error that the client reports asynchronously. A refused subject gets no other answer."""
         self._problem = error
         text = _named(error)
         if "permissions violation" not in text:
             return
         for number, message in list(self._waiting.items()):
-            # The client reports everything in lower case.
+            # The client reports errors in lower case.
             if f'"{message.topic.lower()}"' in text:
                 del self._waiting[number]
                 self._outcomes[message.event.seq] = Retry(f"this user may not publish here: {text}")
@@ -217,12 +223,12 @@ class Connection:
         if self._answered is not None and not self._answered.done():
             cause = self._client.last_error
             self._answered.set_exception(PublishError(f"the connection ended: {_named(cause) if cause else 'closed'}"))
-            # Nobody may be waiting any more, and that is no error.
+            # Mark the exception as retrieved: possibly no coroutine is waiting for this future.
             self._answered.exception()
 
 
 def read_credentials(path: str) -> RawCredentials:
-    """A `.creds` file. It is checked, because the client would look for what is missing for ever."""
+    """Read and check a `.creds` file: the client would search for a missing section forever."""
     try:
         content = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -234,6 +240,6 @@ def read_credentials(path: str) -> RawCredentials:
 
 
 def _named(error: Exception) -> str:
-    """The error in words; some of the library's have none but their type's."""
+    """Return the error's text, or its type if the library gives no text."""
     text = str(error).removeprefix("nats: ").strip("'") or type(error).__name__
     return f"{text}; check the credentials" if "authorization" in text.lower() else text

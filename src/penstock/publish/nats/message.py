@@ -1,6 +1,6 @@
-"""An event as NATS sees it: its subject, its headers, and what a stream's answer means for it. No I/O.
+"""Subject and headers of an event in NATS, and the outcome of a stream's acknowledgement. No I/O.
 
-NATS cares for headers in ASCII only, and trims them. What it can't carry is encoded, never changed and never dropped.
+NATS supports only ASCII headers, and trims them. Other headers are encoded, never changed or dropped.
 """
 
 import json
@@ -15,13 +15,13 @@ from penstock.model.outcome import PUBLISHED, Dead, Outcome, Retry
 from penstock.publish.fast_text import created_at_text, event_id_text
 
 ENCODED_HEADERS = "Penstock-Headers"
-# A server reads at most 4,096 bytes of a line that also holds the reply's subject and two sizes.
+# A server reads at most 4,096 bytes of a protocol line, which also holds the reply subject and two sizes.
 SUBJECT_BYTES = 3_900
 NO_RESPONDERS = "503"
 MESSAGE_TOO_LARGE = 10054
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-# `Status` and `Description` are what clients call the first line of a server's own messages.
+# Clients use the names `Status` and `Description` for the first line of a server's own messages.
 _RESERVED_NAME = re.compile(r"(?i)nats-|penstock-|status\Z|description\Z")
 _CARRIED = re.compile(r"(?:[!-~](?:[ -~]*[!-~])?)?")
 _UNESCAPED = re.compile(r"(?:[!-$&-~](?:[ -$&-~]*[!-$&-~])?)?")
@@ -30,7 +30,7 @@ _SUBJECT = re.compile(r"[^ \t\r\n\f\0.]+(?:\.[^ \t\r\n\f\0.]+)*")
 
 @lru_cache(maxsize=10_000)
 def subject_fault(subject: str) -> str | None:
-    """Why no server would take this subject, if so: retrying can't help."""
+    """Return the reason why no server would accept this subject, or None. A retry would not help."""
     if not _SUBJECT.fullmatch(subject):
         return f"{subject!r} is no subject for NATS: words with a dot between them, and no spaces"
     if not {"*", ">"}.isdisjoint(subject.split(".")):
@@ -46,7 +46,7 @@ def wire_headers(event: Delivery) -> dict[str, str]:
     """Return the headers of the message, all of them in ASCII."""
     event_id = event_id_text(event)
     headers = {
-        # A replay is asked for: the stream must not take it for a repeat.
+        # A replay is intended: the stream must not drop it as a duplicate.
         "Nats-Msg-Id": f"{event_id}/{event.replays}" if event.replays else event_id,
         "Penstock-Event-Id": event_id,
         "Penstock-Event-Type": escaped(event.event_type),
@@ -69,12 +69,12 @@ def message_size(headers: Mapping[str, str], payload: bytes) -> int:
 
 
 def escaped(text: str) -> str:
-    """Percent-encoded as in a URL, where it has to be; `%` always."""
+    """Percent-encode text as in a URL, if necessary; `%` is always encoded."""
     return text if _UNESCAPED.fullmatch(text) else quote(text, safe="")
 
 
 def _own_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """The event's own headers: as they are where NATS can carry them, the others together as JSON."""
+    """Return the event's own headers. Those that NATS cannot carry are encoded together as JSON."""
     carried = {name: value for name, value in headers.items() if _carried(name, value)}
     if len(carried) < len(headers):
         encoded = {name: value for name, value in headers.items() if name not in carried}
@@ -87,7 +87,7 @@ def _carried(name: str, value: str) -> bool:
 
 
 def outcome(subject: str, answer: bytes, headers: Mapping[str, str] | None) -> Outcome:
-    """What the answer to a message says became of it."""
+    """Return the outcome that the answer to a message implies."""
     if headers and headers.get("Status") == NO_RESPONDERS:
         return Retry(
             f"no stream takes the subject {subject!r}: create one that does, or see to it that the server has"

@@ -1,6 +1,6 @@
-"""`nats://` publishes events to JetStream, the subject being the topic; `natss://` with TLS.
+"""`nats://` publishes events to JetStream, with the topic as the subject; `natss://` with TLS.
 
-A batch is sent at once and its acknowledgements are awaited together. The stream drops an event that it already has.
+A batch is sent at once, and its acknowledgements are awaited together. The stream drops duplicate events.
 """
 
 import os
@@ -19,7 +19,7 @@ from penstock.publish.event_loop import EventLoopThread
 from penstock.publish.nats.connection import Access, Connection, read_credentials
 
 DEFAULT_PORT = 4222
-# A stream refuses what comes when 10,000 messages or 128 MB wait for it, and others may send to it too.
+# A stream refuses further messages when 10,000 messages or 128 MB are pending; other clients may publish to it too.
 FLIGHT_MESSAGES = 4_000
 FLIGHT_BYTES = 32_000_000
 
@@ -28,7 +28,7 @@ _HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[^\[\]:@/\s]+)(?::(?P<port>\d+
 
 
 class NatsPublisher(Unpicklable):
-    """Not `in_order`: a stream may refuse one message, being full, and take the next."""
+    """Publisher for NATS JetStream. Not `in_order`: a full stream may refuse one message and accept the next."""
 
     in_order = False
 
@@ -52,12 +52,12 @@ class NatsPublisher(Unpicklable):
         return outcomes
 
     def close(self) -> None:
-        """Drop the connection with its event loop, at once. The next batch connects anew."""
+        """Drop the connection with its event loop at once. The next batch opens a new connection."""
         self._connection = None
         self._background.close()
 
     def _connected(self) -> Connection:
-        """Return a connection to the first of the hosts that answers, each tried once."""
+        """Return a connection to the first host that answers. Each host is tried once."""
         if self._connection is not None and self._connection.alive:
             return self._connection
         problems = []
@@ -75,7 +75,7 @@ class NatsPublisher(Unpicklable):
 
 
 def _flights(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    """The batch, nearly always whole, in pieces that a stream takes in one go."""
+    """Split a batch into pieces that a stream accepts at once. Most batches stay whole."""
     start = size = 0
     for end, message in enumerate(messages):
         size += len(message.event.payload)
@@ -107,7 +107,7 @@ def from_url(url: str) -> NatsPublisher:
 
 
 def _host(text: str) -> str:
-    """A host with its port."""
+    """Return a host with its port."""
     match = _HOST.fullmatch(text)
     if match is None or int(match["port"] or DEFAULT_PORT) not in range(1, 65_536):
         raise UsageError("a URL of NATS names its servers as in nats://one:4222,two:4222; an @ in a password is %40")
@@ -115,7 +115,7 @@ def _host(text: str) -> str:
 
 
 def _credentials(userinfo: str, options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
-    """The URL's, else a file's, else the environment's."""
+    """Return the credentials of the URL, else of the `creds` file, else of the environment."""
     if userinfo and "creds" in options:
         raise UsageError("credentials come from the URL or from the file that creds names, not from both")
     if userinfo:

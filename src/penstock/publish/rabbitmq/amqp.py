@@ -1,6 +1,6 @@
-"""A connection to RabbitMQ through pika: it sends a batch at once and returns an answer for each message.
+"""A connection to RabbitMQ through pika: sends a batch at once and returns an answer for each message.
 
-pika's event loop runs in a thread of its own, which answers heartbeats between batches. The meaning of messages and
+pika's event loop runs in a background thread, which answers heartbeats between batches. The meaning of messages and
 answers is left to the publisher.
 """
 
@@ -26,7 +26,7 @@ REFUSED = "nack"
 
 
 class OutgoingMessage(NamedTuple):
-    """A message as it is sent, with `properties` that have a message id."""
+    """A message to send. Its `properties` must include a message id."""
 
     routing_key: str
     body: bytes
@@ -34,9 +34,9 @@ class OutgoingMessage(NamedTuple):
 
 
 class _Batch:
-    """Messages under the delivery tags from `first_tag` on, with their answers so far, by place.
+    """Messages with consecutive delivery tags from `first_tag` on, and their answers by index.
 
-    An answer is CONFIRMED, REFUSED or the reason for which the message was returned.
+    An answer is CONFIRMED, REFUSED or the reason why the message was returned; None until it arrives.
     """
 
     def __init__(self, first_tag: int, outgoing: Sequence[OutgoingMessage]) -> None:
@@ -56,7 +56,7 @@ class _Batch:
             self._settled = last + 1
 
     def note_return(self, message_id: str, reason: str) -> None:
-        """Note the return of a message. The acknowledgement that follows finds its place taken."""
+        """Store the reason of a returned message as its answer. The acknowledgement that follows is ignored."""
         self._places = self._places or {one.properties.message_id: place for place, one in enumerate(self.outgoing)}
         self._answer(self._places.get(message_id, -1), reason)
 
@@ -73,7 +73,7 @@ class _Batch:
 
 
 class _Services(SelectorIOServicesAdapter):  # type: ignore[misc]
-    """pika's event loop, which keeps the transport: a connection has no method to abort, its transport has."""
+    """pika's event loop, extended to expose the transport: a connection cannot be aborted, its transport can."""
 
     transport: Any = None
 
@@ -89,9 +89,9 @@ class _Services(SelectorIOServicesAdapter):  # type: ignore[misc]
 
 
 class Link:
-    """A connection that is used until its first failure, and then dropped.
+    """A connection that is discarded after its first failure.
 
-    The public methods are for the publisher's thread; everything else runs in the connection's own.
+    The publisher's thread calls the public methods; everything else runs in the connection's thread.
     """
 
     def __init__(self, parameters: ConnectionParameters, exchange: str) -> None:
@@ -101,7 +101,7 @@ class Link:
         self.server_version = ""
         self._exchange = exchange
         self._timeout: float = parameters.stack_timeout
-        # Later than ours: of two at the same moment either could name the cause.
+        # Let pika's time-outs expire after ours: if both expired together, either could be reported as the cause.
         parameters = copy(parameters)
         parameters.socket_timeout = parameters.stack_timeout = self._timeout + PIKA_SECONDS
         self._opened: Future[None] = Future()
@@ -120,7 +120,7 @@ class Link:
         self._thread = threading.Thread(target=self._run, name="rabbitmq", daemon=True)
 
     def open(self) -> None:
-        """Connect and open a channel with confirms, within the time-out. `failure` says if that failed."""
+        """Connect and open a channel with publisher confirms, within the time-out. On an error, set `failure`."""
         self._thread.start()
         try:
             self._opened.result(self._timeout)
@@ -130,7 +130,10 @@ class Link:
             self.abort(self.failure)
 
     def publish(self, outgoing: Sequence[OutgoingMessage]) -> list[str | None]:
-        """Send all, then wait for the answers while they keep coming. None is left where `failure` came first."""
+        """Send all messages, then wait for the answers while data is written or answers arrive.
+
+        The answer is None for a message that had no answer when the connection failed.
+        """
         batch = _Batch(self._next_tag, outgoing)
         self._next_tag += len(outgoing)
         self._loop.add_callback_threadsafe(lambda: self._send(batch))
@@ -144,20 +147,20 @@ class Link:
         return batch.answers
 
     def close(self) -> None:
-        """Close in good order, or abort if the broker doesn't answer soon."""
+        """Close the connection cleanly, or abort if the broker doesn't answer within CLOSE_SECONDS."""
         if self._thread.is_alive():
             self._loop.add_callback_threadsafe(self._begin_close)
             self._thread.join(CLOSE_SECONDS)
         self.abort("closed")
 
     def abort(self, why: str) -> None:
-        """Close the socket at once; nothing that is still to be sent will be."""
+        """Close the socket at once and discard unsent data."""
         self.failure = self.failure or why
         if self._thread.is_alive():
             self._loop.add_callback_threadsafe(self._abort)
             self._thread.join(CLOSE_SECONDS)
 
-    # The connection's thread.
+    # The methods below run in the connection's thread.
 
     def _run(self) -> None:
         try:
@@ -207,7 +210,7 @@ class Link:
         self.blocked = None
 
     def _on_closed(self, closed: Any, error: BaseException) -> None:
-        """The channel or the connection has ended."""
+        """Handle the end of the channel or the connection."""
         self._fail(_cause(error))
         if closed is self._connection:
             self._loop.stop()

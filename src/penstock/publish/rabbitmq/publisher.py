@@ -1,6 +1,7 @@
-"""`amqp://` and `amqps://` publish events to RabbitMQ: persistent, confirmed, and returned where no queue takes them.
+"""`amqp://` and `amqps://` publish events to RabbitMQ: persistent, confirmed, and returned if no queue accepts them.
 
-A batch is in flight together, and each event has its own answer. After a failure the next batch connects anew.
+All messages of a batch are in flight together, and each has its own answer. After a failure the next batch opens a new
+connection.
 """
 
 import os
@@ -30,29 +31,30 @@ CREATED_AT_HEADER = "penstock-created-at"
 PARTITION_KEY_HEADER = "penstock-partition-key"
 ORDERING_KEY_HEADER = "penstock-ordering-key"
 OWN_HEADERS = frozenset({QUEUE_HEADER, CREATED_AT_HEADER, PARTITION_KEY_HEADER, ORDERING_KEY_HEADER})
-# RabbitMQ takes these for lists of further routing keys, and closes the channel when they are text.
+# RabbitMQ reads these headers as lists of further routing keys, and closes the channel if the values are text.
 ROUTING_HEADERS = frozenset({"CC", "BCC"})
 
 PERSISTENT = 2
 SHORT_BYTES = 255
 EXCHANGE_NAME_BYTES = 127
 HEADER_NAME_BYTES = 128
-# A server that is configured otherwise says so when it first refuses a message.
+# Default limits of the server's versions. A server with another limit reports it when it first refuses a message.
 MESSAGE_BYTES = 134_217_728
 MESSAGE_BYTES_FROM_4 = 16_777_216
 _SERVERS_LIMIT = re.compile(r"message size \d+ is larger than configured max size (\d+)")
-# What a frame of properties has besides names and values of headers: exactly, for each header, and at most in all.
+# Bytes of a properties frame besides header names and values: the frame's own (exact), those per header (exact), and an
+# upper bound for all others.
 HEADER_FRAME_BYTES = 20
 HEADER_BYTES = 6
 OTHER_PROPERTIES_BYTES = 1_024
 
 
 class Unsendable(Exception):
-    """An event that no RabbitMQ would take, and why."""
+    """An event that no RabbitMQ server would accept, with the reason."""
 
 
 class RabbitPublisher(Unpicklable):
-    """Not `in_order`: the broker may refuse one message of a batch and take the next."""
+    """Publisher for RabbitMQ. Not `in_order`: the broker may refuse one message of a batch and accept the next."""
 
     in_order = False
 
@@ -74,7 +76,8 @@ class RabbitPublisher(Unpicklable):
                 return dict.fromkeys((message.event.seq for message in messages), Retry(presentable(link.failure)))
             return self._send(link, messages)
         except BaseException:
-            # After an interrupt the connection may hold answers to this batch: the next needs another one.
+            # After an interrupt the connection may still receive answers to this batch: use a new one for the next
+            # batch.
             if link is not None:
                 link.abort("interrupted")
             raise
@@ -117,13 +120,16 @@ class RabbitPublisher(Unpicklable):
         return Retry(presentable(failure))
 
     def _learn_limit(self, failure: str) -> None:
-        """One message too large closes the channel under all: let it be the last that gets so far."""
+        """Remember the server's size limit.
+
+        A message above it closes the channel of the whole batch, so later ones are rejected before they are sent.
+        """
         if found := _SERVERS_LIMIT.search(failure):
             self._limit = int(found[1])
 
 
 def _outgoing(message: Message, message_bytes: int, frame_max: int) -> OutgoingMessage:
-    """Check all that would close the channel under the whole batch, and convert the event."""
+    """Convert an event to a message. Reject an event that would close the channel of the whole batch."""
     event = message.event
     if len(event.payload) > message_bytes:
         raise Unsendable(_too_large(event, message_bytes))
@@ -164,7 +170,7 @@ def _require_sendable(name: str) -> None:
 
 
 def _require_fitting(properties: BasicProperties, frame_max: int) -> None:
-    """All properties go in one frame."""
+    """Reject properties that do not fit in one frame: AMQP cannot split them."""
     headers = sum(len(name.encode()) + len(value.encode()) + HEADER_BYTES for name, value in properties.headers.items())
     if headers + OTHER_PROPERTIES_BYTES > frame_max:
         size = sum(map(len, properties.encode())) + HEADER_FRAME_BYTES
@@ -178,7 +184,7 @@ def _require_short(what: str, text: str) -> None:
 
 
 def _content_type(headers: Mapping[str, str]) -> str | None:
-    """The property has room for 255 bytes; the header that it is taken from goes along in any case."""
+    """Return the content type if it fits the property's 255 bytes. The header itself is sent in any case."""
     found = next((value for name, value in headers.items() if name.lower() == CONTENT_TYPE), None)
     return found if found and len(found.encode()) <= SHORT_BYTES else None
 
@@ -220,7 +226,7 @@ def _port(parts: SplitResult) -> int:
     try:
         return parts.port or PORTS[parts.scheme]
     except ValueError:
-        # What stands in the port's place may be part of a password: it is not shown.
+        # The text in place of the port may be part of a password: don't show it.
         raise UsageError(
             f"this {parts.scheme}: URL can't be understood: its port is no number, or its password holds one of /?#@ "
             "that is not written as %2F, %3F, %23 or %40"
@@ -235,5 +241,5 @@ def _virtual_host(path: str) -> str:
 
 
 def _credential(given: str | None, variable: str) -> str:
-    """From the URL, else from the environment, else RabbitMQ's own default."""
+    """Return the credential of the URL, else of the environment, else RabbitMQ's default."""
     return unquote(given) if given else os.environ.get(variable, DEFAULT_CREDENTIAL)

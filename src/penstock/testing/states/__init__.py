@@ -1,10 +1,10 @@
-"""The conformance suite for state stores: what every one has to get right, as tests to inherit.
+"""Conformance suite for state stores: tests to inherit, for the requirements on every state store.
 
     class TestMyState(StateStoreConformance):
         @pytest.fixture
-        def open_state(self): ...   # a function that opens the test's own, fresh place; each call a store of its own
+        def open_state(self): ...   # a function that opens the test's database, empty at first; each call a new store
 
-The crashes start processes that open the store by its URL.
+The crash tests start processes that open the store by its URL.
 """
 
 from penstock.testing.states.contents import Inbox, SavingState
@@ -17,7 +17,7 @@ from penstock.testing.states.timers import Timing
 
 
 class StateStoreConformance(Inbox, SavingState, SavingLines, Timing, FencingTasks, ReadingState, Crashing, Racing):
-    """Everything that a stream relies on."""
+    """All requirements of a stream on its state store."""
 
 
 __all__ = ["OpenState", "StateStoreConformance"]

@@ -1,4 +1,4 @@
-"""The conformance suite for state stores, where it is about what a part holds: inbox, states, offsets and events."""
+"""Conformance tests for state stores: inbox, states, offsets and emitted events of a state partition."""
 
 from datetime import UTC, datetime
 from typing import NoReturn
@@ -39,7 +39,7 @@ class Inbox(StateScenario):
         assert part.holds([Arrival("a"), Arrival("a", 1), Arrival("a", 2)]) == {Arrival("a", 1)}
 
     def test_ids_are_compared_for_equality_only(self, part: StatePartition) -> None:
-        """An older entry that is taken over after newer ones is fresh, however its id sorts."""
+        """An older id that arrives after newer ones is fresh, regardless of sort order."""
         for wave in (["10-0"], ["9-0", "100-0"], ["2-0", "1-0", "10"]):
             with part.transaction() as transaction:
                 assert {one.event_id for one in transaction.fresh([Arrival(name) for name in wave])} == {*wave}
@@ -80,7 +80,7 @@ class Inbox(StateScenario):
 
 class SavingState(StateScenario):
     def test_of_many_states_those_come_that_are_asked_for(self, part: StatePartition) -> None:
-        """However many are asked for, of however many there are: stores have several ways to find them."""
+        """Test many combinations of requested and stored keys: stores have several ways to find states."""
         known: dict[str, Saved] = {}
         for size in (1, 49, 50, 51, MANY):
             changed = {f"key-{number}": Saved(b"%d" % number, (None, size / 4)[number % 2]) for number in range(size)}

@@ -1,4 +1,4 @@
-"""The conformance suite for state stores, where processes are killed, and where drivers and tasks race each other."""
+"""Conformance tests for state stores: killed processes, and races between drivers and tasks."""
 
 import random
 import subprocess
@@ -45,7 +45,10 @@ def dying(url: str, point: str, size: int = 50) -> subprocess.Popen[str]:
 
 
 def whole(store: StateStore, size: int) -> int:
-    """How many transactions a dead process has left, each of them whole, where the next driver finds them."""
+    """Check that a killed process left only complete transactions, as the next driver reads them.
+
+    Return their number.
+    """
     part = store.open_part(store.start(dying_process.STREAM, 1), 0)
     keys = [f"key-{place}" for place in range(size)]
     with part.transaction() as transaction:
@@ -64,7 +67,7 @@ def whole(store: StateStore, size: int) -> int:
 
 class Racing(StateScenario):
     def test_every_event_counts_once_in_a_race(self, open_state: OpenState) -> None:
-        """Drivers that start over and over, and tasks that come late, add up what is not acknowledged, and trim."""
+        """Restarting drivers and delayed tasks concurrently add up unacknowledged events and trim the inbox."""
         source = Source(open_state)
         with ThreadPoolExecutor(4) as drivers:
             list(drivers.map(source.race, range(4)))
@@ -74,21 +77,24 @@ class Racing(StateScenario):
 
 
 class Source:
-    """Numbers to be added up, which are brought again and again until they are acknowledged."""
+    """Numbers to add up, delivered repeatedly until acknowledged."""
 
     def __init__(self, open_state: OpenState) -> None:
         self._open_state = open_state
         self.pending = set(range(EVENTS))
 
     def race(self, seed: int) -> None:
-        """Start a driver, and when it is fenced the next one, a few times."""
+        """Start a driver several times; a fenced driver is followed by the next one."""
         chance = random.Random(seed)
         for _ in range(TRIES):
             with suppress(Fenced):
                 self.drive(chance, late=0.3)
 
     def drive(self, chance: random.Random, late: float) -> None:
-        """Bring in what is pending. By chance a task that has been replaced comes late, with what is done already."""
+        """Deliver the pending numbers.
+
+        At random, a task that has been replaced repeats a batch that is already applied.
+        """
         store = self._open_state()
         started = store.start(STREAM, 1)
         numbers = sorted(self.pending)

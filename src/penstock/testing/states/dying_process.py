@@ -1,9 +1,9 @@
-"""A process that fills a part and is killed at it: `main` of this module, in a process of its own.
+"""A process that is killed while it writes to a state partition. Run `main` in a separate process.
 
-Each transaction adds one to the sum of every key, enters as many arrivals, moves the offset and a timer of every key on
-by one, sets another in place of the one before, and emits an event, so that what a part holds afterwards either agrees
-or shows what was torn. It says the number of each transaction once that is committed, and dies by SIGKILL in its third
-one: at POINT, or, for `never`, when its parent wants it to.
+Each transaction increments the sum of every key, inserts one inbox key per state key, advances the offset and one timer
+of every key, replaces another timer, and emits an event. A partly applied transaction is therefore visible as a
+contradiction. The process prints the number of each committed transaction. It kills itself by SIGKILL in the third
+transaction, at POINT; with `never`, the parent kills the process.
 """
 
 import os
@@ -21,7 +21,7 @@ FATAL = 3
 
 
 def fill(part: StatePartition, number: int, size: int, point: str) -> None:
-    """One transaction, which may be the last thing that this process does."""
+    """Run one transaction. The process may kill itself in it."""
 
     def reach(name: str) -> None:
         if number == FATAL and name == point:
@@ -48,7 +48,7 @@ def fill(part: StatePartition, number: int, size: int, point: str) -> None:
 
 
 def main(url: str, point: str, size: str) -> None:
-    """Fill until killed."""
+    """Run transactions until killed."""
     store = open_state(url)
     part = store.open_part(store.start(STREAM, 1), 0)
     number = 0

@@ -1,4 +1,4 @@
-"""The conformance suite for state stores, where older drivers and tasks are fenced by newer ones."""
+"""Conformance tests for state stores: newer drivers and tasks fence older ones."""
 
 import threading
 from dataclasses import replace
@@ -86,7 +86,7 @@ class FencingTasks(StateScenario):
             open_state().open_part(replace(started, job=5), 1)
         open_state().open_part(replace(started, job=5), 0).close()
         restarted = store.start(STREAM, 2)
-        part = store.open_part(restarted, 1)  # the jobs of another driver are counted anew
+        part = store.open_part(restarted, 1)  # another driver numbers its jobs from the beginning
         save(part, "b", b"0")
         part.close()
         assert dict(store.read(STREAM)) == {"a": Saved(b"6"), "b": Saved(b"0")}
@@ -103,7 +103,7 @@ class FencingTasks(StateScenario):
             part.close()
 
     def test_a_driver_that_starts_waits_for_what_is_being_committed(self, open_state: OpenState) -> None:
-        """Or it is fenced out: in no case does anything of an older epoch come after the start has returned."""
+        """No transaction of an older epoch commits after `start` has returned: `start` waits for a running commit."""
         store = open_state()
         part = store.open_part(store.start(STREAM, 1), 0)
         returned = threading.Event()

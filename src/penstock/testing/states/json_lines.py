@@ -1,4 +1,4 @@
-"""The conformance suite for state stores, where it is about states that are read and written as lines."""
+"""Conformance tests for state stores: states that are read and written as lines of JSON."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ def as_lines(states: Mapping[str, bytes]) -> StateColumns:
 
 
 def lines_in(transaction: PartTransaction, keys: Iterable[str], now: float) -> dict[str, bytes]:
-    """By key, without those that have no state."""
+    """Return the states by key, without keys that have no state."""
     wanted = column(keys)
     lines = transaction.load_json(wanted, now).split(b"\n") if len(wanted) else []
     return {key: line for key, line in zip(values(wanted), lines, strict=True) if line != b"{}"}
@@ -45,7 +45,7 @@ class SavingLines(StateScenario):
             assert found == {key: known[key].data for key in wanted if not known[key].expired(2.0)}
 
     def test_states_saved_as_lines_are_there_as_they_were_given(self, part: StatePartition) -> None:
-        """To the letter, whatever is in them; some are more than a database's own JSON takes."""
+        """Lines are stored byte for byte, including JSON that a database's own type would reject."""
         plain = [
             b'{"a":1,"b":[1.50,-0,1e5,12345678901234567890123],"c":{"":null}}',
             '{"é":"水 \\u00e9\\n\\" \\\\","e":[],"f":{},"t":true}'.encode(),

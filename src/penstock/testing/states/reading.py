@@ -1,4 +1,4 @@
-"""The conformance suite for state stores, where state is read and cleaned up from outside of a stream."""
+"""Conformance tests for state stores: reading and cleaning up state from outside of a stream."""
 
 import time
 from contextlib import closing
@@ -44,7 +44,7 @@ class ReadingState(StateScenario):
                 list(reader.read(STREAM, part=number))
 
     def test_a_stream_that_is_held_goes_on_as_any_other(self, open_state: OpenState, store: StateStore) -> None:
-        """By tasks, by another driver, and when it is let go of."""
+        """Tasks and another driver can use a stream while it is held, and after it is released."""
         first = store.start("totals", 1)
         with store.held("totals"):
             for _ in range(3):

@@ -1,4 +1,4 @@
-"""What the tests of the conformance suite for state stores share: a store, a part, and how a state is saved."""
+"""Fixtures and helpers of the conformance tests for state stores."""
 
 from collections.abc import Callable, Iterator
 
@@ -12,7 +12,7 @@ ARRIVALS = [Arrival("9-0"), Arrival("10-0"), Arrival("é 水"), Arrival("9-0", 1
 
 
 class StateScenario:
-    """A store, and the first part of a stream that was started there."""
+    """A store, and the first state partition of a started stream."""
 
     @pytest.fixture
     def store(self, open_state: OpenState) -> Iterator[StateStore]:

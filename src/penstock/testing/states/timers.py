@@ -1,4 +1,4 @@
-"""The conformance suite for state stores, where it is about timers."""
+"""Conformance tests for state stores: timers."""
 
 import random
 from typing import NoReturn

@@ -1,13 +1,13 @@
-"""The conformance suite for stores: what every backend has to get right, as tests to inherit.
+"""Conformance suite for stores: tests to inherit, for the requirements on every backend.
 
     class TestMyStore(StoreConformance):
         @pytest.fixture
-        def open_store(self): ...   # a function (options=None, clock=None) that opens the test's own, fresh database
+        def open_store(self): ...   # a function (options=None, clock=None) that opens the test's own database
 
-A store in a SQL database takes `SqlStoreConformance`, which also wants the fixture `connection`: a connection of the
-database's own driver. Time stands still in a test until its clock is advanced. `penstock.testing.stores.machine` has
-a state machine for Hypothesis beside it. A store that does not declare every capability names the others in `lacks`,
-such as `lacks = ("ordering", "staging")`; their tests are not collected.
+A store in a SQL database uses `SqlStoreConformance`, which also needs the fixture `connection`: a connection of the
+database's own driver. Time is constant in a test until its clock is advanced. `penstock.testing.stores.machine` has a
+state machine for Hypothesis. A store without some of the capabilities names them in `lacks`, such as `lacks =
+("ordering", "staging")`; their tests are not collected.
 """
 
 from penstock.testing.stores.claiming import Claiming
@@ -73,11 +73,11 @@ class StoreConformance(
     Heads,
     Undeclared,
 ):
-    """Every verb, every transition, and what must never happen."""
+    """All operations and transitions of a store, and the invariants."""
 
 
 class SqlStoreConformance(StoreConformance, CallersTransaction, OutboxView, PlainSql, NoPlainSql, SqlHousekeeping):
-    """The same, and what only a SQL database can do."""
+    """All tests of `StoreConformance`, and those that need a SQL database."""
 
 
 __all__ = ["DatabaseConnection", "ManualClock", "OpenStore", "SqlStoreConformance", "StoreConformance"]

@@ -1,4 +1,4 @@
-"""The conformance suite's part on claiming: what a claim may take, how much, and what first."""
+"""Conformance tests for stores: which events a claim takes, how many, and in which order."""
 
 from datetime import timedelta
 
@@ -91,7 +91,7 @@ class Claiming(StoreScenario):
         assert ids(claim(store)) == [emitted[place] for place in (4, 6, 5, 7, 0, 2, 1, 3)]
 
     def test_what_priority_left_behind_comes_next(self, store: Store, clock: ManualClock) -> None:
-        """However old it is, and though a claim in between was full of newer events."""
+        """Events of lower priority are claimed next, even if they are much older than a full claim of newer events."""
         old = emit(store, 30, priority=0)
         clock.advance(3_600)
         urgent = emit(store, 10, priority=9)
@@ -129,7 +129,7 @@ class Claiming(StoreScenario):
 
     @needs("ordering")
     def test_types_keep_the_order_of_a_key(self, store: Store) -> None:
-        """An event of another type at the head of the line is waited for."""
+        """The event at the head of an ordering key blocks later events, even if a claim excludes its type."""
         first, second = store.append([event(event_type=name, ordering_key="k") for name in ("a", "b")])
         assert not claim(store, types=["b"])
         held = claim(store, types=["a"])

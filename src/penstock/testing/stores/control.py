@@ -1,4 +1,4 @@
-"""The conformance suite's part for steering: paused and limited queues, cancelled events, notes, whose turn it is."""
+"""Conformance tests for stores: paused and limited queues, cancelled events, notes, and heads of queues."""
 
 import pytest
 

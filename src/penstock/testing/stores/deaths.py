@@ -1,4 +1,4 @@
-"""The conformance suite's part on the dead: listed by their deaths, and counted by queue and kind of error."""
+"""Conformance tests for stores: dead letters, listed by time of death and counted by queue and kind of error."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -27,7 +27,7 @@ from penstock.testing.stores.scenario import (
 )
 
 Choose = Callable[[list[EventId]], Selection]
-# Each chooses, of four dead events, the last two.
+# Each selects the last two of four dead events.
 CHOICES: dict[str, Choose] = {
     "ids": lambda dead: Selection(ids=frozenset(dead[2:])),
     "queue": lambda _: Selection(queue="b"),
@@ -46,7 +46,7 @@ CHOICES: dict[str, Choose] = {
 
 
 def four_dead(store: Store, clock: ManualClock) -> list[EventId]:
-    """Beside events in every other state."""
+    """Create four dead events, beside events in every other state."""
     settle(store, PUBLISHED, queue="b", event_type="late")
     settle(store, Retry("the disk is full", 900), queue="b", event_type="late")
     dead = settle(store, Dead("no route"), 2, queue="a", event_type="early")

@@ -1,4 +1,4 @@
-"""The conformance suite's part on emitting: what goes in comes out unchanged, once, and in order."""
+"""Conformance tests for stores: emitted events come out unchanged, once, and in order."""
 
 from collections.abc import Mapping
 from datetime import timedelta

@@ -1,5 +1,4 @@
-"""The conformance suite's part on inspection: events by selection and page by page, a store at a glance, and what it
-can do."""
+"""Conformance tests for stores: finding events by selection and page, statistics, relays, declared capabilities."""
 
 from datetime import timedelta
 from uuid import uuid4
@@ -33,7 +32,7 @@ CAPABILITIES = ("insert_into_view", "limits", "ordering", "routing", "staging")
 
 
 def one_of_each(store: Store) -> dict[State, EventId]:
-    """An event in every state, each of a queue and a type of its own."""
+    """Create an event in every state, each with a different queue and type."""
     found = {
         State.PUBLISHED: settle(store, PUBLISHED, queue="q-PUBLISHED", event_type="t-PUBLISHED")[0],
         State.DEAD: settle(store, Dead("the Disk is 100% full"), queue="q-DEAD", event_type="t-DEAD")[0],

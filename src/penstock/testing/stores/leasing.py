@@ -1,4 +1,4 @@
-"""The conformance suite's part on leases: who holds what, for how long, and how an old holder finds out."""
+"""Conformance tests for stores: leases, their holders and expiry, and the fencing of stale tokens."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -50,7 +50,7 @@ def again(store: Store, held: Claim, claimant: str = "claimant", limit: int = 10
 
 
 def loses(store: Store, stale: Lease, held: Claim) -> None:
-    """Whatever the holder of a stale token tries changes nothing, and it is told so."""
+    """Check that a stale token changes nothing, and that a settle reports its events as lost or already settled."""
     before = records(store)
     for outcome in (PUBLISHED, Retry("late", 0)):
         settlement = store.settle(stale, all_to(outcome, held))
@@ -168,7 +168,7 @@ class Repeating(StoreScenario):
         assert sorted(one.attempts for one in records(store)) == [1] * 45 + [2] * 4 + [3]
 
     def test_what_a_repeat_gives_back_is_found_at_once(self, store: Store, clock: ManualClock) -> None:
-        """Also by a process whose last claim found nothing as old as that."""
+        """A process whose last claim found no event of that age also finds the released events."""
         emit(store, 20)
         held = claim(store, 20)
         clock.advance(30)
@@ -178,7 +178,7 @@ class Repeating(StoreScenario):
 
     @pytest.mark.parametrize("own_limit", [None, 2])
     def test_a_repeat_kills_the_exhausted(self, store: Store, own_limit: int | None) -> None:
-        """By the limit that the lease began with, unless the event has one of its own."""
+        """The limit is the one of the original lease, unless the event has its own."""
         (emitted,) = emit(store, max_attempts=own_limit)
         held = claim(store, claimant="0", max_attempts=2 if own_limit is None else 9)
         assert len(claim(store, claimant="1", lease_id=held.lease.lease_id, max_attempts=9)) == 1
@@ -189,7 +189,7 @@ class Repeating(StoreScenario):
         assert history(store, emitted) == ["lost", "died"]
 
     def test_the_dead_leave_room_for_the_living(self, store: Store) -> None:
-        """An event that a repeat kills no longer weighs on the claim."""
+        """An event that dies in a repeat no longer counts in the size of the claim."""
         store.append([event(max_attempts=2 if number < 5 else None) for number in range(10)])
         held = claim(store, 10, claimant="0")
         assert len(again(store, held, "1", limit=100)) == 10
@@ -299,7 +299,7 @@ class Heartbeats(StoreScenario):
 
 
 class HeldLeases(StoreScenario):
-    """Looking at leases that others claimed under: what is open, whose it is, and with which token."""
+    """Reading leases of other processes: open leases, their claimants and tokens."""
 
     def test_an_open_lease_is_shown_with_its_token_and_claimant(self, store: Store) -> None:
         emit(store, 2)

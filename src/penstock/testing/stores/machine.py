@@ -1,12 +1,13 @@
-"""A state machine for Hypothesis that drives a real store and holds each step against the pure core: whatever the
-order of verbs, every event is where `penstock.model.lifecycle` says it is.
+"""Hypothesis state machine that compares a real store with the pure model after every step.
+
+For any order of operations, every event must be in the state that `penstock.model.lifecycle` gives.
 
     class MyStoreMachine(StoreMachine):
-        def open(self, clock): ...   # a fresh store, with no greatest age of leases within reach
+        def open(self, clock): ...   # a fresh store, with a maximum lease age that no test reaches
 
     TestMyStoreMachine = MyStoreMachine.TestCase
 
-Ordering keys stay out of it. It needs Hypothesis, which the other suites do without.
+Ordering keys are not covered. Needs Hypothesis, unlike the other suites.
 """
 
 from datetime import datetime, timedelta
@@ -30,7 +31,7 @@ OUTCOMES: st.SearchStrategy[Outcome] = st.sampled_from([PUBLISHED, RELEASED, Dea
 
 
 class ModelLease:
-    """A lease as the model knows it."""
+    """A lease in the model."""
 
     def __init__(self, claimed: Claim, claimant: str, expires_at: datetime) -> None:
         self.claim = claimed
@@ -43,7 +44,7 @@ class ModelLease:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Override `open` with a fresh store that uses the clock it is given."""
+    """State machine over a store. Override `open` to return a fresh store that uses the given clock."""
 
     def open(self, clock: ManualClock) -> Store:
         raise NotImplementedError("override `open`")
@@ -62,13 +63,13 @@ class StoreMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.store.close()
 
-    # -- the model's own words ------------------------------------------------------------------------------------
+    # -- state of the model ---------------------------------------------------------------------------------------
 
     def among(self, *states: State) -> list[int]:
         return [seq for seq, each in self.lives.items() if each.state in states]
 
     def ready(self) -> list[int]:
-        """What may be claimed, in the order in which it should be."""
+        """Return the events that can be claimed, in the order of a claim."""
         due = [seq for seq in self.among(State.PENDING) if self.available[seq] <= self.clock.now]
         return sorted(due, key=lambda seq: (-self.priorities[seq], self.available[seq], seq))
 
@@ -76,7 +77,7 @@ class StoreMachine(RuleBasedStateMachine):
         return self.open_leases[data.draw(st.integers(0, len(self.open_leases) - 1))]
 
     def apply(self, held: ModelLease, outcomes: dict[int, Outcome]) -> Settlement:
-        """What settling should do and say."""
+        """Settle in the model and return the expected settlement."""
         settled: dict[str, set[int]] = {}
         for seq, outcome in outcomes.items():
             if seq not in held.seqs:
@@ -153,7 +154,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.close_if_empty(held)
 
     def lose(self, held: ModelLease, limit: int) -> None:
-        """Another claimant has come: what its claim still fits stays with it, the rest goes back."""
+        """Repeat a claim for another claimant in the model.
+
+        Events that still fit the limit stay claimed, the others become pending.
+        """
         for seq in held.seqs:
             self.lives[seq] = lifecycle.expire(self.lives[seq], max_attempts=ATTEMPTS, error="attempt lost")
         alive = sorted(held.seqs & set(self.among(State.PENDING)), key=lambda seq: (self.available[seq], seq))
@@ -199,7 +203,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.ended)
     @rule()
     def come_back_late(self) -> None:
-        """Every holder of an old token tries everything, and who comes with the id of a closed lease gets nothing."""
+        """Check that every stale token changes nothing, and that a repeat of a closed lease returns no events."""
         gone = [*(old for held in self.open_leases for old in held.stale), *(held.claim for held in self.ended)]
         for old in gone:
             settlement = self.store.settle(old.lease, dict.fromkeys((one.seq for one in old.events), PUBLISHED))
@@ -212,7 +216,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.ready())
     @rule(limit=LIMITS)
     def crash(self, limit: int) -> None:
-        """A claimer dies with what it has just claimed, and is found out."""
+        """Expire and reap the lease of a claimant that died directly after its claim."""
         self.take(limit, "a")
         self.clock.expire_leases()
         self.reap()

@@ -1,4 +1,4 @@
-"""The conformance suite's part on what happens beside the flow: replays, purges, and the upkeep of a store."""
+"""Conformance tests for stores: replays, purges and maintenance."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -34,7 +34,7 @@ DEAD = frozenset({State.DEAD})
 SETTLED = frozenset({State.PUBLISHED, State.DEAD})
 
 Choose = Callable[[list[EventId]], Selection]
-# Each chooses, of six settled events, the last two: dead ones of queue "b" and type "late", created ten seconds on.
+# Each selects the last two of six settled events: dead, of queue "b" and type "late", created ten seconds later.
 CHOICES: dict[str, Choose] = {
     "ids": lambda emitted: Selection(ids=frozenset(emitted[4:])),
     "state": lambda _: Selection(states=DEAD),

@@ -1,5 +1,4 @@
-"""The conformance suite's part on ordering keys: the events of a key are delivered in order, and never from two
-leases at once."""
+"""Conformance tests for stores: events of an ordering key are delivered in order, never under two leases at once."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -146,7 +145,7 @@ class Ordering(StoreScenario):
         assert len(claim(store)) == 1
 
     def test_a_repeat_gives_back_the_end_of_a_key_never_its_head(self, store: Store) -> None:
-        """Whatever the times at which its events became available."""
+        """The order of a key is independent of the times at which its events became available."""
         emitted = store.append(
             [event(ordering_key="k", available_at=STARTED_AT - timedelta(seconds=number)) for number in range(5)]
         )
@@ -166,7 +165,7 @@ class Ordering(StoreScenario):
         assert ids(claim(store, 100)) == [second]
 
     def test_every_key_is_served(self, store: Store, clock: ManualClock) -> None:
-        """One that always has more than a claim can take holds up no other."""
+        """A key with more events than a claim can take does not block other keys."""
         store.append([event(ordering_key=key) for key in "abc" for _ in range(150)])
         served = set()
         for _ in range(6):
@@ -226,7 +225,7 @@ class Blocking(StoreScenario):
 
     @pytest.mark.parametrize("outcome", [Retry("later", 30), RELEASED])
     def test_what_stands_behind_goes_back_with_it(self, store: Store, clock: ManualClock, outcome: Outcome) -> None:
-        """Or whoever repeats the claim would get what is left of it, and overtake."""
+        """If the later events stayed under the lease, a repeat of the claim would return them before the failed one."""
         emitted = emit(store, 4, ordering_key="k")
         (other,) = emit(store, ordering_key="other")
         held = claim(store)

@@ -1,5 +1,8 @@
-"""The conformance suite's part on leases that end without a word: what they held comes back, counted, and one
-event that kills whoever touches it takes nobody along."""
+"""Conformance tests for stores: reaping of expired leases and isolation of poison events.
+
+Events of an expired lease become pending with an attempt counted. An event that kills every process must not take other
+events to death.
+"""
 
 from collections.abc import Callable
 
@@ -63,7 +66,7 @@ class Reaping(StoreScenario):
 
     @pytest.mark.parametrize("own_limit", [None, 2])
     def test_a_reap_kills_the_exhausted(self, store: Store, clock: ManualClock, own_limit: int | None) -> None:
-        """By the limit of the lease, whoever reaps it, unless the event has one of its own."""
+        """The limit is the one of the lease, independent of the reaper, unless the event has its own."""
         (emitted,) = emit(store, max_attempts=own_limit)
         for state in (State.PENDING, State.DEAD):
             claim(store, max_attempts=2 if own_limit is None else 9)
@@ -110,14 +113,14 @@ Crash = Callable[[Store, ManualClock, Claim], Claim | None]
 
 
 def _reaped(store: Store, clock: ManualClock, held: Claim) -> Claim | None:
-    """The claimant died, and a reaper takes back what it held."""
+    """Simulate a dead claimant whose events are reaped."""
     clock.expire_leases()
     assert store.reap() == len(held)
     return None
 
 
 def _repeated(store: Store, clock: ManualClock, held: Claim) -> Claim | None:
-    """The claimant died, and another attempt of the same task repeats its claim."""
+    """Simulate a dead claimant whose claim another attempt of the same task repeats."""
     claimant = f"attempt at {clock.advance(1)}"
     return claim(store, 1_000, claimant=claimant, lease_id=held.lease.lease_id, max_attempts=5)
 
@@ -151,7 +154,10 @@ class Poison(StoreScenario):
         assert (stats.total("published") + sum(stats.purged.values()), stats.total("dead")) == (1_199, 1)
 
     def _handle(self, store: Store, clock: ManualClock, poison: EventId, crash: Crash) -> bool:
-        """Claim, crash as long as the poison is among what was claimed, else publish. Whether there was anything."""
+        """Claim events; crash while the poison event is among them, else publish.
+
+        Return whether the claim found any.
+        """
         clock.advance(1)
         held: Claim | None = claim(store, 1_000, max_attempts=5)
         found = bool(held)
@@ -176,7 +182,7 @@ class Poison(StoreScenario):
     def test_a_suspect_is_alone_even_beside_events_of_another_kind(
         self, store: Store, clock: ManualClock, suspect_key: str | None, innocent: int
     ) -> None:
-        """Events with a key and events without one share a claim, and so its room."""
+        """Events with and without an ordering key share the limit of a claim."""
         suspect = emit(store, ordering_key=suspect_key)
         for _ in range(2):
             assert ids(claim(store, 100)) == suspect

@@ -1,5 +1,7 @@
-"""The conformance suite's part on routing: an event moves on to the queue of its destination, or by copies to several,
-and has a life of its own in each."""
+"""Conformance tests for stores: routing moves an event to another queue, or copies it to several.
+
+Each copy has an independent state.
+"""
 
 from typing import Any
 
@@ -27,7 +29,7 @@ from penstock.testing.stores.scenario import (
 
 
 def route(store: Store, held: Claim, *queues: str) -> Settlement:
-    """All events of a claim to all of these queues."""
+    """Route all events of a claim to all of these queues."""
     return store.route(held.lease, dict.fromkeys(seqs(held), queues))
 
 

@@ -1,5 +1,8 @@
-"""What the store suites share: a clock that stands still until it is told to move on, and the few steps that every
-test takes. A test says only what matters to it."""
+"""Fixtures and helpers of the conformance tests for stores.
+
+The clock stands still until a test advances it. Helpers have defaults, so that a test passes only the arguments that
+matter to it.
+"""
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -24,7 +27,7 @@ EVERYTHING = Selection(everything=True)
 
 
 class ManualClock:
-    """The time of a test. Only `advance` moves it, so nothing has to be waited for."""
+    """Time of a test. Only `advance` moves it, so that no test has to wait."""
 
     def __init__(self, start: datetime = STARTED_AT) -> None:
         self.now = start
@@ -37,7 +40,7 @@ class ManualClock:
         return self.now
 
     def expire_leases(self) -> datetime:
-        """On to just after the end of every lease that `claim` took."""
+        """Advance to just after the expiry of every lease that `claim` took."""
         return self.advance(LEASE_SECONDS + 1)
 
 
@@ -55,13 +58,13 @@ def needs(*capabilities: str) -> Callable[[T], T]:
 
 
 class OpenStore(Protocol):
-    """Opens a store on the one database of a test, as often as it is called."""
+    """Opens a store on the test's database. May be called several times."""
 
     def __call__(self, options: StoreOptions | None = None, clock: Clock | None = None) -> Store: ...
 
 
 class StoreScenario:
-    """The fixtures of a suite. `open_store` is the one to override: see `penstock.testing.stores`."""
+    """Fixtures of a suite. Override `open_store`: see `penstock.testing.stores`."""
 
     lacks: ClassVar[Collection[str]] = ()
     """Capabilities that the store does not declare. Their tests are not collected."""
@@ -73,7 +76,7 @@ class StoreScenario:
                 setattr(cls, name, None)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Run a test that takes `ordering_key` without a key and, where the store keeps order, with one."""
+        """Run a test that takes `ordering_key` without a key and, if the store has ordering, also with a key."""
         if "ordering_key" in metafunc.fixturenames:
             metafunc.parametrize("ordering_key", [None] if "ordering" in self.lacks else [None, "k"])
 
@@ -97,7 +100,7 @@ def event(**fields: Any) -> Event:
 
 
 def emit(store: Store, count: int = 1, **fields: Any) -> list[EventId]:
-    """Emit `count` events that are alike, in one batch."""
+    """Emit `count` equal events in one batch."""
     return store.append([event(**fields) for _ in range(count)])
 
 
@@ -131,7 +134,7 @@ def seqs(claimed: Claim) -> list[int]:
 
 
 def all_to(outcome: Outcome, claimed: Claim) -> dict[int, Outcome]:
-    """The same outcome for every event of a claim."""
+    """Return the same outcome for every event of a claim."""
     return dict.fromkeys(seqs(claimed), outcome)
 
 
@@ -141,7 +144,7 @@ def publish(store: Store, claimed: Claim) -> None:
 
 
 def settle(store: Store, outcome: Outcome, count: int = 1, **fields: Any) -> list[EventId]:
-    """Emit, claim and settle events in one go, on an otherwise empty queue."""
+    """Emit, claim and settle events at once, in an otherwise empty queue."""
     emitted = emit(store, count, **fields)
     claimed = claim(store, count, queue=fields.get("queue", DEFAULT_QUEUE))
     assert sorted(ids(claimed)) == sorted(emitted)
@@ -150,26 +153,26 @@ def settle(store: Store, outcome: Outcome, count: int = 1, **fields: Any) -> lis
 
 
 def record(store: Store, event_id: EventId) -> Record:
-    """The one event with this id, as it stands."""
+    """Return the record of the event with this id."""
     (found,) = store.find(Selection(ids=frozenset({event_id}))).records
     return found
 
 
 def records(store: Store, selection: Selection = EVERYTHING) -> list[Record]:
-    """All that a selection finds, oldest first."""
+    """Return all records of a selection, oldest first."""
     page = store.find(selection, limit=10_000)
     assert page.after is None
     return list(reversed(page.records))
 
 
 def states(store: Store) -> dict[State, int]:
-    """How many events stand where; states that none is in are left out."""
+    """Return the number of events in each state, without states that have none."""
     found = [one.state for one in records(store)]
     return {state: found.count(state) for state in State if state in found}
 
 
 def life(of: Record) -> Life:
-    """The changing part of an event, as the pure core sees it."""
+    """Return the mutable fields of an event, as the model represents them."""
     return Life(
         state=of.state,
         attempts=of.attempts,
@@ -186,5 +189,5 @@ def lives(store: Store) -> dict[EventId, Life]:
 
 
 def history(store: Store, event_id: EventId) -> list[str]:
-    """What the history says happened to an event, oldest first."""
+    """Return the names of the event's history entries, oldest first."""
     return [entry.what for entry in store.history(event_id)]

@@ -1,5 +1,8 @@
-"""The conformance suite's part on settling: what becomes of an event is what `penstock.model.lifecycle` says, counted
-once, and whoever asks again is told so."""
+"""Conformance tests for stores: settling.
+
+A settled event has the state that `penstock.model.lifecycle` gives, an attempt is counted once, and a repeated settle
+reports the events as already settled.
+"""
 
 from datetime import timedelta
 from uuid import UUID
@@ -39,7 +42,7 @@ PASTS = ["fresh", "failed", "suspect", "replayed"]
 
 
 def with_a_past(store: Store, clock: ManualClock, past: str) -> EventId:
-    """An event that has lived: the next step has to count on from there."""
+    """Emit an event with earlier attempts, lost leases or a replay, whose counts the next step must continue."""
     (emitted,) = emit(store)
     match past:
         case "failed":
@@ -115,7 +118,7 @@ class SettlingLeases(StoreScenario):
 
     @pytest.mark.parametrize("delay", [-5.0, 1e18, float("inf"), float("nan")])
     def test_a_delay_out_of_reach_breaks_nothing(self, store: Store, clock: ManualClock, delay: float) -> None:
-        """A destination may ask for any wait it likes."""
+        """A destination can request any delay."""
         (emitted,) = emit(store)
         held = claim(store)
         assert store.settle(held.lease, all_to(Retry("no", delay), held)).retried == set(seqs(held))
@@ -164,7 +167,10 @@ class SettlingLeases(StoreScenario):
 
 
 class SettlingAgain(StoreScenario):
-    """A commit whose answer was lost is settled again: the caller must hear that it was not in vain."""
+    """A caller repeats a settle if the answer to its commit was lost.
+
+    The repeat reports "already settled", not "lost".
+    """
 
     @pytest.mark.parametrize("name", OUTCOMES)
     def test_a_repeated_settle_says_already_settled(self, store: Store, name: str) -> None:

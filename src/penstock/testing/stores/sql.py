@@ -1,5 +1,4 @@
-"""The conformance suite's part for stores in a SQL database: the caller's own transaction, and the outbox as a view
-that plain SQL can read and write."""
+"""Conformance tests for stores in a SQL database: the caller's transaction, and the outbox view for plain SQL."""
 
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -37,7 +36,7 @@ TABLES = ("events", "pending", "claimed", "archive", "keys", "leases", "dedupe",
 
 
 class DatabaseConnection(Protocol):
-    """As much of a driver's connection as the suite uses; it begins a transaction with the first statement."""
+    """The methods of a driver's connection that the suite uses. The first statement begins a transaction."""
 
     def execute(self, statement: Any) -> Any: ...
     def commit(self) -> None: ...
@@ -48,7 +47,7 @@ class DatabaseConnection(Protocol):
 class SqlScenario(StoreScenario):
     @pytest.fixture
     def connection(self) -> Iterator[DatabaseConnection]:
-        """Override: a connection of the database's own driver, to the database of `open_store`."""
+        """Override to return a connection of the database's own driver to the database of `open_store`."""
         raise NotImplementedError("override the fixture `connection`")
 
 
@@ -59,7 +58,7 @@ def rows(connection: DatabaseConnection, statement: str) -> list[Any]:
 
 
 def counts(connection: DatabaseConnection) -> dict[str, int]:
-    """How many rows each table has; empty ones are left out."""
+    """Return the number of rows of each table, without empty tables."""
     statements = {name: f"SELECT count(*) FROM penstock_{name}" for name in TABLES}  # noqa: S608
     found = {name: rows(connection, statement)[0][0] for name, statement in statements.items()}
     return {name: count for name, count in found.items() if count}
@@ -149,7 +148,7 @@ class OutboxView(SqlScenario):
 
 
 class NoPlainSql(SqlScenario):
-    """If a view takes no INSERT, the database refuses one: no event is lost unseen."""
+    """A database whose views accept no INSERT must raise an error, so that no event is lost unnoticed."""
 
     def test_plain_sql_is_refused_and_leaves_nothing(self, store: SqlStore, connection: DatabaseConnection) -> None:
         if store.capabilities.insert_into_view:

@@ -1,4 +1,4 @@
-"""The conformance suite's part on staging: rows that become events together and once, or never."""
+"""Conformance tests for stores: staged rows become events together and once, or never."""
 
 from datetime import timedelta
 from threading import Thread
@@ -28,7 +28,7 @@ WEEK = 7 * 86_400
 
 
 def stage(store: Store, write: UUID, count: int = 1, *, batch: int = 0, place: int = 0, **fields: Any) -> UUID:
-    """One attempt's rows, numbered in their payloads; its id."""
+    """Stage rows of one attempt, numbered in their payloads. Return the id of the staged part."""
     part = StagedPart(uuid4(), write, batch, place)
     rows = [event(**{"payload": f"{place}/{number}".encode(), **fields}) for number in range(count)]
     assert store.stage(part, rows) == count
@@ -36,7 +36,7 @@ def stage(store: Store, write: UUID, count: int = 1, *, batch: int = 0, place: i
 
 
 def payloads(store: Store) -> list[str]:
-    """What was emitted, oldest first."""
+    """Return the payloads of the emitted events, oldest first."""
     return [one.payload.decode() for one in records(store)]
 
 
