@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from penstock.config.urls import url_scheme
 from penstock.model.errors import UsageError
@@ -27,14 +28,11 @@ from penstock.streams.state.api import StateStore
 from penstock.streams.state.registry import open_state
 from penstock.telemetry import log
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
 
 def run_streams(
     app: StreamSet,
     *,
-    spark: "SparkSession | None" = None,
+    spark: SparkSession | None = None,
     master: str | None = None,
     names: Sequence[str] | None = None,
     once: bool = False,
@@ -79,7 +77,7 @@ def _require_stores(app: StreamSet, master: str | None) -> None:
         raise UsageError(f"{app.store} is on one machine's disk; on a cluster keep events in PostgreSQL")
 
 
-def _runs(spark: "SparkSession", app: StreamSet, streams: Sequence[Stream], parallelism: int) -> list[StreamRun]:
+def _runs(spark: SparkSession, app: StreamSet, streams: Sequence[Stream], parallelism: int) -> list[StreamRun]:
     with closing(open_state(app.state)) as state:
         started = [state.start(stream.name, stream.parts) for stream in streams]
     return [StreamRun(spark, app, stream, one, parallelism) for stream, one in zip(streams, started, strict=True)]
@@ -91,7 +89,7 @@ def require_reachable(state: StateStore, master: str | None) -> None:
         raise UsageError(f"{state.url} is on one machine's disk; on a cluster keep the state in PostgreSQL")
 
 
-def _open_session(master: str | None, streams: Sequence[Stream], jars: str | None, *, lasting: bool) -> "SparkSession":
+def _open_session(master: str | None, streams: Sequence[Stream], jars: str | None, *, lasting: bool) -> SparkSession:
     session = open_session(master, "penstock streams", jars=_needed_jars(streams, jars), lasting=lasting)
     if not is_local(session.sparkContext.master or ""):
         functions = [function for stream in streams for function in (stream.handler, stream.key)]

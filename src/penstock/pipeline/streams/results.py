@@ -1,15 +1,14 @@
 """Results of tasks: of each event that its source waits for, and of parts that failed."""
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyarrow import RecordBatch, Table
 
 from penstock.model.outcome import PUBLISHED, Outcome
 from penstock.pipeline.streams.rows import Row
 from penstock.pipeline.streams.task_spec import StreamTaskSpec
-from penstock.streams.arrow_json import arrow
-
-if TYPE_CHECKING:
-    from pyarrow import RecordBatch, Table
 
 OUTCOMES = (
     "seq BIGINT, lease STRING, token STRING, outcome STRING, error STRING, delay_seconds DOUBLE, "
@@ -51,10 +50,8 @@ def event_result(row: Row, outcome: Outcome) -> TaskResult:
     return TaskResult(type(outcome).__name__.upper(), error, row, delay)
 
 
-def to_batch(number: int, results: list[TaskResult]) -> "RecordBatch":
+def to_batch(number: int, results: list[TaskResult]) -> RecordBatch:
     """Return the results of a part as a batch of rows."""
-    import pyarrow as pa
-
     rows = [one.row for one in results]
     columns: dict[str, Any] = {
         "seq": pa.array([row and row.seq for row in rows], pa.int64()),
@@ -71,7 +68,7 @@ def to_batch(number: int, results: list[TaskResult]) -> "RecordBatch":
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def all_published(spec: StreamTaskSpec, number: int, rows: "Table") -> "list[RecordBatch]":
+def all_published(spec: StreamTaskSpec, number: int, rows: Table) -> list[RecordBatch]:
     """The same as `to_batch` for events that all succeeded."""
     reported = rows if spec.wants_acknowledgements else rows.filter(rows.column("lease").is_valid())
     unreported = rows.num_rows - reported.num_rows
@@ -79,10 +76,8 @@ def all_published(spec: StreamTaskSpec, number: int, rows: "Table") -> "list[Rec
     return results + all_alike(number, reported, PUBLISHED_NAME)
 
 
-def all_alike(number: int, rows: "Table", outcome: str) -> "list[RecordBatch]":
+def all_alike(number: int, rows: Table, outcome: str) -> list[RecordBatch]:
     """The same of each event, in the order of the rows."""
-    pa, _ = arrow()
-
     schema = to_batch(number, []).schema
     same = {"outcome": outcome, "part": number, "error": None, "delay_seconds": None, "clock": None}
     columns = [

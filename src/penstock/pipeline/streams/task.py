@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
+
+import pyarrow as pa
+from pyarrow import RecordBatch, Table
 
 from penstock.model.errors import PenstockError, StoreConflict, StoreError, StoreUnavailable
 from penstock.model.event import DEFAULT_QUEUE
@@ -39,9 +41,6 @@ from penstock.streams.state.api import Fenced, StatePartition, StateStore, Super
 from penstock.streams.state.registry import open_state
 from penstock.telemetry import log
 
-if TYPE_CHECKING:
-    from pyarrow import RecordBatch, Table
-
 # So many more things than before, so many times, until the young, the older and the oldest are searched for garbage.
 COLLECTING = (100_000, 20, 100)
 
@@ -50,8 +49,6 @@ def assign(spec: StreamTaskSpec) -> Callable[[Batches], Batches]:
     """Adds to each row its key and the part that belongs to. A key that can't be had fails its own event only."""
 
     def run(batches: Batches) -> Batches:
-        import pyarrow as pa
-
         for batch in batches:
             rows = widened(pa.Table.from_batches([batch]))
             keyed = [part_and_key(spec, event) for event in events_in(rows, [""] * batch.num_rows)]
@@ -103,7 +100,7 @@ def _rarely_collecting() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _outcomes(spec: StreamTaskSpec, number: int, rows: "Table | None") -> "list[RecordBatch]":
+def _outcomes(spec: StreamTaskSpec, number: int, rows: Table | None) -> list[RecordBatch]:
     try:
         with _held(spec, rows):
             return _process_part(spec, number, rows)
@@ -116,7 +113,7 @@ def _outcomes(spec: StreamTaskSpec, number: int, rows: "Table | None") -> "list[
     return [to_batch(number, [failed])]
 
 
-def _process_part(spec: StreamTaskSpec, number: int, rows: "Table | None") -> "list[RecordBatch]":
+def _process_part(spec: StreamTaskSpec, number: int, rows: Table | None) -> list[RecordBatch]:
     part = _state(spec.state).open_part(spec.started, number)
     try:
         part.trim(spec.acknowledged.get(number, ()))
@@ -129,7 +126,7 @@ def _process_part(spec: StreamTaskSpec, number: int, rows: "Table | None") -> "l
     return results
 
 
-def _as_a_table(spec: StreamTaskSpec, number: int, part: StatePartition, rows: "Table") -> "list[RecordBatch] | None":
+def _as_a_table(spec: StreamTaskSpec, number: int, part: StatePartition, rows: Table) -> list[RecordBatch] | None:
     """What became of the events of a batch handler; None if they have to be looked at one by one."""
     if spec.stream.batch is None or spec.forced_failures or not is_plain(rows):
         return None
@@ -160,7 +157,7 @@ def _one_by_one(spec: StreamTaskSpec, number: int, part: StatePartition, rows: l
 
 
 @contextmanager
-def _held(spec: StreamTaskSpec, rows: "Table | None") -> Iterator[None]:
+def _held(spec: StreamTaskSpec, rows: Table | None) -> Iterator[None]:
     """Keep the leases of these rows for as long as their handlers take."""
     named: set[tuple[str, str]] = set()
     if rows is not None and rows.column("lease").null_count < rows.num_rows:
