@@ -15,6 +15,7 @@ from penstock.streams.engine.work import Result, run_part
 from penstock.streams.event import StreamEvent
 from penstock.streams.state.api import Fenced, StatePartition, StateStore, Superseded
 from penstock.streams.state.registry import open_state
+from penstock.testing.states.scenario import held
 from penstock.testing.streams import CRASH, LOST_COMMIT, StreamHarness
 
 Handler = Callable[[StreamEvent, Context], None]
@@ -188,7 +189,7 @@ def test_inbox_entries_go_only_after_the_acknowledgement(store: StateStore) -> N
     with closing(store.open_part(store.start("total", 1), 0)) as part:
         run(part, event)
         run(part, event)
-        assert part.holds(arrivals) == set(arrivals)
+        assert held(part, arrivals) == set(arrivals)
         part.trim(arrivals)
-        assert part.holds(arrivals) == set()
+        assert held(part, arrivals) == set()
     assert total(store)["sum"] == 5

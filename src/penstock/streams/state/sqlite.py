@@ -188,9 +188,6 @@ class SqlitePart:
         with self._fence.held():
             yield SqliteTransaction(self._database)
 
-    def holds(self, arrivals: Sequence[Arrival]) -> set[Arrival]:
-        return _held(self._database, set(arrivals))
-
     def trim(self, arrivals: Sequence[Arrival]) -> None:
         with self._fence.epoch_held():
             self._database.executemany(TAKE_OUT, sorted(arrivals))

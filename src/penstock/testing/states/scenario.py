@@ -1,6 +1,7 @@
 """What the tests of the conformance suite for state stores share: a store, a part, and how a state is saved."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 import pytest
 
@@ -25,6 +26,19 @@ class StateScenario:
         part = store.open_part(store.start(STREAM, 3), 0)
         yield part
         part.close()
+
+
+class Undone(Exception):
+    """A transaction that only looks is rolled back."""
+
+
+def held(part: StatePartition, arrivals: Sequence[Arrival]) -> set[Arrival]:
+    """Return those of these that the inbox holds."""
+    fresh: set[Arrival] = set()
+    with suppress(Undone), part.transaction() as transaction:
+        fresh = transaction.fresh(arrivals)
+        raise Undone
+    return set(arrivals) - fresh
 
 
 def save(part: StatePartition, key: str, data: bytes, expires_at: float | None = None) -> None:
