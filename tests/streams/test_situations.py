@@ -11,7 +11,8 @@ from penstock import Streams
 from penstock.model.outcome import Published, Retry
 from penstock.streams.app import Stream
 from penstock.streams.context import Context, KeyState
-from penstock.streams.engine.work import Result, run_part
+from penstock.streams.engine.partition import process_batch
+from penstock.streams.engine.work import Result
 from penstock.streams.event import StreamEvent
 from penstock.streams.state.api import Fenced, StatePartition, StateStore, Superseded
 from penstock.streams.state.registry import open_state
@@ -54,7 +55,7 @@ def numbered(*numbers: int) -> list[StreamEvent]:
 
 
 def run(part: StatePartition, events: Sequence[StreamEvent], handler: Handler = add) -> list[Result]:
-    return run_part(part, stream_of(handler), events, 0.0)
+    return process_batch(part, stream_of(handler), events, 0.0)[0]
 
 
 def total(store: StateStore) -> dict[str, object]:

@@ -89,13 +89,14 @@ class JobRunner:
                 raise PipelineError(f"stream {self._spec.stream.name}: {row['error']}")
         return rows
 
-    def drained(self) -> None:
-        """Note that the source had no more events."""
-        self._clocks.drained(time.time())
+    def run(self, *, drained: bool) -> bool:
+        """Fire what is due; returns whether there was anything. A part that can't be had is tried another time.
 
-    def run(self) -> bool:
-        """Fire what is due; returns whether there was anything. A part that can't be had is tried another time."""
+        `drained` says that the source had no more events.
+        """
         now, before = time.time(), self.fired
+        if drained:
+            self._clocks.count_idle_from(now)
         parts = self._clocks.due(now)
         if not parts:
             return False

@@ -177,9 +177,7 @@ class StreamRun:
         if not self.stream.has_timers:
             return False
         with self._busy:
-            if self._is_drained():
-                self._job_runner.drained()
-            fired = self._job_runner.run()
+            fired = self._job_runner.run(drained=self._is_drained())
             self.counts.fired = self._job_runner.fired
         return fired
 

@@ -31,13 +31,6 @@ class BatchKind(StrEnum):
     ARROW = "arrow"
     PANDAS = "pandas"
 
-    @classmethod
-    def parse(cls, text: str) -> "BatchKind":
-        try:
-            return cls(text)
-        except ValueError:
-            raise UsageError(f'batch is "arrow" or "pandas", not {text!r}') from None
-
 
 class States(Mapping[str, KeyState]):
     """The states of a batch's keys. Every key has one, though it may be empty."""

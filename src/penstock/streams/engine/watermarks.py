@@ -104,13 +104,10 @@ class Clocks:
             if report.seen and report.watermark is not None:
                 self._active[part] = report.watermark, now
         if any(report.seen for report in reports.values()):
-            self._count_idle_from(now)
+            self.count_idle_from(now)
 
-    def drained(self, now: float) -> None:
-        """Note that the source had no more events."""
-        self._count_idle_from(now)
-
-    def _count_idle_from(self, now: float) -> None:
+    def count_idle_from(self, now: float) -> None:
+        """Let idle time count from now, unless it counts already."""
         if self._idle_from is None:
             self._idle_from = now
 
