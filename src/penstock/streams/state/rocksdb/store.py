@@ -190,7 +190,7 @@ class RocksState(FolderState):
         super().__init__(url)
 
     def open_part(self, started: Started, number: int) -> RocksPart:
-        return RocksPart(self._folder.part(started.stream, number), started, number)
+        return RocksPart(self._part(started.stream, number), started, number)
 
     def _prepare(self, path: Path, epoch: int, *, create: bool) -> None:
         with closing(open_database(path, create=create)) as fence_file, writing(fence_file):
