@@ -7,6 +7,7 @@ batch, and dies alone.
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -157,14 +158,16 @@ class StreamRun:
             self._ticking.join(STOP_SECONDS)
 
     def finish(self) -> None:
-        """Wait for the batch in hand: it is acknowledged, or has failed."""
+        """Wait for the batch in hand, which is acknowledged or has failed, and end the queries."""
         with self._busy:
-            return
-
-    def close(self) -> None:
-        """Its queries have ended."""
+            pass
+        for query in self.queries:
+            query.stop()
         for source in self._sources:
             source.close()
+        counts = self.counts
+        results = {"applied": counts.applied, "retried": counts.retried, "dead": counts.dead}
+        log.info("stream stops", name=self.stream.name, **results)
 
     def start_ticking(self) -> None:
         """From now on, fire what is due also while no events come."""
@@ -228,7 +231,9 @@ class StreamRun:
         except Superseded:
             self._release(batch, spec)
             raise
-        self._trimmed({row["part"] for row in rows})
+        # These parts have forgotten what their source has the acknowledgement of; the others are yet to hear.
+        trimmed = {row["part"] for row in rows}
+        self._acknowledged = {part: known for part, known in self._acknowledged.items() if part not in trimmed}
         self.counts.applied += sum(int(row["error"]) for row in rows if row["outcome"] == APPLIED_COUNT)
         rows = [row for row in rows if row["outcome"] != APPLIED_COUNT]
         self._acknowledge(source, rows if self._jobs == 1 else self._under_new_tokens(rows))
@@ -237,7 +242,8 @@ class StreamRun:
         """The other driver is to have the batch's events at once, and not when their leases are over."""
         store = store_of(self._spec.store)
         try:
-            for lease, token in {(row["lease"], row["token"]) for row in self._list(batch, spec)}:
+            listed = self._job(batch, replace(spec, listing=True))
+            for lease, token in {(row["lease"], row["token"]) for row in listed}:
                 if lease is not None:
                     store.release(Lease(LeaseId(UUID(lease)), Token(UUID(token)), DEFAULT_QUEUE))
         except Exception as error:
@@ -267,15 +273,10 @@ class StreamRun:
             return self._job_runner.collect(batch)
         return self._job_runner.collect(self._processed(batch, spec))
 
-    def _list(self, batch: DataFrame, spec: StreamTaskSpec) -> list[Row]:
-        """The batch's events, those of each part in order."""
-        return self._job(batch, replace(spec, listing=True))
-
     def _run_carefully(self, batch: DataFrame, spec: StreamTaskSpec) -> list[Row]:
-        fatal: list[Arrival] = []
-        found = self._list(batch, spec)
-        arrivals = list(dict.fromkeys(Arrival(row["event_id"], row["replays"]) for row in found))
-        return self._halve(batch, spec, arrivals, fatal)
+        listed = self._job(batch, replace(spec, listing=True))  # those of each part in order
+        arrivals = list(dict.fromkeys(Arrival(row["event_id"], row["replays"]) for row in listed))
+        return self._halve(batch, spec, arrivals, fatal=[])
 
     def _halve(
         self, batch: DataFrame, spec: StreamTaskSpec, arrivals: Sequence[Arrival], fatal: list[Arrival]
@@ -315,10 +316,6 @@ class StreamRun:
                 self._acknowledged.setdefault(row["part"], []).append(Arrival(row["event_id"], row["replays"]))
         self._count(rows)
 
-    def _trimmed(self, parts: set[int]) -> None:
-        """These parts have forgotten what their source has the acknowledgement of; the others are yet to hear."""
-        self._acknowledged = {part: known for part, known in self._acknowledged.items() if part not in parts}
-
     def _settle(self, rows: Sequence[Row]) -> set[int]:
         """Returns the seqs of those that are in the state, and that the queue won't bring again."""
         store = store_of(self._spec.store)
@@ -342,12 +339,9 @@ class StreamRun:
         if time.monotonic() < self._forgot + FORGET_SECONDS and self._forgot:
             return
         self._forgot = time.monotonic()
-        state = open_state(self._spec.state)
-        try:
-            keep = self._sources[0].remember_seconds
+        keep = self._sources[0].remember_seconds
+        with closing(open_state(self._spec.state)) as state:
             self._patiently(lambda: state.forget(self.stream.name, older_than_seconds=keep))
-        finally:
-            state.close()
 
     def _patiently(self, call: Callable[[], Result]) -> Result:
         for pause in _pauses():
