@@ -7,6 +7,7 @@ import pyarrow as pa
 from pyarrow import RecordBatch, Table
 
 from penstock.model.outcome import PUBLISHED, Outcome
+from penstock.pipeline.datasource.settle import fields_of
 from penstock.pipeline.streams.rows import Row
 from penstock.pipeline.streams.task_spec import StreamTaskSpec
 
@@ -14,7 +15,6 @@ OUTCOMES = (
     "seq BIGINT, lease STRING, token STRING, outcome STRING, error STRING, delay_seconds DOUBLE, "
     "part INT, event_id STRING, replays INT, clock STRING"
 )
-PUBLISHED_NAME = type(PUBLISHED).__name__.upper()
 # Beside the outcomes of its events, what a part of a stream with timers reports of its time.
 CLOCK_REPORT = "CLOCK_REPORT"
 # How many events are in the state that have no result of their own.
@@ -46,8 +46,8 @@ class TaskResult(NamedTuple):
 
 def event_result(row: Row, outcome: Outcome) -> TaskResult:
     """Return the result of an event."""
-    error, delay = getattr(outcome, "error", None), getattr(outcome, "delay_seconds", None)
-    return TaskResult(type(outcome).__name__.upper(), error, row, delay)
+    name, error, delay = fields_of(outcome)
+    return TaskResult(name, error, row, delay)
 
 
 def to_batch(number: int, results: list[TaskResult]) -> RecordBatch:
@@ -73,7 +73,7 @@ def all_published(spec: StreamTaskSpec, number: int, rows: Table) -> list[Record
     reported = rows if spec.wants_acknowledgements else rows.filter(rows.column("lease").is_valid())
     unreported = rows.num_rows - reported.num_rows
     results = [to_batch(number, [TaskResult(APPLIED_COUNT, str(unreported))])] if unreported else []
-    return results + all_alike(number, reported, PUBLISHED_NAME)
+    return results + all_alike(number, reported, fields_of(PUBLISHED)[0])
 
 
 def all_alike(number: int, rows: Table, outcome: str) -> list[RecordBatch]:

@@ -130,7 +130,7 @@ class TableStates(States):
         """Write what has changed."""
         if self._columns:
             self._tx.save_columns(self._columns, expires_at)
-        if self._put and (put := _columns(self._put)):
+        if put := _columns(self._put):
             self._tx.save_columns(put, expires_at)
         changed: dict[str, Saved | None] = {key: None for key, one in self._put.items() if one == EMPTY}
         for key, state in self._objects.items():
@@ -189,11 +189,9 @@ class TableStates(States):
 def _columns(states: Mapping[str, bytes]) -> StateColumns | None:
     """Those of the states that are to stay, if any."""
     keys = sorted(key for key, one in states.items() if one != EMPTY)
-    return (
-        StateColumns(pa.array(keys, pa.string()), pa.array([states[key] for key in keys], pa.binary()))
-        if keys
-        else None
-    )
+    if not keys:
+        return None
+    return StateColumns(pa.array(keys, pa.string()), pa.array([states[key] for key in keys], pa.binary()))
 
 
 def _texts(column: StringArray) -> Iterator[str]:

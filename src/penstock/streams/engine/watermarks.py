@@ -43,12 +43,10 @@ class Watermark:
 
     def quiet(self, idle_advance: IdleAdvance, lateness_seconds: float, now: float) -> "Watermark":
         """What it is after a while without events."""
-        passed = now - self.seen_at - idle_advance.seconds
-        target = (
-            round(self.largest + passed - lateness_seconds, 6)
-            if idle_advance.watermark is None
-            else idle_advance.watermark
-        )
+        target = idle_advance.watermark
+        if target is None:
+            passed = now - self.seen_at - idle_advance.seconds
+            target = round(self.largest + passed - lateness_seconds, 6)
         return Watermark(max(self.reached, target), self.largest, self.seen_at)
 
 
