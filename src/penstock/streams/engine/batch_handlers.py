@@ -95,11 +95,6 @@ class BatchContext(Emitter):
         self.states = states
 
 
-def as_given(events: Sequence[StreamEvent], kind: BatchKind, fields: Mapping[str, str]) -> Any:
-    """The events as their handler wants them, in order."""
-    return in_kind(as_table(events, fields), kind)
-
-
 def in_kind(table: "Table", kind: BatchKind | None) -> Any:
     """A table as handlers of this kind take it."""
     return table.to_pandas() if kind is BatchKind.PANDAS else table

@@ -159,19 +159,20 @@ class WindowedWork(TimedWork):
     # -- windows that close -----------------------------------------------------------------------------------------
 
     def _prepare(self, timers: Sequence[Timer]) -> None:
-        self._load_sessions({_key_of(timer) for timer in timers})
+        self._load_sessions({_closed_by(timer)[0] for timer in timers})
         super()._prepare(timers)
 
     def _let_go(self, timer: Timer) -> None:
         super()._let_go(timer)
-        key, window = _key_of(timer), _window_of(timer)
+        key, window = _closed_by(timer)
         if key in self._open:
             self._note_open(key, [one for one in self._open[key] if one.start != window.start])
 
     def _run_timer(self, timer: Timer) -> EventFailure | None:
         """Close a window; returns why that failed, if it did. Then its state stays, to be closed another time."""
-        window, state = _window_of(timer), self._state_of(timer.key)
-        context = Context(_key_of(timer), state, window=window)
+        key, window = _closed_by(timer)
+        state = self._state_of(timer.key)
+        context = Context(key, state, window=window)
         try:
             if self._stream.on_close is not None:
                 self._stream.on_close(window, context)
@@ -183,8 +184,7 @@ class WindowedWork(TimedWork):
         return None
 
     def _as_event(self, timer: Timer) -> StreamEvent:
-        start, end = _window_of(timer)
-        key = _key_of(timer)
+        key, (start, end) = _closed_by(timer)
         return self._event_of(key, {"key": key, "start": start.isoformat(), "end": end.isoformat()})
 
     def _timer_of(self, event: StreamEvent) -> Timer:
@@ -193,15 +193,11 @@ class WindowedWork(TimedWork):
         return Timer(seconds_of(window.end), window_key(event.key, window), CLOSE)
 
 
-def _key_of(timer: Timer) -> str:
-    found = window_of(timer.key)
-    return timer.key if found is None else found[0]
-
-
-def _window_of(timer: Timer) -> Window:
+def _closed_by(timer: Timer) -> tuple[str, Window]:
+    """The key and the window that a timer closes."""
     found = window_of(timer.key)
     assert found is not None
-    return Window(found[1], instant_of(timer.at))
+    return found[0], Window(found[1], instant_of(timer.at))
 
 
 def _pack(windows: Sequence[Window]) -> Saved | None:

@@ -21,7 +21,7 @@ from penstock.model.outcome import Dead, Outcome, Retry
 from penstock.model.text import on_record
 from penstock.streams.app import Stream
 from penstock.streams.context import Context, KeyState
-from penstock.streams.engine.batch_handlers import BatchContext, States, as_given
+from penstock.streams.engine.batch_handlers import BatchContext, States, as_table, in_kind
 from penstock.streams.event import KEY_HEADER, ORIGIN_HEADER, STREAM_HEADER, StreamEvent
 from penstock.streams.state.api import EPOCH, Arrival, PartTransaction, Saved
 
@@ -143,10 +143,9 @@ class Work:
         before others first: one that fails alone is at fault."""
         if not events:
             return
-        assert self._stream.batch is not None
         context = BatchContext(States(self._state_of, [event.key for event in events]))
         try:
-            self._stream.handler(as_given(events, self._stream.batch, self._stream.fields), context)
+            self._stream.handler(in_kind(as_table(events, self._stream.fields), self._stream.batch), context)
             for key in context.states:
                 self._state_of(key).check()
         except Exception as error:
