@@ -16,7 +16,7 @@ from penstock.streams.engine.work import Result
 from penstock.streams.event import StreamEvent
 from penstock.streams.state.api import Fenced, StatePartition, StateStore, Superseded
 from penstock.streams.state.registry import open_state
-from penstock.testing.states.scenario import held
+from penstock.testing.states.scenario import StateScenario
 from penstock.testing.streams import CRASH, LOST_COMMIT, StreamHarness
 
 Handler = Callable[[StreamEvent, Context], None]
@@ -190,7 +190,7 @@ def test_inbox_entries_go_only_after_the_acknowledgement(store: StateStore) -> N
     with closing(store.open_part(store.start("total", 1), 0)) as part:
         run(part, event)
         run(part, event)
-        assert held(part, arrivals) == set(arrivals)
+        assert StateScenario.entered(part, arrivals) == set(arrivals)
         part.trim(arrivals)
-        assert held(part, arrivals) == set()
+        assert StateScenario.entered(part, arrivals) == set()
     assert total(store)["sum"] == 5

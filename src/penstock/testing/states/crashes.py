@@ -11,7 +11,7 @@ import pytest
 
 from penstock.streams.state.api import Arrival, Fenced, Saved, StatePartition, StateStore, Timer
 from penstock.testing.states import dying_process
-from penstock.testing.states.scenario import STREAM, OpenState, StateScenario, held
+from penstock.testing.states.scenario import STREAM, OpenState, StateScenario
 
 EVENTS = 120
 WAVE = 10
@@ -55,7 +55,9 @@ def whole(store: StateStore, size: int) -> int:
         timers = [Timer(float(number), key, name) for key in sorted(keys) for name in names]
         assert list(transaction.due(float("inf"), 3 * len(timers))) == timers
     entered = {Arrival(f"{wave}-{place}") for wave in range(1, number + 2) for place in range(size)}
-    assert held(part, list(entered)) == {one for one in entered if not one.event_id.startswith(f"{number + 1}-")}
+    assert StateScenario.entered(part, list(entered)) == {
+        one for one in entered if not one.event_id.startswith(f"{number + 1}-")
+    }
     ids = [one.event_id for outgoing in part.outgoing() for one in outgoing.events]
     assert ids == [UUID(int=wave) for wave in range(1, number + 1)]
     part.close()
@@ -107,7 +109,7 @@ class Source:
                         add(older, wave)
 
     def _acknowledge(self, task: StatePartition, numbers: list[int]) -> None:
-        known = held(task, [Arrival(str(number)) for number in numbers])
+        known = StateScenario.entered(task, [Arrival(str(number)) for number in numbers])
         self.pending -= {int(arrival.event_id) for arrival in known}
         task.trim(list(known))
 

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.model.errors import UsageError
 from penstock.streams.state.api import Fenced, Saved, StateStore
-from penstock.testing.states.scenario import ARRIVALS, STREAM, OpenState, StateScenario, held, save
+from penstock.testing.states.scenario import ARRIVALS, STREAM, OpenState, StateScenario, save
 
 
 class FencingTasks(StateScenario):
@@ -53,7 +53,7 @@ class FencingTasks(StateScenario):
                 first.open_part(older, number)
         assert dict(second.read(STREAM)) == {"a": Saved(b"older")}
         taken = second.open_part(newer, 0)
-        assert held(taken, ARRIVALS) == set(ARRIVALS)
+        assert self.entered(taken, ARRIVALS) == set(ARRIVALS)
         save(taken, "a", b"newer")
         assert dict(second.read(STREAM)) == {"a": Saved(b"newer")}
         taken.close()

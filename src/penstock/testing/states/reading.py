@@ -7,7 +7,7 @@ import pytest
 
 from penstock.model.errors import UsageError
 from penstock.streams.state.api import Saved, StateStore
-from penstock.testing.states.scenario import ARRIVALS, STREAM, OpenState, StateScenario, held, save
+from penstock.testing.states.scenario import ARRIVALS, STREAM, OpenState, StateScenario, save
 
 
 class ReadingState(StateScenario):
@@ -70,9 +70,9 @@ class ReadingState(StateScenario):
             transaction.fresh(ARRIVALS)
             transaction.save({"old": Saved(b"", now - 60), "later": Saved(b"", now + 3600), "never": Saved(b"")})
         assert store.forget(STREAM, older_than_seconds=3600) == 1
-        assert held(part, ARRIVALS) == set(ARRIVALS)
+        assert self.entered(part, ARRIVALS) == set(ARRIVALS)
         assert [key for key, _ in store.read(STREAM)] == ["later", "never"]
         assert store.forget(STREAM, older_than_seconds=0) == len(ARRIVALS)
-        assert held(part, ARRIVALS) == set()
+        assert self.entered(part, ARRIVALS) == set()
         save(part, "after", b"still this task's")
         part.close()

@@ -27,18 +27,18 @@ class StateScenario:
         yield part
         part.close()
 
+    @staticmethod
+    def entered(part: StatePartition, arrivals: Sequence[Arrival]) -> set[Arrival]:
+        """Return those of these that the inbox holds, found by entering all in a transaction that is rolled back."""
+        fresh: set[Arrival] = set()
+        with suppress(_Undone), part.transaction() as transaction:
+            fresh = transaction.fresh(arrivals)
+            raise _Undone
+        return set(arrivals) - fresh
 
-class Undone(Exception):
-    """A transaction that only looks is rolled back."""
 
-
-def held(part: StatePartition, arrivals: Sequence[Arrival]) -> set[Arrival]:
-    """Return those of these that the inbox holds."""
-    fresh: set[Arrival] = set()
-    with suppress(Undone), part.transaction() as transaction:
-        fresh = transaction.fresh(arrivals)
-        raise Undone
-    return set(arrivals) - fresh
+class _Undone(Exception):
+    """A transaction that is not to commit."""
 
 
 def save(part: StatePartition, key: str, data: bytes, expires_at: float | None = None) -> None:
