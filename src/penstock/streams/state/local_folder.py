@@ -115,6 +115,8 @@ class FolderState(ABC):
 
     def _take_epoch(self, stream: str, parts: int) -> tuple[Started, bool]:
         """The stream with its next epoch, and whether all of its parts were made before."""
+        if parts < 1:
+            raise UsageError(f"a stream has one part or more, not {parts}")
         folder = self._of(stream)
         try:
             make_folder(folder)

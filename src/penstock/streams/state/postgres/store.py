@@ -178,6 +178,8 @@ class PostgresState:
         self._target = f"{scheme.partition('+')[0]}://{place}"
 
     def start(self, stream: str, parts: int) -> Started:
+        if parts < 1:
+            raise UsageError(f"a stream has one part or more, not {parts}")
         if not 0 < len(stream) <= NAME_LIMIT or "\x00" in stream:
             raise UsageError(f"{stream!r} can't name a stream: it has 1 to {NAME_LIMIT} characters, none of them NUL")
         with closing(self._connect()) as connection:
