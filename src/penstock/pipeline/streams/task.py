@@ -38,7 +38,7 @@ from penstock.store.api import StagedPart
 from penstock.streams.engine.arrow_work import HandlerFailed, in_order, is_plain, run_table
 from penstock.streams.engine.partition import process_batch
 from penstock.streams.engine.work import EventFailure
-from penstock.streams.state.api import Fenced, StatePartition, Superseded
+from penstock.streams.state.api import Fenced, StatePartition, StateStore, Superseded
 from penstock.streams.state.registry import open_state
 
 # So many more things than before, so many times, until the young, the older and the oldest are searched for garbage.
@@ -181,4 +181,6 @@ def _send(spec: StreamTaskSpec, number: int, part: StatePartition) -> None:
         part.sent(outgoing.batch)
 
 
-_state = cache(open_state)
+@cache
+def _state(url: str) -> StateStore:
+    return open_state(url)
