@@ -9,7 +9,7 @@ from penstock.pipeline.streams.partitioning import keyed
 from penstock.pipeline.streams.rows import KEYING, widened
 from penstock.pipeline.streams.sources.base import BLANK, COLUMNS
 from penstock.pipeline.streams.task_spec import StreamTaskSpec
-from penstock.streams.app import Stream, StreamSet, default_key
+from penstock.streams.app import Stream, StreamSet, default_key, part_of
 from penstock.streams.event import KEY_HEADER, STREAM_HEADER, StreamEvent
 from penstock.streams.state.api import Started
 
@@ -79,7 +79,7 @@ def test_what_a_source_has_not_is_blank(spark: "SparkSession", options: dict[str
         "offset": 7,
         "partition_key": "ada",
         "payload": b"1",
-        "part": _stream().part_of("ada", 7),
+        "part": part_of("ada", 7),
     }
     assert widened(rows.toArrow()).to_pylist() == [{**blank, **known, "stream_key": "ada", "event_id": "a/7"}]
     assert widened(pa.table({"part": [1]}).slice(0, 0)).num_rows == 0
@@ -94,4 +94,4 @@ def test_a_partition_key_that_is_the_key_is_not_told_twice(spark: "SparkSession"
     assert "stream_key" not in rows.columns
     told = sorted(widened(rows.toArrow()).to_pylist(), key=itemgetter("event_id"))
     assert [one["stream_key"] for one in told] == ["ada", None, None, None]
-    assert [one["part"] for one in told] == [_stream().part_of("ada", 7), 0, 0, 0]
+    assert [one["part"] for one in told] == [part_of("ada", 7), 0, 0, 0]

@@ -78,7 +78,7 @@ def test_only_the_parts_that_have_the_keys_are_read(state: str) -> None:
     ("options", "told"),
     [
         ({}, "needs to know which stream"),
-        ({"stream": "total", "colour": "red"}, "has no option 'colour'; it takes stream, state and keys"),
+        ({"stream": "total", "colour": "red"}, "has no option 'colour'; it takes stream, state, keys"),
         ({"stream": "total", "keys": "ada"}, "keys must be an array of JSON"),
         ({"stream": "total", "keys": "[1]"}, "keys must be an array of JSON"),
     ],

@@ -171,5 +171,5 @@ def test_driver_closes_no_window_before_it_has_read_its_source(
         run = StreamRun(spark, app, stream, state.start(stream.name, stream.parts), parallelism=1)
     assert wait_until(lambda: time.time() > over, SECONDS)
     run.tick()
-    run.close()
+    run.finish()
     assert payloads(outbox, "closed") == []

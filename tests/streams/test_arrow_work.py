@@ -19,7 +19,7 @@ from penstock.streams.app import Stream
 from penstock.streams.context import KeyState
 from penstock.streams.engine.arrow_work import HandlerFailed, TableStates, in_order, is_plain, run_table
 from penstock.streams.engine.batch_handlers import BatchContext, States, as_table
-from penstock.streams.engine.work import run_part
+from penstock.streams.engine.partition import process_batch
 from penstock.streams.event import KEY_HEADER, StreamEvent
 from penstock.streams.state.api import PartTransaction, Position, Saved
 from penstock.streams.state.registry import open_state
@@ -100,7 +100,7 @@ def test_both_ways_come_to_the_same(batches: list[list[StreamEvent]], tmp_path: 
             for batch in batches:
                 part = state.open_part(started, 0)
                 if way == "events":
-                    run_part(part, handled, sorted(batch, key=in_place), NOW)
+                    process_batch(part, handled, sorted(batch, key=in_place), NOW)
                 else:
                     with part.transaction() as tx:
                         run_table(tx, handled, in_order(rows(batch)), NOW)

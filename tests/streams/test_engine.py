@@ -10,7 +10,7 @@ from penstock import Streams
 from penstock.model.errors import UsageError
 from penstock.model.outcome import Retry
 from penstock.streams.context import Context
-from penstock.streams.engine.work import run_part
+from penstock.streams.engine.partition import process_batch
 from penstock.streams.event import ORIGIN_HEADER, StreamEvent
 from penstock.streams.sources import Kafka, Queue, Source, Valkey
 from penstock.streams.state.api import EPOCH, Position
@@ -225,14 +225,14 @@ def test_waits_double_and_an_event_that_is_given_up_does_not_wait(state: str) ->
     part = opened.open_part(opened.start("failing", 1), 0)
     waits: list[float | None] = []
     for attempts in range(stream.max_retries):
-        ((_, outcome),) = run_part(part, stream, [StreamEvent("retried", "a", attempts=attempts)], NOW)
+        ((_, outcome),), _ = process_batch(part, stream, [StreamEvent("retried", "a", attempts=attempts)], NOW)
         assert isinstance(outcome, Retry)
         waits.append(outcome.delay_seconds)
     assert waits == [7, 14, 28]
 
     for retries, wait in ((3, 7), (0, 0)):
         stream = replace(stream, max_retries=retries)
-        run_part(part, stream, [StreamEvent(f"moved {retries}", "a", settles=False)], NOW)
+        process_batch(part, stream, [StreamEvent(f"moved {retries}", "a", settles=False)], NOW)
         ((moved,),) = [outgoing.events for outgoing in part.outgoing()]
         assert moved.available_at == EPOCH + timedelta(seconds=NOW + wait)
         part.sent(next(iter(part.outgoing())).batch)

@@ -11,10 +11,12 @@ from penstock import Streams
 from penstock.model.outcome import Published, Retry
 from penstock.streams.app import Stream
 from penstock.streams.context import Context, KeyState
-from penstock.streams.engine.work import Result, run_part
+from penstock.streams.engine.partition import process_batch
+from penstock.streams.engine.work import Result
 from penstock.streams.event import StreamEvent
 from penstock.streams.state.api import Fenced, StatePartition, StateStore, Superseded
 from penstock.streams.state.registry import open_state
+from penstock.testing.states.scenario import StateScenario
 from penstock.testing.streams import CRASH, LOST_COMMIT, StreamHarness
 
 Handler = Callable[[StreamEvent, Context], None]
@@ -53,7 +55,7 @@ def numbered(*numbers: int) -> list[StreamEvent]:
 
 
 def run(part: StatePartition, events: Sequence[StreamEvent], handler: Handler = add) -> list[Result]:
-    return run_part(part, stream_of(handler), events, 0.0)
+    return process_batch(part, stream_of(handler), events, 0.0)[0]
 
 
 def total(store: StateStore) -> dict[str, object]:
@@ -188,7 +190,7 @@ def test_inbox_entries_go_only_after_the_acknowledgement(store: StateStore) -> N
     with closing(store.open_part(store.start("total", 1), 0)) as part:
         run(part, event)
         run(part, event)
-        assert part.holds(arrivals) == set(arrivals)
+        assert StateScenario.entered(part, arrivals) == set(arrivals)
         part.trim(arrivals)
-        assert part.holds(arrivals) == set()
+        assert StateScenario.entered(part, arrivals) == set()
     assert total(store)["sum"] == 5

@@ -265,10 +265,8 @@ def test_the_time_may_be_told_by_a_function(state: str) -> None:
 
 def test_states_from_before_timers_get_them(state: str) -> None:
     """Their tables are made when the stream starts again."""
-    store = open_state(state)
-    store.start("orders", 2)
+    open_state(state).start("orders", 2)
     drop_timers(state)
-    assert list(store.read("orders")) == []
     harness = StreamHarness(application(), "orders", state)
     harness.run([order(set={"x": 1})])
     harness.advance(1)

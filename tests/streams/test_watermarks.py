@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from penstock import Streams
 from penstock.streams import Tumbling, Window
+from penstock.streams.app import part_of
 from penstock.streams.context import Context
 from penstock.streams.engine.watermarks import ClockReport, Clocks, IdleAdvance, Watermark, seen
 from penstock.streams.event import StreamEvent
@@ -72,7 +73,7 @@ def test_by_the_clock_a_part_is_due_when_its_first_timer_is() -> None:
 
 def test_a_part_without_events_follows_those_that_have_some() -> None:
     known = clocks()
-    known.drained(0.0)
+    known.count_idle_from(0.0)
     known.note(
         {0: ClockReport(watermark=50.0, seen=True), 1: ClockReport(next_at=30.0, watermark=20.0, seen=True)}, 1.0
     )
@@ -94,8 +95,8 @@ def test_idle_time_starts_with_first_batch_or_drained_source() -> None:
     assert slow.idle_advances(1_009.9) == {}
     assert slow.idle_advances(1_010.0) == dict.fromkeys(range(3), IdleAdvance(10))
     empty = clocks()
-    empty.drained(1_000.0)
-    empty.drained(1_005.0)
+    empty.count_idle_from(1_000.0)
+    empty.count_idle_from(1_005.0)
     assert empty.idle_advances(1_009.9) == {}
     assert empty.idle_advances(1_010.0) == dict.fromkeys(range(3), IdleAdvance(10))
 
@@ -105,9 +106,8 @@ def test_turns_travel_as_text() -> None:
     assert ClockReport.read(report.text()) == report
 
 
-def keys_of_two_parts(app: Streams) -> tuple[str, str]:
-    stream = app.streams["visits"]
-    found = {stream.part_of(key, 2): key for key in "abcdef"}
+def keys_of_two_parts() -> tuple[str, str]:
+    found = {part_of(key, 2): key for key in "abcdef"}
     return found[0], found[1]
 
 
@@ -122,7 +122,7 @@ def test_the_windows_of_a_key_that_falls_silent_close_beside_busy_ones(state: st
     def close(window: Window, ctx: Context) -> None:
         ctx.emit("closed", {"key": ctx.key, "from": (window.start - NOW).total_seconds()})
 
-    silent, busy = keys_of_two_parts(app)
+    silent, busy = keys_of_two_parts()
     harness = StreamHarness(app, "visits", state)
     harness.run([StreamEvent("first", silent, created_at=NOW)])
     for seconds in range(0, 200, 10):

@@ -27,6 +27,7 @@ Merge = Callable[[dict[str, Any], dict[str, Any]], dict[str, Any]]
 Decorated = TypeVar("Decorated", bound=Handler)
 DecoratedTimer = TypeVar("DecoratedTimer", bound=TimerHandler)
 DecoratedClose = TypeVar("DecoratedClose", bound=CloseHandler)
+Called = TypeVar("Called")
 
 DEFAULT_PARTS = 8
 DEFAULT_MAX_RETRIES = 3
@@ -85,7 +86,8 @@ class Stream:
         _require(self.batch is not None or not self.fields, 'fields= is for batch handlers: batch="arrow"')
         if self.batch is not None:
             _require(not self.has_timers, "a batch handler has neither timers nor windows")
-            object.__setattr__(self, "batch", BatchKind.parse(self.batch))
+            _require(self.batch in list(BatchKind), f'batch is "arrow" or "pandas", not {self.batch!r}')
+            object.__setattr__(self, "batch", BatchKind(self.batch))
             check_fields(self.fields)
 
     def _require_windows(self) -> None:
@@ -134,10 +136,6 @@ class Stream:
         """Whether it was in this stream before: another stream's late events have its key, and not this one's."""
         return event.moved and event.headers.get(STREAM_HEADER) == self.name
 
-    def part_of(self, key: str, parts: int) -> int:
-        """Where a key belongs."""
-        return part_of(key, parts)
-
 
 class StreamSet:
     """An application's streams, over one store of events and one state store.
@@ -177,21 +175,21 @@ class StreamSet:
     def on_timer(self, stream: str) -> Callable[[DecoratedTimer], DecoratedTimer]:
         """Let a function be called with each timer of a stream that is due, and the state of its key."""
 
-        def register(function: DecoratedTimer) -> DecoratedTimer:
-            if self._known(stream).on_timer is not None:
-                raise UsageError(f"{stream!r} has a timer function already")
-            self.streams[stream] = replace(self._known(stream), on_timer=function)
-            return function
-
-        return register
+        return self._register_once(stream, "on_timer", "a timer function")
 
     def on_close(self, stream: str) -> Callable[[DecoratedClose], DecoratedClose]:
         """Let a function be called with each window of a stream when it closes, and its state for the last time."""
 
-        def register(function: DecoratedClose) -> DecoratedClose:
-            if self._known(stream).on_close is not None:
-                raise UsageError(f"{stream!r} has a function for windows that close already")
-            self.streams[stream] = replace(self._known(stream), on_close=function)
+        return self._register_once(stream, "on_close", "a function for windows that close")
+
+    def _register_once(self, stream: str, option: str, what: str) -> Callable[[Called], Called]:
+        def register(function: Called) -> Called:
+            if stream not in self.streams:
+                raise UsageError(f"there is no stream {stream!r} yet: its handler comes first")
+            if getattr(self.streams[stream], option) is not None:
+                raise UsageError(f"{stream!r} has {what} already")
+            given: dict[str, Any] = {option: function}
+            self.streams[stream] = replace(self.streams[stream], **given)
             return function
 
         return register
@@ -204,11 +202,6 @@ class StreamSet:
                     f"the stream {other.name!r} reads {shared[0]} already, and each event goes to one reader only: "
                     f"give each stream a {own} of its own"
                 )
-
-    def _known(self, stream: str) -> Stream:
-        if stream not in self.streams:
-            raise UsageError(f"there is no stream {stream!r} yet: its handler comes first")
-        return self.streams[stream]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({mask_url(self.store)!r}, streams={sorted(self.streams)})"

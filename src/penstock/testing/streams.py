@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.model.event import Event, encode_payload
 from penstock.model.outcome import Dead, Published
-from penstock.streams.app import Stream, StreamSet
+from penstock.streams.app import Stream, StreamSet, part_of
 from penstock.streams.context import KeyState
 from penstock.streams.engine.partition import Firing, process_batch
 from penstock.streams.engine.watermarks import Clocks
@@ -138,7 +138,7 @@ class StreamHarness:
         """Process the state partitions that are due without events. Return whether a timer fired."""
         if not self._stream.has_timers:
             return False
-        self._clocks.drained(self._seconds)
+        self._clocks.count_idle_from(self._seconds)
         idle_advances, before = self._clocks.idle_advances(self._seconds), self._clocks.fired
         for number in sorted(self._clocks.due(self._seconds)):
             self._process_part(number, [], wrap, Firing(idle_advances.get(number)))
@@ -162,7 +162,7 @@ class StreamHarness:
         done: list[tuple[StreamEvent, Any]] = []
         by_part: dict[int, list[StreamEvent]] = {}
         for event in events:
-            by_part.setdefault(self._stream.part_of(event.key, self._started.parts), []).append(event)
+            by_part.setdefault(part_of(event.key, self._started.parts), []).append(event)
         for number, mine in sorted(by_part.items()):
             results = self._process_part(number, mine, wrap, Firing())
             done += [(result.event, result.outcome) for result in results]

@@ -3,10 +3,11 @@ parts that their keys belong to, processed there, and then acknowledged."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from penstock.config.urls import url_scheme
 from penstock.model.errors import UsageError
@@ -25,16 +26,12 @@ from penstock.streams.app import Stream, StreamSet
 from penstock.streams.sources import Kafka
 from penstock.streams.state.api import StateStore
 from penstock.streams.state.registry import open_state
-from penstock.telemetry import log
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 
 def run_streams(
     app: StreamSet,
     *,
-    spark: "SparkSession | None" = None,
+    spark: SparkSession | None = None,
     master: str | None = None,
     names: Sequence[str] | None = None,
     once: bool = False,
@@ -62,8 +59,7 @@ def run_streams(
         _require_stores(app, session.sparkContext.master)
         runs = _runs(session, app, chosen, parallelism)
         with (
-            _kept(app.store, chosen),
-            _held(app.state, chosen),
+            _kept(app, chosen),
             _folder(checkpoint) as folder,
             _started(runs, folder),
         ):
@@ -79,7 +75,7 @@ def _require_stores(app: StreamSet, master: str | None) -> None:
         raise UsageError(f"{app.store} is on one machine's disk; on a cluster keep events in PostgreSQL")
 
 
-def _runs(spark: "SparkSession", app: StreamSet, streams: Sequence[Stream], parallelism: int) -> list[StreamRun]:
+def _runs(spark: SparkSession, app: StreamSet, streams: Sequence[Stream], parallelism: int) -> list[StreamRun]:
     with closing(open_state(app.state)) as state:
         started = [state.start(stream.name, stream.parts) for stream in streams]
     return [StreamRun(spark, app, stream, one, parallelism) for stream, one in zip(streams, started, strict=True)]
@@ -91,7 +87,7 @@ def require_reachable(state: StateStore, master: str | None) -> None:
         raise UsageError(f"{state.url} is on one machine's disk; on a cluster keep the state in PostgreSQL")
 
 
-def _open_session(master: str | None, streams: Sequence[Stream], jars: str | None, *, lasting: bool) -> "SparkSession":
+def _open_session(master: str | None, streams: Sequence[Stream], jars: str | None, *, lasting: bool) -> SparkSession:
     session = open_session(master, "penstock streams", jars=_needed_jars(streams, jars), lasting=lasting)
     if not is_local(session.sparkContext.master or ""):
         functions = [function for stream in streams for function in (stream.handler, stream.key)]
@@ -123,30 +119,22 @@ def _require_exactly_once(url: str) -> None:
 
 
 @contextmanager
-def _kept(url: str, streams: Sequence[Stream]) -> Iterator[None]:
-    """While these run, what dead ones held comes back: nobody else may be there to reap it."""
-    lease_seconds = min(stream.lease_seconds for stream in streams)
-    with closing(open_store(url)) as store, Housekeeper(store, [], lease_seconds):
-        yield
-
-
-@contextmanager
-def _held(url: str, streams: Sequence[Stream]) -> Iterator[None]:
-    """While these run, their tasks find the state as the ones before left it."""
+def _kept(app: StreamSet, streams: Sequence[Stream]) -> Iterator[None]:
+    """While these run, what dead ones held comes back, for nobody else may be there to reap it; and tasks find the
+    state as the ones before left it."""
     with ExitStack() as stack:
-        state = stack.enter_context(closing(open_state(url)))
+        store = stack.enter_context(closing(open_store(app.store)))
+        stack.enter_context(Housekeeper(store, [], min(stream.lease_seconds for stream in streams)))
+        state = stack.enter_context(closing(open_state(app.state)))
         for stream in streams:
             stack.enter_context(state.held(stream.name))
         yield
 
 
-@contextmanager
-def _folder(checkpoint: str | None) -> Iterator[str]:
+def _folder(checkpoint: str | None) -> AbstractContextManager[str]:
     if checkpoint is not None:
-        yield checkpoint
-    else:
-        with TemporaryDirectory(prefix="penstock-streams-", ignore_cleanup_errors=True) as made:
-            yield made
+        return nullcontext(checkpoint)
+    return TemporaryDirectory(prefix="penstock-streams-", ignore_cleanup_errors=True)
 
 
 @contextmanager
@@ -171,15 +159,3 @@ def _started(runs: Sequence[StreamRun], folder: str) -> Iterator[None]:
             run.stop()
         for run in runs:
             run.finish()
-            for query in run.queries:
-                query.stop()
-            counts = run.counts
-            log.info(
-                "stream stops",
-                name=run.stream.name,
-                applied=counts.applied,
-                retried=counts.retried,
-                dead=counts.dead,
-            )
-        for run in runs:
-            run.close()

@@ -3,7 +3,9 @@
 import re
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
 
 from penstock.model.errors import PipelineError
 from penstock.pipeline.spark.errors import gone, innermost_cause, java_is_gone
@@ -16,9 +18,6 @@ from penstock.streams.engine.watermarks import ClockReport, Clocks
 from penstock.streams.engine.work import EventFailure
 from penstock.streams.state.api import Started, Superseded
 from penstock.telemetry import log
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 KILLED = "the process that fired it died, each time, with no other timer in its hands"
 TASK_DEATH = re.compile(
@@ -36,7 +35,7 @@ class TasksDied(Exception):
 class JobRunner:
     """The jobs of one stream, from which it also learns what time it is in its parts."""
 
-    def __init__(self, spark: "SparkSession", spec: StreamTaskSpec) -> None:
+    def __init__(self, spark: SparkSession, spec: StreamTaskSpec) -> None:
         stream = spec.stream
         self._spark = spark
         self._spec = spec
@@ -61,7 +60,7 @@ class JobRunner:
         self._job_number += 1
         return replace(spec, started=replace(spec.started, job=self._job_number))
 
-    def collect(self, frame: "DataFrame") -> list[Row]:
+    def collect(self, frame: DataFrame) -> list[Row]:
         """Return what the tasks of a job report of events, and of parts that failed."""
         try:
             rows = self._collect(frame)
@@ -74,7 +73,7 @@ class JobRunner:
         self._clocks.doubt(row["part"] for row in rows if row["outcome"] in set(TaskError))
         return [row for row in rows if row["outcome"] != CLOCK_REPORT]
 
-    def _collect(self, frame: "DataFrame") -> list[Row]:
+    def _collect(self, frame: DataFrame) -> list[Row]:
         try:
             rows = [row.asDict() for row in frame.collect()]
         except Exception as error:
@@ -90,13 +89,14 @@ class JobRunner:
                 raise PipelineError(f"stream {self._spec.stream.name}: {row['error']}")
         return rows
 
-    def drained(self) -> None:
-        """Note that the source had no more events."""
-        self._clocks.drained(time.time())
+    def run(self, *, drained: bool) -> bool:
+        """Fire what is due; returns whether there was anything. A part that can't be had is tried another time.
 
-    def run(self) -> bool:
-        """Fire what is due; returns whether there was anything. A part that can't be had is tried another time."""
+        `drained` says that the source had no more events.
+        """
         now, before = time.time(), self.fired
+        if drained:
+            self._clocks.count_idle_from(now)
         parts = self._clocks.due(now)
         if not parts:
             return False

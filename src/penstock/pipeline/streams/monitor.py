@@ -4,6 +4,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 
 from penstock.model.errors import PipelineError, StoreConflict, StoreUnavailable
@@ -68,17 +69,14 @@ class Monitor:
     def _drain_events(self, run: StreamRun) -> None:
         """The source first: what fails there comes to the queue beside it."""
         for at in range(len(run.queries)):
-            while not self._drained(run, at):
-                continue
-
-    def _drained(self, run: StreamRun, at: int) -> bool:
-        try:
-            run.queries[at].processAllAvailable()
-        except Exception:
-            if not self._restarted(run, at):
-                raise
-            return False
-        return True
+            drained = False
+            while not drained:
+                try:
+                    run.queries[at].processAllAvailable()
+                    drained = True
+                except Exception:
+                    if not self._restarted(run, at):
+                        raise
 
     def _restarted(self, run: StreamRun, at: int) -> bool:
         """Whether a query that failed by what passes was started again, here or just now by another thread."""
@@ -118,13 +116,11 @@ class Monitor:
 
     def _require_own(self) -> None:
         """A driver that has no events would else never hear of the one that took its place."""
-        state = open_state(self._state)
         try:
-            known = {found.stream: found for found in state.streams()}
+            with closing(open_state(self._state)) as state:
+                known = {found.stream: found for found in state.streams()}
         except (StoreConflict, StoreUnavailable):
             return  # the next look may get through
-        finally:
-            state.close()
         for run in self._runs:
             if known.get(run.stream.name, run.started) != run.started:
                 raise superseded(run.started)

@@ -4,7 +4,10 @@ All of it is planned anew for every batch, and every column takes its time in ev
 """
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import _parse_datatype_string
 
 from penstock.pipeline.streams.sources.base import BLANK, COLUMNS
 from penstock.pipeline.streams.task import assign
@@ -12,19 +15,14 @@ from penstock.pipeline.streams.task_spec import PART_WITHOUT_KEY, StreamTaskSpec
 from penstock.streams.app import default_key
 from penstock.streams.event import KEY_HEADER, STREAM_HEADER
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
 NUL = "\x00"
 # Without one of these a source's own key is the partition key, and need not be told once more.
 MAKE_KEYS = frozenset({"headers", "ordering_key"})
 
 
-def keyed(frame: "DataFrame", spec: StreamTaskSpec) -> "DataFrame":
+def keyed(frame: DataFrame, spec: StreamTaskSpec) -> DataFrame:
     """Add to the rows of a source their part, and their key where it is not the partition key. Tasks add the columns
     that the source lacks: see `rows.widened`."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     columns = {name: _column(frame, name) for name in frame.columns}
     own = spec.stream.key is default_key
     if own:
@@ -40,11 +38,9 @@ def keyed(frame: "DataFrame", spec: StreamTaskSpec) -> "DataFrame":
     return rows.mapInArrow(assign(spec), f"part INT, stream_key STRING, key_error STRING, {known}")
 
 
-def own_key(columns: Collection[str], stream: str) -> "Column":
+def own_key(columns: Collection[str], stream: str) -> Column:
     """The same as `default_key`, and for an event that was moved the key it had: what is empty doesn't count, and what
     can't be a key is for Python to complain of."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     keys = [F.col(name) for name in ("partition_key", "ordering_key") if name in columns]
     if "headers" in columns:
         headers = F.col("headers")
@@ -54,11 +50,8 @@ def own_key(columns: Collection[str], stream: str) -> "Column":
     return F.when(~F.contains(key, F.lit(NUL)), key)
 
 
-def _column(frame: "DataFrame", name: str) -> "Column":
+def _column(frame: DataFrame, name: str) -> Column:
     """A column of the source, as it travels."""
-    from pyspark.sql import functions as F  # noqa: N812
-    from pyspark.sql.types import _parse_datatype_string
-
     column, kind = frame[name], COLUMNS[name]
     if frame.schema[name].dataType != _parse_datatype_string(kind):
         column = column.cast(kind)

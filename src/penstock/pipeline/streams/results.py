@@ -1,21 +1,20 @@
 """Results of tasks: of each event that its source waits for, and of parts that failed."""
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyarrow import RecordBatch, Table
 
 from penstock.model.outcome import PUBLISHED, Outcome
+from penstock.pipeline.datasource.settle import fields_of
 from penstock.pipeline.streams.rows import Row
 from penstock.pipeline.streams.task_spec import StreamTaskSpec
-from penstock.streams.arrow_json import arrow
-
-if TYPE_CHECKING:
-    from pyarrow import RecordBatch, Table
 
 OUTCOMES = (
     "seq BIGINT, lease STRING, token STRING, outcome STRING, error STRING, delay_seconds DOUBLE, "
     "part INT, event_id STRING, replays INT, clock STRING"
 )
-PUBLISHED_NAME = type(PUBLISHED).__name__.upper()
 # Beside the outcomes of its events, what a part of a stream with timers reports of its time.
 CLOCK_REPORT = "CLOCK_REPORT"
 # How many events are in the state that have no result of their own.
@@ -47,14 +46,12 @@ class TaskResult(NamedTuple):
 
 def event_result(row: Row, outcome: Outcome) -> TaskResult:
     """Return the result of an event."""
-    error, delay = getattr(outcome, "error", None), getattr(outcome, "delay_seconds", None)
-    return TaskResult(type(outcome).__name__.upper(), error, row, delay)
+    name, error, delay = fields_of(outcome)
+    return TaskResult(name, error, row, delay)
 
 
-def to_batch(number: int, results: list[TaskResult]) -> "RecordBatch":
+def to_batch(number: int, results: list[TaskResult]) -> RecordBatch:
     """Return the results of a part as a batch of rows."""
-    import pyarrow as pa
-
     rows = [one.row for one in results]
     columns: dict[str, Any] = {
         "seq": pa.array([row and row.seq for row in rows], pa.int64()),
@@ -71,18 +68,16 @@ def to_batch(number: int, results: list[TaskResult]) -> "RecordBatch":
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
-def all_published(spec: StreamTaskSpec, number: int, rows: "Table") -> "list[RecordBatch]":
+def all_published(spec: StreamTaskSpec, number: int, rows: Table) -> list[RecordBatch]:
     """The same as `to_batch` for events that all succeeded."""
     reported = rows if spec.wants_acknowledgements else rows.filter(rows.column("lease").is_valid())
     unreported = rows.num_rows - reported.num_rows
     results = [to_batch(number, [TaskResult(APPLIED_COUNT, str(unreported))])] if unreported else []
-    return results + all_alike(number, reported, PUBLISHED_NAME)
+    return results + all_alike(number, reported, fields_of(PUBLISHED)[0])
 
 
-def all_alike(number: int, rows: "Table", outcome: str) -> "list[RecordBatch]":
+def all_alike(number: int, rows: Table, outcome: str) -> list[RecordBatch]:
     """The same of each event, in the order of the rows."""
-    pa, _ = arrow()
-
     schema = to_batch(number, []).schema
     same = {"outcome": outcome, "part": number, "error": None, "delay_seconds": None, "clock": None}
     columns = [

@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from pyarrow import DataType, RecordBatch, Table
 
 from penstock.model.errors import PipelineError
 from penstock.model.event import NO_HEADERS
@@ -15,15 +17,14 @@ from penstock.streams.arrow_json import arrow
 from penstock.streams.event import StreamEvent
 from penstock.streams.state.api import EPOCH, Arrival, Position
 
-if TYPE_CHECKING:
-    from pyarrow import DataType, RecordBatch, Table
+pa, pc = arrow()
 
 KEYING = {"stream_key": "STRING", "key_error": "STRING"}
 
-Batches = Iterator["RecordBatch"]
+Batches = Iterator[RecordBatch]
 
 
-def events_in(batch: "RecordBatch | Table", keys: Sequence[str]) -> list[StreamEvent]:
+def events_in(batch: RecordBatch | Table, keys: Sequence[str]) -> list[StreamEvent]:
     """The events of rows, with these keys."""
     columns = {name: values(batch, name) for name in COLUMNS if name not in ("seq", "token", "created_at")}
     fields = zip(
@@ -49,18 +50,14 @@ def _positions(partitions: list[str | None], offsets: list[int | None]) -> list[
     return [None if one[0] is None else one for one in placed]
 
 
-def _times(batch: "RecordBatch | Table", name: str) -> list[datetime | None]:
+def _times(batch: RecordBatch | Table, name: str) -> list[datetime | None]:
     """Times, made by hand: Arrow takes twenty times as long for each that has a time zone."""
-    pa, _ = arrow()
-
     micros: list[int | None] = batch.column(name).cast(pa.int64()).to_pylist()
     return [None if one is None else EPOCH + timedelta(microseconds=one) for one in micros]
 
 
-def by_part(spec: StreamTaskSpec, batches: Batches) -> "Iterator[tuple[int, Table]]":
+def by_part(spec: StreamTaskSpec, batches: Batches) -> Iterator[tuple[int, Table]]:
     """The rows that the task spec selects, in the order of their parts."""
-    pa, pc = arrow()
-
     given = list(batches)
     if not given:
         return
@@ -71,10 +68,8 @@ def by_part(spec: StreamTaskSpec, batches: Batches) -> "Iterator[tuple[int, Tabl
         yield number, rows if len(numbers) == 1 else rows.filter(pc.equal(rows.column("part"), number))
 
 
-def widened(rows: "Table") -> "Table":
+def widened(rows: Table) -> Table:
     """With all columns, those that the source hasn't being blank."""
-    pa, pc = arrow()
-
     given: dict[str, Any] = dict(zip(rows.column_names, rows.columns, strict=True))
     for name, kind in _kinds().items():
         if name not in given:
@@ -90,26 +85,20 @@ def widened(rows: "Table") -> "Table":
 
 def _partition_keys(keys: Any) -> Any:
     """Those that can be keys: see `partitioning.own_key`."""
-    pa, pc = arrow()
-
     unfit = pc.or_(pc.equal(keys, ""), pc.match_substring(keys, "\x00"))
     return keys if not pc.any(unfit).as_py() else pc.if_else(unfit, pa.scalar(None, pa.string()), keys)
 
 
-def _kinds() -> "dict[str, DataType]":
+def _kinds() -> dict[str, DataType]:
     """All columns, with their types."""
-    pa, _ = arrow()
-
     text, number = pa.string(), pa.int64()
     others = {"seq": number, "offset": number, "attempts": pa.int32(), "replays": pa.int32()}
     kinds = {name: others.get(name, text) for name in (*KEYING, *COLUMNS)}
     return kinds | {"created_at": pa.timestamp("us", tz="UTC")}
 
 
-def _named(spec: StreamTaskSpec, rows: "Table") -> "Table":
+def _named(spec: StreamTaskSpec, rows: Table) -> Table:
     """With source partitions named by the ids of their topics."""
-    pa, pc = arrow()
-
     if spec.topics is None:
         return rows
     read = rows.column("source_partition")
@@ -124,9 +113,7 @@ def _named(spec: StreamTaskSpec, rows: "Table") -> "Table":
     return rows.set_column(rows.schema.get_field_index("source_partition"), "source_partition", names)
 
 
-def _chosen(spec: StreamTaskSpec, rows: "Table") -> "Table":
-    pa, _ = arrow()
-
+def _chosen(spec: StreamTaskSpec, rows: Table) -> Table:
     if spec.parts is None and spec.only is None:
         return rows
     parts, ids, replays = (values(rows, name) for name in ("part", "event_id", "replays"))
@@ -149,7 +136,7 @@ class Row(NamedTuple):
     event: StreamEvent
 
 
-def rows_in(spec: StreamTaskSpec, table: "Table") -> list[Row]:
+def rows_in(spec: StreamTaskSpec, table: Table) -> list[Row]:
     """In the order in which they are processed."""
     columns = {name: values(table, name) for name in (*KEYING, "source_partition", "offset", "seq", "lease", "token")}
     events = events_in(table, [key or "" for key in columns["stream_key"]])
@@ -162,7 +149,7 @@ def rows_in(spec: StreamTaskSpec, table: "Table") -> list[Row]:
     return sorted(made, key=_place)
 
 
-def values(batch: "RecordBatch | Table", name: str) -> list[Any]:
+def values(batch: RecordBatch | Table, name: str) -> list[Any]:
     """A column."""
     return batch.column(name).to_pylist()
 

@@ -7,10 +7,16 @@ batch, and dies alone.
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 from uuid import UUID
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.model.errors import PenstockError, PipelineError, SourceUnavailable, StoreConflict, StoreUnavailable
 from penstock.model.event import DEFAULT_QUEUE
@@ -33,10 +39,6 @@ from penstock.streams.engine.work import EventFailure
 from penstock.streams.state.api import Arrival, Started, Superseded
 from penstock.streams.state.registry import open_state
 from penstock.telemetry import log
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 TRIGGER = "100 milliseconds"
 # In a stream's checkpoint, that of the query for its own queue.
@@ -89,9 +91,7 @@ class StreamRun:
     """One stream's queries: one for its source, and one for the queue beside it, if there is one. One for both would be
     planned for both, in every batch."""
 
-    def __init__(
-        self, spark: "SparkSession", app: StreamSet, stream: Stream, started: Started, parallelism: int
-    ) -> None:
+    def __init__(self, spark: SparkSession, app: StreamSet, stream: Stream, started: Started, parallelism: int) -> None:
         self.stream = stream
         self.started = started
         self.counts = Counts()
@@ -122,16 +122,14 @@ class StreamRun:
         """Start one of them once more, where its checkpoint is."""
         self.queries[at] = self._begin(at)
 
-    def _begin(self, at: int) -> "StreamingQuery":
+    def _begin(self, at: int) -> StreamingQuery:
         """Start a query; what Spark has against it is told in a line."""
-        from pyspark.errors import PySparkException
-
         try:
             return self._start(at)
         except PySparkException as error:
             raise PipelineError(f"stream {self.stream.name} can't be started: {brief(error)}") from error
 
-    def _start(self, at: int) -> "StreamingQuery":
+    def _start(self, at: int) -> StreamingQuery:
         source = self._sources[at]
         # What a job is to know travels as a property of it where it is planned ahead, and has to be small then: not so
         # where sources acknowledge.
@@ -148,9 +146,7 @@ class StreamRun:
         with settings(self._spark, SETTINGS):
             return writer.trigger(processingTime=TRIGGER).start()
 
-    def _processed(self, rows: "DataFrame", spec: StreamTaskSpec) -> "DataFrame":
-        from pyspark.sql import functions as F  # noqa: N812
-
+    def _processed(self, rows: DataFrame, spec: StreamTaskSpec) -> DataFrame:
         tasks = self._job_runner.tasks
         # By number: a hash would give some tasks many parts, and others none.
         return rows.repartitionById(tasks, F.col("part") % tasks).mapInArrow(process(spec), OUTCOMES)
@@ -162,14 +158,16 @@ class StreamRun:
             self._ticking.join(STOP_SECONDS)
 
     def finish(self) -> None:
-        """Wait for the batch in hand: it is acknowledged, or has failed."""
+        """Wait for the batch in hand, which is acknowledged or has failed, and end the queries."""
         with self._busy:
-            return
-
-    def close(self) -> None:
-        """Its queries have ended."""
+            pass
+        for query in self.queries:
+            query.stop()
         for source in self._sources:
             source.close()
+        counts = self.counts
+        results = {"applied": counts.applied, "retried": counts.retried, "dead": counts.dead}
+        log.info("stream stops", name=self.stream.name, **results)
 
     def start_ticking(self) -> None:
         """From now on, fire what is due also while no events come."""
@@ -182,9 +180,7 @@ class StreamRun:
         if not self.stream.has_timers:
             return False
         with self._busy:
-            if self._is_drained():
-                self._job_runner.drained()
-            fired = self._job_runner.run()
+            fired = self._job_runner.run(drained=self._is_drained())
             self.counts.fired = self._job_runner.fired
         return fired
 
@@ -205,7 +201,7 @@ class StreamRun:
                     self.error = error if isinstance(error, PenstockError) else PipelineError(brief(error))
                 return
 
-    def _handle(self, source: SparkSource, spec: StreamTaskSpec, batch: "DataFrame", _number: int) -> None:
+    def _handle(self, source: SparkSource, spec: StreamTaskSpec, batch: DataFrame, _number: int) -> None:
         """One batch. What ends the stream is kept, and Spark is not told: it would bury it, and shout."""
         with self._busy:
             try:
@@ -222,7 +218,7 @@ class StreamRun:
                     self.error = PipelineError(f"stream {self.stream.name} has failed: {brief(error)}")
                 raise
 
-    def _process(self, source: SparkSource, spec: StreamTaskSpec, batch: "DataFrame") -> None:
+    def _process(self, source: SparkSource, spec: StreamTaskSpec, batch: DataFrame) -> None:
         self._forget()
         self._jobs = 0
         topics = self._patiently(source.topics)
@@ -235,22 +231,25 @@ class StreamRun:
         except Superseded:
             self._release(batch, spec)
             raise
-        self._trimmed({row["part"] for row in rows})
+        # These parts have forgotten what their source has the acknowledgement of; the others are yet to hear.
+        trimmed = {row["part"] for row in rows}
+        self._acknowledged = {part: known for part, known in self._acknowledged.items() if part not in trimmed}
         self.counts.applied += sum(int(row["error"]) for row in rows if row["outcome"] == APPLIED_COUNT)
         rows = [row for row in rows if row["outcome"] != APPLIED_COUNT]
         self._acknowledge(source, rows if self._jobs == 1 else self._under_new_tokens(rows))
 
-    def _release(self, batch: "DataFrame", spec: StreamTaskSpec) -> None:
+    def _release(self, batch: DataFrame, spec: StreamTaskSpec) -> None:
         """The other driver is to have the batch's events at once, and not when their leases are over."""
         store = store_of(self._spec.store)
         try:
-            for lease, token in {(row["lease"], row["token"]) for row in self._list(batch, spec)}:
+            listed = self._job(batch, replace(spec, listing=True))
+            for lease, token in {(row["lease"], row["token"]) for row in listed}:
                 if lease is not None:
                     store.release(Lease(LeaseId(UUID(lease)), Token(UUID(token)), DEFAULT_QUEUE))
         except Exception as error:
             log.warn("events stay leased for a while", stream=self.stream.name, error=brief(error))
 
-    def _run(self, batch: "DataFrame", spec: StreamTaskSpec) -> list[Row]:
+    def _run(self, batch: DataFrame, spec: StreamTaskSpec) -> list[Row]:
         """What became of all events of the batch, however long the state of some of them can't be reached."""
         done: list[Row] = []
         for pause in _pauses():
@@ -266,7 +265,7 @@ class StreamRun:
             self._pause(pause)
         return done
 
-    def _job(self, batch: "DataFrame", spec: StreamTaskSpec) -> list[Row]:
+    def _job(self, batch: DataFrame, spec: StreamTaskSpec) -> list[Row]:
         self._jobs += 1
         spec = self._job_runner.next_job(spec)
         if spec.ahead:
@@ -274,18 +273,13 @@ class StreamRun:
             return self._job_runner.collect(batch)
         return self._job_runner.collect(self._processed(batch, spec))
 
-    def _list(self, batch: "DataFrame", spec: StreamTaskSpec) -> list[Row]:
-        """The batch's events, those of each part in order."""
-        return self._job(batch, replace(spec, listing=True))
-
-    def _run_carefully(self, batch: "DataFrame", spec: StreamTaskSpec) -> list[Row]:
-        fatal: list[Arrival] = []
-        found = self._list(batch, spec)
-        arrivals = list(dict.fromkeys(Arrival(row["event_id"], row["replays"]) for row in found))
-        return self._halve(batch, spec, arrivals, fatal)
+    def _run_carefully(self, batch: DataFrame, spec: StreamTaskSpec) -> list[Row]:
+        listed = self._job(batch, replace(spec, listing=True))  # those of each part in order
+        arrivals = list(dict.fromkeys(Arrival(row["event_id"], row["replays"]) for row in listed))
+        return self._halve(batch, spec, arrivals, fatal=[])
 
     def _halve(
-        self, batch: "DataFrame", spec: StreamTaskSpec, arrivals: Sequence[Arrival], fatal: list[Arrival]
+        self, batch: DataFrame, spec: StreamTaskSpec, arrivals: Sequence[Arrival], fatal: list[Arrival]
     ) -> list[Row]:
         """Run these events, those before others first; where their tasks die, each half for itself."""
         try:
@@ -322,10 +316,6 @@ class StreamRun:
                 self._acknowledged.setdefault(row["part"], []).append(Arrival(row["event_id"], row["replays"]))
         self._count(rows)
 
-    def _trimmed(self, parts: set[int]) -> None:
-        """These parts have forgotten what their source has the acknowledgement of; the others are yet to hear."""
-        self._acknowledged = {part: known for part, known in self._acknowledged.items() if part not in parts}
-
     def _settle(self, rows: Sequence[Row]) -> set[int]:
         """Returns the seqs of those that are in the state, and that the queue won't bring again."""
         store = store_of(self._spec.store)
@@ -349,12 +339,9 @@ class StreamRun:
         if time.monotonic() < self._forgot + FORGET_SECONDS and self._forgot:
             return
         self._forgot = time.monotonic()
-        state = open_state(self._spec.state)
-        try:
-            keep = self._sources[0].remember_seconds
+        keep = self._sources[0].remember_seconds
+        with closing(open_state(self._spec.state)) as state:
             self._patiently(lambda: state.forget(self.stream.name, older_than_seconds=keep))
-        finally:
-            state.close()
 
     def _patiently(self, call: Callable[[], Result]) -> Result:
         for pause in _pauses():

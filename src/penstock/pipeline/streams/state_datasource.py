@@ -12,29 +12,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
+from pyarrow import RecordBatch
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from penstock.model.errors import UsageError
+from penstock.pipeline.datasource.columns import arrow_schema
+from penstock.pipeline.datasource.reader import recognised
 from penstock.pipeline.streams.driver import require_reachable
 from penstock.streams.app import part_of
 from penstock.streams.state.api import Started
 from penstock.streams.state.registry import DEFAULT_STATE, open_state
 from penstock.streams.state_reader import Kept, find_stream, look
 
-if TYPE_CHECKING:
-    from pyarrow import RecordBatch
-    from pyspark.sql import DataFrame, SparkSession
-
 NAME = "penstock-state"
-COLUMNS = "key STRING, part INT, state STRING, expires_at TIMESTAMP"
+# Those of `Kept`, in its order.
+COLUMNS = {"key": "STRING", "part": "INT", "state": "STRING", "expires_at": "TIMESTAMP"}
 READ_PAGE = 5_000
 
 
 def read(
-    spark: "SparkSession", stream: str, *, state: str = DEFAULT_STATE, keys: Sequence[str] | None = None
-) -> "DataFrame":
+    spark: SparkSession, stream: str, *, state: str = DEFAULT_STATE, keys: Sequence[str] | None = None
+) -> DataFrame:
     """The state of a stream: a row for each key, or for each of these, with `state` as JSON."""
     with closing(open_state(state)) as store:
         require_reachable(store, spark.sparkContext.master)
@@ -54,10 +56,7 @@ class StateOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> "StateOptions":
-        given: dict[str, Any] = {name.lower(): value for name, value in options.items()}
-        unknown = sorted(given.keys() - cls.__dataclass_fields__.keys())
-        if unknown:
-            raise UsageError(f"format {NAME} has no option {unknown[0]!r}; it takes stream, state and keys")
+        given: dict[str, Any] = dict(recognised(options, cls.__dataclass_fields__, NAME))
         if "stream" not in given:
             raise UsageError(f'format {NAME} needs to know which stream: .option("stream", …)')
         return cls(**given | ({"keys": _keys(given["keys"])} if "keys" in given else {}))
@@ -85,7 +84,7 @@ class StateDataSource(DataSource):
         return NAME
 
     def schema(self) -> str:
-        return COLUMNS
+        return ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
 
     def reader(self, schema: Any) -> "StateReader":  # noqa: ARG002
         return StateReader(self._checked)
@@ -114,7 +113,7 @@ class StateReader(DataSourceReader):
         numbers = sorted({part_of(key, started.parts) for key in self._options.keys})
         return [StateInputPartition(started, number) for number in numbers or [0]]  # of none Spark would make one
 
-    def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
+    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         assert isinstance(partition, StateInputPartition)
         with closing(open_state(self._options.state)) as store:
             found = look(store, partition.started, self._options.keys, part=partition.number)
@@ -122,13 +121,7 @@ class StateReader(DataSourceReader):
                 yield _record_batch(page)
 
 
-def _record_batch(page: Sequence[Kept]) -> "RecordBatch":
-    import pyarrow as pa
-
-    columns: dict[str, Any] = {
-        "key": pa.array([kept.key for kept in page], pa.string()),
-        "part": pa.array([kept.part for kept in page], pa.int32()),
-        "state": pa.array([kept.state for kept in page], pa.string()),
-        "expires_at": pa.array([kept.expires_at for kept in page], pa.timestamp("us", tz="UTC")),
-    }
-    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+def _record_batch(page: Sequence[Kept]) -> RecordBatch:
+    schema = arrow_schema(COLUMNS)
+    columns = zip(zip(*page, strict=True), schema, strict=True)
+    return RecordBatch.from_arrays([pa.array(values, field.type) for values, field in columns], schema=schema)

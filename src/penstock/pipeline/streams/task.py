@@ -5,15 +5,17 @@ the user's functions.
 """
 
 import gc
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import cache
 from uuid import NAMESPACE_OID, UUID, uuid4, uuid5
 
-from penstock.model.errors import PenstockError, StoreConflict, StoreError, StoreUnavailable
+import pyarrow as pa
+from pyarrow import RecordBatch, Table
+
+from penstock.model.errors import PenstockError, StoreConflict, StoreUnavailable
 from penstock.model.event import DEFAULT_QUEUE
 from penstock.model.lease import Lease, LeaseId, Token
 from penstock.model.text import brief
@@ -30,6 +32,7 @@ from penstock.pipeline.streams.results import (
 )
 from penstock.pipeline.streams.rows import KEYING, Batches, Row, by_part, events_in, rows_in, values, widened
 from penstock.pipeline.streams.task_spec import StreamTaskSpec, part_and_key
+from penstock.runtime.lease_keeper import LeaseKeeper
 from penstock.runtime.store_cache import store_of
 from penstock.store.api import StagedPart
 from penstock.streams.engine.arrow_work import HandlerFailed, in_order, is_plain, run_table
@@ -37,10 +40,6 @@ from penstock.streams.engine.partition import process_batch
 from penstock.streams.engine.work import EventFailure
 from penstock.streams.state.api import Fenced, StatePartition, StateStore, Superseded
 from penstock.streams.state.registry import open_state
-from penstock.telemetry import log
-
-if TYPE_CHECKING:
-    from pyarrow import RecordBatch, Table
 
 # So many more things than before, so many times, until the young, the older and the oldest are searched for garbage.
 COLLECTING = (100_000, 20, 100)
@@ -50,8 +49,6 @@ def assign(spec: StreamTaskSpec) -> Callable[[Batches], Batches]:
     """Adds to each row its key and the part that belongs to. A key that can't be had fails its own event only."""
 
     def run(batches: Batches) -> Batches:
-        import pyarrow as pa
-
         for batch in batches:
             rows = widened(pa.Table.from_batches([batch]))
             keyed = [part_and_key(spec, event) for event in events_in(rows, [""] * batch.num_rows)]
@@ -103,7 +100,7 @@ def _rarely_collecting() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _outcomes(spec: StreamTaskSpec, number: int, rows: "Table | None") -> "list[RecordBatch]":
+def _outcomes(spec: StreamTaskSpec, number: int, rows: Table | None) -> list[RecordBatch]:
     try:
         with _held(spec, rows):
             return _process_part(spec, number, rows)
@@ -116,20 +113,17 @@ def _outcomes(spec: StreamTaskSpec, number: int, rows: "Table | None") -> "list[
     return [to_batch(number, [failed])]
 
 
-def _process_part(spec: StreamTaskSpec, number: int, rows: "Table | None") -> "list[RecordBatch]":
-    part = _state(spec.state).open_part(spec.started, number)
-    try:
+def _process_part(spec: StreamTaskSpec, number: int, rows: Table | None) -> list[RecordBatch]:
+    with closing(_state(spec.state).open_part(spec.started, number)) as part:
         part.trim(spec.acknowledged.get(number, ()))
         results = None if rows is None else _as_a_table(spec, number, part, rows)
         if results is None:
             results = [to_batch(number, _one_by_one(spec, number, part, [] if rows is None else rows_in(spec, rows)))]
         _send(spec, number, part)
-    finally:
-        part.close()
     return results
 
 
-def _as_a_table(spec: StreamTaskSpec, number: int, part: StatePartition, rows: "Table") -> "list[RecordBatch] | None":
+def _as_a_table(spec: StreamTaskSpec, number: int, part: StatePartition, rows: Table) -> list[RecordBatch] | None:
     """What became of the events of a batch handler; None if they have to be looked at one by one."""
     if spec.stream.batch is None or spec.forced_failures or not is_plain(rows):
         return None
@@ -160,33 +154,20 @@ def _one_by_one(spec: StreamTaskSpec, number: int, part: StatePartition, rows: l
 
 
 @contextmanager
-def _held(spec: StreamTaskSpec, rows: "Table | None") -> Iterator[None]:
+def _held(spec: StreamTaskSpec, rows: Table | None) -> Iterator[None]:
     """Keep the leases of these rows for as long as their handlers take."""
-    named: set[tuple[str, str]] = set()
-    if rows is not None and rows.column("lease").null_count < rows.num_rows:
-        pairs = zip(values(rows, "lease"), values(rows, "token"), strict=True)
-        named = {(lease, token) for lease, token in pairs if lease is not None}
-    seconds = spec.stream.lease_seconds
-    leases = [Lease(LeaseId(UUID(lease)), Token(UUID(token)), DEFAULT_QUEUE, seconds) for lease, token in named]
-    if not leases:
+    if rows is None or rows.column("lease").null_count == rows.num_rows:
         yield
         return
-    done = threading.Event()
-    keeper = threading.Thread(target=_keep, args=(spec, leases, done), daemon=True)
-    keeper.start()
-    try:
+    seconds = spec.stream.lease_seconds
+    with ExitStack() as stack:
+        lease_keeper = LeaseKeeper(store_of(spec.store), seconds / 3)
+        stack.callback(lease_keeper.stop)
+        for lease, token in set(zip(values(rows, "lease"), values(rows, "token"), strict=True)):
+            if lease is not None:
+                held = Lease(LeaseId(UUID(lease)), Token(UUID(token)), DEFAULT_QUEUE, seconds)
+                stack.enter_context(lease_keeper.beating(held))
         yield
-    finally:
-        done.set()
-        keeper.join()
-
-
-def _keep(spec: StreamTaskSpec, leases: list[Lease], done: threading.Event) -> None:
-    while leases and not done.wait(spec.stream.lease_seconds / 3):
-        try:
-            leases = store_of(spec.store).extend(leases)
-        except StoreError as error:
-            log.warn("leases can't be extended yet", stream=spec.stream.name, error=brief(error))
 
 
 def _send(spec: StreamTaskSpec, number: int, part: StatePartition) -> None:
@@ -200,10 +181,6 @@ def _send(spec: StreamTaskSpec, number: int, part: StatePartition) -> None:
         part.sent(outgoing.batch)
 
 
-_states: dict[str, StateStore] = {}
-
-
+@cache
 def _state(url: str) -> StateStore:
-    if url not in _states:
-        _states[url] = open_state(url)
-    return _states[url]
+    return open_state(url)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.model.text import brief
-from penstock.streams.app import Stream
+from penstock.streams.app import Stream, part_of
 from penstock.streams.engine.partition import USUAL, Firing
 from penstock.streams.engine.watermarks import IdleAdvance
 from penstock.streams.engine.work import EventFailure
@@ -74,4 +74,4 @@ def part_and_key(spec: StreamTaskSpec, event: StreamEvent) -> tuple[int, str, st
             raise ValueError("a key can't contain a NUL character")
     except Exception as error:
         return PART_WITHOUT_KEY, "", f"its key can't be told: {brief(error)}"
-    return spec.stream.part_of(key, spec.started.parts), key, None
+    return part_of(key, spec.started.parts), key, None

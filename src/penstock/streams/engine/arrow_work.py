@@ -7,7 +7,9 @@ remains, and they go the other way, which finds out which of them is at fault.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+from pyarrow import BinaryArray, StringArray, Table
 
 from penstock.streams.app import Stream
 from penstock.streams.arrow_json import EMPTY, arrow, from_lines, values, whole
@@ -17,9 +19,7 @@ from penstock.streams.engine.work import unexpired
 from penstock.streams.event import KEY_HEADER, decode_json
 from penstock.streams.state.api import Arrival, PartTransaction, Saved, StateColumns
 
-if TYPE_CHECKING:
-    from pyarrow import BinaryArray, StringArray, Table
-
+pa, pc = arrow()
 
 # More source partitions than these are sorted row by row: a piece of a table takes longer than a hundred rows.
 MOST_PIECES = 100
@@ -29,10 +29,8 @@ class HandlerFailed(Exception):
     """A handler failed for a whole table: its transaction is to be rolled back."""
 
 
-def is_plain(rows: "Table") -> bool:
+def is_plain(rows: Table) -> bool:
     """Whether all events have a key, and none has failed before."""
-    _, pc = arrow()
-
     if rows.column("stream_key").null_count or rows.column("key_error").null_count < rows.num_rows:
         return False
     if pc.max(rows.column("attempts")).as_py():
@@ -41,10 +39,8 @@ def is_plain(rows: "Table") -> bool:
     return headers.null_count == rows.num_rows or not pc.any(pc.match_substring(headers, KEY_HEADER)).as_py()
 
 
-def in_order(rows: "Table") -> "Table":
+def in_order(rows: Table) -> Table:
     """By source partition, offset and seq."""
-    pa, pc = arrow()
-
     if (pieces := _partitions_of(rows)) is not None:
         ordered: Table = pa.concat_tables(pieces)
         return ordered
@@ -53,11 +49,9 @@ def in_order(rows: "Table") -> "Table":
     return rows.take(pc.sort_indices(places, sort_keys=[(name, "ascending") for name in places.column_names]))
 
 
-def _partitions_of(rows: "Table") -> "list[Table] | None":
+def _partitions_of(rows: Table) -> list[Table] | None:
     """The source partitions, in order, if each is in one piece and in order itself. Sources bring them so, and to put
     pieces in order moves nothing, where sorting rows moves all columns."""
-    pa, pc = arrow()
-
     partition, offset, seq = (whole(rows.column(name)) for name in ("source_partition", "offset", "seq"))
     if partition.null_count:
         return None
@@ -75,11 +69,9 @@ def _partitions_of(rows: "Table") -> "list[Table] | None":
     return [rows.slice(start, end - start) for _, start, end in sorted(zip(names, starts, ends, strict=True))]
 
 
-def run_table(tx: PartTransaction, stream: Stream, rows: "Table", now: float) -> None:
+def run_table(tx: PartTransaction, stream: Stream, rows: Table, now: float) -> None:
     """Process a part's events, which are plain and in order, in its transaction. Those that were processed before
     change nothing."""
-    _, pc = arrow()
-
     new = _fresh(tx, rows)
     fresh = rows if pc.all(new).as_py() else rows.filter(new)
     if not fresh.num_rows:
@@ -101,7 +93,7 @@ class TableStates(States):
     """States as they are written, read once they are asked for, and as they are asked for: as columns, or by key. An
     object is made only of one that is asked for by itself."""
 
-    def __init__(self, keys: "StringArray", tx: PartTransaction, now: float) -> None:
+    def __init__(self, keys: StringArray, tx: PartTransaction, now: float) -> None:
         super().__init__(self._state_of, _texts(keys))
         self._unordered = keys
         self._tx = tx
@@ -111,17 +103,15 @@ class TableStates(States):
         self._columns: StateColumns | None = None
         """What was put, while it is all that was put: it goes to the store as it came."""
 
-    def table(self, keys: Any, fields: Mapping[str, str]) -> "Table":
+    def table(self, keys: Any, fields: Mapping[str, str]) -> Table:
         if self._objects or self._put or self._columns:  # what has changed is not in the store yet
             return super().table(keys, fields)
         return from_lines(self._text, len(self._ordered), fields).take(self._places(keys))
 
     @cached_property
-    def _ordered(self) -> "StringArray":
-        pa, pc = arrow()
-
+    def _ordered(self) -> StringArray:
         ordered: Any = self._unordered.take(pc.sort_indices(self._unordered)).cast(pa.string())
-        return cast("StringArray", ordered)
+        return cast(StringArray, ordered)
 
     @cached_property
     def _text(self) -> bytes:
@@ -140,7 +130,7 @@ class TableStates(States):
         """Write what has changed."""
         if self._columns:
             self._tx.save_columns(self._columns, expires_at)
-        if self._put and (put := _columns(self._put)):
+        if put := _columns(self._put):
             self._tx.save_columns(put, expires_at)
         changed: dict[str, Saved | None] = {key: None for key, one in self._put.items() if one == EMPTY}
         for key, state in self._objects.items():
@@ -164,7 +154,7 @@ class TableStates(States):
         self._spread()
         return [self._put.get(key) or States._written(self, [key])[0] for key in keys]
 
-    def _write(self, keys: Any, objects: "BinaryArray") -> None:
+    def _write(self, keys: Any, objects: BinaryArray) -> None:
         if self._objects:
             super()._write(keys, objects)
         elif self._put or self._columns or not self._take_columns(self._places(keys), objects):
@@ -173,8 +163,6 @@ class TableStates(States):
 
     def _take_columns(self, places: Any, objects: Any) -> bool:
         """Take states as columns, if no key is there twice and none is to be forgotten."""
-        _, pc = arrow()
-
         if len(places.unique()) < len(places) or pc.any(pc.equal(objects, EMPTY)).as_py():
             return False
         order = pc.sort_indices(places)
@@ -190,8 +178,6 @@ class TableStates(States):
 
     def _places(self, keys: Any) -> Any:
         """Where keys are among those of the batch."""
-        pa, pc = arrow()
-
         plain = getattr(keys, "type", None) == pa.string()
         column = whole(keys) if plain else pa.array(self._of_batch(keys), pa.string())
         places = pc.index_in(column, value_set=self._ordered)
@@ -202,25 +188,19 @@ class TableStates(States):
 
 def _columns(states: Mapping[str, bytes]) -> StateColumns | None:
     """Those of the states that are to stay, if any."""
-    pa, _ = arrow()
-
     keys = sorted(key for key, one in states.items() if one != EMPTY)
-    return (
-        StateColumns(pa.array(keys, pa.string()), pa.array([states[key] for key in keys], pa.binary()))
-        if keys
-        else None
-    )
+    if not keys:
+        return None
+    return StateColumns(pa.array(keys, pa.string()), pa.array([states[key] for key in keys], pa.binary()))
 
 
-def _texts(column: "StringArray") -> Iterator[str]:
+def _texts(column: StringArray) -> Iterator[str]:
     """The texts of a column, made when they are asked for."""
     yield from values(column)
 
 
 def _fresh(tx: PartTransaction, rows: Any) -> Any:
     """Which rows are new, and are entered now. Of one that comes twice, the first counts."""
-    pa, pc = arrow()
-
     partitions = rows.column("source_partition")
     placed = partitions.is_valid()
     fresh = _beyond(tx, rows) if partitions.null_count < rows.num_rows else placed
@@ -237,10 +217,8 @@ def _fresh(tx: PartTransaction, rows: Any) -> Any:
     return whole(fresh)
 
 
-def _beyond(tx: PartTransaction, rows: "Table") -> Any:
+def _beyond(tx: PartTransaction, rows: Table) -> Any:
     """Which rows stand behind what their source partitions have reached; that is moved on."""
-    pa, pc = arrow()
-
     partition, offset = whole(rows.column("source_partition")), whole(rows.column("offset"))
     names = partition.unique().drop_null()
     known = tx.reached(names.to_pylist())
@@ -256,10 +234,8 @@ def _beyond(tx: PartTransaction, rows: "Table") -> Any:
     return fresh
 
 
-def _given(rows: "Table", stream: Stream) -> Any:
+def _given(rows: Table, stream: Stream) -> Any:
     """What the handler gets: see `batch_handlers.as_table`."""
-    pa, _ = arrow()
-
     columns: dict[str, Any] = {
         "event_id": rows.column("event_id"),
         "key": rows.column("stream_key"),
@@ -276,8 +252,6 @@ def _given(rows: "Table", stream: Stream) -> Any:
 
 def _headers(texts: Any) -> Any:
     """JSON objects, or nothing, as maps."""
-    pa, _ = arrow()
-
     kind = pa.map_(pa.string(), pa.string())
     if texts.null_count == len(texts):
         nothing = pa.array([], pa.string())

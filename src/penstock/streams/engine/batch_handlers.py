@@ -31,13 +31,6 @@ class BatchKind(StrEnum):
     ARROW = "arrow"
     PANDAS = "pandas"
 
-    @classmethod
-    def parse(cls, text: str) -> "BatchKind":
-        try:
-            return cls(text)
-        except ValueError:
-            raise UsageError(f'batch is "arrow" or "pandas", not {text!r}') from None
-
 
 class States(Mapping[str, KeyState]):
     """The states of a batch's keys. Every key has one, though it may be empty."""
@@ -100,11 +93,6 @@ class BatchContext(Emitter):
     def __init__(self, states: States) -> None:
         super().__init__()
         self.states = states
-
-
-def as_given(events: Sequence[StreamEvent], kind: BatchKind, fields: Mapping[str, str]) -> Any:
-    """The events as their handler wants them, in order."""
-    return in_kind(as_table(events, fields), kind)
 
 
 def in_kind(table: "Table", kind: BatchKind | None) -> Any:

@@ -8,7 +8,7 @@ from penstock.streams.app import Stream
 from penstock.streams.engine.timer_work import LIMIT, TimedWork
 from penstock.streams.engine.watermarks import ClockReport, IdleAdvance
 from penstock.streams.engine.window_work import WindowedWork
-from penstock.streams.engine.work import EventFailure, Result, fresh_among, run_part
+from penstock.streams.engine.work import EventFailure, Result, Work, fresh_among
 from penstock.streams.event import StreamEvent
 from penstock.streams.state.api import Arrival, StatePartition
 
@@ -36,15 +36,16 @@ def process_batch(
     firing: Firing = USUAL,
 ) -> tuple[list[Result], ClockReport | None]:
     """Process a part's events and then fire what is due, in one transaction. A stream without timers has
-    nothing to report."""
-    if not stream.has_timers:
-        return run_part(part, stream, events, now, forced_failures), None
-    kind = TimedWork if stream.window is None else WindowedWork
+    nothing to report. Events that were processed before are only acknowledged again.
+
+    `forced_failures` are of those that fail without being run.
+    """
+    kind = Work if not stream.has_timers else TimedWork if stream.window is None else WindowedWork
     with part.transaction() as tx:
         work = kind(stream, tx, fresh_among(tx, events), now)
         failed = work.run(forced_failures or {})
-        if firing.limit > 0:
+        if isinstance(work, TimedWork) and firing.limit > 0:
             work.fire(firing.idle_advance, firing.limit, firing.failure)
         work.write(failed)
-        report = work.report()
+        report = work.report() if isinstance(work, TimedWork) else None
     return [Result(event, failed.get(id(event), PUBLISHED)) for event in events], report

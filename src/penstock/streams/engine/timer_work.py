@@ -5,7 +5,7 @@ as any other.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from heapq import heapify, heappop, heappush
@@ -46,12 +46,24 @@ class TimedWork(Work):
     # -- events -----------------------------------------------------------------------------------------------------
 
     def _handle(self, event: StreamEvent) -> Outcome | None:
+        failure = self._attempt(event)
+        if failure is not None:
+            return self._failure(event, failure)
+        self._forget(event)
+        return None
+
+    def _attempt(self, event: StreamEvent) -> EventFailure | None:
+        """Handle an event, or run again the timer that it stands for; returns why that failed, if it did."""
         if event.event_type == self.failed_type and self._stream.moved(event):
-            return self._handle_again(event)
+            try:
+                timer = self._timer_of(event)
+            except Exception as error:
+                return EventFailure(f"it can't be told what it is for: {on_record(error)}", final=True)
+            return self._run_timer(timer)
         try:
             time = self._see(event)
         except Exception as error:
-            return self._failure(event, EventFailure(f"its time can't be told: {on_record(error)}"))
+            return EventFailure(f"its time can't be told: {on_record(error)}")
         return self._handle_at(event, time)
 
     def _see(self, event: StreamEvent) -> datetime:
@@ -70,16 +82,19 @@ class TimedWork(Work):
             return instant_of(self._stream.time(event))
         return instant_of(self._now if event.created_at is None else event.created_at)
 
-    def _handle_at(self, event: StreamEvent, time: datetime) -> Outcome | None:
+    def _handle_at(self, event: StreamEvent, time: datetime) -> EventFailure | None:
         context = Context(event.key, self._state_of(event.key), now=seconds_of(time))
+        return self._call_with(context, self._stream.handler, event)
+
+    def _call_with(self, context: Context, function: Callable[..., None], given: object) -> EventFailure | None:
+        """Call a function of the user's; returns why that failed, if it did. Then nothing of it remains."""
         try:
-            self._stream.handler(event, context)
+            function(given, context)
             context.state.check()
         except Exception as error:
             context.state.undo()
-            return self._failure(event, EventFailure(on_record(error)))
+            return EventFailure(on_record(error))
         self._keep(context)
-        self._forget(event)
         return None
 
     def _keep(self, context: Context) -> None:
@@ -160,15 +175,7 @@ class TimedWork(Work):
         """Call the timer's function; returns why it failed, if it did."""
         assert self._stream.on_timer is not None
         time = timer.at if self._stream.by_events else self._now
-        context = Context(timer.key, self._state_of(timer.key), now=time)
-        try:
-            self._stream.on_timer(timer, context)
-            context.state.check()
-        except Exception as error:
-            context.state.undo()
-            return EventFailure(on_record(error))
-        self._keep(context)
-        return None
+        return self._call_with(Context(timer.key, self._state_of(timer.key), now=time), self._stream.on_timer, timer)
 
     # -- timers that have failed ------------------------------------------------------------------------------------
 
@@ -182,19 +189,6 @@ class TimedWork(Work):
     def _timer_of(self, event: StreamEvent) -> Timer:
         given = event.json()
         return Timer(seconds_of(datetime.fromisoformat(given["at"])), event.key, given["name"])
-
-    def _handle_again(self, event: StreamEvent) -> Outcome | None:
-        try:
-            timer = self._timer_of(event)
-        except Exception as error:
-            return self._failure(
-                event, EventFailure(f"it can't be told what it is for: {on_record(error)}", final=True)
-            )
-        failure = self._run_timer(timer)
-        if failure is not None:
-            return self._failure(event, failure)
-        self._forget(event)
-        return None
 
     # -- the end ----------------------------------------------------------------------------------------------------
 

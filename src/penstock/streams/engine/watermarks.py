@@ -43,12 +43,10 @@ class Watermark:
 
     def quiet(self, idle_advance: IdleAdvance, lateness_seconds: float, now: float) -> "Watermark":
         """What it is after a while without events."""
-        passed = now - self.seen_at - idle_advance.seconds
-        target = (
-            round(self.largest + passed - lateness_seconds, 6)
-            if idle_advance.watermark is None
-            else idle_advance.watermark
-        )
+        target = idle_advance.watermark
+        if target is None:
+            passed = now - self.seen_at - idle_advance.seconds
+            target = round(self.largest + passed - lateness_seconds, 6)
         return Watermark(max(self.reached, target), self.largest, self.seen_at)
 
 
@@ -104,13 +102,10 @@ class Clocks:
             if report.seen and report.watermark is not None:
                 self._active[part] = report.watermark, now
         if any(report.seen for report in reports.values()):
-            self._count_idle_from(now)
+            self.count_idle_from(now)
 
-    def drained(self, now: float) -> None:
-        """Note that the source had no more events."""
-        self._count_idle_from(now)
-
-    def _count_idle_from(self, now: float) -> None:
+    def count_idle_from(self, now: float) -> None:
+        """Let idle time count from now, unless it counts already."""
         if self._idle_from is None:
             self._idle_from = now
 

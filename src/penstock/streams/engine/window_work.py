@@ -10,25 +10,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-import uuid_utils.compat as uuid7
-
 from penstock.model.errors import UsageError
-from penstock.model.event import NAME_LIMIT, Event, EventId
-from penstock.model.outcome import Outcome
+from penstock.model.event import NAME_LIMIT, Event
 from penstock.model.text import on_record
 from penstock.streams.app import Stream
 from penstock.streams.context import Context, KeyState
 from penstock.streams.engine.timer_work import TimedWork
 from penstock.streams.engine.windows import Session, Window, instant_of, micros, seconds_of, window_key, window_of
-from penstock.streams.engine.work import MOVED_TYPE, SESSIONS, EventFailure, clean
-from penstock.streams.event import (
-    END_HEADER,
-    KEY_HEADER,
-    ORIGIN_HEADER,
-    START_HEADER,
-    STREAM_HEADER,
-    StreamEvent,
-)
+from penstock.streams.engine.work import SESSIONS, EventFailure, clean
+from penstock.streams.event import END_HEADER, START_HEADER, StreamEvent
 from penstock.streams.state.api import PartTransaction, Saved, Timer
 
 WINDOW_TYPE = "stream.window"
@@ -77,7 +67,7 @@ class WindowedWork(TimedWork):
 
     # -- events -----------------------------------------------------------------------------------------------------
 
-    def _handle_at(self, event: StreamEvent, time: datetime) -> Outcome | None:
+    def _handle_at(self, event: StreamEvent, time: datetime) -> EventFailure | None:
         calls = _Calls()
         try:
             windows = self._windows.windows_of(time)
@@ -86,10 +76,9 @@ class WindowedWork(TimedWork):
                 self._call(event, window, calls)
         except Exception as error:
             calls.undo()
-            return self._failure(event, EventFailure(on_record(error)))
+            return EventFailure(on_record(error))
         self._keep_calls(event.key, calls)
         self._emitted += [self._late(event, window) for window in late]
-        self._forget(event)
         return None
 
     def _is_closed(self, window: Window) -> bool:
@@ -115,23 +104,9 @@ class WindowedWork(TimedWork):
 
     def _late(self, event: StreamEvent, window: Window) -> Event:
         """What goes to the late queue: the event as it was, and which window it missed."""
-        headers = {clean(name): clean(value) for name, value in event.headers.items()}
-        added = {
-            ORIGIN_HEADER: headers.get(ORIGIN_HEADER, event.event_id),
-            STREAM_HEADER: self._stream.name,
-            KEY_HEADER: event.key,
-            START_HEADER: window.start.isoformat(),
-            END_HEADER: window.end.isoformat(),
-        }
-        return Event(
-            event_type=clean(event.event_type)[:NAME_LIMIT] or MOVED_TYPE,
-            payload=event.payload,
-            headers=headers | added,
-            queue=self._stream.late_to,
-            partition_key=clean(event.partition_key or "")[:NAME_LIMIT] or None,
-            ordering_key=clean(event.ordering_key or "")[:NAME_LIMIT] or None,
-            event_id=EventId(uuid7.uuid7()),
-        )
+        bounds = {START_HEADER: window.start.isoformat(), END_HEADER: window.end.isoformat()}
+        ordering_key = clean(event.ordering_key or "")[:NAME_LIMIT] or None
+        return self._copy(event, self._stream.late_to, bounds, ordering_key=ordering_key)
 
     # -- sessions ---------------------------------------------------------------------------------------------------
 
@@ -184,19 +159,20 @@ class WindowedWork(TimedWork):
     # -- windows that close -----------------------------------------------------------------------------------------
 
     def _prepare(self, timers: Sequence[Timer]) -> None:
-        self._load_sessions({_key_of(timer) for timer in timers})
+        self._load_sessions({_closed_by(timer)[0] for timer in timers})
         super()._prepare(timers)
 
     def _let_go(self, timer: Timer) -> None:
         super()._let_go(timer)
-        key, window = _key_of(timer), _window_of(timer)
+        key, window = _closed_by(timer)
         if key in self._open:
             self._note_open(key, [one for one in self._open[key] if one.start != window.start])
 
     def _run_timer(self, timer: Timer) -> EventFailure | None:
         """Close a window; returns why that failed, if it did. Then its state stays, to be closed another time."""
-        window, state = _window_of(timer), self._state_of(timer.key)
-        context = Context(_key_of(timer), state, window=window)
+        key, window = _closed_by(timer)
+        state = self._state_of(timer.key)
+        context = Context(key, state, window=window)
         try:
             if self._stream.on_close is not None:
                 self._stream.on_close(window, context)
@@ -208,8 +184,7 @@ class WindowedWork(TimedWork):
         return None
 
     def _as_event(self, timer: Timer) -> StreamEvent:
-        start, end = _window_of(timer)
-        key = _key_of(timer)
+        key, (start, end) = _closed_by(timer)
         return self._event_of(key, {"key": key, "start": start.isoformat(), "end": end.isoformat()})
 
     def _timer_of(self, event: StreamEvent) -> Timer:
@@ -218,15 +193,11 @@ class WindowedWork(TimedWork):
         return Timer(seconds_of(window.end), window_key(event.key, window), CLOSE)
 
 
-def _key_of(timer: Timer) -> str:
-    found = window_of(timer.key)
-    return timer.key if found is None else found[0]
-
-
-def _window_of(timer: Timer) -> Window:
+def _closed_by(timer: Timer) -> tuple[str, Window]:
+    """The key and the window that a timer closes."""
     found = window_of(timer.key)
     assert found is not None
-    return Window(found[1], instant_of(timer.at))
+    return found[0], Window(found[1], instant_of(timer.at))
 
 
 def _pack(windows: Sequence[Window]) -> Saved | None:

@@ -12,18 +12,18 @@ Only after that is anything acknowledged, and only what is in the inbox. No Spar
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import uuid_utils.compat as uuid7
 
 from penstock.model.event import NAME_LIMIT, Event, EventId
-from penstock.model.outcome import PUBLISHED, Dead, Outcome, Retry
+from penstock.model.outcome import Dead, Outcome, Retry
 from penstock.model.text import on_record
 from penstock.streams.app import Stream
 from penstock.streams.context import Context, KeyState
-from penstock.streams.engine.batch_handlers import BatchContext, States, as_given
+from penstock.streams.engine.batch_handlers import BatchContext, States, as_table, in_kind
 from penstock.streams.event import KEY_HEADER, ORIGIN_HEADER, STREAM_HEADER, StreamEvent
-from penstock.streams.state.api import EPOCH, Arrival, PartTransaction, Saved, StatePartition
+from penstock.streams.state.api import EPOCH, Arrival, PartTransaction, Saved
 
 # Beside the state of keys stands how often an event has failed. Its source also counts when a process died with it,
 # which is no failure of its own.
@@ -52,43 +52,22 @@ class Result(NamedTuple):
     outcome: Outcome
 
 
-def run_part(
-    part: StatePartition,
-    stream: Stream,
-    events: Sequence[StreamEvent],
-    now: float,
-    forced_failures: Mapping[Arrival, EventFailure] | None = None,
-) -> list[Result]:
-    """Process a part's events, in one transaction. Events that were processed before are only acknowledged again.
-
-    `forced_failures` are of those that fail without being run.
-    """
-    with part.transaction() as tx:
-        work = Work(stream, tx, fresh_among(tx, events), now)
-        failed = work.run(forced_failures or {})
-        work.write(failed)
-    return [Result(event, failed.get(id(event), PUBLISHED)) for event in events]
-
-
 def fresh_among(tx: PartTransaction, events: Sequence[StreamEvent]) -> list[StreamEvent]:
     """Those that are new, and are entered now. Of one that comes twice in a batch, the first counts."""
-    return [event for event, is_new in zip(events, _fresh(tx, events), strict=True) if is_new]
-
-
-def _fresh(tx: PartTransaction, events: Sequence[StreamEvent]) -> list[bool]:
     unknown = tx.fresh([event.arrival for event in events if event.position is None])
     partitions = {event.position.source_partition for event in events if event.position is not None}
     reached = dict(tx.reached(partitions)) if partitions else {}
-    fresh: list[bool] = []
+    fresh: list[StreamEvent] = []
     for event in events:
         if event.position is None:
-            fresh.append(event.arrival in unknown)
-            unknown.discard(event.arrival)
+            if event.arrival in unknown:
+                unknown.discard(event.arrival)
+                fresh.append(event)
         else:
             partition, offset = event.position
-            fresh.append(offset > reached.get(partition, -1))
-            if fresh[-1]:
+            if offset > reached.get(partition, -1):
                 reached[partition] = offset
+                fresh.append(event)
     if partitions:
         tx.advance({name: reached[name] for name in partitions})
     return fresh
@@ -164,10 +143,9 @@ class Work:
         before others first: one that fails alone is at fault."""
         if not events:
             return
-        assert self._stream.batch is not None
         context = BatchContext(States(self._state_of, [event.key for event in events]))
         try:
-            self._stream.handler(as_given(events, self._stream.batch, self._stream.fields), context)
+            self._stream.handler(in_kind(as_table(events, self._stream.fields), self._stream.batch), context)
             for key in context.states:
                 self._state_of(key).check()
         except Exception as error:
@@ -214,21 +192,26 @@ class Work:
 
     def _move(self, event: StreamEvent, failures: "_Failures", delay: float) -> None:
         """Its source has no retries: a copy goes to the stream's own queue, where it is tried again, or dies."""
-        event_id = EventId(uuid7.uuid7())
-        origin = {ORIGIN_HEADER: event.event_id, KEY_HEADER: event.key, STREAM_HEADER: self._stream.name}
-        headers = {clean(name): clean(value) for name, value in event.headers.items()} | origin
-        self._emitted.append(
-            Event(
-                event_type=clean(event.event_type)[:NAME_LIMIT] or MOVED_TYPE,
-                payload=event.payload,
-                headers=headers,
-                queue=self._stream.own_queue,
-                partition_key=clean(event.partition_key or "")[:NAME_LIMIT] or None,
-                available_at=EPOCH + timedelta(seconds=self._now + (0 if failures.error else delay)),
-                event_id=event_id,
-            )
+        available_at = EPOCH + timedelta(seconds=self._now + (0 if failures.error else delay))
+        origin = {ORIGIN_HEADER: event.event_id}
+        moved = self._copy(event, self._stream.own_queue, origin, available_at=available_at)
+        self._emitted.append(moved)
+        self._failures[f"{FAILED}{moved.event_id}/0"] = failures
+
+    def _copy(self, event: StreamEvent, queue: str, headers: Mapping[str, str], **fields: Any) -> Event:
+        """Return a copy of an event for another queue, with these headers, too. Whatever a source brings can fail or
+        be late, so what no store takes is left out."""
+        given = {clean(name): clean(value) for name, value in event.headers.items()}
+        own = {KEY_HEADER: event.key, STREAM_HEADER: self._stream.name}
+        return Event(
+            event_type=clean(event.event_type)[:NAME_LIMIT] or MOVED_TYPE,
+            payload=event.payload,
+            headers={ORIGIN_HEADER: event.event_id, **given, **own, **headers},
+            queue=queue,
+            partition_key=clean(event.partition_key or "")[:NAME_LIMIT] or None,
+            event_id=EventId(uuid7.uuid7()),
+            **fields,
         )
-        self._failures[f"{FAILED}{event_id}/0"] = failures
 
     def _forget(self, event: StreamEvent) -> None:
         """It is done with, one way or the other: how often it failed matters no more."""
@@ -279,7 +262,7 @@ def _failures_of(event: StreamEvent) -> str:
 
 
 def clean(text: str) -> str:
-    """Without what no store takes: whatever a source brings must be able to fail."""
+    """Without what no store takes."""
     return text.replace("\x00", "").encode(errors="replace").decode()
 
 

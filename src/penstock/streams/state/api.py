@@ -192,10 +192,6 @@ class StatePartition(Protocol):
         """A transaction that commits at its end, and not if the block raises. `Fenced` if the part is another's."""
         ...
 
-    def holds(self, arrivals: Sequence[Arrival]) -> set[Arrival]:
-        """Those of these that the inbox holds: only they may be acknowledged."""
-        ...
-
     def trim(self, arrivals: Sequence[Arrival]) -> None:
         """Forget these: their source has the acknowledgement, and won't bring them again. Fenced by the epoch."""
         ...

@@ -60,86 +60,28 @@ RAISE_EPOCH = """
 """
 
 
-class StateFolder:
-    """The folder that a URL such as `sqlite:///state` names, relative to the current one; `sqlite:////state` is not."""
+class FolderState(ABC):
+    """A state store in a folder: what it does the same however a part keeps its data.
+
+    The URL names the folder, relative to the current one, as in `sqlite:///state`; `sqlite:////state` is not.
+    """
+
+    shared = False
 
     def __init__(self, url: str) -> None:
         _, _, path = url.partition("://")
         if not path.startswith("/") or not path.strip("/"):
             raise UsageError(f"{mask_url(url)!r} names no folder; a folder looks like sqlite:///state")
-        self.path = Path(path[1:])
-
-    def part(self, stream: str, number: int) -> Path:
-        """The file of a part."""
-        return self._of(stream) / f"part-{number:05}.db"
-
-    def take_epoch(self, stream: str, parts: int) -> tuple[Started, bool]:
-        """The stream with its next epoch, and whether all of its parts were made before."""
-        if parts < 1:
-            raise UsageError(f"a stream has one part or more, not {parts}")
-        folder = self._of(stream)
-        try:
-            make_folder(folder)
-        except OSError as error:
-            raise StoreUnavailable(f"can't make the folder {folder}: {error}") from error
-        with closing(open_database(folder / "stream.db", create=True)) as database, writing(database):
-            database.execute(STREAM_TABLE)
-            if other := database.execute("SELECT name FROM stream WHERE name <> ?", (stream,)).fetchone():
-                raise UsageError(f"the folder of {stream!r} is that of {other[0]!r}: this disk knows no upper case")
-            *found, complete = database.execute(TAKE_EPOCH, (stream, parts, uuid4().hex)).fetchone()
-        return Started(stream, *found), bool(complete)
-
-    def note_complete(self, stream: str) -> None:
-        """From now on a part that is missing is a part that was lost."""
-        with closing(open_database(self._of(stream) / "stream.db")) as database, writing(database):
-            database.execute("UPDATE stream SET complete = 1 WHERE name = ?", (stream,))
-
-    def find(self, stream: str) -> Started:
-        """The stream as it was last started."""
-        found = self._look(self._of(stream))
-        if found is None or found.stream != stream:
-            raise UsageError(f"there is no stream {stream!r} in {self.path}")
-        return found
-
-    def streams(self) -> Sequence[Started]:
-        """The streams of this folder, by name."""
-        folders = self.path.iterdir() if self.path.is_dir() else iter(())
-        return sorted(filter(None, map(self._look, folders)), key=lambda found: found.stream)
-
-    def _look(self, folder: Path) -> Started | None:
-        if not (folder / "stream.db").exists():
-            return None
-        with closing(open_database(folder / "stream.db")) as database:
-            try:
-                row = database.execute("SELECT name, epoch, parts, identity FROM stream WHERE complete").fetchone()
-            except sqlite3.DatabaseError as error:
-                if "no such table" in str(error):
-                    return None  # another process is about to make it
-                raise StoreError(f"can't read {folder / 'stream.db'}: {error}") from error
-        return row and Started(*row)
-
-    def _of(self, stream: str) -> Path:
-        name = quote(stream, safe=" ").replace(".", "%2E")  # a dot could make it the folder above
-        if not 0 < len(name) <= LONGEST_FOLDER_NAME or "\x00" in stream:
-            raise UsageError(f"{stream!r} can't name a stream: too short or too long for the name of a folder")
-        return self.path / name
-
-
-class FolderState(ABC):
-    """A state store in a folder: what it does the same however a part keeps its data."""
-
-    shared = False
-
-    def __init__(self, url: str) -> None:
         self.url = url
-        self._folder = StateFolder(url)
+        self._path = Path(path[1:])
 
     def start(self, stream: str, parts: int) -> Started:
-        started, complete = self._folder.take_epoch(stream, parts)
+        started, complete = self._take_epoch(stream, parts)
         for number in range(started.parts):
-            self._prepare(self._folder.part(stream, number), started.epoch, create=not complete)
-        if not complete:
-            self._folder.note_complete(stream)
+            self._prepare(self._part(stream, number), started.epoch, create=not complete)
+        if not complete:  # from now on a part that is missing is a part that was lost
+            with closing(open_database(self._of(stream) / "stream.db")) as database, writing(database):
+                database.execute("UPDATE stream SET complete = 1 WHERE name = ?", (stream,))
         return started
 
     @contextmanager
@@ -152,7 +94,8 @@ class FolderState(ABC):
             yield
 
     def streams(self) -> Sequence[Started]:
-        return self._folder.streams()
+        folders = self._path.iterdir() if self._path.is_dir() else iter(())
+        return sorted(filter(None, map(_look, folders)), key=lambda found: found.stream)
 
     def read(
         self, stream: str, keys: Collection[str] | None = None, *, part: int | None = None
@@ -170,8 +113,36 @@ class FolderState(ABC):
         """Nothing stays open between calls."""
         return
 
+    def _take_epoch(self, stream: str, parts: int) -> tuple[Started, bool]:
+        """The stream with its next epoch, and whether all of its parts were made before."""
+        if parts < 1:
+            raise UsageError(f"a stream has one part or more, not {parts}")
+        folder = self._of(stream)
+        try:
+            make_folder(folder)
+        except OSError as error:
+            raise StoreUnavailable(f"can't make the folder {folder}: {error}") from error
+        with closing(open_database(folder / "stream.db", create=True)) as database, writing(database):
+            database.execute(STREAM_TABLE)
+            if other := database.execute("SELECT name FROM stream WHERE name <> ?", (stream,)).fetchone():
+                raise UsageError(f"the folder of {stream!r} is that of {other[0]!r}: this disk knows no upper case")
+            *found, complete = database.execute(TAKE_EPOCH, (stream, parts, uuid4().hex)).fetchone()
+        return Started(stream, *found), bool(complete)
+
     def _paths(self, stream: str) -> list[Path]:
-        return [self._folder.part(stream, number) for number in range(self._folder.find(stream).parts)]
+        found = _look(self._of(stream))
+        if found is None or found.stream != stream:
+            raise UsageError(f"there is no stream {stream!r} in {self._path}")
+        return [self._part(stream, number) for number in range(found.parts)]
+
+    def _part(self, stream: str, number: int) -> Path:
+        return self._of(stream) / f"part-{number:05}.db"
+
+    def _of(self, stream: str) -> Path:
+        name = quote(stream, safe=" ").replace(".", "%2E")  # a dot could make it the folder above
+        if not 0 < len(name) <= LONGEST_FOLDER_NAME or "\x00" in stream:
+            raise UsageError(f"{stream!r} can't name a stream: too short or too long for the name of a folder")
+        return self._path / name
 
     @abstractmethod
     def _prepare(self, path: Path, epoch: int, *, create: bool) -> None:
@@ -183,6 +154,20 @@ class FolderState(ABC):
 
     @abstractmethod
     def _forget(self, path: Path, older_than_seconds: float) -> int: ...
+
+
+def _look(folder: Path) -> Started | None:
+    """The stream of a folder as it was last started."""
+    if not (folder / "stream.db").exists():
+        return None
+    with closing(open_database(folder / "stream.db")) as database:
+        try:
+            row = database.execute("SELECT name, epoch, parts, identity FROM stream WHERE complete").fetchone()
+        except sqlite3.DatabaseError as error:
+            if "no such table" in str(error):
+                return None  # another process is about to make it
+            raise StoreError(f"can't read {folder / 'stream.db'}: {error}") from error
+    return row and Started(*row)
 
 
 class Fence:

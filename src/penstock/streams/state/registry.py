@@ -16,14 +16,13 @@ _STORES = {
     "rocksdb": ("penstock.streams.state.rocksdb.store", "RocksState"),
     "sqlite": ("penstock.streams.state.sqlite", "SqliteState"),
 }
-SCHEMES = tuple(_STORES)
 
 
 def open_state(url: str = DEFAULT_STATE) -> StateStore:
     """Return the state store behind a URL. Nothing is opened before it is used."""
     scheme = url_scheme(url).partition("+")[0]
     if scheme not in _STORES:
-        raise UnknownScheme(f"no state store answers to {mask_url(url)!r}; known schemes: {', '.join(SCHEMES)}")
+        raise UnknownScheme(f"no state store answers to {mask_url(url)!r}; known schemes: {', '.join(_STORES)}")
     module, name = _STORES[scheme]
     store: Any = getattr(import_module(module), name)
     return cast(StateStore, store(url))

@@ -188,9 +188,6 @@ class SqlitePart:
         with self._fence.held():
             yield SqliteTransaction(self._database)
 
-    def holds(self, arrivals: Sequence[Arrival]) -> set[Arrival]:
-        return _held(self._database, set(arrivals))
-
     def trim(self, arrivals: Sequence[Arrival]) -> None:
         with self._fence.epoch_held():
             self._database.executemany(TAKE_OUT, sorted(arrivals))
@@ -215,7 +212,7 @@ class SqliteState(FolderState):
     """A folder with a folder for each stream, and a file in it for each part."""
 
     def open_part(self, started: Started, number: int) -> SqlitePart:
-        return SqlitePart(self._folder.part(started.stream, number), started, number)
+        return SqlitePart(self._part(started.stream, number), started, number)
 
     def _prepare(self, path: Path, epoch: int, *, create: bool) -> None:
         with closing(open_database(path, create=create)) as database, writing(database):

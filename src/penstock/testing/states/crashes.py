@@ -58,7 +58,9 @@ def whole(store: StateStore, size: int) -> int:
         timers = [Timer(float(number), key, name) for key in sorted(keys) for name in names]
         assert list(transaction.due(float("inf"), 3 * len(timers))) == timers
     entered = {Arrival(f"{wave}-{place}") for wave in range(1, number + 2) for place in range(size)}
-    assert part.holds(list(entered)) == {one for one in entered if not one.event_id.startswith(f"{number + 1}-")}
+    assert StateScenario.entered(part, list(entered)) == {
+        one for one in entered if not one.event_id.startswith(f"{number + 1}-")
+    }
     ids = [one.event_id for outgoing in part.outgoing() for one in outgoing.events]
     assert ids == [UUID(int=wave) for wave in range(1, number + 1)]
     part.close()
@@ -113,9 +115,9 @@ class Source:
                         add(older, wave)
 
     def _acknowledge(self, task: StatePartition, numbers: list[int]) -> None:
-        held = task.holds([Arrival(str(number)) for number in numbers])
-        self.pending -= {int(arrival.event_id) for arrival in held}
-        task.trim(list(held))
+        known = StateScenario.entered(task, [Arrival(str(number)) for number in numbers])
+        self.pending -= {int(arrival.event_id) for arrival in known}
+        task.trim(list(known))
 
 
 def add(part: StatePartition, numbers: list[int]) -> None:

@@ -53,7 +53,7 @@ class FencingTasks(StateScenario):
                 first.open_part(older, number)
         assert dict(second.read(STREAM)) == {"a": Saved(b"older")}
         taken = second.open_part(newer, 0)
-        assert taken.holds(ARRIVALS) == set(ARRIVALS)
+        assert self.entered(taken, ARRIVALS) == set(ARRIVALS)
         save(taken, "a", b"newer")
         assert dict(second.read(STREAM)) == {"a": Saved(b"newer")}
         taken.close()

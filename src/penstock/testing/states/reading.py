@@ -70,9 +70,9 @@ class ReadingState(StateScenario):
             transaction.fresh(ARRIVALS)
             transaction.save({"old": Saved(b"", now - 60), "later": Saved(b"", now + 3600), "never": Saved(b"")})
         assert store.forget(STREAM, older_than_seconds=3600) == 1
-        assert part.holds(ARRIVALS) == set(ARRIVALS)
+        assert self.entered(part, ARRIVALS) == set(ARRIVALS)
         assert [key for key, _ in store.read(STREAM)] == ["later", "never"]
         assert store.forget(STREAM, older_than_seconds=0) == len(ARRIVALS)
-        assert part.holds(ARRIVALS) == set()
+        assert self.entered(part, ARRIVALS) == set()
         save(part, "after", b"still this task's")
         part.close()

@@ -1,6 +1,7 @@
 """Fixtures and helpers of the conformance tests for state stores."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 import pytest
 
@@ -25,6 +26,19 @@ class StateScenario:
         part = store.open_part(store.start(STREAM, 3), 0)
         yield part
         part.close()
+
+    @staticmethod
+    def entered(part: StatePartition, arrivals: Sequence[Arrival]) -> set[Arrival]:
+        """Return those of these that the inbox holds, found by entering all in a transaction that is rolled back."""
+        fresh: set[Arrival] = set()
+        with suppress(_Undone), part.transaction() as transaction:
+            fresh = transaction.fresh(arrivals)
+            raise _Undone
+        return set(arrivals) - fresh
+
+
+class _Undone(Exception):
+    """A transaction that is not to commit."""
 
 
 def save(part: StatePartition, key: str, data: bytes, expires_at: float | None = None) -> None:

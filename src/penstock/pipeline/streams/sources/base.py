@@ -1,14 +1,12 @@
 """What a stream reads, on Spark: each source as a DataFrame of the same columns, and its acknowledgements."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+
+from pyspark.sql import DataFrame, SparkSession
 
 from penstock.pipeline.datasource.columns import columns
 from penstock.streams.event import KEY_HEADER, ORIGIN_HEADER, STREAM_HEADER
 from penstock.streams.sources import REMEMBER_SECONDS
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 COLUMNS = columns(
     *("seq", "event_id", "event_type", "payload", "headers", "partition_key", "ordering_key", "created_at"),
@@ -24,60 +22,30 @@ STREAM_HEADERS = (ORIGIN_HEADER, KEY_HEADER, STREAM_HEADER)
 """What a stream writes on events that it moved to its own queue. From elsewhere they would say what isn't so."""
 
 
-class SparkSource(Protocol):
-    """A source, on the driver."""
+class SparkSource:
+    """A source, on the driver: by default one that is the same from its first batch to its last, takes no
+    acknowledgements and holds nothing open."""
 
-    @property
-    def wants_acknowledgements(self) -> bool:
-        """Whether it is to hear of its events one by one."""
-        ...
+    wants_acknowledgements = False
+    """Whether it is to hear of its events one by one."""
+    remember_seconds = REMEMBER_SECONDS
+    """For how long the inbox keeps events that nothing else takes out of it."""
+    checkpoint_version = ""
+    """What the checkpoint is of, once loaded: with another version another checkpoint begins."""
+    leases = False
+    """Whether its events are claimed."""
 
-    @property
-    def remember_seconds(self) -> float:
-        """For how long the inbox keeps events that nothing else takes out of it."""
-        ...
-
-    def load(self, spark: "SparkSession") -> "DataFrame":
+    def load(self, spark: SparkSession) -> DataFrame:
         """The stream, with those of the columns above that it has."""
-        ...
-
-    @property
-    def checkpoint_version(self) -> str:
-        """What the checkpoint is of, once loaded: with another version another checkpoint begins."""
-        ...
-
-    @property
-    def leases(self) -> bool:
-        """Whether its events are claimed."""
-        ...
+        raise NotImplementedError
 
     def topics(self) -> Mapping[str, str] | None:
         """Asked for each micro-batch: by the names of topics, how their partitions are named; None if they are named as
         they came. `StoreUnavailable` if that can't be told now."""
-        ...
-
-    def acknowledge(self, event_ids: Sequence[str]) -> None:
-        """The state holds these."""
-        ...
-
-    def close(self) -> None:
-        """Its stream has ended."""
-        ...
-
-
-class StaticSource:
-    """A source that is the same from its first batch to its last, and holds nothing open."""
-
-    wants_acknowledgements = False
-    remember_seconds = REMEMBER_SECONDS
-    checkpoint_version = ""
-    leases = False
-
-    def topics(self) -> None:
         return None
 
     def acknowledge(self, event_ids: Sequence[str]) -> None:
-        """Nothing to acknowledge: the state, Spark's checkpoint or a lease has it."""
+        """The state holds these. Without acknowledgements, the state, Spark's checkpoint or a lease has it."""
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Its stream has ended."""

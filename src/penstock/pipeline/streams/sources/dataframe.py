@@ -1,13 +1,12 @@
 """Any streaming DataFrame as a stream's source: what its rows are known by, and what of them is the payload."""
 
-from typing import TYPE_CHECKING
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType
 
 from penstock.model.errors import UsageError
-from penstock.pipeline.streams.sources.base import STREAM_HEADERS, StaticSource
+from penstock.pipeline.streams.sources.base import STREAM_HEADERS, SparkSource
 from penstock.streams.sources import Frame
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 POSITION = ("line", "offset")
 """Columns of a row's place in a source whose order is fixed."""
@@ -24,23 +23,21 @@ FIELDS = (
 """The columns that are fields of an event. All others are the user's own, whatever they are called."""
 
 
-class DataFrameSource(StaticSource):
+class DataFrameSource(SparkSource):
     """Rows of a DataFrame. Spark's checkpoint alone knows how far it is."""
 
     def __init__(self, source: Frame) -> None:
         self._source = source
         self.remember_seconds = source.remember_seconds
 
-    def load(self, spark: "SparkSession") -> "DataFrame":
-        from pyspark.sql import DataFrame
-
+    def load(self, spark: SparkSession) -> DataFrame:
         frame = self._source.open(spark)
         if not isinstance(frame, DataFrame) or not frame.isStreaming:
             raise UsageError("a Frame source is a function that takes the session and returns a streaming DataFrame")
         return events_of(frame)
 
 
-def events_of(frame: "DataFrame") -> "DataFrame":
+def events_of(frame: DataFrame) -> DataFrame:
     """Rows as events. A row that can't be known by anything ends the stream: it could be processed twice."""
     given = set(frame.columns)
     by_id, by_offset = "event_id" in given, given.issuperset(POSITION)
@@ -57,10 +54,8 @@ def events_of(frame: "DataFrame") -> "DataFrame":
     return frame.select(*(column.alias(name) for name, column in chosen.items()))
 
 
-def _position(frame: "DataFrame", *, by_id: bool) -> "dict[str, Column]":
+def _position(frame: DataFrame, *, by_id: bool) -> dict[str, Column]:
     """Where there is an id, too, a row may be without a line, and is known by the id then."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     partition, offset = frame["line"].cast("string"), frame["offset"].cast("bigint")
     placed = _required(F.when(offset >= 0, offset), "offset of 0 or more")
     if not by_id:
@@ -70,17 +65,12 @@ def _position(frame: "DataFrame", *, by_id: bool) -> "dict[str, Column]":
     return {"source_partition": partition, "offset": F.when(partition.isNotNull(), placed), "event_id": known}
 
 
-def _required(column: "Column", name: str) -> "Column":
-    from pyspark.sql import functions as F  # noqa: N812
-
+def _required(column: Column, name: str) -> Column:
     return F.coalesce(column, F.raise_error(F.lit(f"a row of the DataFrame has no {name}")))
 
 
-def _payload(frame: "DataFrame") -> "Column":
+def _payload(frame: DataFrame) -> Column:
     """Text and bytes as they are, else JSON; without such a column a JSON object of the user's own ones."""
-    from pyspark.sql import functions as F  # noqa: N812
-    from pyspark.sql.types import ArrayType, MapType, StructType
-
     if "payload" in frame.columns:
         nested = isinstance(frame.schema["payload"].dataType, ArrayType | MapType | StructType)
         payload = _json(frame["payload"]) if nested else frame["payload"]
@@ -92,23 +82,16 @@ def _payload(frame: "DataFrame") -> "Column":
     return F.coalesce(payload if _is_binary(frame) else payload.cast("string").cast("binary"), F.lit(b""))
 
 
-def _is_binary(frame: "DataFrame") -> bool:
-    from pyspark.sql.types import BinaryType
-
+def _is_binary(frame: DataFrame) -> bool:
     return "payload" in frame.columns and isinstance(frame.schema["payload"].dataType, BinaryType)
 
 
-def _json(column: "Column") -> "Column":
+def _json(column: Column) -> Column:
     """With a null where a value is missing: a handler is to find every name."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     return F.to_json(column, {"ignoreNullFields": "false"})
 
 
-def _headers(frame: "DataFrame") -> "Column":
-    from pyspark.sql import functions as F  # noqa: N812
-    from pyspark.sql.types import MapType
-
+def _headers(frame: DataFrame) -> Column:
     if not isinstance(frame.schema["headers"].dataType, MapType):
         raise UsageError("the column headers of a DataFrame is a map of strings")
     texts = frame["headers"].cast("map<string, string>")

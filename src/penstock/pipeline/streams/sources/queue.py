@@ -1,20 +1,19 @@
 """Queues as sources of streams."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
 
 from penstock.pipeline.datasource.reader import register_events
-from penstock.pipeline.streams.sources.base import COLUMNS, StaticSource
+from penstock.pipeline.streams.sources.base import COLUMNS, SparkSource
 from penstock.streams.app import Stream
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 QUEUE_LIMIT = 10_000
 # How often an event may be in the hands of a process that dies: what it fails by itself is counted by the stream.
 LOST_ATTEMPTS = 50
 
 
-class QueueSource(StaticSource):
+class QueueSource(SparkSource):
     """Events of a queue, claimed under leases. Their outcomes are settled by lease, and not here."""
 
     leases = True
@@ -30,7 +29,7 @@ class QueueSource(StaticSource):
             "patient": True,
         }
 
-    def load(self, spark: "SparkSession") -> "DataFrame":
+    def load(self, spark: SparkSession) -> DataFrame:
         register_events(spark)
         claims = spark.readStream.format("penstock").options(**self._options).load()
         return claims.select(*(name for name in COLUMNS if name in claims.columns))

@@ -1,14 +1,13 @@
-"""Find the source of a stream. The module of a source, and the client library that it needs, are imported here."""
+"""Find the source of a stream. The one that needs a client library is imported with it, when a stream reads it."""
 
 from importlib import import_module
-from typing import Any, cast
 
 from penstock.pipeline.streams.sources.base import SparkSource
+from penstock.pipeline.streams.sources.dataframe import DataFrameSource
+from penstock.pipeline.streams.sources.kafka.source import KafkaSource
 from penstock.pipeline.streams.sources.queue import QueueSource
 from penstock.streams.app import Stream
 from penstock.streams.sources import Frame, Kafka, Queue, Valkey
-
-_PACKAGE = "penstock.pipeline.streams.sources"
 
 
 def sources_of(stream: Stream, store: str, parallelism: int) -> "tuple[SparkSource] | tuple[SparkSource, SparkSource]":
@@ -19,13 +18,9 @@ def sources_of(stream: Stream, store: str, parallelism: int) -> "tuple[SparkSour
             source = QueueSource(stream, store, name, parallelism)
             return (source, own) if stream.has_timers else (source,)  # timers that failed are there
         case Frame() as frame:
-            return _open("dataframe", "DataFrameSource", frame), own
+            return DataFrameSource(frame), own
         case Valkey() as valkey:
-            return _open("valkey.source", "ValkeySource", valkey, stream.name), own
+            module = import_module("penstock.pipeline.streams.sources.valkey.source")
+            return module.ValkeySource(valkey, stream.name), own
         case Kafka() as kafka:
-            return _open("kafka.source", "KafkaSource", kafka), own
-
-
-def _open(module: str, name: str, *given: object) -> SparkSource:
-    source: Any = getattr(import_module(f"{_PACKAGE}.{module}"), name)
-    return cast(SparkSource, source(*given))
+            return KafkaSource(kafka), own

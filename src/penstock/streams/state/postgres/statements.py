@@ -3,9 +3,7 @@
 # One number that all who create these tables agree on.
 LOCK_TABLES = "SELECT pg_advisory_xact_lock(7366818045271)"
 PATIENCE = "SET LOCAL lock_timeout = '30s'"
-HAS_TABLES = "SELECT to_regclass('penstock_stream_outgoing') IS NOT NULL"
-# Timers came later. Who only reads does without their table; who starts a stream makes it.
-HAS_ALL_TABLES = "SELECT to_regclass('penstock_stream_timers_due') IS NOT NULL"
+HAS_TABLES = "SELECT to_regclass('penstock_stream_timers_due') IS NOT NULL"
 
 # Texts compare as bytes: faster, and the same order as in the other state stores. The last one says that all are there.
 TABLES = (
@@ -93,10 +91,6 @@ ENTER = """
     ORDER BY event_id COLLATE "C", replays
     ON CONFLICT DO NOTHING
     RETURNING event_id, replays
-"""
-# By id alone: joined with pairs, a part that its statistics think empty would be read once for each of them.
-HOLDS = """
-    SELECT event_id, replays FROM penstock_inbox WHERE stream = %s AND part = %s AND event_id = ANY(%s::text[])
 """
 TRIM = "DELETE FROM penstock_inbox WHERE stream = %s AND part = %s AND replays = %s AND event_id = ANY(%s::text[])"
 REACHED = "SELECT line, reached FROM penstock_stream_offsets WHERE stream = %s AND part = %s AND line = ANY(%s::text[])"

@@ -5,7 +5,7 @@ driver waits for what is being committed, and nothing of an older epoch comes af
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, LiteralString
 from uuid import uuid4
 
@@ -53,7 +53,10 @@ class PostgresTransaction:
         return set(map(Arrival._make, self._run(statements.ENTER, *columns)))
 
     def refuse(self, arrivals: Sequence[Arrival]) -> None:
-        for replays, known in _by_replays(arrivals).items():
+        ids: dict[int, list[str]] = {}  # nearly always one list, for few events were replayed
+        for event_id, replays in sorted(arrivals):
+            ids.setdefault(replays, []).append(event_id)
+        for replays, known in ids.items():
             self._run(statements.TRIM, replays, known)
 
     def reached(self, partitions: Collection[str]) -> Mapping[str, int]:
@@ -128,15 +131,9 @@ class PostgresPart:
                 raise Fenced(f"another task has taken part {number} of {stream!r}; this one stops, and nothing counts")
             yield PostgresTransaction(self._connection, self._part)
 
-    def holds(self, arrivals: Sequence[Arrival]) -> set[Arrival]:
-        with _transaction(self._connection):
-            found = set(self._run(statements.HOLDS, list({arrival.event_id for arrival in arrivals})))
-        return {arrival for arrival in arrivals if arrival in found}
-
     def trim(self, arrivals: Sequence[Arrival]) -> None:
         with self._epoch_held():
-            for replays, known in _by_replays(arrivals).items():
-                self._run(statements.TRIM, replays, known)
+            PostgresTransaction(self._connection, self._part).refuse(arrivals)
 
     def outgoing(self) -> Iterator[Outgoing]:
         with _transaction(self._connection):
@@ -185,7 +182,7 @@ class PostgresState:
             raise UsageError(f"a stream has one part or more, not {parts}")
         if not 0 < len(stream) <= NAME_LIMIT or "\x00" in stream:
             raise UsageError(f"{stream!r} can't name a stream: it has 1 to {NAME_LIMIT} characters, none of them NUL")
-        with self._connected() as connection:
+        with closing(self._connect()) as connection:
             self._create_tables(connection)
             with _transaction(connection):
                 ((epoch, kept, identity),) = _run(connection, statements.TAKE_EPOCH, stream, parts, uuid4().hex)
@@ -205,7 +202,7 @@ class PostgresState:
             raise
 
     def streams(self) -> Sequence[Started]:
-        with self._connected() as connection, _transaction(connection):
+        with closing(self._connect()) as connection, _transaction(connection):
             if not self._has_tables(connection):
                 return []
             return [Started(*row) for row in _run(connection, statements.STREAMS)]
@@ -213,7 +210,7 @@ class PostgresState:
     def read(
         self, stream: str, keys: Collection[str] | None = None, *, part: int | None = None
     ) -> Iterator[tuple[str, Saved]]:
-        with self._connected() as connection, _transaction(connection):
+        with closing(self._connect()) as connection, _transaction(connection):
             parts = self._require(connection, stream)
             if part is not None:
                 checked_part(stream, part, parts)
@@ -224,7 +221,7 @@ class PostgresState:
 
     def forget(self, stream: str, *, older_than_seconds: float) -> int:
         dropped = 0
-        with self._connected() as connection:
+        with closing(self._connect()) as connection:
             with _transaction(connection):
                 parts = self._require(connection, stream)
             for number in range(parts):
@@ -247,24 +244,16 @@ class PostgresState:
         except psycopg.Error as error:
             raise StoreUnavailable(f"can't connect to {mask_url(self.url)}: {error}") from error
 
-    @contextmanager
-    def _connected(self) -> "Iterator[Connection]":
-        connection = self._connect()
-        try:
-            yield connection
-        finally:
-            connection.close()
-
     def _create_tables(self, connection: "Connection") -> None:
         with _transaction(connection):
-            if self._has_tables(connection, statements.HAS_ALL_TABLES):
+            if self._has_tables(connection):
                 return
             _run(connection, statements.LOCK_TABLES)  # two that create a table at once would collide
             for statement in statements.TABLES:
                 _run(connection, statement)
 
-    def _has_tables(self, connection: "Connection", statement: LiteralString = statements.HAS_TABLES) -> bool:
-        ((found,),) = _run(connection, statement)
+    def _has_tables(self, connection: "Connection") -> bool:
+        ((found,),) = _run(connection, statements.HAS_TABLES)
         return bool(found)
 
     def _require(self, connection: "Connection", stream: str) -> int:
@@ -303,11 +292,3 @@ def _transaction(connection: "Connection") -> Iterator[None]:
 def _run(connection: "Connection", statement: LiteralString, *values: Any) -> Rows:
     cursor = connection.execute(statement, values or None, binary=True)
     return cursor.fetchall() if cursor.description else []
-
-
-def _by_replays(arrivals: Sequence[Arrival]) -> dict[int, list[str]]:
-    """Ids by how often they were replayed: nearly always one list, for few events are."""
-    ids: dict[int, list[str]] = {}
-    for event_id, replays in sorted(arrivals):
-        ids.setdefault(replays, []).append(event_id)
-    return ids

@@ -83,11 +83,8 @@ class RocksTransaction:
     def load(self, keys: Collection[str]) -> Mapping[str, Saved]:
         self._take_columns()
         wanted = set(keys)
-        if not self._changed:
-            return _load(self._database, wanted)
         stored = _load(self._database, wanted - self._changed.keys())
-        own = {key: saved for key in wanted if (saved := self._changed.get(key)) is not None}
-        return stored | own
+        return stored | {key: saved for key, saved in self._changed.items() if saved is not None and key in wanted}
 
     def load_json(self, keys: "StringArray", now: float) -> bytes:
         if self._changed or self._columns:
@@ -129,7 +126,7 @@ class RocksTransaction:
             if saved is None:
                 batch.delete(STATE + key.encode())
             else:
-                batch.put(STATE + key.encode(), _pack_saved(saved))
+                batch.put(STATE + key.encode(), _pack_until(saved.expires_at) + saved.data)
         if self._columns is not None:
             _put_columns(batch, *self._columns)
         self._timers.put(batch)
@@ -166,9 +163,6 @@ class RocksPart:
             yield transaction
             transaction.apply()
 
-    def holds(self, arrivals: Sequence[Arrival]) -> set[Arrival]:
-        return _held(self._database, set(arrivals))
-
     def trim(self, arrivals: Sequence[Arrival]) -> None:
         with self._fence.epoch_held():
             _delete(self._database, [_inbox_key(arrival) for arrival in arrivals])
@@ -196,7 +190,7 @@ class RocksState(FolderState):
         super().__init__(url)
 
     def open_part(self, started: Started, number: int) -> RocksPart:
-        return RocksPart(self._folder.part(started.stream, number), started, number)
+        return RocksPart(self._part(started.stream, number), started, number)
 
     def _prepare(self, path: Path, epoch: int, *, create: bool) -> None:
         with closing(open_database(path, create=create)) as fence_file, writing(fence_file):
@@ -262,12 +256,6 @@ def _items(database: "Rdict", prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         yield key, value
 
 
-def _held(database: "Rdict", arrivals: set[Arrival]) -> set[Arrival]:
-    ordered = list(arrivals)
-    values = _get(database, [_inbox_key(arrival) for arrival in ordered])
-    return {arrival for arrival, value in zip(ordered, values, strict=True) if value is not None}
-
-
 def _load(database: "Rdict", keys: Collection[str]) -> dict[str, Saved]:
     ordered = sorted(keys)
     values = _get(database, [STATE + key.encode() for key in ordered])
@@ -309,10 +297,6 @@ def _inbox_key(arrival: Arrival) -> bytes:
 
 def _batch_of(key: bytes) -> int:
     return int(PLACE.unpack_from(key, len(EVENT))[0])
-
-
-def _pack_saved(saved: Saved) -> bytes:
-    return _pack_until(saved.expires_at) + saved.data
 
 
 def _pack_until(at: float | None) -> bytes:

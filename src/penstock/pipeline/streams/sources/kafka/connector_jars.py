@@ -4,7 +4,7 @@ They must be on the class path of Spark's Java before it starts, and so are look
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from penstock.model.errors import UsageError
@@ -62,12 +62,8 @@ def _jars_in(folder: Path) -> tuple[Path, ...]:
     missing = [part for part in PARTS if _find(folder, part) is None]
     if missing:
         raise UsageError(f"{folder} has no {missing[0]}*.jar, which Spark needs to read Kafka: {ways_to_give_it()}")
-    return tuple(sorted(path.resolve() for path in _all_jars(folder)))
+    return tuple(sorted(path.resolve() for path in folder.glob("*.jar")))
 
 
 def _find(folder: Path, part: str) -> Path | None:
-    return next((path for path in _all_jars(folder) if path.name.startswith(part)), None)
-
-
-def _all_jars(folder: Path) -> Iterator[Path]:
-    return folder.glob("*.jar")
+    return next(folder.glob(f"{part}*.jar"), None)

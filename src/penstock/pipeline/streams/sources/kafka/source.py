@@ -5,17 +5,17 @@ old name and begins again at offset 0, so a partition is known by the id of its 
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+
+from pyspark.errors import AnalysisException, IllegalArgumentException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.model.errors import PipelineError, StoreUnavailable, UsageError
-from penstock.pipeline.streams.sources.base import STREAM_HEADERS
+from penstock.pipeline.streams.sources.base import STREAM_HEADERS, SparkSource
 from penstock.pipeline.streams.sources.kafka.connector_jars import ways_to_give_it
 from penstock.pipeline.streams.sources.kafka.topic_ids import TopicIds
-from penstock.streams.sources import REMEMBER_SECONDS, Kafka
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+from penstock.streams.sources import Kafka
 
 TYPE_HEADER = "penstock-event-type"
 TOMBSTONE_HEADER = "penstock-tombstone"
@@ -34,12 +34,8 @@ DEFAULTS = {
 NOT_THEIRS = ("kafka.bootstrap.servers", "subscribe", "subscribepattern", "assign", "includeheaders")
 
 
-class KafkaSource:
+class KafkaSource(SparkSource):
     """Records of topics. Kafka isn't told anything: the state and Spark's checkpoint know how far it is."""
-
-    wants_acknowledgements = False
-    leases = False
-    remember_seconds = REMEMBER_SECONDS
 
     def __init__(self, source: Kafka) -> None:
         self._source = source
@@ -47,7 +43,7 @@ class KafkaSource:
         self._ids: TopicIds | None = None
         self._known: Mapping[str, str] = {}
 
-    def load(self, spark: "SparkSession") -> "DataFrame":
+    def load(self, spark: SparkSession) -> DataFrame:
         records = _records(spark, self._options)
         self._ids = TopicIds(spark, self._source, self._options)
         try:
@@ -55,13 +51,10 @@ class KafkaSource:
         except StoreUnavailable as error:
             self.close()
             raise PipelineError(str(error)) from error
-        return events_of(records)
-
-    @property
-    def checkpoint_version(self) -> str:
-        """Of which topics the checkpoint tells: of others it says nothing, whatever their names are."""
+        # Of other topics the checkpoint says nothing, whatever their names are.
         known = ",".join(f"{name}@{topic_id}" for name, topic_id in sorted(self._known.items()))
-        return hashlib.sha256(known.encode()).hexdigest()[:12]
+        self.checkpoint_version = hashlib.sha256(known.encode()).hexdigest()[:12]
+        return events_of(records)
 
     def topics(self) -> Mapping[str, str]:
         """Each `topic` as `topic@id`; brokers before Kafka 2.8 have no ids."""
@@ -75,9 +68,6 @@ class KafkaSource:
                 )
         self._known = {**self._known, **now}
         return {name: f"{name}@{known}" if known else name for name, known in self._known.items()}
-
-    def acknowledge(self, event_ids: Sequence[str]) -> None:
-        """Nothing: the state has it."""
 
     def close(self) -> None:
         if self._ids is not None:
@@ -102,9 +92,7 @@ def reader_options(source: Kafka) -> dict[str, str]:
     }
 
 
-def _records(spark: "SparkSession", options: Mapping[str, str]) -> "DataFrame":
-    from pyspark.errors import AnalysisException, IllegalArgumentException
-
+def _records(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
     reader = spark.readStream.format("kafka").options(**options)
     try:
         return reader.load()
@@ -120,10 +108,8 @@ def _records(spark: "SparkSession", options: Mapping[str, str]) -> "DataFrame":
         ) from error
 
 
-def events_of(records: "DataFrame") -> "DataFrame":
+def events_of(records: DataFrame) -> DataFrame:
     """Records of Spark's connector as events, which are known by their places."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     key, value = records["key"], records["value"]
     readable = _text(key).isNotNull() & ~F.contains(_text(key), F.lit("\x00"))
     source_partition = F.concat_ws("/", records["topic"], records["partition"].cast("string"))
@@ -143,41 +129,32 @@ def events_of(records: "DataFrame") -> "DataFrame":
     )
 
 
-def _text(column: "Column") -> "Column":
+def _text(column: Column) -> Column:
     """Bytes as text; null where they are none."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     return F.try_validate_utf8(column.cast("string"))
 
 
-def _base64(column: "Column") -> "Column":
+def _base64(column: Column) -> Column:
     """Some settings of Spark break it into lines."""
-    from pyspark.sql import functions as F  # noqa: N812
-
     return F.replace(F.base64(column), F.lit("\r\n"), F.lit(""))
 
 
-def _headers(column: "Column") -> "Column":
+def _headers(column: Column) -> Column:
     """Kafka allows a name twice: the last one counts. What is no text is left out."""
-    from pyspark.sql import functions as F  # noqa: N812
 
-    def add(found: "Column", header: "Column") -> "Column":
+    def add(found: Column, header: Column) -> Column:
         others = F.map_filter(found, lambda name, _: name != header["key"])
         return F.map_concat(others, F.create_map(header["key"], _text(header["value"])))
 
-    def usable(header: "Column") -> "Column":
+    def usable(header: Column) -> Column:
         return _text(header["value"]).isNotNull() & ~header["key"].isin(*OWN_HEADERS)
 
     return F.aggregate(F.coalesce(F.filter(column, usable), F.array()), _no_headers(), add)
 
 
-def _mark(holds: "Column", name: str, value: str) -> "Column":
-    from pyspark.sql import functions as F  # noqa: N812
-
+def _mark(holds: Column, name: str, value: str) -> Column:
     return F.when(holds, F.create_map(F.lit(name), F.lit(value))).otherwise(_no_headers())
 
 
-def _no_headers() -> "Column":
-    from pyspark.sql import functions as F  # noqa: N812
-
+def _no_headers() -> Column:
     return F.create_map().cast("map<string, string>")

@@ -5,13 +5,12 @@ connector reads by, keys and passwords among them.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import SparkSession
 
 from penstock.model.errors import PipelineError, StoreUnavailable, UsageError
 from penstock.streams.sources import Kafka
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # What brokers before Kafka 2.8 say: they have no ids.
 NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
@@ -22,7 +21,7 @@ TIMEOUT = {"default.api.timeout.ms": "30000", "request.timeout.ms": "15000"}
 class TopicIds:
     """A client of the brokers, for as long as a stream runs."""
 
-    def __init__(self, spark: "SparkSession", source: Kafka, options: Mapping[str, str]) -> None:
+    def __init__(self, spark: SparkSession, source: Kafka, options: Mapping[str, str]) -> None:
         self._source = source
         self._jvm: Any = spark.sparkContext._jvm
         self._matching: dict[str, bool] = {}

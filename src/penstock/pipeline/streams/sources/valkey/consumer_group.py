@@ -5,7 +5,7 @@ and once it has lain idle to anybody. Clients open once per process and never tr
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -34,6 +34,8 @@ from penstock.publish.valkey import CLIENT_OPTIONS, open_client, replies_of
 PAGE = 1_000
 BEGINNING = "0"
 ONLY_NEW = "$"
+# In place of an id: what no consumer was given yet.
+UNDELIVERED = ">"
 
 _REFUSED = (AuthenticationError, AuthenticationWrongNumberOfArgsError, AuthorizationError, NoPermissionError)
 _PASSING = (LostConnection, NoAnswer, OSError, ReadOnlyError, ClusterDownError, TryAgainError)
@@ -78,17 +80,8 @@ class Group:
 
     def own(self, consumer: str, limit: int) -> list[StreamEntry]:
         """What this consumer was given and never acknowledged. Entries deleted since are acknowledged away."""
-        found: list[StreamEntry] = []
-        after = EntryId(0, 0)
         with self._plain_errors() as client:
-            while len(found) < limit:
-                page = self._read(client, consumer, str(after), min(PAGE, limit - len(found)))
-                if not page:
-                    break
-                found += self._entries(page)
-                after = EntryId.parse(page[-1][0])
-                self._forget(client, [entry_id for entry_id, fields in page if not fields])
-            return self._counted(client, consumer, found)
+            return self._counted(client, consumer, self._read(client, consumer, BEGINNING, limit))
 
     def idle(self, consumer: str, limit: int, min_idle_time_ms: int) -> list[StreamEntry]:
         """What others were given and have left for so long. Entries deleted since the server itself forgets, or, one
@@ -105,14 +98,8 @@ class Group:
 
     def new(self, consumer: str, limit: int) -> list[StreamEntry]:
         """What nobody was given yet."""
-        found: list[StreamEntry] = []
         with self._plain_errors() as client:
-            while len(found) < limit:
-                page = self._read(client, consumer, ">", min(PAGE, limit - len(found)))
-                if not page:
-                    break
-                found += self._entries(page)
-        return found
+            return self._read(client, consumer, UNDELIVERED, limit)
 
     def acknowledge(self, entry_ids: Sequence[str], *, delete: bool) -> int:
         """Acknowledge entries, and delete them from the stream too if told so; how many were pending."""
@@ -151,9 +138,19 @@ class Group:
         found = client.xpending_range(self.stream, self.name, "-", "+", 1, idle=min_idle_time_ms)
         return found[0]["message_id"] if found else None
 
-    def _read(self, client: Any, consumer: str, after: str, count: int) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        streams = client.xreadgroup(self.name, consumer, {self.stream: after}, count=count)
-        return list(streams[0][1]) if streams else []
+    def _read(self, client: Any, consumer: str, after: str, limit: int) -> list[StreamEntry]:
+        """Read what this consumer was given after an id, page by page, or what nobody was given yet."""
+        found: list[StreamEntry] = []
+        while len(found) < limit:
+            streams = client.xreadgroup(self.name, consumer, {self.stream: after}, count=min(PAGE, limit - len(found)))
+            if not streams or not (page := streams[0][1]):
+                break
+            found += self._entries(page)
+            if after != UNDELIVERED:
+                after = page[-1][0]
+            if deleted := [entry_id for entry_id, fields in page if not fields]:
+                client.xack(self.stream, self.name, *deleted)
+        return found
 
     def _entries(self, page: Iterable[tuple[bytes | None, dict[bytes, bytes]]]) -> Iterator[StreamEntry]:
         """An entry without fields was deleted: no other can have none."""
@@ -161,20 +158,13 @@ class Group:
             if entry_id is not None and fields:
                 yield StreamEntry(self.stream, EntryId.parse(entry_id), fields)
 
-    def _forget(self, client: Any, entry_ids: Collection[bytes]) -> None:
-        if entry_ids:
-            client.xack(self.stream, self.name, *entry_ids)
-
     def _counted(self, client: Any, consumer: str, entries: Sequence[StreamEntry]) -> list[StreamEntry]:
         """The entries with how often they were delivered before, which the server counts."""
         if not entries:
             return []
         ids = [entry.entry_id for entry in entries]
         deliveries = dict(self._deliveries(client, consumer, min(ids), max(ids)))
-        return [
-            StreamEntry(entry.stream, entry.entry_id, entry.fields, deliveries.get(entry.entry_id, 1) - 1)
-            for entry in entries
-        ]
+        return [entry._replace(attempts=deliveries.get(entry.entry_id, 1) - 1) for entry in entries]
 
     def _deliveries(self, client: Any, consumer: str, first: EntryId, last: EntryId) -> Iterator[tuple[EntryId, int]]:
         start: str | None = str(first)

@@ -8,10 +8,11 @@ truth; Spark's offset only counts, and remembers the consumers' names. `acknowle
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
+from pyarrow import RecordBatch
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from penstock.config.extras import needs_extra
@@ -33,10 +34,6 @@ with needs_extra("format penstock-valkey", "valkey"):
         take,
     )
 
-if TYPE_CHECKING:
-    from pyarrow import RecordBatch
-    from pyspark.sql import SparkSession
-
 __all__ = ["StreamOptions", "ValkeyDataSource", "acknowledge", "register"]
 
 FORMAT = "penstock-valkey"
@@ -47,7 +44,7 @@ WAIT_SECONDS = 0.5
 Offset = dict[str, Any]
 
 
-def register(spark: "SparkSession") -> None:
+def register(spark: SparkSession) -> None:
     """Make `format("penstock-valkey")` known to a session."""
     spark.dataSource.register(ValkeyDataSource)
 
@@ -76,16 +73,12 @@ class StreamOptions:
         numbers = {name: whole_number(given, name) for name in ("partitions", "limit", "min_idle_time_ms")}
         converted: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
         checked = cls(**{**given, **converted, "patient": flag(given, "patient", False)})
-        checked.check()
-        return checked
-
-    def check(self) -> None:
-        """Say what can be said before anything is asked of the server."""
-        if self.start not in STARTS:
-            raise UsageError(f"start is {' or '.join(STARTS)}, not {self.start!r}")
-        if url_scheme(self.url) not in SCHEMES:
+        if checked.start not in STARTS:
+            raise UsageError(f"start is {' or '.join(STARTS)}, not {checked.start!r}")
+        if url_scheme(checked.url) not in SCHEMES:
             raise UnknownScheme(f"format {FORMAT} takes URLs that begin with {', '.join(f'{s}:' for s in SCHEMES)}")
-        client_of(self.url)
+        client_of(checked.url)
+        return checked
 
     def groups(self) -> list[Group]:
         """The group in each of the streams."""
@@ -171,11 +164,11 @@ class EntryReader(DataSourceStreamReader):
     def partitions(self, start: Offset, end: Offset) -> Sequence[ConsumerPartition]:
         return [] if start == end else _partitions(end)
 
-    def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
+    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         assert isinstance(partition, ConsumerPartition)
         rows = Rows(self._options.payload_field)
         for page in pages(self._take(partition)):
-            yield _record_batch([rows.row(entry) for entry in page])
+            yield RecordBatch.from_pylist([rows.row(entry) for entry in page], schema=arrow_schema(COLUMNS))
         if rows.dropped_headers:
             log.warn(
                 "headers of stream entries were dropped, because they are not UTF-8",
@@ -201,14 +194,3 @@ class EntryReader(DataSourceStreamReader):
 
 def _partitions(offset: Offset) -> list[ConsumerPartition]:
     return [ConsumerPartition(offset["b"], index, f"{offset['c']}-{index}") for index in range(offset["n"])]
-
-
-def _record_batch(rows: list[dict[str, Any]]) -> "RecordBatch":
-    import pyarrow as pa
-
-    return pa.RecordBatch.from_pylist(rows, schema=_schema())
-
-
-@lru_cache(maxsize=1)
-def _schema() -> Any:
-    return arrow_schema(COLUMNS)

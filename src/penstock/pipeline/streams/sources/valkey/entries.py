@@ -1,8 +1,8 @@
 """Entries of Valkey and Redis streams as rows: their ids, their fields, and what of both becomes which column. Pure."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -52,8 +52,7 @@ class EntryId(NamedTuple):
         return _EPOCH + timedelta(milliseconds=min(self.milliseconds, _LAST_MILLISECOND))
 
 
-@dataclass(frozen=True, slots=True)
-class StreamEntry:
+class StreamEntry(NamedTuple):
     """An entry that was taken from a stream. `attempts` counts the deliveries before this one."""
 
     stream: str
@@ -68,15 +67,10 @@ class StreamEntry:
 
 def entry_of(event_id: str) -> tuple[str, str]:
     """The stream and the entry's id that an event's id was made of. The stream's key may hold slashes itself."""
-    stream, slash, entry_id = event_id.rpartition("/")
-    milliseconds, dash, sequence = entry_id.partition("-")
-    if not (slash and dash and _is_number(milliseconds) and _is_number(sequence)):
+    found = re.fullmatch(r"(.*)/([0-9]+-[0-9]+)", event_id, re.DOTALL)
+    if found is None:
         raise UsageError(f"{event_id!r} is not the id of a stream's entry; one looks like orders/1767225600000-0")
-    return stream, entry_id
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal()
+    return found[1], found[2]
 
 
 class Rows:

@@ -1,17 +1,15 @@
 """Streams of Valkey and Redis as a source of a stream."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from penstock.pipeline.streams.sources.base import StaticSource
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.pipeline.streams.sources.base import SparkSource
 from penstock.pipeline.streams.sources.valkey.datasource import StreamOptions, acknowledge, register
 from penstock.streams.sources import Valkey
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
-
-class ValkeySource(StaticSource):
+class ValkeySource(SparkSource):
     """Entries of Valkey's streams. Only one driver reads under the stream's name: it has its entries again at once."""
 
     wants_acknowledgements = True
@@ -29,7 +27,7 @@ class ValkeySource(StaticSource):
         }
         StreamOptions.parse(self._options)  # Spark would bury what is wrong with them
 
-    def load(self, spark: "SparkSession") -> "DataFrame":
+    def load(self, spark: SparkSession) -> DataFrame:
         register(spark)
         return spark.readStream.format("penstock-valkey").options(**self._options).load()
 
