@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from penstock.model.errors import PenstockError
 from penstock.model.lease import Lease
 from penstock.store.api import Store
+from penstock.telemetry import log
 
 
 class LeaseKeeper:
@@ -45,5 +46,5 @@ class LeaseKeeper:
     def _extend(self, leases: list[Lease]) -> None:
         try:
             self._store.extend(leases)
-        except PenstockError:
-            return  # the next beat tries again; if none comes through, settling says what was lost
+        except PenstockError as error:
+            log.warn("heartbeat_failed", count=len(leases), error=error)  # the next one may get through

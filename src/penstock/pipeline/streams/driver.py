@@ -157,5 +157,6 @@ def _started(runs: Sequence[StreamRun], folder: str) -> Iterator[None]:
     finally:
         for run in runs:
             run.stop()
-        for run in runs:
-            run.finish()
+        with ExitStack() as stack:  # finishes every run, even if another one fails
+            for run in reversed(runs):
+                stack.callback(run.finish)
