@@ -92,7 +92,7 @@ app.command(rich_help_panel="Trying out")(demo)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line and return the exit code. Every exception is reported, none is raised."""
+    """Run one command line and return the exit code. Report every Exception instead of raising it."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a character that the terminal can't encode must not fail the command
             stream.reconfigure(errors="backslashreplace")

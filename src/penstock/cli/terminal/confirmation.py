@@ -23,7 +23,7 @@ class Consent:
     yes: YesOption = False
 
     def require(self, verb: str) -> None:
-        """Refuse a deletion without --yes if standard input is no terminal, before any query runs."""
+        """Refuse a deletion without --yes if standard input is not a terminal, before any query runs."""
         if not self.dry_run and not self.yes and not sys.stdin.isatty():
             raise UsageError(
                 f"{verb} deletes for good, and off a terminal it needs --yes; --dry-run shows what it would do"
@@ -41,7 +41,7 @@ class Operation:
     unasked: int = 0
     """Largest number of events that needs no confirmation."""
     insists: bool = False
-    """True if the operation requires --yes when standard input is no terminal."""
+    """True if the operation requires --yes when standard input is not a terminal."""
 
     def carry_out(
         self, preview: "Preview", work: Callable[[output.Update], int], also: Mapping[str, Any] | None = None

@@ -69,8 +69,7 @@ class Call:
 
     @contextmanager
     def opened(self) -> "Iterator[Admin]":
-        """Open the admin service on the store given by the command, the global option, the environment or the
-        default."""
+        """Open the admin service on the store given by the command, the global option, or the environment."""
         from penstock.admin.service import Admin
         from penstock.store.registry import open_store
 

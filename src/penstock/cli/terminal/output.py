@@ -134,7 +134,7 @@ def _cell(value: "str | Text") -> "str | Text":
 
 
 def show(*parts: "RenderableType") -> None:
-    """Print tables on standard output; remove trailing padding if standard output is no terminal."""
+    """Print tables on standard output; remove trailing padding if standard output is not a terminal."""
     shown = console()
     if sys.stdout.isatty():
         shown.print(*parts, sep="\n")
@@ -145,7 +145,7 @@ def show(*parts: "RenderableType") -> None:
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """Return a console without markup. If its stream is no terminal, lines are 200 characters wide."""
+    """Return a console without markup. If its stream is not a terminal, lines are 200 characters wide."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
