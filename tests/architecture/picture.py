@@ -24,8 +24,7 @@ def package_of(module: str) -> str | None:
 
 @cache
 def server() -> set[str]:
-    """Return the modules of `web` that stores import. Other modules of `web` import stores: one node would be a
-    cycle."""
+    """Return the modules of `web` that stores import. The other modules import stores, so one node would be a cycle."""
     stores = [module for module in imports.modules() if module.startswith("penstock.store.")]
     used = set[str]().union(*(imports.modules()[module] for module in stores))
     return {name for name in used if name.startswith("penstock.web.")}

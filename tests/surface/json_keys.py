@@ -141,7 +141,7 @@ def _spark_filled_in() -> Iterator[None]:
         patches.enter_context(patch.object(lakes, "lake_replay", lambda *_: nullcontext(replay)))
         patches.enter_context(patch.object(relay, "run_relay", lambda *_, **__: RelayReport()))
         patches.enter_context(patch.object(streaming, "run_streams", lambda *_, **__: {ANY: Counts()}))
-        patches.enter_context(patch.object(sys, "path", [*sys.path]))  # `streams run` extends it with the working folder
+        patches.enter_context(patch.object(sys, "path", [*sys.path]))  # `streams run` adds the working folder
         yield
 
 
