@@ -39,7 +39,7 @@ MACHINE_PATH = re.compile(r"(?<![\w.~}\])-])/(?:roo[t]\b|wor[k]/|hom[e]/\w|User[
 
 @cache
 def files() -> tuple[Path, ...]:
-    """Return the repository's files, relative to its root: all but ignored ones; without git, all but generated ones."""
+    """Return the repository's files, relative to its root: all but ignored ones; without git, all but generated."""
     listed = _files_of_git() or _files_of_folder(ROOT)
     return tuple(sorted(path.relative_to(ROOT) for path in listed if path.is_file()))
 

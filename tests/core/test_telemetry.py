@@ -9,7 +9,7 @@ from penstock.telemetry import log
 
 
 def test_the_log_follows_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A caller that runs commands in its process may replace standard error for each and close it afterwards."""
+    """A program that runs several commands may replace standard error before each, and close it after each."""
     first, second = io.StringIO(), io.StringIO()
     monkeypatch.setattr(sys, "stderr", first)
     log.to_stderr()

@@ -1,7 +1,7 @@
 """`format("penstock")` for tests that crash a stream during its write; see `tests.support.crashes`.
 
 Register the data source in place of the real one, in an armed process. Spark sends it to the processes that stage and
-commit, and it arms these processes as well.
+commit, where the data source arms the process as well.
 """
 
 from collections.abc import Iterator

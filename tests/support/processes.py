@@ -152,7 +152,7 @@ def free_port() -> int:
 
 
 def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
-    """Wait for a condition. Return True if it held in time."""
+    """Wait for a condition; return False if the condition didn't hold in time."""
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:

@@ -77,7 +77,7 @@ class LeftAlone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfficeResult:
-    """Result of a redrive or purge; with `preview`, the result that it would have."""
+    """Result of a redrive or purge; with `preview`, the expected result."""
 
     done: str
     count: int

@@ -61,7 +61,7 @@ def limit(queue: QueueArgument, most: LimitArgument, call: Call) -> None:
 def cancel(choice: Choice, reason: ReasonOption = None, *, consent: Consent, call: Call) -> None:
     """Make pending events dead before they are delivered; claimed events only with --state claimed or --id.
 
-    The claimant of a cancelled event loses it: its outcome is rejected. A replay makes cancelled events pending again.
+    The claimant of a cancelled event can no longer settle the event. A replay makes cancelled events pending again.
     """
     chosen = choice.require("cancel")
     why = {} if reason is None else {"reason": reason}

@@ -68,8 +68,7 @@ def emit(
 ) -> None:
     """Write one event and print its id, or write many events with --from.
 
-    The payload is stored byte for byte. The content type is set in the headers, as JSON or text, unless a header option
-    sets it.
+    The payload is stored byte for byte. The content type in the headers is JSON or text, unless --header sets another.
     """
     given = options.given()
     if source is not None:

@@ -190,7 +190,7 @@ def _one(store: "StateStore", stream: "Started", key: str) -> "Kept":
 
 
 def _beginning(store: "StateStore", stream: "Started", prefix: str) -> "Iterator[Kept]":
-    """Yield the entries with keys that begin with the prefix. They are contiguous, as keys are sorted."""
+    """Yield the entries with keys that begin with the prefix. Keys are sorted, so the entries are contiguous."""
     from penstock.streams.state_reader import look
 
     reached = (kept for kept in look(store, stream) if kept.key >= prefix)
