@@ -1,7 +1,7 @@
 """Links of README, CHANGELOG, CONTRIBUTING and the pages under docs: every target file and every heading exists.
 
-The files that CONTRIBUTING lists exist as well. README links to our repository on GitHub, so that the links also work on
-PyPI; these links are checked as local files.
+The files that CONTRIBUTING lists exist as well. README links to our repository on GitHub, so that the links also work
+on PyPI; these links are checked as local files.
 """
 
 import re
