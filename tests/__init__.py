@@ -1,1 +1,1 @@
-"""Tests, and the servers and processes they run against (`tests.support`)."""
+"""Tests, and the servers and processes that they use (`tests.support`)."""

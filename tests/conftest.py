@@ -1,4 +1,4 @@
-"""Fixtures that every test may use: real servers, shared by the session, and a fresh database for each test."""
+"""Fixtures for all tests: real servers, shared by the session, and a fresh database for each test."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ from tests.support.servers import (
     ValkeyServer,
 )
 
-# Readable failures from the shipped suites. Here, before any test module imports them.
+# Rewrite the assertions of the shipped suites for readable failures, before any test module imports the suites.
 pytest.register_assert_rewrite(
     "penstock.testing.publishers",
     "penstock.testing.brokers",
@@ -36,7 +36,7 @@ AnyServer = TypeVar("AnyServer", bound=Server)
 
 @contextmanager
 def started(server: AnyServer) -> Iterator[AnyServer]:
-    """The server, running. Where its binaries are missing the test is skipped, but in CI it fails."""
+    """Run the server. If its binaries are missing, skip the test, but fail in CI."""
     try:
         server.start()
     except MissingDriver as missing:
@@ -47,14 +47,14 @@ def started(server: AnyServer) -> Iterator[AnyServer]:
         yield server
 
 
-# A shell starts what runs in the background deaf to Ctrl-C, and its children inherit that: tests press it.
+# A shell starts background processes with SIGINT ignored, and their children inherit that; tests send SIGINT.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
 def _log_as_it_was() -> Iterator[None]:
-    """A command that runs in this process shows the log, as it would in its own; the next test gets it back."""
+    """Restore the log's settings after each test: commands that run in this process change them."""
     log = logging.getLogger("penstock")
     handlers, level, propagate = list(log.handlers), log.level, log.propagate
     yield
@@ -70,7 +70,7 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
-    """A fresh, empty database."""
+    """Create a fresh, empty database."""
     url = postgres_server.create_database()
     yield url
     postgres_server.drop_database(url)
@@ -84,7 +84,7 @@ def mariadb_server() -> Iterator[MariadbServer]:
 
 @pytest.fixture
 def mariadb_url(mariadb_server: MariadbServer) -> Iterator[str]:
-    """A fresh, empty database."""
+    """Create a fresh, empty database."""
     url = mariadb_server.create_database()
     yield url
     mariadb_server.drop_database(url)

@@ -1,4 +1,4 @@
-"""Alembic in an application whose database holds the store: autogenerate leaves Penstock's tables alone."""
+"""Alembic in an application whose database holds the store: autogenerate leaves Penstock's tables unchanged."""
 
 import io
 import re
@@ -49,7 +49,7 @@ context.configure(connection=connection, target_metadata=target_metadata, **filt
 
 
 def from_the_guide() -> str:
-    """The call of `context.configure` that the stores guide shows."""
+    """Return the call of `context.configure` that the stores guide shows."""
     (block,) = re.findall(r"^```python\n(from penstock\.alembic.*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
     return textwrap.dedent(block)
 
@@ -66,7 +66,7 @@ def outbox(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Outbox]:
 
 @pytest.fixture
 def connection(outbox: Outbox) -> Iterator[Connection]:
-    """The application's own, to the store's database."""
+    """Open the application's connection to the store's database."""
     engine = create_engine(outbox.store.engine.url)
     with engine.connect() as opened:
         yield opened
@@ -75,7 +75,7 @@ def connection(outbox: Outbox) -> Iterator[Connection]:
 
 @pytest.fixture
 def config(connection: Connection, tmp_path: Path) -> Config:
-    """An application's migrations, as `alembic init` makes them, and an env.py with one table of its own."""
+    """Create an application's migrations, as `alembic init` does, with an env.py that has one table."""
     config = Config(tmp_path / "alembic.ini", stdout=io.StringIO())
     command.init(config, str(tmp_path / "migrations"))
     config = Config(tmp_path / "alembic.ini", stdout=io.StringIO())
@@ -99,7 +99,7 @@ def test_autogenerate_leaves_the_store_as_it_is(outbox: Outbox, connection: Conn
     write_env(config, from_the_guide())
     command.revision(config, autogenerate=True)
     command.upgrade(config, "head")
-    command.check(config)  # the application's table and index are there, and nothing is left to change
+    command.check(config)  # the application's table and index exist, and autogenerate finds no difference
     assert "orders" in inspect(connection).get_table_names()
     assert [record.event_id for record in outbox.store.find(Selection()).records] == [emitted]
 

@@ -1,7 +1,7 @@
 """Links of README, CHANGELOG, CONTRIBUTING and the pages under docs: every target file and every heading exists.
 
-The files that CONTRIBUTING lists exist, too. Links to our own repository on GitHub, which README uses so that they also
-work on PyPI, are checked as local files.
+The files that CONTRIBUTING lists exist as well. README links to our repository on GitHub, so that the links also work
+on PyPI; these links are checked as local files.
 """
 
 import re
@@ -26,13 +26,13 @@ NAMED_ANCHOR = re.compile(r"<a\s[^>]*?(?:id|name)=\"([^\"]+)\"")
 
 
 def links(text: str) -> list[str]:
-    """Return the targets of all links, without those in code."""
+    """Return the targets of all links outside code."""
     prose = CODE.sub("code", FENCE.sub("", text))
     return ["".join(match.groups("")) for match in LINK.finditer(prose)]
 
 
 def anchors(text: str) -> set[str]:
-    """Return the anchors that GitHub gives to the headings of a page, and those set by hand."""
+    """Return the anchors that GitHub generates for the headings of a page, and explicit anchors."""
     prose = FENCE.sub("", text)
     seen: Counter[str] = Counter()
     found = set(NAMED_ANCHOR.findall(prose))
@@ -44,7 +44,7 @@ def anchors(text: str) -> set[str]:
 
 
 def slug(heading: str) -> str:
-    """Return a heading's anchor: lower case, no punctuation but hyphens and underscores, a hyphen for each space."""
+    """Return a heading's anchor: lower case, a hyphen for each space, no punctuation except hyphens and underscores."""
     shown = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading)
     return re.sub(r"[^\w\- ]", "", shown.strip().lower()).replace(" ", "-")
 
@@ -73,7 +73,7 @@ def test_links_have_targets(page: Path) -> None:
 
 
 def test_readme_links_are_absolute() -> None:
-    """PyPI shows README without the repository around it."""
+    """PyPI shows README without the repository's files."""
     relative = [link for link in links((ROOT / "README.md").read_text()) if not re.match(r"https://|#", link)]
     assert relative == []
 

@@ -1,4 +1,4 @@
-"""An event exists if and only if its transaction committed, whatever kind of connection carried it."""
+"""An event exists if and only if its transaction committed, for every kind of connection."""
 
 import asyncio
 import sqlite3
@@ -76,7 +76,7 @@ def dsn_of(outbox: Outbox) -> str:
 
 
 def both_ways(outbox: Outbox, emit_in: Callable[[Emit, bool], None]) -> None:
-    """Emit one event and commit, one and roll back: by emit, and by emit_many as many as COPY takes."""
+    """Emit and commit, then emit and roll back: one event with emit, and enough events for COPY with emit_many."""
     emit_in(lambda connection: outbox.emit("kept", {"a": 1}, connection=connection), True)
     emit_in(lambda connection: outbox.emit("gone", {"a": 1}, connection=connection), False)
     assert types(outbox) == ["kept"]
@@ -285,7 +285,7 @@ def django_connection(outbox: Outbox) -> Iterator[Any]:
     url = outbox.store.engine.url
     kind = {"sqlite": "sqlite3"}.get(url.get_backend_name(), url.get_backend_name())
     if kind == "mysql":
-        pymysql.install_as_MySQLdb()  # Django knows MySQL by mysqlclient only, whose place PyMySQL takes
+        pymysql.install_as_MySQLdb()  # Django supports MySQL only through mysqlclient, which PyMySQL replaces
     place = {"NAME": url.database, "USER": url.username or "", "HOST": url.host or "", "PORT": url.port or ""}
     place |= {"PASSWORD": url.password or ""}
     configured = connections.configure_settings({"default": {"ENGINE": f"django.db.backends.{kind}", **place}})
@@ -336,7 +336,7 @@ def test_a_django_savepoint_takes_its_events_along(outbox: Outbox, django_connec
 
 
 def test_django_without_time_zones(outbox: Outbox, django_connection: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then its connections read times without their zone."""
+    """Without USE_TZ, Django's connections return times without a time zone."""
     from django.conf import settings
 
     monkeypatch.setattr(settings, "USE_TZ", False)

@@ -1,7 +1,7 @@
 """The commands and programs of README and of the tutorial run as printed, from top to bottom, in one folder.
 
-A Python block whose first line is a comment with a file name is saved under this name. A command line that ends with
-"# until Ctrl-C" is interrupted after it has settled all events.
+A Python block that begins with a file name in a comment is saved under this name. A command line that ends with "#
+until Ctrl-C" is interrupted after all events are settled.
 """
 
 import os

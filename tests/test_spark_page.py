@@ -1,4 +1,4 @@
-"""The blocks of docs/guides/spark.md run as they stand, from top to bottom, as one script."""
+"""The code blocks of docs/guides/spark.md run unchanged, from top to bottom, as one script."""
 
 import re
 import subprocess

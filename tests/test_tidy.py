@@ -1,4 +1,4 @@
-"""The rules of this repository that no linter knows, as tests: see each one's name."""
+"""Rules of this repository that no linter checks, one test for each."""
 
 import ast
 import re
@@ -18,28 +18,28 @@ GENERATED = re.compile(
     r"\.git|\.venv|__pycache__|build|dist|spark-warehouse|metastore_db|\..+_cache|\.hypothesis|.+\.egg-info"
 )
 
-# Words that had several meanings or hid a common term: see docs/glossary.md. A plural of them is refused as well.
+# Words that had several meanings or hid a common term: see docs/glossary.md. Their plurals are refused as well.
 RETIRED = {
     *("bell", "desk", "door", "edition", "errand", "handing", "hands", "heart", "keeping", "kin", "ledger"),
     *("looking", "lull", "moment", "nobody", "somebody", "steering", "tally", "tell", "told", "trouble", "turn"),
     *("whoever", "words"),
 }
-RETIRED_CLASSES = {"Line", "Lines"}  # elsewhere, a line is one of text
+RETIRED_CLASSES = {"Line", "Lines"}  # in other names, a line is a line of text
 
-# Names that may have such a word: why. Keep it short.
+# Permitted names that contain a retired word, each with its reason. Keep it short.
 LEGITIMATE: dict[str, str] = {}
 
-# Functions that may be longer, as "path::name": why. Keep it short.
+# Permitted functions above the limit, as "path::name", each with its reason. Keep it short.
 LONGER: dict[str, str] = {}
 
-# The brackets keep these patterns from finding themselves.
+# The brackets prevent these patterns from matching this file.
 UNFINISHED = re.compile(r"\b(?:TO[D]O|FIX[M]E|XX[X])\b")
 MACHINE_PATH = re.compile(r"(?<![\w.~}\])-])/(?:roo[t]\b|wor[k]/|hom[e]/\w|User[s]/\w)")
 
 
 @cache
 def files() -> tuple[Path, ...]:
-    """What belongs to the repository, from its root: what git has or would take, else all but the generated."""
+    """Return the repository's files, relative to its root: all but ignored ones; without git, all but generated."""
     listed = _files_of_git() or _files_of_folder(ROOT)
     return tuple(sorted(path.relative_to(ROOT) for path in listed if path.is_file()))
 
@@ -86,7 +86,7 @@ def product() -> list[Path]:
 
 
 def listed(offenders: Iterable[str]) -> str:
-    """Return the message of a failed rule: all offenders, which pytest would shorten."""
+    """Return the message of a failed rule with all offenders, which pytest would abbreviate."""
     return "\n".join(["", *offenders])
 
 
@@ -186,7 +186,7 @@ def test_names_have_no_retired_word() -> None:
 
 
 def test_legitimate_names_exist() -> None:
-    """An exception goes when its name does."""
+    """An exception must be removed together with its name."""
     used = {name for path in product() for _, name in [(0, path.stem), *names(tree(path))]}
     assert LEGITIMATE.keys() - used == set()
 
@@ -224,7 +224,7 @@ def test_retired_words_are_found_in_all_kinds_of_names() -> None:
 
 
 def test_every_module_of_tests_has_a_name_of_its_own() -> None:
-    """Pytest imports them by their names alone, and stumbles over a second one only when both are run."""
+    """Pytest imports test modules by base name alone, and fails on a duplicate only if both modules run."""
     names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
 

@@ -29,7 +29,7 @@ def folders() -> dict[str, list[str]]:
 
 
 def shared_prefixes(names: list[str]) -> dict[str, list[str]]:
-    """Return the modules that begin with the same word, for words that more than two begin with."""
+    """Return the modules by the first word of their names, for words that more than two modules share."""
     firsts = Counter(name.split("_")[0] for name in names)
     shared = {first for first, count in firsts.items() if count > PREFIX_MODULES}
     return {first: [name for name in names if name.split("_")[0] == first] for first in sorted(shared)}
@@ -47,7 +47,7 @@ def lazy_imports(code: str) -> Iterator[tuple[int, str]]:
 
 def _imported(node: ast.AST) -> list[str]:
     if isinstance(node, ast.ImportFrom):
-        return [node.module or "penstock"]  # a relative import is one of ours
+        return [node.module or "penstock"]  # a relative import is an import of penstock
     return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
 
 
@@ -58,7 +58,7 @@ def test_folders_have_at_most_15_modules() -> None:
 
 
 def test_at_most_two_modules_of_a_folder_share_a_prefix() -> None:
-    """Modules that share a prefix are a folder that was not made."""
+    """Modules with a common prefix belong in a folder."""
     shared = [
         f"{folder}: {', '.join(group)}"
         for folder, names in folders().items()
@@ -68,7 +68,7 @@ def test_at_most_two_modules_of_a_folder_share_a_prefix() -> None:
 
 
 def test_modules_do_not_import_each_other_in_cycles() -> None:
-    """Lazy imports count: a cycle is a knot wherever the import stands."""
+    """Lazy imports count as well."""
     found = [" -> ".join(cycle) for cycle in imports.cycles(imports.modules())]
     assert found == [], listed(found)
 

@@ -7,7 +7,7 @@
         session.add(order)
         outbox.emit("order.placed", {"id": order.id}, connection=session)
 
-From there `penstock relay --to URL` carries the event on, under a lease, and its life stays on record.
+`penstock relay --to URL` then claims the event under a lease and delivers it. The store records the event's history.
 """
 
 from importlib import import_module
@@ -71,7 +71,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """What brings SQLAlchemy along comes with its first use: a command line is to start at once."""
+    """Import public names that need SQLAlchemy on first use, to keep the start of the command line fast."""
     if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
-"""Filters for Alembic's autogenerate: they leave out Penstock's tables, which `penstock init` creates and upgrades.
+"""Filters for Alembic's autogenerate that exclude Penstock's tables, which `penstock init` creates and upgrades.
 
-For the env.py of an application whose database holds the store: without them autogenerate drops every table that the
-application's metadata doesn't have. Nothing here imports Alembic.
+Use them in the env.py of an application whose database holds the store: without them, autogenerate drops every table
+that is missing from the application's metadata. This module doesn't import Alembic.
 """
 
 from collections.abc import Mapping
@@ -11,12 +11,12 @@ PREFIX = "penstock_"
 
 
 def include_name(name: str | None, type_: str, parent_names: Mapping[str, str | None]) -> bool:
-    """Return False for a table of Penstock and for what belongs to one, so that it isn't reflected."""
+    """Return False for a table of Penstock, so that it isn't reflected, and for its columns and indexes."""
     return type_ == "schema" or not _owned(parent_names.get("table_name") or name)
 
 
 def include_object(object_: Any, name: str | None, type_: str, reflected: bool, compare_to: Any) -> bool:  # noqa: ARG001
-    """Return False for a table or view of Penstock and for what belongs to one, so that it isn't compared."""
+    """Return False for a table or view of Penstock and for its columns, indexes and constraints."""
     table = getattr(object_, "table", None)
     return not _owned(name if table is None else table.name)
 

@@ -1,4 +1,4 @@
-"""The front object: what an application holds to emit events."""
+"""The outbox: an application's object for emitting events."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -21,16 +21,16 @@ EMIT_BATCH = 10_000
 
 
 def connect(url: str | None = None, options: StoreOptions | None = None, *, routes: Routes | None = None) -> "Outbox":
-    """The outbox in the database at `url` (else `PENSTOCK_STORE`, else `sqlite:///penstock.db`).
+    """Return the outbox in the database at `url` (default: `PENSTOCK_STORE`, then `sqlite:///penstock.db`).
 
-    Nothing connects before the first emit. With `routes` that say `unrouted = "refuse"` (see `penstock.load_routes`) an
-    event that no route matches is refused.
+    No connection is opened before the first emit. With routes that set `unrouted = "refuse"` (see
+    `penstock.load_routes`), emitting an event that no route matches raises an error.
     """
     return Outbox(open_store(store_url(url), options), routes)
 
 
 class Outbox:
-    """Emits events, by itself or inside the application's own transaction."""
+    """Emits events, in a separate transaction or in the application's transaction."""
 
     def __init__(self, store: Store, routes: Routes | None = None) -> None:
         self.store = store
@@ -53,10 +53,11 @@ class Outbox:
         dedupe_seconds: float = 86_400.0,
         connection: object | None = None,
     ) -> EventId:
-        """Write one event; with `connection`, in its transaction, so that both commit or neither does.
+        """Write one event; with `connection`, in the caller's transaction, so that both commit or neither does.
 
-        `connection` is a SQLAlchemy Session or Connection, a psycopg, sqlite3 or PyMySQL connection, or a Django one.
-        A second emit with the same `dedupe_key` inside its window adds nothing and returns the first id.
+        `connection` is a SQLAlchemy Session or Connection, a psycopg, sqlite3 or PyMySQL connection, or a Django
+        connection. A second emit with the same `dedupe_key` within `dedupe_seconds` adds nothing and returns the first
+        event's id.
         """
         event = self.event(
             event_type,
@@ -75,7 +76,7 @@ class Outbox:
         return self.emit_many([event], connection=connection)[0]
 
     def emit_many(self, events: Iterable[Event], *, connection: object | None = None) -> list[EventId]:
-        """Write many events, all or none; on PostgreSQL by COPY."""
+        """Write many events, all or none; on PostgreSQL with COPY, for 20 or more and if the driver supports COPY."""
         all_events = list(events)
         if self.routes is not None:
             self.routes.require({event.event_type for event in all_events})
@@ -90,7 +91,7 @@ class Outbox:
         delay: float | timedelta | None = None,
         **fields: Any,
     ) -> Event:
-        """An event that is not yet written, with its payload encoded: for `emit_many` and `insert`."""
+        """Return an unwritten event with its payload encoded, for `emit_many` and `insert`."""
         body, all_headers = encode_payload(payload, headers)
         seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
         try:
@@ -99,7 +100,7 @@ class Outbox:
             raise InvalidEvent(f"an event has no such field: {error}") from error
 
     def insert(self, event: Event) -> Insert:
-        """The statement that emits `event`, for async sessions: `await session.execute(outbox.insert(event))`."""
+        """Return the INSERT that emits `event`, for async sessions: `await session.execute(outbox.insert(event))`."""
         if not self.store.capabilities.insert_into_view:
             raise NotSupported(
                 "this database's views take no INSERT, so no statement can emit: use emit, with the connection of a "

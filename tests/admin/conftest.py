@@ -1,4 +1,4 @@
-"""An initialised store on every backend, and quick ways into each state."""
+"""Fixtures: an initialised store on every backend, and shortcuts to each state of an event."""
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -31,7 +31,7 @@ def store(url: str) -> Iterator[SqlStore]:
 
 @pytest.fixture
 def an_hour_ago(store: SqlStore, url: str) -> Iterator[SqlStore]:
-    """The same store, by a clock that is an hour slow: what it claims for a minute has long expired."""
+    """Open the same store with a clock that is one hour slow: leases of a minute from this store have expired."""
     opened = open_store(url, clock=lambda: datetime.now(UTC) - timedelta(hours=1))
     yield opened
     opened.close()
@@ -44,7 +44,7 @@ def admin(store: SqlStore) -> Admin:
 
 @pytest.fixture
 def settled(store: SqlStore) -> Callable[..., EventId]:
-    """Emits one event and settles it; returns its id."""
+    """Return a function that emits one event, settles it and returns its id."""
 
     def settle(outcome: Outcome = PUBLISHED, event_type: str = "order.placed", queue: str = "outbox") -> EventId:
         (event_id,) = store.append([Event(event_type=event_type, queue=queue, payload=b'{"id": 1}')])

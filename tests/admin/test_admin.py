@@ -1,4 +1,4 @@
-"""The admin service on real stores: looking, replaying, purging, reaping, and values ready for JSON."""
+"""The admin service on real stores: inspection, replay, purge, reap, and results ready for JSON."""
 
 import base64
 import json

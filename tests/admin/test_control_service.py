@@ -1,4 +1,4 @@
-"""The admin service on real stores: pause, limit, cancel, and the findings about them."""
+"""The admin service on real stores: pause, limit, cancel, and their findings."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ def queues(admin: Admin) -> Check:
 
 @contextmanager
 def working(admin: Admin, url: str, queue: str) -> Iterator[None]:
-    """A worker on that queue, once it has announced itself."""
+    """Run a worker on the queue; return once the worker has announced itself."""
     worker = Worker(url)
     worker.handler(queue)(lambda event: None)
     worker.start()
@@ -169,7 +169,7 @@ def test_claimed_events_are_cancelled_by_name_only(admin: Admin, store: SqlStore
 def test_a_cancel_tells_its_progress_and_leaves_newcomers_alone(
     admin: Admin, store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An application that emits all the while must not keep it busy for ever."""
+    """A cancel must end although an application keeps emitting events."""
     monkeypatch.setattr(steering, "CANCEL_BATCH", 2)
     store.append([Event(event_type="t") for _ in range(5)])
     heard: list[int] = []

@@ -1,4 +1,4 @@
-"""The dead-letter office on real stores: found by death, shown with all that is known, redriven and purged."""
+"""Dead letters on real stores: order of the list, details, redrive and purge."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def office(admin: Admin) -> DeadLetterOffice:
 
 
 def bury(store: SqlStore, number: int, error: str = "no", queue: str = "outbox", **fields: Any) -> list[EventId]:
-    """Many dead letters at once; `{}` in the error is the place of each."""
+    """Create `number` dead letters; `{}` in the error is replaced by the number of each."""
     ids = store.append([Event(event_type="order.placed", queue=queue, **fields) for _ in range(number)])
     claim = store.claim(queue, limit=number, claimant="tester")
     store.settle(claim.lease, {one.seq: Dead(error.format(place)) for place, one in enumerate(claim.events)})
@@ -230,7 +230,7 @@ def test_several_at_once_share_the_dead_among_them(url: str, store: SqlStore, ot
     with ThreadPoolExecutor(len(others)) as threads:
         counts = list(threads.map(work, others))
     stats = store.stats()
-    left = stats.total("dead")  # what one held the other may have passed by
+    left = stats.total("dead")  # each operation may have skipped events that the other had locked
     redriven = sum(count for verb, count in zip(others, counts, strict=True) if verb == "redrive")
     assert stats.total("pending") == redriven
     assert sum(counts) + left == 2_000

@@ -1,4 +1,4 @@
-"""The doctor's checks, on stores that are well and stores that are not."""
+"""The doctor's checks on healthy and on faulty stores."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -20,7 +20,7 @@ def by_name(checks: list[Check]) -> dict[str, Check]:
 
 @pytest.fixture
 def empty(tmp_path: Path) -> Iterator[SqlStore]:
-    """A database without Penstock's tables."""
+    """Open a database without Penstock's tables."""
     path = tmp_path / "empty.db"
     path.touch()
     opened = open_store(f"sqlite:///{path}")

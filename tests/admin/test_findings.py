@@ -1,4 +1,4 @@
-"""What is said about a store, and what is not: from numbers alone."""
+"""Findings computed from statistics: which problems are reported, and which states are not."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -131,13 +131,13 @@ def test_workers_reap() -> None:
     assert said(stats(expired_leases=12, relays=[worker()])) == []
 
 
-# Steered queues
+# Paused and limited queues
 
 PAUSED = QueueControl("mail", datetime(2026, 1, 31, 12, 0, 5, tzinfo=UTC), "ada")
 
 
 def test_a_paused_queue_whose_events_could_go() -> None:
-    """That is the reason, whoever runs, and however long it has been."""
+    """The pause is the only reason reported, with or without a relay and for any waiting time."""
     for relays in ([], [relay("mail")]):
         assert said(stats(waiting("mail", ready=2, oldest=0.1), relays=relays), PAUSED) == [
             "queue mail has been paused since 2026-01-31 12:00:05Z by ada, and 2 events could go: penstock resume mail"

@@ -1,1 +1,1 @@
-"""The import graph of the package, and its picture in `docs/internals/architecture.md`: see `make architecture`."""
+"""Import graph of the package and its diagram in `docs/internals/architecture.md`; see `make architecture`."""

@@ -1,4 +1,4 @@
-"""Writes the picture in `docs/internals/architecture.md` anew: `make architecture`."""
+"""Regenerate the diagrams in `docs/internals/architecture.md`: `make architecture`."""
 
 from tests.architecture import picture
 

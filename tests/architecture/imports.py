@@ -1,4 +1,4 @@
-"""The import graph of `penstock`, lazy imports included: by module, by package, without cycles, reduced."""
+"""Import graph of `penstock`, lazy imports included: by module or package, its cycles and its transitive reduction."""
 
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -12,7 +12,7 @@ Graph = dict[str, set[str]]
 
 @cache
 def modules() -> Graph:
-    """Return all modules, each with the modules of the package that it imports when it runs, lazily or not."""
+    """Return all modules, each with the modules of the package that it imports at run time, lazily or not."""
     found = grimp.build_graph("penstock", cache_dir=None, exclude_type_checking_imports=True)
     return {module: found.find_modules_directly_imported_by(module) for module in found.modules}
 
@@ -28,7 +28,7 @@ def grouped(graph: Graph, group_of: Callable[[str], str | None]) -> Graph:
 
 
 def cycles(graph: Graph) -> Iterator[list[str]]:
-    """Yield cycles until none is left, each without the edges that earlier ones have ended with."""
+    """Yield cycles until none is left. Each yielded cycle is broken by removing its last edge."""
     left = {name: set(imported) for name, imported in graph.items()}
     while cycle := _cycle(left):
         yield cycle

@@ -1,4 +1,4 @@
-"""The page about the architecture is true: its picture, its tree, and the modules that it names."""
+"""The architecture page matches the code: its diagrams, its tree, and the modules that it names."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The tree of packages that the page about the architecture shows, beside the tree on disk."""
+"""The tree of packages on the architecture page, and the tree on disk."""
 
 import re
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def _paths(block: str) -> Iterator[str]:
 
 
 def on_disk() -> list[str]:
-    """Return the packages and the top-level modules, without the files that every package may have."""
+    """Return the packages and top-level modules on disk, without modules such as `__init__`."""
     packages = [f"{path.parent.relative_to(PACKAGE)}/" for path in PACKAGE.rglob("__init__.py")]
     modules = [path.name for path in PACKAGE.glob("*.py") if not path.stem.startswith("__")]
     return sorted([*modules, *(package for package in packages if package != "./")])

@@ -1,4 +1,4 @@
-"""The command line, run in this process or in one of its own, with a store in a fresh folder."""
+"""Fixtures that run the command line in this process or in a separate process, with a store in a fresh folder."""
 
 import io
 import json
@@ -38,7 +38,7 @@ Run = Callable[..., Ran]
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default store is a file in the working folder: that of the test."""
+    """Run each test in a temporary folder, since the default store is a file in the working folder."""
     monkeypatch.chdir(tmp_path)
     for name in ("PENSTOCK_STORE", "PENSTOCK_DEBUG"):
         monkeypatch.delenv(name, raising=False)
@@ -46,7 +46,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def penstock(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
-    """Runs a command in this process."""
+    """Return a function that runs a command in this process."""
 
     def run(*arguments: str, stdin: bytes = b"") -> Ran:
         (tmp_path / ".stdin").write_bytes(stdin)
@@ -62,7 +62,7 @@ def penstock(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 
 @pytest.fixture
 def process() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
-    """Starts a command in a process of its own."""
+    """Return a function that starts a command in a separate process."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*arguments: str, **settings: Any) -> "subprocess.Popen[bytes]":
@@ -81,7 +81,7 @@ def process() -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[SqlStore]:
-    """The default store, initialised."""
+    """Open the default store with its tables created."""
     opened = open_store(f"sqlite:///{tmp_path / 'penstock.db'}")
     opened.initialise()
     yield opened
@@ -90,7 +90,7 @@ def store(tmp_path: Path) -> Iterator[SqlStore]:
 
 @pytest.fixture
 def settled(store: SqlStore) -> Callable[..., str]:
-    """Emits one event and settles it; returns its id as text."""
+    """Return a function that emits one event, settles it and returns its id as text."""
 
     def settle(outcome: Outcome = PUBLISHED, event_type: str = "order.placed", queue: str = "outbox") -> str:
         (event_id,) = store.append([Event(event_type=event_type, queue=queue, payload=b'{"id": 1}')])
@@ -103,7 +103,7 @@ def settled(store: SqlStore) -> Callable[..., str]:
 
 @pytest.fixture
 def an_hour_ago(store: SqlStore, tmp_path: Path) -> Iterator[SqlStore]:
-    """The default store by a clock that is an hour slow."""
+    """Open the default store with a clock that is one hour slow."""
     opened = open_store(f"sqlite:///{tmp_path / 'penstock.db'}", clock=lambda: datetime.now(UTC) - timedelta(hours=1))
     yield opened
     opened.close()
@@ -111,7 +111,7 @@ def an_hour_ago(store: SqlStore, tmp_path: Path) -> Iterator[SqlStore]:
 
 @pytest.fixture
 def emitted(store: SqlStore) -> Callable[..., EventId]:
-    """Emits one event; returns its id."""
+    """Return a function that emits one event and returns its id."""
 
     def emit(event_type: str = "order.placed", **fields: Any) -> EventId:
         return store.append([Event(event_type=event_type, **fields)])[0]

@@ -1,4 +1,4 @@
-"""A person at a terminal, for commands that ask."""
+"""A pseudo-terminal for tests of commands that ask for confirmation."""
 
 import os
 import pty
@@ -9,7 +9,7 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
 class Terminal:
-    """A command with a terminal for its input and its remarks and, if that is said, its output."""
+    """A command with a terminal as standard input and standard error, and with `output_too` as standard output."""
 
     def __init__(self, process: Start, *arguments: str, output_too: bool = False) -> None:
         self._own, theirs = pty.openpty()
@@ -22,7 +22,7 @@ class Terminal:
         while text not in self.shown:
             try:
                 self.shown += os.read(self._own, 1_000).decode()
-            except OSError:  # nobody has the other end any more
+            except OSError:  # the process has closed its end of the terminal
                 raise AssertionError(f"it ended without {text!r}: {self.shown!r}") from None
 
     def type(self, text: str) -> None:

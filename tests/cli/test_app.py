@@ -1,4 +1,4 @@
-"""The command as a whole: help, version, start, the choice of a store, and how mistakes are told."""
+"""The command as a whole: help, version, lazy imports, choice of the store, and error messages."""
 
 import signal
 import subprocess
@@ -56,7 +56,7 @@ def test_a_command_brings_only_what_it_needs(arguments: list[str], unwanted: set
     assert ran.stdout.splitlines()[-1] == "[]"
 
 
-# The choice of a store
+# Choice of the store
 
 
 def test_the_store_is_named_before_the_command_or_after_it(penstock: Run, tmp_path: Path) -> None:
@@ -76,11 +76,11 @@ def test_the_environment_names_a_store(penstock: Run, monkeypatch: pytest.Monkey
     assert penstock("--store", "sqlite:///a.db", "init", "--json").json["store"] == "sqlite:///a.db"
 
 
-# Mistakes
+# Usage errors
 
 
 def failed(ran: Any, code: int) -> str:
-    """The one line that a mistake gets."""
+    """Return the single line on standard error; check the exit code and an empty standard output."""
     assert (ran.code, ran.out) == (code, "")
     assert ran.err.startswith("error: ")
     assert ran.err.count("\n") == 1
@@ -203,7 +203,7 @@ def test_ctrl_c_at_a_question_is_quiet(penstock: Run, monkeypatch: pytest.Monkey
     assert (ran.code, ran.out, ran.err) == (130, "", "")
 
 
-# As processes
+# In separate processes
 
 
 @pytest.mark.usefixtures("store")

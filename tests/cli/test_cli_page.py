@@ -1,4 +1,4 @@
-"""The command line's page in the docs: it has every command and every option that there is."""
+"""The command-line reference page in the docs covers every command and option."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ def test_every_command_has_a_section() -> None:
 
 
 def everything(commands: Iterable[Any]) -> Iterator[Any]:
-    """The commands, and those inside them."""
+    """Yield the commands and their subcommands."""
     for command in commands:
         yield command
         yield from everything(getattr(command, "commands", {}).values())

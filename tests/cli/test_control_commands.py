@@ -198,7 +198,7 @@ def test_with_yes_nobody_is_asked(process: Start, store: SqlStore, emitted: Emit
     assert counts(store) == {"dead": 1}
 
 
-# Looking
+# status, show and doctor
 
 
 def test_status_shows_pauses_and_limits(penstock: Run, emitted: Emitted) -> None:

@@ -1,4 +1,4 @@
-"""`penstock dead`: what is stuck and why, redriven or purged; and nothing in it that a terminal would obey."""
+"""`penstock dead`: lists, shows, redrives and purges dead letters, and escapes control characters in their text."""
 
 import json
 import re
@@ -23,7 +23,7 @@ Settled = Callable[..., str]
 Buried = Callable[..., list[str]]
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\r\x00 \U0001f6b0 ü"
-# Whatever moves, colours or clears, and what turns the direction of writing.
+# Control characters that a terminal would interpret, and characters that change the writing direction.
 OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 
 
@@ -37,7 +37,7 @@ def bury(store: Store, number: int, error: str = "no", queue: str = "outbox", **
 
 @pytest.fixture
 def buried(store: SqlStore) -> Buried:
-    """Makes dead letters; returns their ids as text."""
+    """Return a function that creates dead letters and returns their ids as text."""
     return lambda *arguments, **fields: bury(store, *arguments, **fields)
 
 
@@ -57,7 +57,7 @@ def test_the_list_and_its_totals(penstock: Run, buried: Buried, settled: Settled
     lines = out.splitlines()
     assert lines[0].split() == ["died", "queue", "type", "id", "attempts", "error"]
     assert re.search(rf"Z +mail +mail.wanted +{first} +1 +KeyError: 'x'$", out, re.MULTILINE)
-    assert lines.index(next(line for line in lines if first in line)) == 14  # the first to die comes last
+    assert lines.index(next(line for line in lines if first in line)) == 14  # latest death first
     assert out.endswith(
         "\n\n13 dead letters\nby queue\n         12  outbox\n          1  mail\n"
         "by error\n         12  order # is unknown\n          1  KeyError: 'x'\n"

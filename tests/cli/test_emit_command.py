@@ -1,4 +1,4 @@
-"""`penstock emit`: one event, or many, all of them or none."""
+"""`penstock emit`: one event, or many, all or none."""
 
 import base64
 import json
@@ -20,7 +20,7 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
 def records(store: SqlStore) -> list[Record]:
-    """Everything there is, in the order in which it was emitted."""
+    """Return all events of the store in the order of their emission."""
     return list(store.find(Selection(), limit=10_000).records)[::-1]
 
 
@@ -118,7 +118,7 @@ def test_mistakes(penstock: Run, store: SqlStore, arguments: list[str], told: st
     assert records(store) == []
 
 
-# Many
+# Many events
 
 
 def test_lines_become_events(penstock: Run, store: SqlStore) -> None:

@@ -1,4 +1,4 @@
-"""`penstock jobs`: submitting, looking, cancelling, waiting, and the server."""
+"""`penstock jobs`: submit, list, show, cancel, wait and serve."""
 
 import json
 import signal

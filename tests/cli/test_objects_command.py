@@ -1,4 +1,4 @@
-"""The command line on a queue on object storage: the same commands, and `penstock broker`."""
+"""The command line with a queue on object storage: the usual commands, and `penstock broker`."""
 
 import json
 import signal

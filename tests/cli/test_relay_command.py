@@ -1,4 +1,4 @@
-"""`penstock relay` and `demo`, as far as they go without Spark: what is told before it starts."""
+"""`penstock relay` and `demo` up to the start of Spark: options, and errors that are reported before the start."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture
 def relayed(monkeypatch: pytest.MonkeyPatch) -> list[RelayOptions]:
-    """Instead of starting Spark, what the relay was told is kept."""
+    """Collect the options of the relay instead of starting Spark."""
     kept: list[RelayOptions] = []
 
     def run_relay(options: RelayOptions, progress: Callable[[RelayReport], None] | None = None) -> RelayReport:

@@ -1,4 +1,4 @@
-"""`penstock streams`, as far as it goes without Spark: what is told before it starts, and looking at state."""
+"""`penstock streams` without Spark: errors reported before its start, and commands that show state."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ from penstock.streams.state.registry import open_state
 from penstock.testing.streams import StreamHarness
 
 Run = Callable[..., Any]
-FAILURES = "\x01failed/7/0"  # a key of the stream's own
+FAILURES = "\x01failed/7/0"  # a key chosen by the application
 
 SHOP = """
 from penstock import Streams
@@ -43,7 +43,7 @@ def refunds(event, ctx): ...
 
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A module with streams in the working folder."""
+    """Write a module with streams into the working folder."""
     (tmp_path / "shop_at_hand.py").write_text(SHOP)
     (tmp_path / "broken_at_hand.py").write_text("app = Streamz()\n")
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -53,7 +53,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Instead of starting Spark, what the streams were told is kept."""
+    """Collect the arguments of `run_streams` instead of starting Spark."""
     kept: list[dict[str, Any]] = []
 
     def run_streams(app: Streams, **given: Any) -> dict[str, Counts]:
@@ -143,12 +143,12 @@ def test_without_spark_the_extra_is_named(penstock: Run, monkeypatch: pytest.Mon
     assert "pip install 'penstock[spark]'" in done.err
 
 
-# Looking at state
+# list and state
 
 
 @pytest.fixture(params=["sqlite", "rocksdb", "postgresql"])
 def state(request: pytest.FixtureRequest) -> str:
-    """What a stream has left, of keys that succeeded, failed and expired."""
+    """Create the state that a stream leaves after keys succeeded, failed and expired."""
     url: str = request.getfixturevalue("postgres_url") if request.param == "postgresql" else f"{request.param}:///state"
     app = Streams()
 

@@ -1,4 +1,4 @@
-"""`penstock streams run` with a real Spark, in a process of its own: first steps of a new user, and shutdown."""
+"""`penstock streams run` with real Spark in a separate process: first steps of a new user, and shutdown."""
 
 import json
 import os
@@ -24,7 +24,7 @@ SECONDS = 300.0
 STATE = "sqlite:///shop-state"
 Run = Callable[..., Any]
 
-# What an order's handler does is in its event: it passes a gate that the test opens, or fails, or just adds up.
+# The event controls its handler: wait at a gate that the test opens, fail, or add up the amounts.
 SHOP = """
 from pathlib import Path
 from penstock import Streams
@@ -45,7 +45,7 @@ def total(event, ctx):
 
 
 class Driver:
-    """The command. As if started in a terminal, it leads a process group of its own."""
+    """A running `streams run` command that leads its own process group, as if started in a terminal."""
 
     def __init__(self, process: Callable[..., "subprocess.Popen[bytes]"], folder: Path, *arguments: str) -> None:
         self._out, self._err = folder / "driver.out", folder / "driver.err"
@@ -84,7 +84,7 @@ def driver(process: Callable[..., "subprocess.Popen[bytes]"], tmp_path: Path) ->
 
 
 def javas(driver: Driver) -> list[int]:
-    """Spark's Java processes, of its session."""
+    """Return the ids of Spark's JVMs in the driver's session."""
     return [pid for pid in living() if b"pyspark-shell" in command_of(pid) and os.getsid(pid) == driver.process.pid]
 
 
@@ -100,7 +100,7 @@ def test_a_java_that_is_killed_is_told_in_a_line(
     os.kill(java, signal.SIGKILL)
     assert running.wait() == 1, running.err
     assert re.search(r"Spark's Java process is gone \(\w+\); start again$", running.err, re.MULTILINE), running.err
-    with suppress(OSError):  # if the task still waits there, it may go
+    with suppress(OSError):  # let the task continue if it still waits at the gate
         os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
 
 

@@ -1,4 +1,4 @@
-"""Property tests take as long as they take: a busy machine is no failure."""
+"""Settings of property tests: no deadline, because a busy machine is not a failure."""
 
 from hypothesis import settings
 

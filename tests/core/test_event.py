@@ -1,4 +1,4 @@
-"""Events: what is refused, how payloads are encoded, and how deliveries decode."""
+"""Events: validation, encoding of payloads, decoding of deliveries."""
 
 import json
 from datetime import UTC, datetime, timedelta

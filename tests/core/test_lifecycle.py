@@ -1,4 +1,4 @@
-"""The lifecycle, walked at random: no sequence of verbs leaves the table, and the counts stay what they mean."""
+"""The lifecycle under random operations: every transition is in the table, and the counts keep their definitions."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Retry policies: the wait grows as its shape says, stays inside its bounds, and ends when a limit is reached."""
+"""Retry policies: shape and bounds of the delay, and the limits that end retries."""
 
 from collections.abc import Callable
 from itertools import count
@@ -28,7 +28,7 @@ def test_the_defaults() -> None:
 
 
 def outlasted(roll: Callable[[], float]) -> float:
-    """Seconds from the first failure of an event to its death, by the default policy."""
+    """Return the seconds from an event's first failure to its death under the default policy."""
     policy, waited = RetryPolicy(), 0.0
     for attempts in count():
         decided = policy.decide("down", attempts=attempts, age_seconds=waited, roll=roll())
@@ -164,7 +164,7 @@ def test_nonsense_is_refused(wrong: dict[str, float]) -> None:
 
 
 def test_waits_that_have_stopped_to_grow_count_towards_the_total() -> None:
-    """1, 2, 4, 4, 4, 4 and 4 seconds: 19 after six failures, 23 after seven."""
+    """Delays of 1, 2, 4, 4, 4, 4 and 4 seconds: the total is 19 after six failures, 23 after seven."""
     policy = RetryPolicy(initial_seconds=1, cap_seconds=4, jitter=0, max_total_delay_seconds=20)
     sixth = policy.decide("busy", attempts=5, age_seconds=0, roll=0.0)
     seventh = policy.decide("busy", attempts=6, age_seconds=0, roll=0.0)

@@ -1,4 +1,4 @@
-"""Routes: read, checked, and asked where an event goes."""
+"""Routes: parsing, validation, and destinations of an event."""
 
 import pickle
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The log on standard error."""
+"""Log output on standard error."""
 
 import io
 import sys
@@ -9,7 +9,7 @@ from penstock.telemetry import log
 
 
 def test_the_log_follows_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody who runs commands in their own process may catch what each says, and close it afterwards."""
+    """A program that runs several commands may replace standard error before each, and close it after each."""
     first, second = io.StringIO(), io.StringIO()
     monkeypatch.setattr(sys, "stderr", first)
     log.to_stderr()

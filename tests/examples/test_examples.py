@@ -1,4 +1,4 @@
-"""Every example runs as it stands, and shows what it says."""
+"""Every example runs unchanged and prints the expected output."""
 
 import importlib
 import re

@@ -1,4 +1,4 @@
-"""The receiver of the example, fed by the real destination over HTTP."""
+"""The webhook receiver example, called over HTTP by the real destination."""
 
 import importlib
 import sqlite3
@@ -20,7 +20,7 @@ SECRET = "whsec_bWFkZSBmb3IgdGhpcyB0ZXN0IG9ubHk="
 
 @pytest.fixture
 def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Where the example takes webhooks: a server that hands every request on to the application."""
+    """Serve the example's application behind a real HTTP server, and yield the URL for webhooks."""
     monkeypatch.setenv("RECEIVER_DATABASE", str(tmp_path / "received.db"))
     monkeypatch.setenv("WEBHOOK_SECRET", SECRET)
     monkeypatch.syspath_prepend(TESTS.parent / "examples")

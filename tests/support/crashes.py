@@ -1,20 +1,20 @@
-"""The crash simulator: a process dies by SIGKILL at a named point, and a test looks at what it left behind.
+"""Crash simulator: kills a process at a named crash point, so that a test can check the state that remains.
 
-    PENSTOCK_CRASH="after-publish"           each process dies the first time it gets there
+    PENSTOCK_CRASH="after-publish"           each process dies when it first reaches the point
     PENSTOCK_CRASH="after-publish:3"         the third time
-    PENSTOCK_CRASH="after-publish:1%"        each time with a chance of 1 in 100
-    PENSTOCK_CRASH="after-claim:1:driver"    not itself but the relay's driver dies; `family`: all of the relay at once
-    PENSTOCK_CRASH="refuse:2%"               nobody dies: each event is refused, and not sent, with a chance of 2 in 100
-    PENSTOCK_CRASH="poison:bad"              whoever is to publish an event whose payload contains `bad`
-    PENSTOCK_CRASH="@plan.txt"               what that file says, once it is there; one file is one crash
+    PENSTOCK_CRASH="after-publish:1%"        each time with a probability of 1 in 100
+    PENSTOCK_CRASH="after-claim:1:driver"    the relay's driver dies instead; `family`: all processes of the relay
+    PENSTOCK_CRASH="refuse:2%"               no process dies: each event is refused with a probability of 2 in 100
+    PENSTOCK_CRASH="poison:bad"              a process dies before it publishes an event with `bad` in the payload
+    PENSTOCK_CRASH="@plan.txt"               a crash described in a file, once the file exists; one file is one crash
 
-Several, with commas between them, each count for themselves. The process that takes a file at its word renames it
-first, so that nobody else does, and the test sees that it happened: `plan.txt.fired`.
+Several crashes are separated by commas and counted independently. A process that executes the crash of a file first
+renames the file to `plan.txt.fired`: no other process repeats the crash, and the test sees that it happened.
 
-The code under test knows nothing of this. `arm()` wraps its seams from outside, in the process that calls it; a
-relay's workers are reached because `arm()` makes the relay send them `tests.support.crashes.deliver` or
-`send_partition`, which arm them too; those of a stream that writes, by `tests.support.crashing_sink`; those of an
-exactly-once stream by `chaos.crashing`, which also knows its points.
+The code under test contains no crash points. `arm()` wraps its functions from outside, in the calling process. To reach
+a relay's workers, `arm()` makes the relay send `tests.support.crashes.deliver` or `send_partition`, which arm the
+workers as well. `tests.support.crashing_sink` arms the workers of a stream that writes. `chaos.crashing` arms the
+workers of an exactly-once stream and defines its crash points.
 """
 
 import os
@@ -80,7 +80,7 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """Who dies where, and at which passage or by what chance."""
+    """A crash: its point, its victim, and the passage or the probability that triggers it."""
 
     point: str
     passage: int = 1
@@ -90,7 +90,7 @@ class Crash:
 
     @classmethod
     def parse(cls, text: str) -> "Crash":
-        """From the form that the environment or a file holds it in."""
+        """Parse a crash from its text in the environment variable or a file."""
         point, _, rest = text.strip().partition(":")
         if point == POISON and rest:
             return cls(point, payload=rest.encode())
@@ -108,7 +108,7 @@ class Crash:
 
 
 class Plan:
-    """The crashes that a process is armed with, and how often it has passed where."""
+    """The crashes of an armed process, with the number of passages for each."""
 
     def __init__(self, text: str) -> None:
         parts = [part.strip() for part in text.split(",") if part.strip()]
@@ -118,7 +118,7 @@ class Plan:
         self._lock = threading.Lock()
 
     def due(self, point: str) -> Crash | None:
-        """The crash that happens at this passage of the point."""
+        """Count a passage of the point and return the crash that it triggers, if any."""
         with self._lock:
             for crash in self._crashes:
                 if crash.point == point:
@@ -128,7 +128,7 @@ class Plan:
             return next(filter(None, (file.due(point) for file in self._files)), None)
 
     def refused(self, messages: Sequence[Message]) -> set[int]:
-        """The seqs of those that chance has the destination refuse."""
+        """Return the seqs of messages that the destination refuses, chosen at random."""
         chance = max((crash.chance or 0.0 for crash in self._crashes if crash.point == REFUSE), default=0.0)
         return {message.event.seq for message in messages if random.random() < chance} if chance else set()
 
@@ -138,7 +138,7 @@ class Plan:
 
 
 class _File:
-    """A crash that a file names, from when the file is there until a process has taken it at its word."""
+    """A crash described in a file. It is active from the creation of the file until a process executes the crash."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -171,10 +171,10 @@ _inside = threading.local()
 
 
 def arm(text: str | None = None) -> bool:
-    """Wrap the seams of this process, for the crashes in `text` or else in `PENSTOCK_CRASH`. Whether there are any."""
+    """Wrap this process's functions for the crashes in `text` or `PENSTOCK_CRASH`. Return True if it is armed."""
     global _plan
     if text is not None:
-        os.environ[VARIABLE] = text  # for the processes that this one starts
+        os.environ[VARIABLE] = text  # for child processes
     wanted = os.environ.get(VARIABLE, "")
     if _plan is not None or not wanted:
         return _plan is not None
@@ -195,7 +195,7 @@ def arm(text: str | None = None) -> bool:
 
 
 def deliver(spec: RelayTaskSpec, current: Slice) -> SliceCounts:
-    """What the workers of an armed relay run: they arm themselves, then deliver as ever."""
+    """Arm the process, then deliver; sent to the workers of an armed relay."""
     arm()
     return relay_task.deliver(spec, current)
 
@@ -203,13 +203,13 @@ def deliver(spec: RelayTaskSpec, current: Slice) -> SliceCounts:
 def send_partition(
     spec: Dispatch, stop_address: StopAddress | None, batches: Iterator["RecordBatch"]
 ) -> Iterator["RecordBatch"]:
-    """Do the same for the workers of an armed relay with a step."""
+    """Arm the process, then dispatch; sent to the workers of an armed relay with a step."""
     arm()
     return _send_partition(spec, stop_address, batches)
 
 
 def family(pid: int) -> list[int]:
-    """A process and all that came from it and is still alive, parents first."""
+    """Return the process and its living descendants, parents first."""
     parents = living()
     found = [pid]
     for parent in found:
@@ -218,7 +218,7 @@ def family(pid: int) -> list[int]:
 
 
 def _around(verb: Callable[Parameters, Result], name: str) -> Callable[Parameters, Result]:
-    """A verb of the store that marks its transaction, and passes a point after it if it did anything."""
+    """Wrap a store operation: mark its transaction, and pass a crash point after it unless a claim is empty."""
 
     @wraps(verb)
     def wrapped(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
@@ -275,7 +275,7 @@ def _crashing(open_publisher: Callable[[str], Publisher]) -> Callable[[str], Pub
 
 
 class CrashingPublisher:
-    """A publisher whose process may die before, in the middle of, and after a batch."""
+    """A publisher that can kill its process before, in the middle of, and after a batch."""
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
@@ -298,18 +298,18 @@ class CrashingPublisher:
 
 
 def due(point: str) -> Crash | None:
-    """The crash that is to happen at this passage of a point, for whoever has to do something before it."""
+    """Return the crash due at this passage of the point, for callers that act before the crash."""
     return None if _plan is None else _plan.due(point)
 
 
 def reach(point: str) -> None:
-    """Say that this process gets to a point; it may not get any further."""
+    """Pass a crash point: kill the victim if a crash is due."""
     if crash := due(point):
         kill(crash.victim)
 
 
 def kill(victim: str) -> None:
-    """End a victim: this process, the driver, or all of them."""
+    """Kill the victim: this process, the driver, or all processes of the driver's family."""
     for pid in _doomed(victim, int(os.environ[DRIVER_VARIABLE])):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

@@ -1,7 +1,7 @@
-"""`format("penstock")` for streams that write and are to die while they do: see `tests.support.crashes`.
+"""`format("penstock")` for tests that crash a stream during its write; see `tests.support.crashes`.
 
-Register it in place of the real one, in a process that is armed. Spark sends it to the processes that stage and commit,
-and there it arms them too.
+Register the data source in place of the real one, in an armed process. Spark sends it to the processes that stage and
+commit, where the data source arms the process as well.
 """
 
 from collections.abc import Iterator
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 class CrashingDataSource(PenstockDataSource):
-    """The real data source, but for the arming."""
+    """The real data source, extended by arming."""
 
     def streamWriter(self, schema: Any, overwrite: bool) -> "CrashingStreamWriter":  # noqa: N802
-        crashes.arm()  # the process that plans a batch, and the one that commits it
+        crashes.arm()  # in the process that plans a batch, and the process that commits it
         writer = super().streamWriter(schema, overwrite)
         return CrashingStreamWriter(writer.target)
 
 
 class CrashingStreamWriter(StreamWriter):
-    """The real writer, but for the arming."""
+    """The real writer, extended by arming."""
 
     def write(self, iterator: Iterator["RecordBatch"]) -> StagedRows:  # type: ignore[override]
         crashes.arm()

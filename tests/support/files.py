@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def write_whole(path: Path, text: str) -> None:
-    """In one step: who sees the file sees all of it."""
+    """Write the file atomically: a reader sees the complete text or no file."""
     draft = path.with_name(f".{path.name}.draft")
     draft.write_text(text)
     draft.rename(path)

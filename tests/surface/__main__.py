@@ -1,4 +1,4 @@
-"""Freezes what users can depend on as it is now: `make surface`."""
+"""Freeze the current public surface: `make surface`."""
 
 import tempfile
 from pathlib import Path
@@ -8,7 +8,7 @@ from tests.surface import commands, dotted_paths, frozen_file, http_api, json_ke
 
 
 def main() -> None:
-    """Write every frozen file anew."""
+    """Rewrite every frozen file."""
     with tempfile.TemporaryDirectory() as folder, PostgresServer(fsync=False) as server:
         found = {
             "names": names.lines(),

@@ -20,7 +20,7 @@ def with_json() -> set[str]:
 
 
 def _commands() -> Iterator[tuple[str, Any]]:
-    """Yield every command, those of groups included, with its full name."""
+    """Yield every command and subcommand with its full name."""
     return _with_inner("penstock", get_command(app))
 
 

@@ -12,13 +12,13 @@ FILES = re.compile(r".+\.(?:db|toml)")  # penstock.db, penstock.toml
 
 
 def lines() -> list[str]:
-    """Return each dotted path that users can read about."""
+    """Return each dotted path that the documentation contains."""
     found = {path for text in _texts() for path in _paths(text)}
     return sorted(path for path in found if not FILES.fullmatch(path))
 
 
 def resolves(path: str) -> bool:
-    """True if the path is a module, or an attribute of what is one."""
+    """True if the path is a module, or an attribute of a module."""
     try:
         resolve_name(path)
     except (ImportError, AttributeError):

@@ -1,4 +1,4 @@
-"""The frozen lines of one kind, in a file of their own."""
+"""The frozen lines of one kind, in a separate file."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,11 +13,11 @@ def read(name: str) -> list[str]:
 
 
 def write(name: str, lines: Iterable[str]) -> None:
-    """Freeze these lines instead."""
+    """Replace the frozen lines."""
     (FOLDER / f"{name}.txt").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def difference(name: str, lines: Iterable[str]) -> list[str]:
-    """Return the lines that were removed, marked with `-`, and those that were added, with `+`."""
+    """Return the removed lines, marked with `-`, and the added lines, marked with `+`."""
     frozen, found = set(read(name)), set(lines)
     return [*(f"- {line}" for line in sorted(frozen - found)), *(f"+ {line}" for line in sorted(found - frozen))]

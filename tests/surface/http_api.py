@@ -1,4 +1,4 @@
-"""The jobs API over HTTP, from its OpenAPI schema: requests with their fields, and the fields of each answer."""
+"""The jobs API over HTTP, from its OpenAPI schema: the fields of requests and responses."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -13,8 +13,8 @@ Schema = Mapping[str, Any]
 
 
 def lines() -> list[str]:
-    """Return a line for each parameter and field. Names of schemas are left out: no request has them."""
-    with closing(Jobs("sqlite:///none.db")) as jobs:  # nothing connects before a request comes
+    """Return a line for each parameter and field. Schema names are omitted, because no request contains them."""
+    with closing(Jobs("sqlite:///none.db")) as jobs:  # no connection is opened before a request
         api = create_app(jobs, ["token"]).openapi()
     operations = (
         (f"{method.upper()} {path}", operation)
@@ -35,7 +35,7 @@ def _operation(name: str, operation: Schema, schemas: Schema) -> Iterator[str]:
         yield from () if answer.get("content") else (f"{name} -> {status}",)
         for kind, schema in _contents(answer):
             yield f"{name} -> {status} {kind}"
-            # All problems have the same fields.
+            # All problem documents have the same fields.
             prefix = PROBLEM if kind == PROBLEM else f"{name} -> {status}"
             yield from (f"{prefix}: {field}" for field in _fields(schema, schemas))
 
@@ -45,7 +45,7 @@ def _contents(body: Schema) -> Iterator[tuple[str, Schema]]:
 
 
 def _fields(schema: Schema, schemas: Schema, prefix: str = "", *, marked: bool = False) -> Iterator[str]:
-    """Yield the paths of the fields; of a request, which of them are required."""
+    """Yield the paths of the fields; for a request, mark the required fields."""
     reference = schema.get("$ref")
     found = schemas[reference.rpartition("/")[2]] if reference else schema
     for name, field in found.get("properties", {}).items():

@@ -1,4 +1,4 @@
-"""Keys of what commands print with `--json`, on a small store. What needs Spark is filled in."""
+"""Keys in the `--json` output of commands, on a small store. Results that need Spark are simulated."""
 
 import json
 import sys
@@ -24,9 +24,9 @@ from penstock.streams import Context, StreamEvent
 from penstock.testing.streams import StreamHarness
 
 ANY = "*"
-"""A key that users choose."""
+"""A key chosen by users."""
 
-# Each command with its arguments, in an order in which each finds something to print.
+# Each command with its arguments, in an order in which each command has something to print.
 COMMANDS = (
     ("emit", "order.placed"),
     ("emit --from", "{lines}"),
@@ -72,7 +72,7 @@ app = penstock.Streams()
 
 @app.stream("orders", key=lambda event: event.event_type)
 def total(event: StreamEvent, ctx: Context) -> None:
-    """Leave a state to look at."""
+    """Write state for `streams state`."""
     ctx.state[ANY] = event.event_type
 
 
@@ -83,7 +83,7 @@ def lines(folder: Path) -> list[str]:
 
 
 def _printed(folder: Path) -> Iterator[tuple[str, Any]]:
-    """Yield each command with what it prints."""
+    """Yield each command with its output."""
     store = f"sqlite:///{folder / 'shop.db'}"
     yield "penstock init", _run(store, "init")
     values = {**_emitted(store), "lines": _lines(folder), "state": _state(folder)}
@@ -102,7 +102,7 @@ def _run(store: str, *arguments: str) -> Any:
 
 
 def _emitted(url: str) -> Mapping[str, object]:
-    """Fill the store: an event that is dead in one of its queues, one that is pending, a job that is done, a relay."""
+    """Fill the store: an event that is dead in one of its queues, a pending event, a completed job, a relay."""
     with penstock.connect(url) as outbox, closing(penstock.Jobs(url)) as jobs:
         dead = outbox.emit("order.placed", headers={ANY: "1", f"penstock-stream-{ANY}": "1"})
         claim = outbox.store.claim("outbox", limit=1, claimant="router")

@@ -14,7 +14,7 @@ from penstock.pipeline.lake.layout import COLUMNS, folder_name
 LEASE, TOKEN = UUID(int=1), UUID(int=2)
 NAMES = {str(LEASE): "<lease>", str(TOKEN): "<token>", r"\d+-[0-9a-f]{32}": "<seconds>-<id>"}
 TYPES = ("order.placed", "Order placed!", "__order", "ä", "a" * 201)
-"""Types as a folder can hold them, and some that it can't."""
+"""Event types that are valid as folder names, and types that are not."""
 
 
 def lines() -> list[str]:
@@ -31,7 +31,7 @@ def lines() -> list[str]:
 
 
 def _paths(note: LakeNote) -> Iterator[str]:
-    """Return the paths below the lake that a relay asks for when it stages a batch, moves it in and notes it."""
+    """Return the paths below the lake that a relay uses when it stages a batch, moves the files and writes the note."""
     spark = MagicMock()
     java = spark.sparkContext._jvm.org.apache.hadoop.fs.Path
     lake = LakeFolder(spark, "/lake")

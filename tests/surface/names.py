@@ -1,4 +1,4 @@
-"""Public names of the packages that users import, with their signatures; of `penstock.testing` the names alone."""
+"""Public names of the packages that users import, with their signatures; of `penstock.testing`, the names only."""
 
 import ast
 import inspect
@@ -16,7 +16,7 @@ SHOWN = (bool, int, float, str, bytes, tuple, type(None))
 
 
 class Default:
-    """The default of a parameter as it is shown: other objects than plain values differ between machines."""
+    """Default of a parameter for display. The texts of objects other than plain values differ between machines."""
 
     def __init__(self, value: Any) -> None:
         self._value = value.value if isinstance(value, Enum) else value
@@ -44,7 +44,7 @@ def _exports(package: str) -> Iterator[tuple[str, Any]]:
 
 
 def _members(kind: type) -> Iterator[str]:
-    """Yield the choices of an enumeration, and what else classes of ours define beside the parameters."""
+    """Yield the members of an enumeration, and the attributes of Penstock's classes that are not parameters."""
     choices = {one.name: one.value for one in kind} if issubclass(kind, Enum) else {}
     yield from (f"{name} = {value!r}" for name, value in choices.items())
     known = {*choices, *(() if choices or issubclass(kind, BaseException) else inspect.signature(kind).parameters)}
@@ -58,7 +58,7 @@ def _ours(kind: type) -> bool:
 
 
 def _call(value: Any) -> str:
-    """Return the signature without annotations; an empty text for what has none of its own."""
+    """Return the signature without annotations; an empty text for enumerations, exceptions and values."""
     called = value.__func__ if isinstance(value, classmethod | staticmethod) else value
     if inspect.isclass(called) and issubclass(called, Enum | BaseException):
         return ""
@@ -75,7 +75,7 @@ def _plain(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 def _of_testing() -> Iterator[str]:
-    """Yield what each module of `penstock.testing` defines or exports. Nothing but the package is imported."""
+    """Yield the names that each module of `penstock.testing` defines or exports, without importing the modules."""
     package = import_module(TESTING)
     modules = [TESTING, *(found.name for found in walk_packages(package.__path__, f"{TESTING}."))]
     for module in modules:

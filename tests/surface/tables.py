@@ -1,4 +1,4 @@
-"""Tables and views of the SQL stores, with their columns; of streams the tables of their state on PostgreSQL."""
+"""Tables and views of the SQL stores with their columns, and the tables of stream state on PostgreSQL."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -13,7 +13,7 @@ from penstock.streams.state.registry import open_state
 
 
 def lines(sqlite_url: str, postgres_url: str) -> list[str]:
-    """Return a line for each column of two empty databases."""
+    """Return a line for each column in two empty databases."""
     with closing(open_state(postgres_url)) as state:
         state.start("orders", parts=1)
     return sorted((*_columns(sqlite_url), *_columns(postgres_url)))
@@ -31,5 +31,5 @@ def _columns(url: str) -> Iterator[str]:
 
 
 def _kind(type_: TypeEngine[Any], dialect: Dialect) -> str:
-    """Return the type; an empty text for an expression of a view on SQLite, which has none."""
+    """Return the type; an empty text for an expression in a view on SQLite, which has no type."""
     return "" if isinstance(type_, NullType) else f" {type_.compile(dialect=dialect)}"

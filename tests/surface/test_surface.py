@@ -1,4 +1,4 @@
-"""What users can depend on is as it was frozen: names, commands, tables, keys, requests and files."""
+"""The public surface equals its frozen form: names, commands, tables, keys, requests and files."""
 
 from pathlib import Path
 

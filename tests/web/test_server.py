@@ -1,4 +1,4 @@
-"""The HTTP server: where it may listen, how it stops, and which sockets a forked child keeps."""
+"""The HTTP server: permitted addresses, shutdown, and sockets inherited by a forked child."""
 
 import os
 import socket
@@ -65,7 +65,7 @@ def test_port_in_use_is_an_error() -> None:
 
 
 def test_forked_child_keeps_no_port_open() -> None:
-    """A child that outlives the server would otherwise accept connections that nobody answers."""
+    """Otherwise a child that outlives the server would accept connections and never answer."""
     waiting, ending = os.pipe()
     started, starting = os.pipe()
     with HttpServer(app()) as server:
@@ -74,7 +74,7 @@ def test_forked_child_keeps_no_port_open() -> None:
         child = os.fork()
         if child == 0:
             os.close(ending)
-            os.write(starting, b"1")  # the hooks of a fork have run
+            os.write(starting, b"1")  # the fork hooks have run
             os.read(waiting, 1)
             os._exit(0)
     try:

@@ -1,1 +1,1 @@
-"""Operating Penstock: `service.Admin` is the one place that the command line, HTTP, the dashboard and metrics call."""
+"""Administration: `service.Admin` is the only entry point for the command line, HTTP, the dashboard and metrics."""

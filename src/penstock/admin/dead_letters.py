@@ -1,6 +1,6 @@
-"""The dead-letter office: what is stuck and why, and what is to become of it. Every answer is ready for JSON.
+"""Dead letters: listing, totals, redrive and purge. All results are ready for JSON.
 
-A dead letter is an event in the state DEAD, in whatever queue: a redrive is a replay of it, a purge deletes it.
+A dead letter is an event of any queue in state DEAD: a redrive replays dead letters, a purge deletes them.
 """
 
 from collections import Counter
@@ -26,13 +26,13 @@ PAGE = 500
 RECORDS_AT_A_TIME = 50
 STREAM_HEADER = "penstock-stream-"
 FAILURES = ("retried", "died")
-# How a timeline tells of attempts that ended with their process, and not with an error of their own.
+# Details of timeline entries for attempts that ended without an error: the process was lost, or its lease expired.
 LOST = ("lease expired", "attempt lost")
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """A page of dead letters, the latest death first; `after` asks for the next one, and is None on the last."""
+    """A page of dead letters, latest death first. `after` requests the next page; it is None on the last page."""
 
     dead_letters: list[Document]
     after: str | None
@@ -49,7 +49,7 @@ class QueueTotal:
 
 @dataclass(frozen=True, slots=True)
 class ErrorTotal:
-    """How many are dead of one kind of error: its first line, with numbers and ids folded into a `#`."""
+    """Number of dead letters with one kind of error: its first line, with numbers and ids replaced by `#`."""
 
     error: str
     count: int
@@ -57,7 +57,7 @@ class ErrorTotal:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What is wrong, and how much: the most first."""
+    """Numbers of dead letters by queue and by kind of error, largest first."""
 
     total: int
     queues: list[QueueTotal]
@@ -69,7 +69,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class LeftAlone:
-    """An event that was named and is none of those meant: where it stands; None if there is no such event."""
+    """A selected id that the operation doesn't apply to, with the event's state; None if no event has the id."""
 
     event_id: str
     state: str | None
@@ -77,7 +77,7 @@ class LeftAlone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfficeResult:
-    """What a redrive or a purge did or, with a preview, would do."""
+    """Result of a redrive or purge; with `preview`, the expected result."""
 
     done: str
     count: int
@@ -90,15 +90,15 @@ class OfficeResult:
 
 
 class DeadLetterOffice:
-    """The verbs for dead letters, on the store of an admin service."""
+    """Operations on the dead letters of a store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    # -- looking ----------------------------------------------------------------------------------------------
+    # -- inspection -------------------------------------------------------------------------------------------
 
     def find(self, selection: Selection | None = None, *, after: str | None = None, limit: int = 100) -> DeadLetters:
-        """One page of those that are selected, or of all."""
+        """Return one page of the selected dead letters; of all without a selection."""
         if limit < 1:
             raise UsageError(f"the limit must be 1 or more, not {limit}")
         mark = None if after is None else _mark(after)
@@ -106,7 +106,7 @@ class DeadLetterOffice:
         return DeadLetters([_letter(death) for death in page.deaths], page.after and _cursor(page.after))
 
     def totals(self, selection: Selection | None = None) -> Totals:
-        """All that are selected, counted by queue and by kind of error."""
+        """Count the selected dead letters by queue and by kind of error."""
         counts = self._store.death_counts(selection or Selection())
         queues, errors = Counter[str](), Counter[str]()
         for one in counts:
@@ -119,7 +119,7 @@ class DeadLetterOffice:
         )
 
     def show(self, event_id: EventId) -> Document:
-        """One dead letter: every field, what was said of it, how it came to die, and where it came from."""
+        """Return one dead letter: fields, payload, progress, result, timeline and origin."""
         records = find_copies(self._store, event_id)
         record = _latest_death(records)
         if record is None:
@@ -134,17 +134,17 @@ class DeadLetterOffice:
         }
         return whole_document(self._store, record, records, history, death)
 
-    # -- operating --------------------------------------------------------------------------------------------
+    # -- operations -------------------------------------------------------------------------------------------
 
     def redrive(
         self, selection: Selection, *, dry_run: bool = False, by: str = "operator", progress: Progress | None = None
     ) -> OfficeResult:
-        """Make dead letters pending again, in bounded batches. A repeat finds none of them, and does no harm."""
+        """Make dead letters pending again, in bounded batches. A repeat finds nothing to redrive and is harmless."""
         work = partial(self._store.replay, by=by, progress=progress)
         return self._operate(_dead(selection, "redrive"), "redriven", work, dry_run=dry_run)
 
     def purge(self, selection: Selection, *, dry_run: bool = False, progress: Progress | None = None) -> OfficeResult:
-        """Delete dead letters for good, in bounded batches."""
+        """Delete dead letters permanently, in bounded batches."""
         work = partial(self._store.purge, progress=progress)
         return self._operate(_dead(selection, "purge"), "purged", work, dry_run=dry_run)
 
@@ -157,7 +157,7 @@ class DeadLetterOffice:
         return OfficeResult(done=done, count=count, left_alone=left_alone, preview=shown)
 
     def _left_alone(self, chosen: Selection) -> list[LeftAlone]:
-        """The events that were named and are not among those chosen, most likely because they are no longer dead."""
+        """Return the selected ids that match no dead letter, most likely because the event is no longer dead."""
         if chosen.ids is None:
             return []
         others = chosen.ids - {death.event_id for death in self._deaths(chosen)}
@@ -176,7 +176,7 @@ class DeadLetterOffice:
 
 
 def _dead(selection: Selection, verb: str) -> Selection:
-    """The selection, if it makes sense for dead letters."""
+    """Return the selection restricted to dead letters; raise a usage error if it is empty or names other states."""
     selection.require(verb)
     if selection.states is not None and selection.states != DEAD:
         raise UsageError(f"{verb} is for dead letters: events in the state dead, and in no other")
@@ -205,20 +205,20 @@ def _latest_death(records: Iterable[Record]) -> Record | None:
 
 
 def _standing(records: Sequence[Record]) -> str:
-    """Where an event stands; of one with several copies, what is most of interest to whoever thought it dead."""
+    """Return an event's state; of several copies, the first of dead, pending, claimed, published."""
     states = {record.state for record in records}
     return next(state.value for state in (State.DEAD, State.PENDING, State.CLAIMED, State.PUBLISHED) if state in states)
 
 
 def _own_failures(history: Sequence[HistoryEntry]) -> int:
-    """How often it failed since it was last replayed, the attempts left out that ended with their process."""
+    """Count the failures since the last replay, without attempts that were lost with their process."""
     replays = [place for place, entry in enumerate(history) if entry.what == "replayed"]
     life = history[replays[-1] + 1 :] if replays else history
     return sum(entry.what in FAILURES and entry.detail not in LOST for entry in life)
 
 
 def _came_from(record: Record) -> dict[str, str]:
-    """Where a stream took it from: its headers say which stream, and what it was there."""
+    """Return the event's origin, from the headers that a stream sets when it forwards an event."""
     return {
         name.removeprefix(STREAM_HEADER): value
         for name, value in record.headers.items()

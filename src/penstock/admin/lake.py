@@ -1,4 +1,4 @@
-"""Operations on lakes: what needs a store and Spark at once."""
+"""Operations on lakes, which need a store and Spark."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -14,7 +14,7 @@ from penstock.store.registry import open_store
 
 @contextmanager
 def lake_replay(store: str, lake: str, selection: Selection, *, master: str | None = None) -> Iterator[LakeReplay]:
-    """A selection of a lake's events, ready to be brought back. What can't work is told before Spark starts."""
+    """Open a selection of a lake's events for replay. Selection, lake, PySpark and store are checked first."""
     check_selection(selection)
     Lake.parse(lake)
     if find_spec("pyspark") is None:

@@ -1,4 +1,4 @@
-"""Queries that the admin service and the dead-letter office share: whole events, all of a selection, previews."""
+"""Queries shared by the admin service and the dead letters: complete events, all events of a selection, previews."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ UNSETTLED = frozenset({State.PENDING, State.CLAIMED})
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """What a replay, a purge or a cancel would touch."""
+    """Events that a replay, purge or cancel would change."""
 
     total: int
     groups: Sequence[SettledCount]
@@ -32,7 +32,7 @@ class Preview:
 
 
 def preview(store: Store, selection: Selection, possible: frozenset[State] = SETTLED) -> Preview:
-    """Return what an operation on events in these states would touch, of ids too that no event has (any more)."""
+    """Preview an operation on events in the states `possible`. Unknown ids in the selection are ignored."""
     groups = store.settled_counts(selection) if possible == SETTLED else store.unsettled_counts(selection)
     states = (selection.states or possible) & possible
     examples = store.find(replace(selection, states=states), limit=EXAMPLES).records
@@ -50,7 +50,7 @@ def find_copies(store: Store, event_id: EventId) -> Sequence[Record]:
 def whole_document(
     store: Store, record: Record, records: Sequence[Record], history: Sequence[HistoryEntry], also: Document
 ) -> Document:
-    """Return every field of one of the copies, what was said of it, `also`, its timeline and the other copies."""
+    """Return the event's fields, progress, result, the fields in `also`, the timeline, and the other copies."""
     note = store.notes([record.event_id]).get(record.event_id, Note())
     copies = [copy_document(copy) for copy in reversed(records) if copy is not record]
     document = {**event_document(record), **note_document(note), **also, "timeline": timeline(records, history)}

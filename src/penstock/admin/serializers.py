@@ -1,4 +1,4 @@
-"""Events and their timelines as JSON-ready values: the same shape for the command line, HTTP and the dashboard."""
+"""JSON-ready forms of events and their timelines, shared by the command line, HTTP and the dashboard."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -14,14 +14,14 @@ Document = dict[str, Any]
 
 
 def event_document(record: Record) -> Document:
-    """Every field of the event. A payload that is not UTF-8 is in base64, and `payload_encoding` says so."""
+    """Return every field of the event. A payload that is not UTF-8 is in base64, as `payload_encoding` states."""
     document = plain_fields(record, without="payload")
     document["payload"], document["payload_encoding"] = payload_text(record.payload)
     return document
 
 
 def note_document(note: Note) -> Document:
-    """How far the event has come and what came of it, encoded as its payload is."""
+    """Return the event's progress and result, encoded like its payload."""
     document: Document = {}
     for name, said in (("progress", note.progress), ("result", note.result)):
         document[name], document[f"{name}_encoding"] = (None, None) if said is None else payload_text(said)
@@ -29,14 +29,14 @@ def note_document(note: Note) -> Document:
 
 
 def copy_document(record: Record) -> Document:
-    """What of a copy may differ from the event that it is a copy of."""
+    """Return the fields in which a copy may differ from the original event."""
     names = ("queue", "state", "attempts", "deliveries", "replays", "last_error", "claimed_by", "settled_at")
     document = plain_fields(record, without="payload")
     return {name: document[name] for name in names}
 
 
 def timeline(records: Sequence[Record], history: Sequence[HistoryEntry]) -> list[Document]:
-    """The life of an event and its copies: what the history recorded, between its emit and where it stands now."""
+    """Return the timeline of an event and its copies: its emit, the recorded history, its current state."""
     first = records[-1]
     entries = [_entry(first.created_at, "emitted", detail=f"into queue {first.queue}")]
     entries += [_entry(entry.at, entry.what, entry.attempts, entry.by, _detail(entry)) for entry in history]
@@ -47,7 +47,7 @@ def timeline(records: Sequence[Record], history: Sequence[HistoryEntry]) -> list
 
 
 def _standing(record: Record) -> list[Document]:
-    """Where the event is now. Deaths are in the history; the plain good way is not, so it is told from the state."""
+    """Return the entry of the current state. The history records deaths, but no claims and successful deliveries."""
     match record.state:
         case State.PENDING:
             waits = record.available_at > record.created_at
@@ -65,7 +65,7 @@ def _standing(record: Record) -> list[Document]:
 
 
 def _detail(entry: HistoryEntry) -> str | None:
-    """A cancellation without a reason says so by its name alone."""
+    """Return the entry's detail; None for the default reason of a cancellation, which only repeats the entry's name."""
     return None if (entry.what, entry.detail) == ("cancelled", CANCELLED) else entry.detail
 
 

@@ -1,6 +1,6 @@
-"""The admin service: every look at a store and every operation on it, ready for JSON.
+"""The admin service: inspection and control of a store, with results ready for JSON.
 
-Command line, HTTP, dashboard and metrics are thin layers over this; what it can't do, none of them can.
+The command line, HTTP, the dashboard and metrics are thin layers over this service.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,7 @@ PAGE = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueStatus(QueueStats):
-    """How many events of a queue are where, and how somebody steers it."""
+    """Counts of a queue's events by state, and the queue's pause and limit."""
 
     paused_at: str | None
     paused_by: str | None
@@ -33,7 +33,7 @@ class QueueStatus(QueueStats):
 
 @dataclass(frozen=True, slots=True)
 class RelayStatus:
-    """A relay, or what a worker does for one queue: `kind` tells them apart."""
+    """A relay, or a worker on one queue; `kind` is `relay` or `worker`."""
 
     relay_id: str
     kind: str
@@ -48,7 +48,7 @@ class RelayStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The store at a glance. Its fields hold nothing but JSON's types."""
+    """State of the store: counts, leases, relays, workers and findings. All fields are JSON types."""
 
     store: str
     pending: int
@@ -71,19 +71,19 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A page of events; `after` asks for the next one, and is None on the last."""
+    """A page of events. `after` requests the next page; it is None on the last page."""
 
     events: list[Document]
     after: int | None
 
 
 class Admin:
-    """Operations on one store. It owns nothing: whoever opened the store closes it."""
+    """Operations on one store. The caller opens and closes the store."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
 
-    # -- looking ----------------------------------------------------------------------------------------------
+    # -- inspection -------------------------------------------------------------------------------------------
 
     def status(self) -> Status:
         stats, controls = self.store.stats(), self.store.controls()
@@ -101,14 +101,14 @@ class Admin:
         )
 
     def find(self, selection: Selection, *, after: int | None = None, limit: int = 100) -> Found:
-        """One page, newest first."""
+        """Return one page of events, newest first."""
         if limit < 1:
             raise UsageError(f"the limit must be 1 or more, not {limit}")
         page = self.store.find(selection, after=after, limit=limit)
         return Found([event_document(record) for record in page.records], page.after)
 
     def pages(self, selection: Selection, *, after: int | None = None, limit: int) -> Iterator[Found]:
-        """Up to `limit` events, in pages of bounded size: so that asking for a million needs no memory for them."""
+        """Yield up to `limit` events in pages of bounded size, so that memory use doesn't depend on the limit."""
         while limit > 0:
             found = self.find(selection, after=after, limit=min(limit, PAGE))
             yield found
@@ -118,17 +118,16 @@ class Admin:
                 return
 
     def show(self, event_id: EventId) -> Document:
-        """One event with every field, what was said of it, and its timeline; with its copies, if it has several
-        destinations."""
+        """Return one event: all fields, progress, result, timeline, and copies if it has several destinations."""
         records = find_copies(self.store, event_id)
         return whole_document(self.store, records[-1], records, self.store.history(event_id), {})
 
     @property
     def dead_letters(self) -> DeadLetterOffice:
-        """Events in the state DEAD: looked at, redriven, purged."""
+        """Operations on dead letters."""
         return DeadLetterOffice(self.store)
 
-    # -- operating --------------------------------------------------------------------------------------------
+    # -- operations -------------------------------------------------------------------------------------------
 
     def preview_replay(self, selection: Selection) -> Preview:
         return preview(self.store, self._checked(selection, "replay"))
@@ -140,11 +139,11 @@ class Admin:
         return preview(self.store, cancellable(self._checked(selection, "cancel", UNSETTLED)), UNSETTLED)
 
     def replay(self, selection: Selection, *, by: str = "operator", progress: Progress | None = None) -> int:
-        """Make settled events pending again, in bounded batches; `progress` hears how many so far."""
+        """Make settled events pending again, in bounded batches; call `progress` with the total so far."""
         return self.store.replay(self._checked(selection, "replay"), by=by, progress=progress)
 
     def purge(self, selection: Selection, *, progress: Progress | None = None) -> int:
-        """Delete settled events for good. DEAD ones only where the selection names that state, or ids."""
+        """Delete settled events permanently; DEAD events only if the selection names that state or ids."""
         return self.store.purge(self._checked(selection, "purge"), progress=progress)
 
     def cancel(
@@ -155,12 +154,12 @@ class Admin:
         by: str = "operator",
         progress: Progress | None = None,
     ) -> int:
-        """Make unsettled events DEAD, in bounded batches. CLAIMED ones only where the selection names them, or ids."""
+        """Make unsettled events DEAD, in bounded batches. CLAIMED events must be selected by that state or by id."""
         chosen = self._checked(selection, "cancel", UNSETTLED)
         return self.store.cancel(chosen, reason=reason, by=by, progress=progress)
 
     def reap(self, *, progress: Progress | None = None) -> int:
-        """Take back the events of all expired leases, a bounded batch at a time, until none is left."""
+        """Return the events of all expired leases to their queues, in bounded batches."""
         total = 0
         while taken := self.store.reap():
             total += taken
@@ -169,41 +168,41 @@ class Admin:
         return total
 
     def initialise(self) -> Upgrade:
-        """Create or upgrade the tables; says what it did, and is safe to repeat."""
+        """Create or upgrade the tables and return the steps. Safe to repeat."""
         return self.store.initialise()
 
     def doctor(self) -> list[Check]:
-        """Whether everything that Penstock needs is there and in order."""
+        """Check the installation and the store."""
         return examine(self.store)
 
-    # -- steering ---------------------------------------------------------------------------------------------
+    # -- control ----------------------------------------------------------------------------------------------
 
     def pause(self, queue: str, *, by: str = "operator") -> Document:
-        """Let claims on `queue` bring nothing; returns how it is steered now. A repeat keeps the first time."""
+        """Stop claims from `queue` and return its controls. A repeat keeps the time of the first pause."""
         self.store.pause(queue, by=by)
         return self._control(queue)
 
     def resume(self, queue: str) -> bool:
-        """End a pause; says whether there was one."""
+        """End the pause of a queue; return False if the queue was not paused."""
         return self.store.resume(queue)
 
     def limit(self, queue: str, max_claimed: int | None) -> Document:
-        """Let no more events of `queue` be claimed at a time, over all processes; returns how it is steered now."""
+        """Limit the claimed events of `queue` across all processes, and return its controls."""
         self.store.limit(queue, max_claimed)
         return self._control(queue)
 
     def idle(self, queue: str) -> bool:
-        """Whether nothing is pending or claimed in `queue`: a name that was mistyped looks like this."""
+        """True if nothing is pending or claimed in `queue`, as with a misspelled name."""
         return not self.store.find(Selection(queue=queue, states=UNSETTLED), limit=1).records
 
     def _control(self, queue: str) -> Document:
         found = {control.queue: control for control in self.store.controls()}
         return plain_fields(found.get(queue, QueueControl(queue)))
 
-    # -- what operations share --------------------------------------------------------------------------------
+    # -- shared by operations ---------------------------------------------------------------------------------
 
     def _checked(self, selection: Selection, verb: str, possible: frozenset[State] = SETTLED) -> Selection:
-        """The selection, if it makes sense for `verb`. An id that no event has is told before anything is done."""
+        """Return the selection; raise an error if it is empty, has an unknown id, or a state impossible for `verb`."""
         selection.require(verb)
         for state in sorted((selection.states or frozenset()) - possible):
             meant = " and ".join(one.lower() for one in State if one in possible)
@@ -216,7 +215,7 @@ class Admin:
 
 
 def _queue_statuses(stats: Stats, controls: Sequence[QueueControl]) -> list[QueueStatus]:
-    """Each queue that has events or is steered."""
+    """Return the status of each queue that has events, a pause or a limit."""
     steered = {control.queue: control for control in controls}
     counted = {queue.queue: queue for queue in stats.queues}
     statuses = []

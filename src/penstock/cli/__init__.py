@@ -1,10 +1,10 @@
-"""The command line: thin commands over the admin service and the relay, and mistakes told in one line."""
+"""The command line: thin commands over the admin service and the relay, with one-line errors."""
 
 from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command (the process's own arguments unless others are given); returns the exit code."""
+    """Run a command with `arguments` (default: the process's arguments) and return the exit code."""
     try:
         from penstock.cli.app import run
 

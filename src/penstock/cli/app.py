@@ -1,6 +1,6 @@
-"""The `penstock` command: its global options, its list of commands, and the one place where failures end up.
+"""The `penstock` command: global options, the list of commands, and the handler of all errors.
 
-Command modules import what they need when they run, so that help and a status are there at once.
+Command modules import heavy dependencies inside their functions, so that help and status start fast.
 """
 
 import sys
@@ -29,8 +29,11 @@ from penstock.cli.terminal.options import StoreOption
 
 
 class _Group(TyperGroup):
-    """Typer takes every broken pipe for a closed standard output and ends in silence. Ours is told apart where it is
-    written to; any other one is a connection that broke, and a failure."""
+    """Command group that reports a broken connection as an error.
+
+    Typer treats every BrokenPipeError as a closed standard output and exits silently. `output` handles a closed
+    standard output where it writes; every other BrokenPipeError is a broken connection, hence a failure.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -89,9 +92,9 @@ app.command(rich_help_panel="Trying out")(demo)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line; returns the exit code. No exception gets past here."""
+    """Run one command line and return the exit code. Report every Exception instead of raising it."""
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # what a terminal can't show is no reason to fail
+        if hasattr(stream, "reconfigure"):  # a character that the terminal can't encode must not fail the command
             stream.reconfigure(errors="backslashreplace")
     try:
         code = get_command(app).main(arguments, prog_name="penstock", standalone_mode=False)

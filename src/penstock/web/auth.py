@@ -1,4 +1,4 @@
-"""ASGI middleware of every server: checks the token and the size of a request before anything of it is parsed."""
+"""ASGI middleware of every server: checks a request's token and size before the request is parsed."""
 
 import hmac
 import json
@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class ProblemResponse(Response):
-    """A problem document (RFC 9457), in ASCII: no text of a request can make it fail."""
+    """A problem document (RFC 9457), encoded in ASCII, so that text from a request can't cause an encoding error."""
 
     media_type = "application/problem+json"
 
@@ -32,7 +32,7 @@ class ProblemResponse(Response):
 
 
 class RequestGuard:
-    """Lets requests through that carry one of the tokens, if there are any, and a body of at most `max_body_bytes`."""
+    """Accepts requests with one of the tokens, if there are any, and a body of at most `max_body_bytes`."""
 
     def __init__(
         self, app: ASGIApp, tokens: Sequence[str], max_body_bytes: int, open_paths: Collection[str] = frozenset()
@@ -62,7 +62,7 @@ class RequestGuard:
         await self.app(scope, _with_body(body, receive), send)
 
     def _authorized(self, scope: Scope) -> bool:
-        """Compare every token, and in full, so that the time taken reveals nothing."""
+        """Compare all tokens in constant time, so that the response time reveals nothing."""
         if not self._tokens:
             return True
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
@@ -85,7 +85,7 @@ class RequestGuard:
 
 
 def _with_body(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives the body once, then the messages after it, such as a disconnect."""
+    """Return a `receive` that yields the body once, then the messages that follow, such as a disconnect."""
     given = False
 
     async def received() -> Message:

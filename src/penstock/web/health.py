@@ -23,12 +23,12 @@ Report = Mapping[str, Any]
 OK, FAILING = "ok", "failing"
 PATH = "/health"
 HIGHEST_PORT = 65_535
-# A loop may stumble: a database that is restarted is no reason to be restarted as well.
+# Tolerate a loop's errors for this long: a database restart must not restart the workers as well.
 PATIENCE_SECONDS = 10.0
 
 
 def report(running: Running | None) -> dict[str, Any]:
-    """How one process is. What keeps it from being ok is in `reasons`."""
+    """Report the health of a worker process. `reasons` lists the faults."""
     loops = running.loops if running else []
     if running is None:
         reasons = ["it is starting or stopping"]
@@ -57,7 +57,7 @@ def _fault(loop: WorkerLoop) -> str | None:
 
 
 def _queues(subscriptions: Sequence[Subscription]) -> dict[str, dict[str, Any]]:
-    """By queue; where it has several handlers, all of them together, and the fetch that is the longest ago."""
+    """Return the counts by queue, summed over the queue's handlers, and the seconds since the least recent fetch."""
     queues: dict[str, dict[str, Any]] = {}
     now = monotonic()
     for one in subscriptions:
@@ -96,7 +96,7 @@ def serve_health(address: str, look: Callable[[], Report]) -> Iterator[str]:
 
 
 def create_app(look: Callable[[], Report]) -> Starlette:
-    """Return the application that serves what `look` reports."""
+    """Return the application that serves the report of `look`."""
 
     async def answer(_: Request) -> JSONResponse:
         found = look()

@@ -1,4 +1,4 @@
-"""What goes over HTTP: the requests, with every limit in the schema, and the answers. Names follow the event."""
+"""Request and response schemas of the jobs API, with all limits. Field names follow the event's."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -31,7 +31,7 @@ LeaseText = Annotated[str, StringConstraints(min_length=LEASE_LENGTH, max_length
 
 
 def _whole(given: Any) -> Any:
-    """JSON has one kind of number: 3.0 is an integer there."""
+    """Convert a float without a fraction to int: JSON doesn't distinguish 3.0 from 3."""
     return int(given) if isinstance(given, float) and given.is_integer() else given
 
 
@@ -42,13 +42,13 @@ Wait = Annotated[float, Field(ge=0, le=LONGEST_WAIT_SECONDS, allow_inf_nan=False
 
 
 class _Request(BaseModel):
-    """No field but those there are, and no text where a number belongs."""
+    """Base of requests: rejects unknown fields and strings in place of numbers."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Submission(_Request):
-    """A job to be done. With a `job_id` of the caller's making a repeat adds nothing."""
+    """A job to submit. Repeating a submission with a `job_id` set by the caller adds nothing."""
 
     type: JobType
     payload: Any = None
@@ -61,7 +61,7 @@ class Submission(_Request):
 
 
 class ClaimRequest(_Request):
-    """The next job of these types, or of any. With `wait_seconds` the answer waits for one to come."""
+    """A request for the next job of these types, or of any type. With `wait_seconds` the response waits for a job."""
 
     worker_id: Name
     types: Annotated[list[JobType], Field(min_length=1, max_length=MOST_TYPES)] | None = None
@@ -69,21 +69,21 @@ class ClaimRequest(_Request):
 
 
 class Heartbeat(_Request):
-    """The worker is still at it, and may say how far it has come: any JSON."""
+    """Heartbeat of a worker, with optional progress as any JSON."""
 
     lease: LeaseText
     progress: Any = None
 
 
 class Completion(_Request):
-    """The job is done, and this came of it: any JSON."""
+    """Completion of a job, with an optional result as any JSON."""
 
     lease: LeaseText
     result: Any = None
 
 
 class Failure(_Request):
-    """The job failed. Without a delay the queue's retry policy chooses one."""
+    """Failure of a job. Without `delay_seconds`, the queue's retry policy sets the delay."""
 
     lease: LeaseText
     reason: Reason
@@ -91,25 +91,25 @@ class Failure(_Request):
 
 
 class Release(_Request):
-    """The worker gives the job back untouched."""
+    """Return of an unprocessed job to the queue."""
 
     lease: LeaseText
 
 
 class Cancellation(_Request):
-    """The job is to be done no more."""
+    """Cancellation of a job."""
 
     reason: Reason = "cancelled"
 
 
 class _Parameters(BaseModel):
-    """No parameter but those there are: a state misspelt is not all states."""
+    """Base of query parameters: rejects unknown ones, so that a misspelled filter doesn't select all jobs."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class Listing(_Parameters):
-    """Which jobs to list."""
+    """Filters and page of a list of jobs."""
 
     state: State | None = None
     type: JobType | None = None
@@ -118,25 +118,25 @@ class Listing(_Parameters):
 
 
 class WaitParameters(_Parameters):
-    """How long to wait for a job to be settled."""
+    """Time to wait until a job is settled."""
 
     wait_seconds: Wait = 0.0
 
 
 class Submitted(BaseModel):
-    """The job's id; that of an earlier job, where a dedupe key says that it is the same."""
+    """Id of the job; the id of the earlier job if `dedupe_key` matches that job."""
 
     job_id: UUID
 
 
 class _Document(BaseModel):
-    """An answer made of an object with the same attributes."""
+    """Base of responses built from the attributes of an object."""
 
     model_config = ConfigDict(from_attributes=True)
 
 
 class ClaimedDocument(_Document):
-    """A job in its worker's hands. `lease` goes into every word about it; heartbeats are due every so many seconds."""
+    """A claimed job. Requests about the job need `lease`; heartbeats are due every `heartbeat_seconds`."""
 
     job_id: UUID
     type: str
@@ -152,14 +152,14 @@ class ClaimedDocument(_Document):
 
 
 class Standing(BaseModel):
-    """Where a job stands after what was said of it."""
+    """State of a job after the request."""
 
     job_id: UUID
     state: State
 
 
 class JobDocument(_Document):
-    """A job as it stands."""
+    """A job with its state, progress and result."""
 
     job_id: UUID
     type: str
@@ -181,14 +181,14 @@ class JobDocument(_Document):
 
 
 class PageDocument(_Document):
-    """Some jobs, newest first; `after` asks for the next page, and is null on the last one."""
+    """A page of jobs, newest first. `after` requests the next page; it is null on the last page."""
 
     jobs: list[JobDocument]
     after: int | None
 
 
 class TypeDocument(_Document):
-    """How many jobs of one type are where."""
+    """Counts of one job type by state."""
 
     type: str
     pending: int
@@ -198,27 +198,27 @@ class TypeDocument(_Document):
 
 
 class StatsDocument(_Document):
-    """The job queue at a glance."""
+    """Counts of the job queue."""
 
     completed_total: int
     types: list[TypeDocument]
 
 
 class Health(BaseModel):
-    """That the server is there, and its store."""
+    """Health of the server and its store."""
 
     status: str = "ok"
 
 
 class FieldProblem(BaseModel):
-    """What is wrong with one field."""
+    """Error in one field."""
 
     field: str
     message: str
 
 
 class Problem(BaseModel):
-    """What went wrong, as RFC 9457 has it."""
+    """Problem document of RFC 9457."""
 
     type: str = "about:blank"
     title: str

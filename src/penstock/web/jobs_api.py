@@ -1,5 +1,7 @@
-"""The job queue over HTTP. Every endpoint is one verb of `Jobs`; the store's calls run in threads, and whoever waits
-for a job waits without one."""
+"""HTTP API of the job queue: one endpoint for each operation of `Jobs`.
+
+Store calls run in threads. A request that waits for a job holds no thread while it waits.
+"""
 
 import asyncio
 import threading
@@ -33,7 +35,7 @@ NO_EVENT = EventId(UUID(int=0))
 
 
 class JobsApp(FastAPI):
-    """The application, with the job queue that it serves."""
+    """The ASGI application of one job queue."""
 
     jobs: Jobs
     max_wait_seconds: float
@@ -47,7 +49,7 @@ class JobsApp(FastAPI):
         return schema
 
     def end_waiting(self) -> None:
-        """Answer all who wait, so that the server can end."""
+        """Answer all waiting requests, so that the server can stop."""
         self.closing.set()
         self.jobs.wakeup.notify()
 
@@ -59,7 +61,7 @@ def create_app(
     max_body_bytes: int = MAX_BODY_BYTES,
     max_wait_seconds: float = schemas.LONGEST_WAIT_SECONDS,
 ) -> JobsApp:
-    """The HTTP API of a job queue. With `tokens` every request but those for the health and the schema needs one."""
+    """Return the HTTP API of a job queue. With `tokens`, requests need a token, except for health and schema."""
     app = JobsApp(
         title="Penstock jobs",
         version=version("penstock"),
@@ -79,7 +81,7 @@ def create_app(
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    # Any more threads than the store has connections would only wait for one.
+    # Limit the threads to the store's connections: a further thread would only wait for a connection.
     to_thread.current_default_thread_limiter().total_tokens = THREADS
     yield
     cast(JobsApp, app).end_waiting()
@@ -90,7 +92,7 @@ def _jobs(request: Request) -> Jobs:
 
 
 def _once_each(request: Request) -> None:
-    """A parameter that is given twice would count once, and nobody could say which."""
+    """Reject repeated query parameters, because only one of their values would be used."""
     for name in request.query_params:
         if len(request.query_params.getlist(name)) > 1:
             raise UsageError(f"the parameter {name!r} is given more than once")
@@ -104,7 +106,7 @@ router = APIRouter(prefix="/v1", dependencies=[Depends(_once_each)])
 
 @open_router.get("/health", responses={503: problems.answers()[503]})
 def health(jobs: Queue) -> schemas.Health:
-    """Whether the server is there, and reaches its store."""
+    """Check that the server runs and reaches its store."""
     jobs.store.find(Selection(ids=frozenset({NO_EVENT})), limit=1)
     return schemas.Health()
 
@@ -131,11 +133,11 @@ def submit(asked: schemas.Submission, jobs: Queue) -> schemas.Submitted:
     responses={204: {"description": "There is no job now"}, **problems.answers()},
 )
 async def claim(asked: schemas.ClaimRequest, request: Request, jobs: Queue) -> schemas.ClaimedDocument | Response:
-    """Claim the next job; 204 if there is none, and none came in `wait_seconds`."""
+    """Claim the next job. Return 204 if no job becomes available within `wait_seconds`."""
     job = await _claimed(request, jobs, asked)
     if job is None:
         return Response(status_code=204)
-    if await request.is_disconnected():  # nobody is there to take it: back with it, uncounted
+    if await request.is_disconnected():  # return the job without counting the attempt: the client has disconnected
         await run_in_threadpool(jobs.release, job)
         return Response(status_code=204)
     said = {name: getattr(job, name) for name in SAID} | {"payload": job.json}
@@ -146,21 +148,21 @@ async def claim(asked: schemas.ClaimRequest, request: Request, jobs: Queue) -> s
 
 @router.post("/jobs/{job_id:uuid}/heartbeat", responses=problems.answers(404, 409))
 def heartbeat(job_id: UUID, asked: schemas.Heartbeat, jobs: Queue) -> schemas.Standing:
-    """The worker is still at it. 409 says that it has lost the job, and should stop."""
+    """Extend the job's lease. 409 means that the worker has lost the job and should stop."""
     jobs.heartbeat((job_id, asked.lease), asked.progress)
     return schemas.Standing(job_id=job_id, state=State.CLAIMED)
 
 
 @router.post("/jobs/{job_id:uuid}/complete", responses=problems.answers(404, 409))
 def complete(job_id: UUID, asked: schemas.Completion, jobs: Queue) -> schemas.Standing:
-    """The job is done. A repeat by the worker that completed it is fine."""
+    """Complete the job. The worker that completed the job may repeat the request."""
     jobs.complete((job_id, asked.lease), asked.result)
     return schemas.Standing(job_id=job_id, state=State.PUBLISHED)
 
 
 @router.post("/jobs/{job_id:uuid}/fail", responses=problems.answers(404, 409))
 def fail(job_id: UUID, asked: schemas.Failure, jobs: Queue) -> schemas.Standing:
-    """The job failed: it is PENDING again, or DEAD at its last attempt."""
+    """Record a failure: the job becomes PENDING, or DEAD after its last attempt."""
     return schemas.Standing(
         job_id=job_id, state=jobs.fail((job_id, asked.lease), asked.reason, delay=asked.delay_seconds)
     )
@@ -168,14 +170,14 @@ def fail(job_id: UUID, asked: schemas.Failure, jobs: Queue) -> schemas.Standing:
 
 @router.post("/jobs/{job_id:uuid}/release", responses=problems.answers(404, 409))
 def release(job_id: UUID, asked: schemas.Release, jobs: Queue) -> schemas.Standing:
-    """The worker gives the job back; the attempt doesn't count."""
+    """Return the job to the queue without counting the attempt."""
     jobs.release((job_id, asked.lease))
     return schemas.Standing(job_id=job_id, state=State.PENDING)
 
 
 @router.post("/jobs/{job_id:uuid}/cancel", responses=problems.answers(404, 409))
 def cancel(job_id: UUID, asked: schemas.Cancellation, jobs: Queue) -> schemas.Standing:
-    """Make a job that is not settled DEAD."""
+    """Make an unsettled job DEAD."""
     jobs.cancel(job_id, asked.reason, by="http")
     return schemas.Standing(job_id=job_id, state=State.DEAD)
 
@@ -184,7 +186,7 @@ def cancel(job_id: UUID, asked: schemas.Cancellation, jobs: Queue) -> schemas.St
 async def get(
     job_id: UUID, asked: Annotated[schemas.WaitParameters, Query()], request: Request, jobs: Queue
 ) -> schemas.JobDocument:
-    """A job as it stands; with `wait_seconds`, once it is settled or time is up."""
+    """Return a job; with `wait_seconds`, wait until the job is settled or the time is over."""
     until = _now() + min(asked.wait_seconds, _app(request).max_wait_seconds)
     for pause in pauses():
         job = await run_in_threadpool(jobs.get, job_id)
@@ -197,22 +199,22 @@ async def get(
 
 @router.get("/jobs", responses=problems.answers())
 def list_jobs(asked: Annotated[schemas.Listing, Query()], jobs: Queue) -> schemas.PageDocument:
-    """Jobs, newest first, a page at a time."""
+    """List jobs, newest first, in pages."""
     return schemas.PageDocument.model_validate(jobs.list(asked.state, asked.type, limit=asked.limit, after=asked.after))
 
 
 @router.get("/stats", responses=problems.answers())
 def stats(jobs: Queue) -> schemas.StatsDocument:
-    """How many jobs of which type are where."""
+    """Count jobs by type and state."""
     return schemas.StatsDocument.model_validate(jobs.stats())
 
 
 async def _claimed(request: Request, jobs: Jobs, asked: schemas.ClaimRequest) -> ClaimedJob | None:
-    """A job, now or within the time asked for. Woken when one is submitted here, else it looks again and again."""
+    """Claim a job, now or within `wait_seconds`. A submit to this server ends a pause early; otherwise poll."""
     loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
     def wake() -> None:
-        with suppress(RuntimeError):  # a loop that has ended has nobody left who waits
+        with suppress(RuntimeError):  # the event loop has ended, and no request waits
             loop.call_soon_threadsafe(woken.set)
 
     until = _now() + min(asked.wait_seconds, _app(request).max_wait_seconds)

@@ -1,4 +1,4 @@
-"""Failures over HTTP: every one a problem document (RFC 9457), and none with more than its caller should know."""
+"""HTTP errors: each is a problem document (RFC 9457) without internal details."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from penstock.web.auth import ProblemResponse
 
 MOST_ERRORS = 20
 
-# The first that an error is one of: JobNotFound is a JobError.
+# The first matching class decides: JobNotFound is a subclass of JobError.
 _STATUSES = {JobNotFound: 404, JobError: 409, UsageError: 422, StoreError: 503}
 
 _MEANINGS = {
@@ -28,14 +28,14 @@ _MEANINGS = {
 
 
 def answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """The failures that an operation may answer with, for its schema. Any may be unreadable, or lack a token."""
+    """Return the error responses of an operation, for its schema; every operation has 400, 401, 413, 422 and 503."""
     content = {ProblemResponse.media_type: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     every = (400, 401, 413, 422, 503, *statuses)
     return {status: {"description": _MEANINGS[status], "content": content} for status in sorted(every)}
 
 
 def install(app: FastAPI, *routers: APIRouter) -> None:
-    """Turn every failure in `app`, which has these routers, into a problem."""
+    """Answer every error in `app` with a problem document. `routers` are the routers of `app`."""
     app.state.known_routes = [one for router in routers for one in router.routes if isinstance(one, Route)]
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _refused)
@@ -66,7 +66,7 @@ def _refused(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """What this path takes, in all of its routes: Starlette only tells of the first."""
+    """Return the methods of a path over all routes: Starlette reports only the first matching route."""
     known: list[Route] = request.app.state.known_routes
     matching = [route for route in known if route.matches(request.scope)[0] is not Match.NONE]
     return sorted({method for route in matching for method in route.methods or ()})

@@ -1,4 +1,4 @@
-"""The one HTTP server: binds before it starts, serves an ASGI app until it is stopped, then finishes open requests."""
+"""HTTP server: binds its port at construction, serves an ASGI app until stopped, then finishes open requests."""
 
 import ipaddress
 import os
@@ -43,7 +43,7 @@ def require_safe(host: str, tokens: Sequence[str], remedy: str) -> None:
 
 
 def parse_address(text: str, option: str) -> tuple[str, int]:
-    """Parse HOST:PORT; an IPv6 address stands in brackets."""
+    """Parse HOST:PORT; an IPv6 address is in brackets."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
@@ -59,9 +59,9 @@ def _loopback(host: str) -> bool:
 
 
 class HttpServer(uvicorn.Server):
-    """Serves an app on a socket of its own: with `serve_until_stopped` in this thread, as a context in another one.
+    """Serves an app on a new socket: `serve_until_stopped` in the caller's thread, a `with` block in another thread.
 
-    `on_stop` is called when the server begins to stop, so that the app can answer requests that wait.
+    `on_stop` is called when the server begins to stop, so that the app can answer waiting requests.
     """
 
     def __init__(

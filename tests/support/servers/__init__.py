@@ -1,10 +1,10 @@
-"""Real servers for tests and benchmarks: on free ports, in temporary folders, and gone afterwards.
+"""Real servers for tests and benchmarks, on free ports and in temporary folders that are removed afterwards.
 
     with PostgresServer(fsync=False) as server:
         url = server.create_database()
 
-A server keeps its data and its port over `stop`, `kill` and `start`, until `close` or the end of the `with`.
-None outlives the process that started it, not even after a SIGKILL: a `Guard` sees to that.
+A server keeps its data and port across `stop`, `kill` and `start`, until `close` or the end of the `with` block. No
+server outlives the process that started it, even after SIGKILL: a `Guard` ensures this.
 """
 
 from tests.support.servers.base import Server

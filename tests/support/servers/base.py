@@ -1,4 +1,4 @@
-"""What the servers for tests have in common: a process with a folder and a port of its own, and a guard."""
+"""Base of all test servers: a process with its own folder and port, and a guard."""
 
 import atexit
 import os
@@ -25,11 +25,11 @@ LOG_LINES = 20
 
 
 class Server(ABC):
-    """One server process with its folder: what all of them have in common."""
+    """Base of a server: one process with its folder."""
 
     name: ClassVar[str]
     end_signal: ClassVar[signal.Signals]
-    """What ends the server and its children at once, for a guard that is left alone with it."""
+    """Signal that ends the server and its children at once; sent by the guard after the owner's death."""
 
     def __init__(self, *, fsync: bool = True, settings: Mapping[str, object] | None = None) -> None:
         self.fsync = fsync
@@ -63,7 +63,7 @@ class Server(ABC):
         return self._folder
 
     def start(self) -> None:
-        """Start, and wait until it answers. After a failure nothing is left of it."""
+        """Start the server and wait until it answers. After a failure, clean up everything."""
         if self.running:
             return
         try:
@@ -75,32 +75,32 @@ class Server(ABC):
             raise
 
     def stop(self) -> None:
-        """Stop it in good order; the data stay."""
+        """Shut the server down cleanly. Its data is kept."""
         self._end(signal.SIGTERM)
 
     def restart(self) -> None:
-        """Stop and start again, on the same port and data."""
+        """Stop and start the server, on the same port and data."""
         self.stop()
         self.start()
 
     def kill(self) -> None:
-        """End it as a crash would: at once, and without a last word."""
+        """Kill the server to simulate a crash: SIGKILL to its process group."""
         if self.running:
             os.killpg(self.pid, signal.SIGKILL)
             self._reap()
 
     def freeze(self) -> None:
-        """Let it hang: its port takes connections, and nothing answers."""
+        """Suspend the server: its port accepts connections, and no request is answered."""
         os.killpg(self.pid, signal.SIGSTOP)
-        # Its threads may go on for a moment after the signal was sent.
+        # Wait for the stop: the server's threads may run on briefly after the signal was sent.
         os.waitpid(self.pid, os.WUNTRACED)
 
     def thaw(self) -> None:
-        """Let it go on from where it was frozen."""
+        """Resume a suspended server."""
         os.killpg(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
-        """Stop it and remove its folder. A forked child that ends leaves its parent's server alone."""
+        """Stop the server and remove its folder. In a forked child, do nothing: the server belongs to the parent."""
         if self._owner != os.getpid():
             return
         try:
@@ -113,15 +113,15 @@ class Server(ABC):
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Find the binaries and lay out the folder, once."""
+        """Find the binaries and create the contents of the folder; called once."""
 
     @abstractmethod
     def _command(self) -> list[str]:
-        """What to execute."""
+        """Return the command line of the server."""
 
     @abstractmethod
     def _answers(self) -> bool:
-        """Whether this very server, and not another on its port, takes requests."""
+        """Return True if this server, and no other server on its port, answers requests."""
 
     def _settle_in(self) -> None:
         self._folder = temporary_folder(f"penstock-{self.name.lower()}-", self._account)

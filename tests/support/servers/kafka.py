@@ -17,19 +17,19 @@ from tests.support.servers.base import Server
 USER = "penstock"
 CLERK = "clerk"
 PASSWORD = "penstock-secret"
-# A broker of tests lives for minutes: a small heap and quick compilation let it start in two seconds.
+# Test brokers live for minutes: with a small heap and only the quick compiler, a broker starts in two seconds.
 JAVA_OPTIONS = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 _SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
 
 
 class KafkaServer(Server):
-    """One node on 127.0.0.1, broker and controller in one, that anyone may use at `url()`.
+    """One node on 127.0.0.1, both broker and controller, open to everyone at `url()`.
 
-    A second listener asks for a user's name and password, a third speaks TLS, where there is an `openssl` to make its
-    certificate. There the user `penstock` may do all, and `clerk` what an ACL allows.
-    Topics are made as they come, unless `settings` has `auto.create.topics.enable` false. What it acknowledged
-    survives its own crash, with `fsync=True` the machine's too.
+    A second listener requires a user name and password; the user `penstock` has all permissions, and `clerk` has those
+    that an ACL grants. A third listener uses TLS, if `openssl` is available to create its certificate. Topics are
+    created on first use, unless `settings` sets `auto.create.topics.enable` to false. Acknowledged records survive a
+    crash of the broker, and with `fsync=True` a crash of the machine.
     """
 
     name = "Kafka"
@@ -43,16 +43,16 @@ class KafkaServer(Server):
         return f"kafka://127.0.0.1:{self.port}"
 
     def sasl_url(self, user: str = USER, password: str = PASSWORD) -> str:
-        """The listener that asks who one is."""
+        """Return the URL of the listener that requires a user name and password."""
         return f"kafka://{user}:{password}@127.0.0.1:{self._sasl_port}"
 
     def tls_url(self) -> str:
-        """The listener that speaks TLS, with `certificate`."""
+        """Return the URL of the TLS listener; its certificate is in `certificate`."""
         return f"kafkas://127.0.0.1:{self._tls_port}"
 
     @property
     def certificate(self) -> Path | None:
-        """The TLS listener's self-signed certificate; None where there was no openssl to make one."""
+        """The TLS listener's self-signed certificate; None if openssl was not available to create it."""
         path = self.folder / "certificate.pem"
         return path if path.exists() else None
 
@@ -136,7 +136,7 @@ class KafkaServer(Server):
             "transaction.state.log.replication.factor": 1,
             "transaction.state.log.min.isr": 1,
             "group.initial.rebalance.delay.ms": 0,
-            # After a crash the broker waits for its own earlier session to end.
+            # After a crash, the broker waits until its previous session has timed out.
             "broker.session.timeout.ms": 2_000,
             "broker.heartbeat.interval.ms": 500,
             **({"log.flush.interval.messages": 1} if self.fsync else {}),

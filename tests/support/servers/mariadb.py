@@ -11,10 +11,10 @@ from tests.support.processes import unprivileged_account
 from tests.support.servers.base import Server
 
 USER = "penstock"
-# Written at every commit, and left to the system to bring to the disk.
+# Written to the operating system at every commit, but not flushed to the disk.
 UNSAFE_SETTINGS = {"innodb-flush-log-at-trx-commit": 2}
 _ACCOUNT = f"'{USER}'@'127.0.0.1'"
-# The server runs these lines at every start.
+# The server runs these statements at every start.
 _FIRST_LINES = f"""
 CREATE USER IF NOT EXISTS {_ACCOUNT} IDENTIFIED BY '{USER}';
 GRANT ALL PRIVILEGES ON *.* TO {_ACCOUNT} WITH GRANT OPTION;
@@ -22,9 +22,9 @@ GRANT ALL PRIVILEGES ON *.* TO {_ACCOUNT} WITH GRANT OPTION;
 
 
 class MariadbServer(Server):
-    """A MariaDB server on 127.0.0.1 with a user `penstock`, password `penstock`, who may do everything.
+    """A MariaDB server on 127.0.0.1 with the user `penstock`, password `penstock`, who has all privileges.
 
-    With `fsync=False` it commits faster, and still survives its own crash, though not the machine's. `settings` are
+    With `fsync=False` commits are faster, and survive a crash of the server but not of the machine. `settings` are
     options of `mariadbd`.
     """
 
@@ -37,23 +37,23 @@ class MariadbServer(Server):
         return f"mysql://{user}:{password}@127.0.0.1:{self.port}/{database}"
 
     def create_database(self, name: str | None = None) -> str:
-        """Create a database, under a fresh name unless one is given, and return its URL."""
+        """Create a database with the given or a new name, and return its URL."""
         name = name or f"penstock_{uuid4().hex[:16]}"
         self.execute(f"CREATE DATABASE `{name}`")
         return self.url(name)
 
     def drop_database(self, url: str) -> None:
-        """Drop a database that `create_database` made, whoever is still connected to it."""
+        """Drop a database made by `create_database`, even if clients are connected."""
         name = url.rpartition("/")[2]
         import pymysql
 
         for (number,) in self.execute("SELECT id FROM information_schema.processlist WHERE db = %s", name):
-            with suppress(pymysql.OperationalError):  # it may have ended by itself meanwhile
+            with suppress(pymysql.OperationalError):  # the connection may have ended in the meantime
                 self.execute(f"KILL CONNECTION {number}")
         self.execute(f"DROP DATABASE `{name}`")
 
     def execute(self, statement: str, *values: object) -> list[tuple[object, ...]]:
-        """Run one statement as the user who may do everything; returns its rows."""
+        """Run one statement as the user with all privileges and return its rows."""
         import pymysql
 
         options = {"host": "127.0.0.1", "port": self.port, "user": USER, "password": USER, "autocommit": True}

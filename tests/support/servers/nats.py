@@ -10,9 +10,9 @@ from tests.support.servers.base import Server
 
 
 class NatsServer(Server):
-    """A NATS server on 127.0.0.1 whose streams are files, and survive its own crash.
+    """A NATS server on 127.0.0.1 with streams in files, which survive a crash of the server.
 
-    With `fsync=True` every acknowledged message survives the machine's crash too. The settings are those of its
+    With `fsync=True`, acknowledged messages also survive a crash of the machine. `settings` are options of the
     configuration file, such as `max_payload`, `authorization` or `tls`.
     """
 
@@ -21,7 +21,7 @@ class NatsServer(Server):
     _binary: Path
 
     def url(self, credentials: str = "") -> str:
-        """`credentials` are `user:password` or a token."""
+        """Return the server's URL; `credentials` are `user:password` or a token."""
         return f"nats://{credentials and credentials + '@'}127.0.0.1:{self.port}"
 
     def _prepare(self) -> None:
@@ -52,5 +52,5 @@ class NatsServer(Server):
                 greeting = connection.makefile("rb").readline()
         except OSError:
             return False
-        # It listens only once its streams are recovered.
+        # The server listens only after the recovery of its streams.
         return greeting.startswith(b"INFO ") and json.loads(greeting[5:])["server_name"] == self._known_as

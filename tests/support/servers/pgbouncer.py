@@ -10,8 +10,7 @@ from tests.support.servers.postgres import SUPERUSER, PostgresServer
 
 
 class PgBouncer(Server):
-    """A PgBouncer on 127.0.0.1 that hands out a server's connections for a transaction each. `settings` are those of
-    its configuration file."""
+    """A PgBouncer on 127.0.0.1 with transaction pooling. `settings` are options of its configuration file."""
 
     name = "PgBouncer"
     end_signal = signal.SIGKILL
@@ -25,7 +24,7 @@ class PgBouncer(Server):
         return f"postgresql://{SUPERUSER}@127.0.0.1:{self.port}/{database}"
 
     def url_for(self, url: str) -> str:
-        """The way through this pooler to a database of the server behind it."""
+        """Return the URL of a server's database by way of this pooler."""
         return self.url(url.rpartition("/")[2])
 
     def _settle_in(self) -> None:

@@ -13,15 +13,15 @@ from tests.support.processes import living, unprivileged_account, wait_until
 from tests.support.servers.base import STOP_SECONDS, Server
 
 SUPERUSER = "penstock"
-# Shared memory as files of the data folder: elsewhere a killed server would leave a megabyte behind each time, and
-# a container has 64 of them.
+# mmap keeps dynamic shared memory in files of the data folder. Elsewhere each killed server would leave a megabyte
+# behind, and a container has 64 megabytes.
 UNSAFE_SETTINGS = {"fsync": "off", "full_page_writes": "off", "dynamic_shared_memory_type": "mmap"}
 
 
 class PostgresServer(Server):
-    """A PostgreSQL cluster with a superuser `penstock`, whom it trusts, on 127.0.0.1 only.
+    """A PostgreSQL cluster on 127.0.0.1 with the superuser `penstock` and no password.
 
-    With `fsync=False` it starts and commits faster, and still survives its own crash, though not the machine's.
+    With `fsync=False` start and commits are faster, and commits survive a crash of the server but not of the machine.
     """
 
     name = "PostgreSQL"
@@ -32,24 +32,25 @@ class PostgresServer(Server):
         return f"postgresql://{SUPERUSER}@127.0.0.1:{self.port}/{database}"
 
     def create_database(self, name: str | None = None) -> str:
-        """Create a database, under a fresh name unless one is given, and return its URL."""
+        """Create a database with the given or a new name, and return its URL."""
         name = name or f"penstock_{uuid4().hex[:16]}"
         self._execute("CREATE DATABASE {}", name)
         return self.url(name)
 
     def drop_database(self, url: str) -> None:
-        """Drop a database that `create_database` made, whoever is still connected to it."""
+        """Drop a database made by `create_database`, even if clients are connected."""
         self._execute("DROP DATABASE {} WITH (FORCE)", url.rpartition("/")[2])
 
     def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
-        """Stop it: `fast` in good order, `immediate` so that the next start has to recover."""
+        """Stop the server: `fast` with a clean shutdown, `immediate` so that the next start recovers."""
         self._end(signal.SIGINT if mode == "fast" else signal.SIGQUIT)
 
     def kill(self) -> None:
-        """End it as a crash would: the server and, because they could still commit, each of its backends."""
+        """Kill the server to simulate a crash, and each of its backends, because a backend could still commit."""
         if not self.running:
             return
-        # Each backend has a session of its own, so no group holds them; while frozen, the server starts no more.
+        # Each backend has its own session, so no process group contains all. While suspended, the server starts no
+        # backend.
         os.kill(self.pid, signal.SIGSTOP)
         backends = [pid for pid, parent in living().items() if parent == self.pid]
         super().kill()

@@ -15,8 +15,8 @@ from tests.support.servers.base import STOP_SECONDS, Server
 USER = "guest"
 DEFAULT_VHOST = "/"
 
-# Erlang nodes find each other through a daemon, epmd, that nobody ends. This one ends with the server, which alone
-# holds the other end of the pipe.
+# Erlang nodes find each other through a daemon, epmd, that normally never ends. This epmd ends with the server, which
+# alone holds the other end of the pipe.
 _SCRIPT = """
     (epmd -address 127.0.0.1 & cat < alive; kill $!) &
     exec 3> alive
@@ -28,7 +28,8 @@ _SCRIPT = """
 class RabbitServer(Server):
     """A RabbitMQ node on 127.0.0.1, without plugins, with the user `guest` and the virtual host `/`.
 
-    It confirms a persistent message once that is on disk, whatever `fsync` says. `settings` are lines of rabbitmq.conf.
+    The node confirms a persistent message once it is on disk, regardless of `fsync`. `settings` are lines of
+    rabbitmq.conf.
     """
 
     name = "RabbitMQ"
@@ -41,7 +42,7 @@ class RabbitServer(Server):
         return f"amqp://{user}:{password}@127.0.0.1:{self.port}/{quote(vhost, safe='')}"
 
     def control(self, *arguments: str) -> str:
-        """What `rabbitmqctl` says to these."""
+        """Run `rabbitmqctl` with these arguments and return its output."""
         command = ["env", *self._environment(), str(self._binaries / "rabbitmqctl"), "--quiet", *arguments]
         done = subprocess.run(command, cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode:
@@ -49,7 +50,7 @@ class RabbitServer(Server):
         return done.stdout
 
     def family(self) -> set[int]:
-        """The server's process and those that it started, directly or not."""
+        """Return the server's process and all its descendants."""
         if not self.running:
             return set()
         family, parents = {self.pid}, living()
@@ -58,13 +59,13 @@ class RabbitServer(Server):
         return family
 
     def stop(self) -> None:
-        """Stop it in good order; the data stay."""
+        """Shut the server down cleanly. Its data is kept."""
         family = self.family()
         super().stop()
         _end_all(family)
 
     def kill(self) -> None:
-        """End it as a crash would, and what it had started."""
+        """Kill the server and its descendants to simulate a crash."""
         family = self.family()
         super().kill()
         _end_all(family)
@@ -76,7 +77,7 @@ class RabbitServer(Server):
         (self.folder / "enabled_plugins").write_text("[].\n")
 
     def _command(self) -> list[str]:
-        # A fresh port each time: the last one's mapper may have been killed only just now.
+        # Use a new port each time: the previous epmd may have been killed just before, and its port still be in use.
         self._mapper_port = free_port()
         settings = {
             "listeners.tcp.1": f"127.0.0.1:{self.port}",
@@ -104,12 +105,13 @@ class RabbitServer(Server):
             f"RABBITMQ_CONFIG_FILE={self.folder / 'rabbitmq.conf'}",
             f"RABBITMQ_CONF_ENV_FILE={self.folder / 'no-rabbitmq-env.conf'}",
             f"RABBITMQ_ENABLED_PLUGINS_FILE={self.folder / 'enabled_plugins'}",
-            # With it the script becomes the server, and is not its parent: signals reach the right process.
+            # With this variable, the script is replaced by the server instead of being its parent: signals reach the
+            # server.
             "RABBITMQ_ALLOW_INPUT=1",
         ]
 
     def _answers(self) -> bool:
-        """Whether it greets by its name: RabbitMQ opens its port last of all."""
+        """Return True if the server's greeting contains its name. RabbitMQ opens its port last."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
                 connection.sendall(b"AMQP\x00\x00\x09\x01")
@@ -124,7 +126,7 @@ class RabbitServer(Server):
 
 
 def _end_all(pids: set[int]) -> None:
-    """They follow their server by themselves; what is slow to is killed."""
+    """Wait for processes that end with their server; kill those that are too slow."""
     if not wait_until(lambda: living().keys().isdisjoint(pids), 5):
         for pid in pids & living().keys():
             with suppress(ProcessLookupError):

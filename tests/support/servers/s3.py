@@ -15,9 +15,9 @@ REGION = "us-east-1"
 
 
 class S3Server(Server):
-    """A versitygw on 127.0.0.1: S3's protocol over a folder, with conditional writes that are atomic.
+    """A versitygw on 127.0.0.1: the S3 protocol over a folder, with atomic conditional writes.
 
-    An object that it has confirmed survives its own crash; there is nothing that `fsync` could change.
+    A confirmed object survives a crash of the server. `fsync` has no effect.
     """
 
     name = "S3"
@@ -29,20 +29,20 @@ class S3Server(Server):
         return f"http://127.0.0.1:{self.port}"
 
     def create_bucket(self, name: str) -> str:
-        """A new bucket: a folder, where the server keeps its objects."""
+        """Create a bucket, which is a folder on the server's disk, and return its name."""
         (self._buckets / name).mkdir()
         return name
 
     def url(self, bucket: str, prefix: str = "", *, endpoint: str | None = None, **options: Any) -> str:
-        """A queue in a bucket, as `open_store` takes it."""
+        """Return the URL of a queue in a bucket, for `open_store`."""
         settings = {**self._access(endpoint or self.endpoint), **options}
         return f"objects+s3://{bucket}/{prefix}?{urlencode(settings)}"
 
     def bucket(self, name: str) -> Any:
-        """A bucket, as obstore sees it."""
+        """Open a bucket with obstore."""
         with needs_extra("an S3 server for tests", "objects"):
             from obstore import store as stores
-        made: Any = stores.S3Store  # its settings are typed one by one, and ours are a URL's
+        made: Any = stores.S3Store  # obstore types each setting separately; these come from a dict
         return made(
             name,
             config=self._access(self.endpoint),
@@ -80,7 +80,7 @@ class S3Server(Server):
         return [str(self._binary), *access, *address, *settings, "--quiet", "posix", str(self._buckets)]
 
     def _answers(self) -> bool:
-        """Whether it takes the secret, which no other server has."""
+        """Return True if the server accepts the secret, which no other server has."""
         with suppress(Exception):
             list(self.bucket("ready").list())
             return True

@@ -1,4 +1,4 @@
-"""A standalone Spark cluster for tests: a master and workers, each a Java process of its own, on this machine."""
+"""A standalone Spark cluster for tests: a master and workers, each in a separate JVM, on this machine."""
 
 import json
 import os
@@ -16,7 +16,7 @@ _SMALL = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 
 class _SparkServer(Server):
-    """What a master and a worker have in common."""
+    """Base of master and worker."""
 
     end_signal = signal.SIGTERM
     main_class = ""
@@ -30,7 +30,7 @@ class _SparkServer(Server):
 
     def _command(self) -> list[str]:
         java_home, home = find_java(), spark_home(os.environ)
-        # A worker starts executors by what it finds there.
+        # A worker passes these variables on to its executors.
         variables = [
             f"SPARK_HOME={home}",
             f"JAVA_HOME={quiet_home(java_home)}",
@@ -53,7 +53,7 @@ class _SparkServer(Server):
         return []
 
     def _page(self) -> dict[str, Any]:
-        """What it tells of itself; nothing as long as it doesn't answer."""
+        """Return the status that the web page reports; empty if the server doesn't answer."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.web_port}/json/", timeout=5) as answer:
                 page: dict[str, Any] = json.load(answer)
@@ -63,7 +63,7 @@ class _SparkServer(Server):
 
 
 class SparkMaster(_SparkServer):
-    """Hands out the workers' cores to applications."""
+    """The cluster manager, which assigns the workers' cores to applications."""
 
     name = "Spark-master"
     main_class = "org.apache.spark.deploy.master.Master"
@@ -73,7 +73,7 @@ class SparkMaster(_SparkServer):
         return f"spark://127.0.0.1:{self.port}"
 
     def workers(self) -> int:
-        """How many have come so far."""
+        """Return the number of registered workers."""
         return int(self._page().get("aliveworkers", 0))
 
     def _answers(self) -> bool:
@@ -81,7 +81,7 @@ class SparkMaster(_SparkServer):
 
 
 class SparkWorker(_SparkServer):
-    """Starts executors, as processes under itself."""
+    """A worker, which starts executors as child processes."""
 
     name = "Spark-worker"
     main_class = "org.apache.spark.deploy.worker.Worker"
@@ -92,7 +92,7 @@ class SparkWorker(_SparkServer):
         self._resources = ["--cores", str(cores), "--memory", memory]
 
     def executors(self) -> list[int]:
-        """The Java processes that it runs for applications."""
+        """Return the process ids of the worker's executors."""
         return [pid for pid, parent in living().items() if parent == self.pid and b"ExecutorBackend" in command_of(pid)]
 
     def _arguments(self) -> list[str]:

@@ -9,9 +9,9 @@ from tests.support.servers.base import Server
 
 
 class ValkeyServer(Server):
-    """A Valkey server on 127.0.0.1 whose append-only file keeps what it acknowledged over its own crash.
+    """A Valkey server on 127.0.0.1 with an append-only file: acknowledged writes survive a crash of the server.
 
-    With `fsync=True` over the machine's crash too.
+    With `fsync=True`, acknowledged writes also survive a crash of the machine.
     """
 
     name = "Valkey"
@@ -44,5 +44,5 @@ class ValkeyServer(Server):
                 lines = connection.makefile("rb").read().splitlines()
         except OSError:
             return False
-        # While it loads its file, it answers the PING with an error.
+        # While the server loads its file, it answers PING with an error.
         return lines[:1] == [b"+PONG"] and b"process_id:%d" % self.pid in lines

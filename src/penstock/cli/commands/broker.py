@@ -1,4 +1,4 @@
-"""`penstock broker`: a process that does nothing but serve a queue on object storage."""
+"""`penstock broker`: serves a queue on object storage from a dedicated process."""
 
 import signal
 import threading
@@ -38,9 +38,9 @@ def broker(
     advertise: AdvertiseOption = None,
     store: StoreOption = None,
 ) -> None:
-    """Serve a queue on object storage, until Ctrl-C. Several may run: one serves, the others stand by."""
+    """Serve a queue on object storage until interrupted. Of several brokers, one serves and the others stand by."""
     with closing(_opened(chosen_store(context, store), listen, advertise)) as opened, _stopped_by_signals() as stopped:
-        opened.maintain()  # takes the broker lease, or goes to the broker
+        opened.maintain()  # take the broker lease, or connect to the broker that holds it
         with output.waiting("looking for the broker") as say:
             before = ""
             while True:
@@ -67,7 +67,7 @@ def _opened(url: str, listen: str | None, advertise: str | None) -> "ObjectStore
     from penstock.store.objects.store import ObjectStore
     from penstock.store.registry import open_store
 
-    # Short waits, so that a signal ends the process soon even while the bucket can't be reached.
+    # Use short time-outs, so that a signal ends the process soon even while the bucket is unreachable.
     given = {"broker": "auto", "listen": listen, "advertise": advertise, "wait_seconds": WAIT_SECONDS}
     settings = {name: value for name, value in given.items() if value is not None}
     store = open_store(url, StoreOptions(settings=settings))
@@ -81,7 +81,7 @@ def _opened(url: str, listen: str | None, advertise: str | None) -> "ObjectStore
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[threading.Event]:
-    """An event that Ctrl-C or a SIGTERM sets: a broker that ends in good order lets the next one begin at once."""
+    """Yield an event that SIGINT or SIGTERM sets. A broker that shuts down cleanly lets a standby take over at once."""
     stopped = threading.Event()
     before = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -1,4 +1,4 @@
-"""`penstock pause`, `resume`, `limit` and `cancel`: steering queues, and calling events off."""
+"""`penstock pause`, `resume`, `limit` and `cancel`: controls of queues and cancellation of events."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,9 +26,9 @@ ReasonOption = Annotated[str | None, typer.Option("--reason", metavar="TEXT", he
 
 @takes_options
 def pause(queue: QueueArgument, call: Call) -> None:
-    """Let nothing of a queue be claimed, in any process, until it is resumed.
+    """Stop claims from a queue, in every process, until the queue is resumed.
 
-    What is claimed already goes on, and events can still be emitted.
+    Events that are already claimed are still delivered, and new events can be emitted.
     """
     with call.opened() as admin:
         control = admin.pause(queue, by=operator())
@@ -47,7 +47,7 @@ def resume(queue: QueueArgument, call: Call) -> None:
 
 @takes_options
 def limit(queue: QueueArgument, most: LimitArgument, call: Call) -> None:
-    """Let no more than N events of a queue be claimed at a time, over all processes."""
+    """Limit the number of events of a queue that are claimed at a time, across all processes."""
     max_claimed = _limit(most)
     with call.opened() as admin:
         control = admin.limit(queue, max_claimed)
@@ -59,9 +59,9 @@ def limit(queue: QueueArgument, most: LimitArgument, call: Call) -> None:
 
 @takes_options
 def cancel(choice: Choice, reason: ReasonOption = None, *, consent: Consent, call: Call) -> None:
-    """Make pending events dead before anyone gets them; claimed ones only with --state claimed or --id.
+    """Make pending events dead before they are delivered; claimed events only with --state claimed or --id.
 
-    Whoever holds a cancelled event is told that it is lost. A replay brings cancelled events back.
+    The claimant of a cancelled event can no longer settle the event. A replay makes cancelled events pending again.
     """
     chosen = choice.require("cancel")
     why = {} if reason is None else {"reason": reason}
@@ -71,7 +71,7 @@ def cancel(choice: Choice, reason: ReasonOption = None, *, consent: Consent, cal
 
 
 def _since(control: dict[str, Any]) -> str:
-    """Nothing where somebody has just resumed it."""
+    """Return the start and author of the pause; nothing if the queue was resumed in the meantime."""
     return "" if control["paused_at"] is None else f", {since_when(control['paused_at'], control['paused_by'])}"
 
 
@@ -85,6 +85,6 @@ def _limit(text: str) -> int | None:
 
 
 def _remark_on_idle(admin: "Admin", queue: str) -> None:
-    """It is done all the same: queues are steered before their first event, too."""
+    """Warn that the queue may be misspelled; pauses and limits also apply to a queue without events."""
     if admin.idle(queue):
         output.note(f"nothing is pending or claimed in queue {output.clean_line(queue)} now; is that its name?")

@@ -1,4 +1,4 @@
-"""`penstock dead`: the dead-letter office. What is stuck and why, and what is to become of it."""
+"""`penstock dead`: lists, shows, redrives and purges dead letters."""
 
 import sys
 from dataclasses import dataclass
@@ -35,13 +35,13 @@ IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="ID…", help="
 
 @dataclass(frozen=True, slots=True)
 class Letters(Filters):
-    """Which dead letters an operation is for."""
+    """Options that select the dead letters of an operation."""
 
     ids: IdsArgument = None
     everything: AllOption = False
 
     def require(self, verb: str) -> Selection:
-        """The selection; refused if it says nothing."""
+        """Return the selection; raise a usage error if it is empty."""
         return require_some(self.select(ids=self.ids, everything=self.everything), verb, "the ids of events")
 
 
@@ -56,7 +56,7 @@ def list_dead(
     *,
     call: Call,
 ) -> None:
-    """List dead letters, the latest death first, and count all of them by queue and by error."""
+    """List dead letters, latest death first, with totals by queue and by error."""
     chosen = filters.select()
     with call.opened() as admin:
         page = admin.dead_letters.find(chosen, after=after, limit=limit)
@@ -82,7 +82,7 @@ def show(
     *,
     call: Call,
 ) -> None:
-    """Show one dead letter: why it died, its payload, where it came from, and its life so far."""
+    """Show one dead letter: its error, payload, origin and timeline."""
     from penstock.publish.json_message import payload_bytes
 
     wanted = event_id(event)
@@ -102,9 +102,9 @@ def show(
 @dead.command()
 @takes_options
 def redrive(letters: Letters, consent: Consent, call: Call) -> None:
-    """Make dead letters pending again, under their own ids, to be tried anew.
+    """Make dead letters pending again, under their existing ids, to retry them.
 
-    More than one at a time needs a yes. What is no longer dead is left alone.
+    More than one event needs a confirmation or --yes. Events that are no longer dead are left unchanged.
     """
     chosen = letters.require("redrive")
     with call.opened() as admin:
@@ -117,7 +117,7 @@ def redrive(letters: Letters, consent: Consent, call: Call) -> None:
 @dead.command()
 @takes_options
 def purge(letters: Letters, consent: Consent, call: Call) -> None:
-    """Delete dead letters for good, with their timelines. Off a terminal it needs --yes."""
+    """Delete dead letters and their timelines permanently. Needs --yes if standard input is not a terminal."""
     chosen = letters.require("purge")
     consent.require("purge")
     with call.opened() as admin:
@@ -128,7 +128,7 @@ def purge(letters: Letters, consent: Consent, call: Call) -> None:
 
 
 def _carry_out(operation: Operation, plan: "OfficeResult", work: Any) -> None:
-    """An id that no event has is refused before anything is done; one that is no longer dead is no mistake."""
+    """Refuse unknown ids before any change; report ids that are no longer dead, and run the operation."""
     for one in plan.left_alone:
         if one.state is None:
             raise EventNotFound(one.event_id)
@@ -160,7 +160,7 @@ def _table(letters: list[dict[str, Any]]) -> "RenderableType":
 
 
 def _totals(totals: "Totals") -> str:
-    """How many in all, in each queue, and of each kind of error."""
+    """Return the total, and the counts by queue and by kind of error."""
     return "\n".join(
         [
             f"\n{count(totals.total, 'dead letter')}",

@@ -1,6 +1,6 @@
-"""`penstock demo`: a shop's orders, from its transaction to files, through Spark: with an outage, a death and a replay.
+"""`penstock demo`: a shop's orders, delivered from its transaction to files, an outage and a replay included.
 
-Nothing is simulated. The outage is a file where the destination's folder should be; what fails, fails for real.
+Nothing is simulated: for the outage, a file blocks the path of the destination's folder, and deliveries fail.
 """
 
 import json
@@ -39,7 +39,7 @@ def demo(
         Path | None, typer.Option(metavar="FOLDER", help="Keep what the demo makes, in this new folder.")
     ] = None,
 ) -> None:
-    """Watch events go from a transaction to files, fail, die and come back: under a minute, nothing to set up."""
+    """Show events delivered, retried, dead and replayed in under a minute. Needs no set-up."""
     from penstock.admin.service import Admin
     from penstock.outbox import connect
 
@@ -56,11 +56,11 @@ def demo(
 
 
 class _Declined(Exception):
-    """The business's own failure, after the order was written."""
+    """Business error raised after the order was written."""
 
 
 class _Shop:
-    """The demo's steps; each says what happens and why."""
+    """Steps of the demo; each prints an explanation and its result."""
 
     def __init__(self, folder: Path, outbox: "Outbox", admin: "Admin") -> None:
         self.folder = folder
@@ -141,7 +141,7 @@ class _Shop:
         )
         assert (status.published, status.dead, status.pending, status.claimed) == (ORDERS + INVOICES, 0, 0, 0)
 
-    # -- how ----------------------------------------------------------------------------------------------------
+    # -- helpers ------------------------------------------------------------------------------------------------
 
     def _order(self, connection: sqlite3.Connection, number: int) -> None:
         connection.execute("INSERT INTO orders (id, amount) VALUES (?, ?)", (number, 10 * number))
@@ -149,7 +149,7 @@ class _Shop:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """The shop's own connection: it commits, or on an exception rolls back."""
+        """Open a connection of the shop's own database code; commit, or roll back after an exception."""
         with closing(sqlite3.connect(self.folder / "shop.db")) as connection, connection:
             yield connection
 

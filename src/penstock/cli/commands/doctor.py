@@ -1,4 +1,4 @@
-"""`penstock doctor`: whether everything that Penstock needs is there and in order."""
+"""`penstock doctor`: checks of the installation and the store."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red")
 
 @takes_options
 def doctor(call: Call) -> None:
-    """Check Python, Spark, Java and the store, and say what to do about what is wrong."""
+    """Check Python, Spark, Java and the store, and print a remedy for each problem."""
     from penstock.admin.doctor import healthy
 
     with call.opened() as admin, output.waiting("looking"):

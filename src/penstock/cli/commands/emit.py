@@ -1,4 +1,4 @@
-"""`penstock emit`: one event from the arguments, or many from lines of JSON, all of them or none."""
+"""`penstock emit`: one event from the arguments, or many from JSON lines, all or none."""
 
 import os
 import shutil
@@ -32,7 +32,7 @@ STDIN = "-"
 
 @dataclass(frozen=True, slots=True)
 class EventOptions:
-    """The fields of an event; it has defaults for those that are not typed."""
+    """Options for the fields of an event. Fields without an option keep the defaults of Event."""
 
     queue: Annotated[str | None, typer.Option(help=f"The queue; else {DEFAULT_QUEUE}.")] = None
     header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Can be given again.")] = None
@@ -50,7 +50,7 @@ class EventOptions:
     dedupe_key: Annotated[str | None, typer.Option(help="A second event with it, within a day, is dropped.")] = None
 
     def given(self) -> dict[str, Any]:
-        """The fields that were typed, without headers."""
+        """Return the fields that were given as options, without headers."""
         values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "header"}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -66,9 +66,9 @@ def emit(
     options: EventOptions,
     call: Call,
 ) -> None:
-    """Write an event and print its id; or many, with --from.
+    """Write one event and print its id, or write many events with --from.
 
-    A payload stays as it is, byte for byte. Its content type goes into the headers: JSON or text, unless you set one.
+    The payload is stored byte for byte. The content type in the headers is JSON or text, unless --header sets another.
     """
     given = options.given()
     if source is not None:
@@ -98,9 +98,10 @@ def _emit_lines(call: Call, source: str) -> None:
 
 
 def _append(store: "Store", events: list[Event], connection: Any) -> tuple[EventId, int]:
-    """Append events; return the last one's id, and how many are duplicates.
+    """Append events; return the id of the last one and the number of duplicates.
 
-    An event whose id is not the one it was given was there before. Only those with a dedupe key can have been.
+    Append returns another id than the given one for a duplicate. Only events with a deduplication key can be
+    duplicates.
     """
     from penstock.store.event_ids import new_event_id
 
@@ -114,8 +115,7 @@ def _append(store: "Store", events: list[Event], connection: Any) -> tuple[Event
 
 
 def _write(store: "Store", lines: BinaryIO) -> tuple[int, int]:
-    """All lines in one transaction, a batch at a time: memory holds no more than that. A store without transactions
-    takes them all in one batch."""
+    """Write all lines in one transaction, in batches to bound memory; in one batch if the store has no transactions."""
     from penstock.store.sql.store import SqlStore
 
     total = duplicates = 0
@@ -137,7 +137,7 @@ def _write(store: "Store", lines: BinaryIO) -> tuple[int, int]:
 
 @contextmanager
 def _lines(source: str) -> Iterator[BinaryIO]:
-    """The lines as a file. What comes through a pipe is gathered first: a slow writer must not hold a transaction."""
+    """Open the lines as a file. A pipe is first copied to a temporary file, so that no transaction waits for it."""
     with _open(source) as given:
         if stat.S_ISREG(os.fstat(given.fileno()).st_mode):
             yield given
@@ -156,7 +156,7 @@ def _open(source: str) -> AbstractContextManager[BinaryIO]:
 
 
 def _body(payload: str | None, headers: dict[str, str]) -> tuple[bytes, dict[str, str]]:
-    """The payload's bytes, and the headers with the content type that the bytes tell."""
+    """Return the payload's bytes, and the headers with a content type detected from the payload."""
     if payload is None:
         return b"", headers
     body = sys.stdin.buffer.read() if payload == STDIN else os.fsencode(payload)

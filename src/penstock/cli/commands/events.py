@@ -1,4 +1,4 @@
-"""`penstock events` and `penstock show`: looking at events, many or one."""
+"""`penstock events` and `penstock show`: lists events, shows one event."""
 
 import base64
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 STATE_STYLES = {"PENDING": "yellow", "CLAIMED": "cyan", "PUBLISHED": "green", "DEAD": "red"}
 ERROR_WIDTH = 60
 NOTES = ("progress", "result")
-# The payload, what was said and the timeline have places of their own.
+# Fields that are shown apart from the grid of fields: the payload, the notes and the timeline.
 APART = (
     "headers",
     "timeline",
@@ -62,7 +62,7 @@ def events(
 
 @takes_options
 def show(event: Annotated[str, typer.Argument(metavar="ID", help="The event's id.")], call: Call) -> None:
-    """Show one event: every field, its payload, what was said of it, and its life so far."""
+    """Show one event: fields, payload, progress, result and timeline."""
     wanted = event_id(event)
     with call.opened() as admin:
         document = admin.show(wanted)
@@ -99,17 +99,17 @@ def state_text(state: str) -> "Text":
 
 
 def short_error(error: str | None) -> str:
-    """As much of an error as a column of a table has room for."""
+    """Return the first line of an error, cut to the width of a table column."""
     return output.clean_line(first_line(error or "", ERROR_WIDTH))
 
 
 def short_time(iso: str) -> str:
-    """In UTC, to the second: `2026-01-31 12:00:00Z`."""
+    """Return a UTC time to the second: `2026-01-31 12:00:00Z`."""
     return iso[:19].replace("T", " ") + "Z"
 
 
 def since_when(iso: str, by: str | None) -> str:
-    """Since when, and by whom if that is known."""
+    """Return the start of a pause, and the author if known."""
     return f"since {short_time(iso)}" + (f" by {output.clean_line(by)}" if by else "")
 
 
@@ -127,7 +127,7 @@ def headers_and_copies(document: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _payload(document: dict[str, Any]) -> "list[RenderableType]":
-    """The payload, JSON set out for reading."""
+    """Return the payload, JSON indented for reading."""
     text = document["payload"]
     if document["payload_encoding"] == "base64":
         return ["payload (not UTF-8, so in base64)", text]
@@ -135,7 +135,7 @@ def _payload(document: dict[str, Any]) -> "list[RenderableType]":
 
 
 def _note(name: str, document: dict[str, Any]) -> "list[RenderableType]":
-    """What whoever handles the event has said of it; of what is no text, only how much there is."""
+    """Return the progress or result that the event's handler recorded; of binary values only the size."""
     text = document[name]
     if text is None:
         return []
@@ -145,12 +145,12 @@ def _note(name: str, document: dict[str, Any]) -> "list[RenderableType]":
 
 
 def readable(text: str) -> str:
-    """JSON set out for reading, other text as it is."""
+    """Return JSON indented for reading, other text unchanged, with control characters escaped."""
     return output.clean(set_out(text) or text)
 
 
 def timeline_table(entries: list[dict[str, Any]], *, brief: bool = False) -> "RenderableType":
-    """The life of an event; brief, with only the first line of what is said of each step."""
+    """Return the timeline of an event; with `brief`, only the first line of each entry's detail."""
     rows = []
     for entry in entries:
         detail = entry["detail"] or ""

@@ -1,4 +1,4 @@
-"""`penstock jobs`: a job queue from the command line: its server, and the verbs of those who submit and look."""
+"""`penstock jobs`: the job queue's HTTP server, and commands to submit, inspect, await and cancel jobs."""
 
 import json as codec
 import os
@@ -42,7 +42,7 @@ JobArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
 
 @dataclass(frozen=True, slots=True)
 class QueueCall(Call):
-    """How a command was called: on which job queue of which store, and whether it answers in JSON."""
+    """The options of a call on a job queue: store, JSON output and queue name."""
 
     name: NameOption = "jobs"
 
@@ -75,7 +75,7 @@ def serve(
     name: NameOption = "jobs",
     store: StoreOption = None,
 ) -> None:
-    """Serve a job queue over HTTP, until Ctrl-C."""
+    """Serve a job queue over HTTP until interrupted."""
     from penstock.config.extras import needs_extra
 
     with needs_extra("the job server", "jobs"):
@@ -86,7 +86,7 @@ def serve(
     require_safe(host, tokens, f"--token, or the variable {TOKEN_VARIABLE}")
     settings = {"heartbeat_seconds": heartbeat_seconds, "timeout_seconds": timeout_seconds}
     with QueueCall(context, store, name=name).queue(**settings) as queue:
-        queue.stats()  # a store that can't be used is told now
+        queue.stats()  # fail now if the store is unusable
         app = create_app(queue, tokens)
         server = HttpServer(app, host, port, on_stop=app.end_waiting)
         output.write(f"serving {name} at {server.url}")
@@ -110,7 +110,7 @@ def submit(
     *,
     call: QueueCall,
 ) -> None:
-    """Submit a job, and print its id."""
+    """Submit a job and print its id."""
     try:
         body = codec.loads(payload)
     except (ValueError, RecursionError) as error:
@@ -160,7 +160,7 @@ def list_jobs(
 @jobs.command()
 @takes_options
 def show(job: JobArgument, call: QueueCall) -> None:
-    """Show one job: where it stands, its payload, and what came of it. `penstock show` has its timeline."""
+    """Show one job: state, payload and result. `penstock show` prints its timeline."""
     with call.queue() as queue:
         _show(queue.get(job).as_json(), call.json)
 
@@ -173,7 +173,7 @@ def wait(
     *,
     call: QueueCall,
 ) -> None:
-    """Wait until a job is completed, and show it. The exit code is 1 if it is dead, or not done in time."""
+    """Wait until a job is completed, then show it. The exit code is 1 if the job is dead or the time-out is reached."""
     seconds = None if timeout is None else times.seconds(timeout)
     with call.queue() as queue, output.waiting(f"waiting for {job}"):
         done = queue.wait(job, seconds).as_json()
@@ -191,7 +191,7 @@ def cancel(
     *,
     call: QueueCall,
 ) -> None:
-    """Make jobs dead that are not done yet; their workers are told so at their next heartbeat."""
+    """Make pending or claimed jobs dead. Workers learn of a cancelled job at their next heartbeat."""
     if bool(ids) == (job_type is not None):
         raise UsageError("cancel needs to know which: the ids of jobs, or --type")
     with call.queue() as queue:
@@ -202,7 +202,7 @@ def cancel(
                     output.require_yes(f"cancel {count(total, 'job')}?")
                 total = queue.cancel_pending(job_type, reason, by=operator())
         else:
-            total = len([queue.get(one) for one in ids or ()])  # an id that no job has is told before anything is done
+            total = len([queue.get(one) for one in ids or ()])  # refuse unknown ids before any change
             for one in () if dry_run else ids or ():
                 queue.cancel(one, reason, by=operator())
     if dry_run:
@@ -214,7 +214,7 @@ def cancel(
 @jobs.command()
 @takes_options
 def stats(call: QueueCall) -> None:
-    """How many jobs of which type are where."""
+    """Count jobs by type and state."""
     with call.queue() as queue:
         counted = queue.stats()
     if call.json:

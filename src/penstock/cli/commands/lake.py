@@ -1,4 +1,4 @@
-"""`penstock replay --from-lake`: events back from a lake, also those that the store has long purged."""
+"""`penstock replay --from-lake`: replays events from a lake, including events that the store has purged."""
 
 import sys
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ FromLakeOption = Annotated[
 
 
 def replay_from_lake(call: Call, lake: str, chosen: Selection, consent: Consent) -> None:
-    """Show what there is, ask if somebody is there to ask, and bring it back."""
+    """Show the preview, or ask for confirmation on a terminal and replay the events."""
     from penstock.admin.lake import lake_replay
 
     with ExitStack() as opened:
@@ -41,7 +41,7 @@ def replay_from_lake(call: Call, lake: str, chosen: Selection, consent: Consent)
 
 
 def _summary(done: "BroughtBack") -> str:
-    """What was done, in one line, without what there was none of."""
+    """Return the counts of the replay in one line, zero counts left out."""
     parts = [f"{count(done.replayed, 'event')} replayed"] if done.replayed else []
     parts += [f"{count(done.emitted, 'event')} emitted anew"] if done.emitted else []
     parts += [f"{count(done.waiting, 'event')} left alone: already pending"] if done.waiting else []
@@ -69,6 +69,6 @@ def _show(kinds: "Sequence[LakeCount]", judged: "BroughtBack", json: bool) -> No
 
 
 def _lines(kinds: "Sequence[LakeCount]") -> list[str]:
-    """How many of which kind, a line each."""
+    """Return one line for each kind of event, with its count."""
     texts = [f"{kind.count:>9,}  {kind.day}  {kind.event_type}, queue {kind.queue}" for kind in kinds]
     return output.first_kinds(texts)

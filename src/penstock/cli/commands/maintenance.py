@@ -1,4 +1,4 @@
-"""`penstock init`, `reap`, `replay` and `purge`: what changes a store, each shown before it is done."""
+"""`penstock init`, `reap`, `replay` and `purge`: commands that change a store. Replay and purge have a preview."""
 
 from penstock.admin.text import count
 from penstock.cli.commands.lake import FromLakeOption, replay_from_lake
@@ -10,7 +10,7 @@ from penstock.cli.terminal.options import Call, operator, takes_options
 
 @takes_options
 def init(call: Call) -> None:
-    """Create Penstock's tables, or upgrade them. Safe to repeat."""
+    """Create or upgrade Penstock's tables. Safe to repeat."""
     with call.opened() as admin, output.waiting("creating the tables"):
         upgrade = admin.initialise()
         url = admin.store.url
@@ -25,7 +25,7 @@ def init(call: Call) -> None:
 
 @takes_options
 def reap(call: Call) -> None:
-    """Take back the events of expired leases. A running relay or worker does this by itself."""
+    """Return the events of expired leases to their queues. A running relay or worker does this automatically."""
     with call.opened() as admin, output.progress("reaping") as update:
         taken = admin.reap(progress=update)
     call.answer({"reaped": taken}, f"{count(taken, 'event')} reaped")
@@ -33,9 +33,9 @@ def reap(call: Call) -> None:
 
 @takes_options
 def replay(choice: Choice, consent: Consent, from_lake: FromLakeOption = None, *, call: Call) -> None:
-    """Make published and dead events pending again, to be delivered once more.
+    """Make published and dead events pending again, to deliver them once more.
 
-    What they went through stays in their timelines.
+    Their timelines keep the earlier history.
     """
     chosen = choice.require("replay")
     if from_lake is not None:
@@ -48,9 +48,9 @@ def replay(choice: Choice, consent: Consent, from_lake: FromLakeOption = None, *
 
 @takes_options
 def purge(choice: Choice, consent: Consent, call: Call) -> None:
-    """Delete published events for good; dead ones only with --state dead or --id.
+    """Delete published events permanently; dead events only with --state dead or --id.
 
-    Events that are pending or claimed are never purged. Off a terminal it needs --yes.
+    Pending and claimed events are never purged. Needs --yes if standard input is not a terminal.
     """
     chosen = choice.require("purge")
     consent.require("purge")

@@ -1,4 +1,4 @@
-"""`penstock relay`: carries events from a queue to a destination, on Spark."""
+"""`penstock relay`: delivers events from a queue to its destinations, on Spark."""
 
 import logging
 from dataclasses import asdict, dataclass
@@ -27,7 +27,7 @@ COUNTS = ("claimed", "published", "discarded", "retried", "dead", "released", "l
 
 @dataclass(frozen=True, slots=True)
 class RelaySettings:
-    """How a relay works: the options of the command that go into `RelayOptions`."""
+    """Options of the command that are passed to `RelayOptions`."""
 
     queue: Annotated[str, typer.Option(help="The queue to carry from.")] = DEFAULT_QUEUE
     once: Annotated[bool, typer.Option("--once", help="Carry what is pending now, then end.")] = False
@@ -68,10 +68,10 @@ def relay(
     settings: RelaySettings,
     call: Call,
 ) -> None:
-    """Carry events from a queue to its destinations, until Ctrl-C; with --once until nothing is pending.
+    """Deliver events to their destinations until interrupted; with --once, until all due events are handled.
 
-    Give one destination (--to), or routes by event type: --route, or a penstock.toml. With routes each destination has
-    a queue of its own, such as outbox@archive, with its own retries: one that fails never delays another.
+    Give one destination (--to) or routes by event type (--route, or a penstock.toml). With routes, each destination has
+    a separate queue, such as outbox@archive, with separate retries: a failing destination doesn't delay the others.
     """
     options = _options(call.url, settings, _where(to, route or [], config))
     _check(call, options)
@@ -83,14 +83,14 @@ def relay(
 
 
 def summary(report: "RelayReport") -> str:
-    """What a relay did, in one line, without what it had none of."""
+    """Return the relay's counts in one line, zero counts left out."""
     counts = {name: getattr(report, name) for name in COUNTS[1:]}
     parts = ", ".join(f"{number:,} {name}" for name, number in counts.items() if number)
     return f"{parts} in {report.seconds:.1f} s" if parts else "nothing was pending"
 
 
 def _where(to: str | None, route: list[str], config: str | None) -> dict[str, Any]:
-    """One destination, or routes: what was typed before what a file says."""
+    """Return the destination or the routes: from --to, --route or --config, else from penstock.toml."""
     if sum(map(bool, (to, route, config))) > 1:
         raise UsageError("give one of --to, --route and --config")
     if to is not None:
@@ -102,7 +102,7 @@ def _where(to: str | None, route: list[str], config: str | None) -> dict[str, An
 
 
 def _options(store: str, settings: RelaySettings, where: dict[str, Any]) -> "RelayOptions":
-    """Everything that can be wrong with what was typed is told here, before Spark starts."""
+    """Validate all options and return them, so that a mistake fails before Spark starts."""
     from penstock.pipeline import RelayOptions
 
     given = asdict(settings)
@@ -122,7 +122,7 @@ def _retry(max_attempts: int, retry_delay: float) -> RetryPolicy:
 
 
 def _check(call: Call, options: "RelayOptions") -> None:
-    """Starting Spark takes seconds: what would only fail after that is looked at before."""
+    """Check the store and PySpark before the start of Spark, which takes seconds."""
     with call.opened() as admin:
         admin.store.ready(options.queue)
     if find_spec("pyspark") is None:

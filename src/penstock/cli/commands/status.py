@@ -1,4 +1,4 @@
-"""`penstock status`: the store at a glance."""
+"""`penstock status`: counts, leases, relays, workers and findings of a store."""
 
 import sys
 import time
@@ -27,7 +27,7 @@ def status(
     *,
     call: Call,
 ) -> None:
-    """Show how many events are where, who carries them, and what needs attention."""
+    """Show counts of events by queue and state, running relays and workers, and problems with remedies."""
     with call.opened() as admin:
         if watch:
             _watch(admin, every, call.json)
@@ -38,7 +38,7 @@ def status(
 
 
 def _watch(admin: "Admin", every: float, as_json: bool) -> None:
-    """In place on a terminal; elsewhere one after the other, as JSON on one line each."""
+    """Refresh in place on a terminal; elsewhere print each status after the previous one, as JSON on one line each."""
     while as_json or not sys.stdout.isatty():
         if as_json:
             output.write_json(admin.status().as_json(), indent=None)
@@ -124,7 +124,7 @@ def _relay(relay: "RelayStatus") -> str:
 
 
 def _workers(host: str, announced: "list[RelayStatus]") -> str:
-    """A host may run many, and each announces itself for every queue: one line, with the longest silence."""
+    """Return one line for all workers of a host, each of which announces every queue; with the longest silence."""
     number = len({one.destination for one in announced})
     queues = ", ".join(sorted({one.queue for one in announced}))
     seen = max(one.seen_seconds_ago for one in announced)
@@ -132,7 +132,7 @@ def _workers(host: str, announced: "list[RelayStatus]") -> str:
 
 
 def _errors(status: "Status") -> "list[RenderableType]":
-    """The finding tells the commonest; the others are worth a line of their own."""
+    """Return the commonest errors after the first, which the findings contain."""
     shown = status.dead_errors[1:SHOWN_ERRORS]
     return [f"also dead of: {output.clean_line(first_line(one.error, ERROR_WIDTH))} ({one.count:,})" for one in shown]
 

@@ -1,4 +1,4 @@
-"""`penstock streams`: runs an application's streams, and looks at them and their state."""
+"""`penstock streams`: runs an application's streams, lists them and shows their state."""
 
 import json as codec
 import logging
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.streams.state_reader import Kept
 
 SUPERSEDED = 3
-"""The exit code of a driver whose stream another one has started."""
+"""Exit code of a driver that a newer driver of its stream has replaced."""
 SHOWN_KEYS = 5
 STATE_HELP = "Where the state is; else sqlite:///penstock-state."
 
@@ -58,10 +58,9 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Tell of troubles only.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Run an application's streams until Ctrl-C or SIGTERM; with --once until nothing is ready.
+    """Run an application's streams until SIGINT or SIGTERM; with --once, until no event is ready.
 
-    The application is found in the working folder or on Python's path. Its store and its state are its own unless
-    others are named.
+    The application is imported from the working folder or Python's path. --store and --state override its settings.
     """
     from penstock.streams.state.api import Superseded
 
@@ -93,7 +92,7 @@ def _load(name: str, store: str | None, state: str | None) -> "StreamSet":
 
 
 def _check(context: typer.Context, app: "StreamSet", names: list[str] | None, master: str | None) -> None:
-    """Starting Spark takes seconds: what would only fail after that is looked at before."""
+    """Check streams, state, store and PySpark before the start of Spark, which takes seconds."""
     from penstock.pipeline.streams.driver import choose, require_reachable
     from penstock.streams.state.registry import open_state
 
@@ -117,7 +116,7 @@ def _run(app: "StreamSet", **given: Any) -> "Mapping[str, Counts]":
 
 
 def _counts(counts: "Mapping[str, Counts]") -> Iterator[str]:
-    """What became of the events, a line for each stream."""
+    """Yield one line of counts for each stream."""
     for stream, one in counts.items():
         kinds = {"applied": one.applied, "retried": one.retried, "dead": one.dead}
         numbers = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items() if number or kind == "applied")
@@ -130,7 +129,7 @@ def list_streams(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List the streams that have run, and how often: each start of a driver is an epoch."""
+    """List the streams that have run. The epoch counts the starts of a stream's driver."""
     from penstock.streams.state_reader import look
 
     with closing(_open(state)) as store:
@@ -156,7 +155,7 @@ def show_state(
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show the state of a stream by key, or of one key, as it is committed: whether the stream runs or not."""
+    """Show a stream's committed state, by key or of one key. The stream may be running or stopped."""
     from penstock.streams.state_reader import find_stream
 
     if key is not None and prefix:
@@ -191,7 +190,7 @@ def _one(store: "StateStore", stream: "Started", key: str) -> "Kept":
 
 
 def _beginning(store: "StateStore", stream: "Started", prefix: str) -> "Iterator[Kept]":
-    """Keys come in order: once past the prefix, there are no more."""
+    """Yield the entries with keys that begin with the prefix. Keys are sorted, so the entries are contiguous."""
     from penstock.streams.state_reader import look
 
     reached = (kept for kept in look(store, stream) if kept.key >= prefix)
@@ -199,7 +198,7 @@ def _beginning(store: "StateStore", stream: "Started", prefix: str) -> "Iterator
 
 
 def _write(found: "Iterator[Kept]", as_json: bool) -> int:
-    """Show these; returns how many they are."""
+    """Print the entries and return their number."""
     if not as_json:
         rows = [{"key": one.key, "state": one.state, "expires": _short(one)} for one in found]
         if rows:

@@ -1,4 +1,4 @@
-"""`penstock worker`: runs a worker's handlers, in this process or in several."""
+"""`penstock worker`: runs a worker's handlers, in one process or several."""
 
 import sys
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from penstock.config.extras import needs_extra
 from penstock.model.errors import UsageError
 from penstock.telemetry import log
 
-# Without -P, `python -m` would look for every module, also for Penstock's own, in the working folder first.
+# With -P, `python -m` doesn't import modules, Penstock's included, from the working folder first.
 PROGRAM = (sys.executable, "-P", "-m", "penstock", "worker")
 
 WorkerArgument = Annotated[
@@ -52,9 +52,9 @@ def worker(
     store: StoreOption = None,
     supervisor: SupervisorOption = None,
 ) -> None:
-    """Run a worker's handlers until SIGTERM or Ctrl-C, then stop gracefully; a second one stops at once.
+    """Run a worker's handlers until SIGTERM or SIGINT, then stop gracefully; a second signal stops at once.
 
-    The worker is found in the working folder or on Python's path. Its store is its own unless --store names another.
+    The worker is imported from the working folder or Python's path. --store overrides its store.
     """
     from penstock.worker.processes.launch_spec import WORKER
 
@@ -93,7 +93,8 @@ def _run(
     if address is not None:
         from penstock.web.health import report, serve_health
 
-    connection = None if supervisor is None else Supervised(supervisor)  # before the user's code is imported
+    # Connect before importing the user's code: the supervisor must be able to end a process that hangs in an import.
+    connection = None if supervisor is None else Supervised(supervisor)
     worker = load_worker(name, store, graceful_timeout)
     with nullcontext() if address is None else serve_health(address, lambda: report(worker.runtime)):
         if connection is None:
@@ -103,13 +104,13 @@ def _run(
 
 
 def _command(name: str, options: Sequence[tuple[str, object]]) -> list[str]:
-    """Return the command of one of several processes."""
+    """Return the command line of one worker process."""
     given = [f"{option}={value}" for option, value in options if value is not None]
     return [*PROGRAM, name, *given]
 
 
 def _supervise(commands: Sequence[Sequence[str]], watched: str | None) -> int:
-    """Supervise the commands, with restarts when the code of the worker `watched` changes; return the exit code."""
+    """Supervise the processes and return the exit code. Restart them when the code of the worker `watched` changes."""
     from penstock.worker.processes.reloader import code_changes
     from penstock.worker.processes.supervisor import Supervisor
 

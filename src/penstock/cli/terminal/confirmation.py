@@ -1,4 +1,4 @@
-"""An operation on many events, as a person meets it: what it would touch, the question, the progress, the answer."""
+"""Bulk operations on events at the terminal: preview, confirmation, progress, result."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Consent:
-    """Whether an operation is only to be shown, and whether it needs no question."""
+    """The --dry-run and --yes options of an operation."""
 
     dry_run: DryRunOption = False
     yes: YesOption = False
 
     def require(self, verb: str) -> None:
-        """Refuse what deletes where nobody has agreed to it and nobody can be asked, before it looks at anything."""
+        """Refuse a deletion without --yes if standard input is not a terminal, before any query runs."""
         if not self.dry_run and not self.yes and not sys.stdin.isatty():
             raise UsageError(
                 f"{verb} deletes for good, and off a terminal it needs --yes; --dry-run shows what it would do"
@@ -32,21 +32,21 @@ class Consent:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What replay, purge, cancel and redrive have in common: the preview, the question, the progress, the answer."""
+    """Steps that replay, purge, cancel and redrive share: preview, confirmation, progress, result."""
 
     verb: str
     done: str
     call: Call
     consent: Consent
     unasked: int = 0
-    """So many events need no question."""
+    """Largest number of events that needs no confirmation."""
     insists: bool = False
-    """Where nobody can be asked, it is refused without --yes."""
+    """True if the operation requires --yes when standard input is not a terminal."""
 
     def carry_out(
         self, preview: "Preview", work: Callable[[output.Update], int], also: Mapping[str, Any] | None = None
     ) -> None:
-        """Show it, or ask if somebody is there to ask, and do it. `also` goes into the JSON of either."""
+        """Show the preview, or ask for confirmation on a terminal and run `work`. Both JSON results include `also`."""
         if self.consent.dry_run:
             self._show(preview, also or {})
             return
@@ -67,7 +67,7 @@ class Operation:
             )
 
     def _do(self, total: int, work: Callable[[output.Update], int]) -> int:
-        """In batches, each done or not: whoever leaves in between is told how far it came."""
+        """Run `work` with a progress bar; after Ctrl-C, report the number of events in finished batches."""
         so_far = 0
         try:
             with output.progress(f"{self.verb}: {total:,} events", total) as update:
@@ -93,6 +93,6 @@ class Operation:
 
 
 def _groups(preview: "Preview") -> list[str]:
-    """How many of which kind, a line each."""
+    """Return one line for each kind of event, with its count."""
     texts = [f"{one.count:>9,}  {one.state.lower():<9}  {one.event_type}, queue {one.queue}" for one in preview.groups]
     return output.first_kinds(texts)

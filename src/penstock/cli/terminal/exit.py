@@ -1,6 +1,6 @@
-"""How a failure is told: one line on standard error that says what to do, and an exit code.
+"""Error reports: one line on standard error with the remedy, and an exit code.
 
-0 is success, 1 a failure, 2 a mistake in what was typed, 130 Ctrl-C. `PENSTOCK_DEBUG=1` adds the stack trace.
+0 is success, 1 a failure, 2 a usage error, 130 Ctrl-C. `PENSTOCK_DEBUG=1` adds the stack trace.
 """
 
 import os
@@ -18,7 +18,7 @@ LINE_LIMIT = 600
 
 
 def report_failure(error: Exception) -> int:
-    """Report what went wrong on standard error; returns the exit code for it."""
+    """Print the error on standard error and return its exit code."""
     if os.environ.get(DEBUG_VARIABLE) == "1":
         traceback.print_exception(error)
     code, message = _judge(error)
@@ -44,7 +44,7 @@ def _judge(error: Exception) -> tuple[int, str]:
 def _unforeseen(error: Exception) -> str:
     from penstock.pipeline.spark.errors import is_sparks, root_cause
 
-    if is_sparks(error):  # the message has the stack trace of the JVM
+    if is_sparks(error):  # the message contains the JVM's stack trace
         return f"Spark failed: {root_cause(str(error))}"
     return f"unexpected {type(error).__name__}: {error}"
 

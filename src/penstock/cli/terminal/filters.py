@@ -1,4 +1,4 @@
-"""The options that say which events, declared once for all commands that take them."""
+"""Options that select events, declared once for all commands that take them."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,7 +31,7 @@ AllOption = Annotated[bool, typer.Option("--all", help="All of them.")]
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """What every command that chooses events can be told of them. Each field is an option."""
+    """Filters of every command that selects events. Each field is an option."""
 
     queue: Annotated[str | None, typer.Option(help="In this queue.")] = None
     event_type: TypeOption = None
@@ -42,7 +42,7 @@ class Filters:
     def select(
         self, *, ids: list[str] | None = None, states: list[State] | None = None, everything: bool = False
     ) -> Selection:
-        """The events that the options of a command name."""
+        """Return the selection that the command's options describe."""
         now = datetime.now(UTC)
         return Selection(
             ids=frozenset(map(event_id, ids)) if ids else None,
@@ -58,19 +58,19 @@ class Filters:
 
 @dataclass(frozen=True, slots=True)
 class Choice(Filters):
-    """What an operation on events is told of them: their ids and states too, or that all are meant."""
+    """Filters of a command that changes events: ids, states and --all as well."""
 
     ids: IdsOption = None
     state: StatesOption = None
     everything: AllOption = False
 
     def require(self, verb: str) -> Selection:
-        """The selection; refused if it says nothing."""
+        """Return the selection; raise a usage error if it is empty."""
         return require_some(self.select(ids=self.ids, states=self.state, everything=self.everything), verb)
 
 
 def require_some(chosen: Selection, verb: str, named: str = "--id, --state") -> Selection:
-    """Refuse a selection that says nothing, in the words of the command line."""
+    """Raise a usage error that lists the options if the selection is empty."""
     if chosen.empty:
         raise UsageError(f"{verb} needs to know which: {named}, --queue, --type, --since, --until, --error or --all")
     return chosen

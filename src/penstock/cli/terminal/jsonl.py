@@ -1,4 +1,4 @@
-"""Events as lines of JSON, as `penstock emit --from` reads them. A bad line is named by its number."""
+"""Parser of JSON lines for `penstock emit --from`. Errors name the line number."""
 
 import base64
 import binascii
@@ -16,7 +16,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 def read_events(lines: Iterable[bytes]) -> Iterator[tuple[int, Event]]:
-    """Each line's number, from 1, and its event. Empty lines are passed over."""
+    """Yield each line's number (from 1) and event. Skip empty lines."""
     for number, line in enumerate(lines, 1):
         text = line.removeprefix(BYTE_ORDER_MARK) if number == 1 else line
         if text.strip():
@@ -67,7 +67,7 @@ def _merge(given: dict[str, Any], alias: str, name: str) -> None:
 
 
 def _body(fields: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[bytes, dict[str, str]]:
-    """A string is text, any other JSON is JSON, and base64 is bytes."""
+    """Return the payload's bytes and the headers: strings as text, other values as JSON, `payload_base64` decoded."""
     if "payload_base64" not in fields:
         return encode_payload(fields.get("payload", b""), headers)
     if "payload" in fields:
@@ -79,7 +79,7 @@ def _body(fields: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[bytes,
 
 
 def _must_be(what: str, *kinds: type) -> Callable[[str, Any], Any]:
-    """A reader of values of these types; True and False are no numbers."""
+    """Return a reader that accepts values of these types. Booleans are not accepted as numbers."""
 
     def read(name: str, value: Any) -> Any:
         if not isinstance(value, kinds) or isinstance(value, bool):

@@ -1,5 +1,7 @@
-"""The options that commands share, and what becomes of them: a store that is open, an id. `filters` has those that
-choose events."""
+"""Options that commands share, and the values made from them: an open store, an event id.
+
+Options that select events are in `filters`.
+"""
 
 import getpass
 import inspect
@@ -31,9 +33,9 @@ LimitOption = Annotated[int, typer.Option(min=1, max=10_000, help="How many, at 
 
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command with parameters that are dataclasses, whose fields are options of the command.
+    """Expand dataclass parameters of a command into one option for each field.
 
-    Typer reads a command's options off its signature, so in the signature the fields stand where the parameter does.
+    Typer reads the options from the command's signature, so the new signature has the fields in place of the parameter.
     """
     parameters = inspect.signature(command).parameters.values()
     groups: dict[str, Any] = {one.name: one.annotation for one in parameters if is_dataclass(one.annotation)}
@@ -55,7 +57,7 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """How a command was called: on which store, and whether it answers in JSON."""
+    """The options of a call that every command has: store and JSON output."""
 
     context: typer.Context
     store: StoreOption = None
@@ -67,7 +69,7 @@ class Call:
 
     @contextmanager
     def opened(self) -> "Iterator[Admin]":
-        """The admin service on the store that the command, the global option or the environment names."""
+        """Open the admin service on the store given by the command, the global option, or the environment."""
         from penstock.admin.service import Admin
         from penstock.store.registry import open_store
 
@@ -75,7 +77,7 @@ class Call:
             chosen = open_store(self.url)
         except PenstockError:
             raise
-        except Exception as error:  # whatever a URL parser stumbles over, and with words that hold the password
+        except Exception as error:  # any exception of a URL parser; its text may contain the password
             raise UsageError(f"{mask_url(self.url)!r} can't be understood as the URL of a store") from error
         try:
             yield Admin(chosen)
@@ -83,7 +85,7 @@ class Call:
             chosen.close()
 
     def answer(self, document: Any, text: str) -> None:
-        """Print the result, as JSON or as text."""
+        """Print the result as JSON or as text."""
         if self.json:
             output.write_json(document)
         else:
@@ -95,7 +97,7 @@ def chosen_store(context: typer.Context, store: str | None) -> str:
 
 
 def group_of_commands(name: str, help_text: str) -> typer.Typer:
-    """A command that has commands of its own, and alone prints its help."""
+    """Return a command group that prints its help when called without a subcommand."""
 
     def show_help(context: typer.Context) -> None:
         if context.invoked_subcommand is None:
@@ -108,10 +110,10 @@ def group_of_commands(name: str, help_text: str) -> typer.Typer:
 
 
 def operator() -> str:
-    """Who goes into the audit trail."""
+    """Return the user name for the audit trail."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container may run under a number without a name
+    except (KeyError, OSError):  # a container's user id may have no name
         return "operator"
 
 

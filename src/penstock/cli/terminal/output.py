@@ -1,6 +1,6 @@
-"""What a command shows: results on standard output, everything else on standard error, progress only to people.
+"""Output of commands: results on standard output, everything else on standard error, progress only on a terminal.
 
-Text from events may hold anything: control characters are made visible, so that none reaches a terminal as a command.
+Event text can contain anything: control characters are escaped, so that no terminal interprets them.
 """
 
 import json
@@ -26,20 +26,20 @@ SHOWN_KINDS = 20
 
 Update = Callable[[int], None]
 
-# Control characters but the line feed and the tab, and those that turn the direction of writing.
+# Control characters except line feed and tab, and bidirectional formatting characters.
 _HIGH = r"\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069"
 _CONTROL = re.compile(rf"[\x00-\x08\x0b-\x1f{_HIGH}]")
-# Those that JSON leaves as they are.
+# The control characters that json.dumps doesn't escape.
 _HIGH_CONTROL = re.compile(f"[{_HIGH}]")
 
 
 def clean(text: str) -> str:
-    """Text that is safe to show, line feeds and tabs left alone."""
+    """Escape control characters other than line feed and tab."""
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def clean_line(text: str) -> str:
-    """Text that is safe to show, on one line."""
+    """Escape all control characters, line feeds and tabs included, so that the text stays on one line."""
     return clean(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
@@ -49,14 +49,14 @@ def as_json(value: Any, *, indent: int | None = 2) -> str:
 
 
 def write(text: str) -> None:
-    """A line of the result."""
+    """Write a line of the result."""
     with _readers_may_leave():
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
 
 
 def write_bytes(data: bytes) -> None:
-    """Bytes as they are, for whatever reads them; not for a terminal."""
+    """Write raw bytes of the result, for a pipe or file; not for a terminal."""
     with _readers_may_leave():
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
@@ -68,7 +68,7 @@ def write_json(value: Any, *, indent: int | None = 2) -> None:
 
 
 def write_json_array(items: Iterable[Any]) -> None:
-    """An array, written as its items come."""
+    """Write a JSON array, one item at a time as the iterable yields it."""
     with _readers_may_leave():
         sys.stdout.write("[")
         for number, item in enumerate(items):
@@ -79,12 +79,12 @@ def write_json_array(items: Iterable[Any]) -> None:
 
 
 def note(text: str) -> None:
-    """A remark that is no part of the result."""
+    """Print a message on standard error, apart from the result."""
     print(clean(text), file=sys.stderr, flush=True)
 
 
 def require_yes(question: str) -> None:
-    """Ask on standard error, and only there: standard output is for the result. Without a yes the command ends."""
+    """Ask on standard error, because standard output is for the result. Any answer but yes ends the command."""
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         note("nothing was done")
@@ -92,7 +92,7 @@ def require_yes(question: str) -> None:
 
 
 def first_kinds(texts: Sequence[str]) -> list[str]:
-    """As many texts as are worth reading, each safe to show, and how many more there are."""
+    """Return the first texts as escaped lines, then the number of omitted texts."""
     shown = [f"  {clean_line(text)}" for text in texts[:SHOWN_KINDS]]
     left = len(texts) - len(shown)
     return [*shown, f"  and {count(left, 'more kind')}"] if left else shown
@@ -105,7 +105,7 @@ def table(
     right: Collection[str] = (),
     whole: Collection[str] = (),
 ) -> "RenderableType":
-    """A table of these columns: those in `right` hold numbers, those in `whole` what makes no sense in parts."""
+    """Return a table. Columns in `right` are right-aligned; columns in `whole` are cut instead of folded."""
     from rich import box
     from rich.table import Table
 
@@ -120,7 +120,7 @@ def table(
 
 
 def grid(rows: Iterable[Iterable["str | Text"]]) -> "RenderableType":
-    """Names and what belongs to them."""
+    """Return a grid without borders or a header, such as field names and values."""
     from rich.table import Table
 
     made = Table.grid(padding=(0, 2))
@@ -134,7 +134,7 @@ def _cell(value: "str | Text") -> "str | Text":
 
 
 def show(*parts: "RenderableType") -> None:
-    """Tables and the like, on standard output. Where nobody looks, no line is padded to the width of its table."""
+    """Print tables on standard output; remove trailing padding if standard output is not a terminal."""
     shown = console()
     if sys.stdout.isatty():
         shown.print(*parts, sep="\n")
@@ -145,7 +145,7 @@ def show(*parts: "RenderableType") -> None:
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """A console on which text is only text. Where nobody looks, lines are not cut to a window's width."""
+    """Return a console without markup. If its stream is not a terminal, lines are 200 characters wide."""
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
@@ -155,7 +155,7 @@ def console(*, stderr: bool = False) -> "Console":
 
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Update]:
-    """A bar on standard error, if that is a terminal; call what it gives with the amount done so far."""
+    """Show a progress bar if standard error is a terminal; call the yielded function with the total done so far."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -174,7 +174,7 @@ def progress(what: str, total: int | None = None) -> Iterator[Update]:
 
 @contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
-    """A line that moves on standard error, if that is a terminal; call what it gives with what to say next."""
+    """Show a spinner if standard error is a terminal; call the yielded function with a new status text."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return
@@ -184,11 +184,11 @@ def waiting(what: str) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def _readers_may_leave() -> Iterator[None]:
-    """`| head` closes our standard output: no failure, and nothing to tell anyone."""
+    """Exit quietly if the reader of standard output closes the pipe, as `| head` does."""
     try:
         yield
     except BrokenPipeError:
-        # Python would still flush what is left when it ends, and complain.
+        # Python flushes standard output at exit, and would print another BrokenPipeError.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(BROKEN_PIPE) from None
 

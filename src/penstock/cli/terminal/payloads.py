@@ -1,4 +1,4 @@
-"""A payload for a person to read: JSON set out, text as it is, anything else in hexadecimal; and not too much of it."""
+"""Readable payloads: indented JSON, plain text, or a hex dump, cut to a readable length."""
 
 import json
 from contextlib import suppress
@@ -13,7 +13,7 @@ ROW = 16
 
 
 def described(payload: bytes, *, whole: bool = False) -> str:
-    """What it is, then the payload, safe to show; cut, with a note that says so, unless all of it is wanted."""
+    """Return the payload's kind and size, then its escaped text; cut with a note unless `whole` is set."""
     if not payload:
         return "no payload"
     size = count(len(payload), "byte")
@@ -28,7 +28,7 @@ def described(payload: bytes, *, whole: bool = False) -> str:
 
 
 def hexdump(data: bytes) -> str:
-    """Rows of 16 bytes: the place, the bytes, and what of them is plain ASCII."""
+    """Return rows of 16 bytes: offset, hexadecimal bytes, printable ASCII."""
     return "\n".join(_row(place, data[place : place + ROW]) for place in range(0, len(data), ROW))
 
 
@@ -38,14 +38,14 @@ def _row(place: int, row: bytes) -> str:
 
 
 def _text(payload: bytes) -> str | None:
-    """UTF-8 without NULs; what has NULs is a binary format that happens to be UTF-8."""
+    """Return the payload as UTF-8 text; None for other bytes, and for payloads with NULs, which are binary formats."""
     with suppress(UnicodeDecodeError):
         return None if b"\x00" in payload else payload.decode()
     return None
 
 
 def set_out(text: str) -> str | None:
-    """JSON, laid out for reading; None if the text is none."""
+    """Return indented JSON; None if the text is not JSON."""
     with suppress(ValueError, RecursionError):
         return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
     return None

@@ -1,4 +1,4 @@
-"""Times and lengths of time as people type them. Pure: the caller says what time it is."""
+"""Parsers of times and durations as users type them. Pure: the caller passes the current time."""
 
 import re
 from datetime import datetime, timedelta
@@ -11,7 +11,7 @@ _LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
 
 
 def seconds(text: str) -> float:
-    """A length of time: a number of seconds, or one with a unit, such as 10m, 2h, 3d."""
+    """Return the seconds of a duration: a number of seconds, or a number with a unit, such as 10m, 2h, 3d."""
     found = _LENGTH.fullmatch(text.strip().lower())
     if found is None or found[2] not in _SECONDS:
         raise UsageError(f"{text!r} is no length of time; one is a number of seconds, or such as 10m, 2h or 3d")
@@ -22,14 +22,14 @@ def seconds(text: str) -> float:
 
 
 def instant(text: str, now: datetime) -> datetime:
-    """A time in ISO form, in this machine's time zone if it names none; or an age: 10m is ten minutes ago."""
+    """Return an ISO time (local time zone by default), or the time an age ago: 10m is ten minutes before `now`."""
     if _LENGTH.fullmatch(text.strip().lower()) and not text.strip().isdecimal():
         return now - timedelta(seconds=seconds(text))
     return iso(text)
 
 
 def iso(text: str) -> datetime:
-    """A time in ISO form, in this machine's time zone if it names none."""
+    """Return an ISO time, in the local time zone by default."""
     try:
         return datetime.fromisoformat(text.strip()).astimezone()
     except (ValueError, OverflowError) as error:
