@@ -214,7 +214,7 @@ class Mutant:
 
 
 def mutator_of(module: str, chosen: int | None = None) -> Mutator:
-    return Mutator(chosen, sql=module.endswith("_statements"))
+    return Mutator(chosen, sql=module.endswith(".statements"))
 
 
 def source_of(module: str) -> Path:
