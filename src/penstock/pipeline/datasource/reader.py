@@ -35,11 +35,16 @@ from penstock.pipeline.datasource import filters as pushdown
 from penstock.pipeline.datasource import writer as sink
 from penstock.pipeline.datasource.columns import COLUMNS, arrow_schema
 from penstock.pipeline.spark.session import FILTER_PUSHDOWN
+from penstock.runtime.starvation import any_starving
 from penstock.runtime.store_cache import close_stores, store_of
+from penstock.store.api import Store
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from penstock.pipeline.datasource.sender import RelayTaskSpec
 
 
 # What Spark passes on to a sink with its options.
@@ -57,6 +62,34 @@ def register_events(spark: "SparkSession") -> None:
     # Spark refuses a source that answers filters in a session that doesn't push them.
     spark.conf.set(FILTER_PUSHDOWN, "true")
     spark.dataSource.register(PenstockDataSource)
+
+
+def claims(
+    spark: "SparkSession", spec: "RelayTaskSpec", parallelism: int, *, every: str, patient: bool
+) -> "DataStreamWriter":
+    """Return a query, yet to be started, whose micro-batches are claims of a relay."""
+    register_events(spark)
+    source = spark.readStream.format("penstock").options(
+        store=spec.store,
+        queue=spec.queue,
+        limit=spec.batch,
+        partitions=parallelism,
+        lease_seconds=spec.lease_seconds,
+        max_attempts=spec.dispatch.retry.max_attempts,
+        patient=patient,
+    )
+    return source.load().writeStream.trigger(processingTime=every)
+
+
+def drained(store: Store, spec: "RelayTaskSpec") -> bool:
+    """True if a draining relay has no ready event from before its end. Only valid while no batch runs."""
+    if spec.until is None:
+        return False
+    try:
+        store.scan_everything()
+        return not store.ready(spec.queue) or not any_starving(store, spec.queue, spec.until)
+    except (StoreUnavailable, StoreConflict):
+        return False
 
 
 @dataclass(frozen=True, slots=True)

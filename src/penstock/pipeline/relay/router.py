@@ -8,7 +8,7 @@ from penstock.config.routes import queue_of
 from penstock.model.lease import Claim
 from penstock.model.outcome import Dead, Outcome
 from penstock.pipeline.counts import SliceCounts
-from penstock.pipeline.relay.spec import RelayTaskSpec
+from penstock.pipeline.datasource.sender import RelayTaskSpec
 from penstock.pipeline.relay.task import TaskResources, run_slice
 from penstock.pipeline.spark.slices import Slice
 from penstock.runtime.retrying import insist

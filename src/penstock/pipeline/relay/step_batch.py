@@ -20,8 +20,8 @@ from penstock.model.lifecycle import OrderPolicy
 from penstock.model.outcome import RELEASED, Dropped, Outcome, Released, Retry
 from penstock.pipeline.counts import STEP_FAILED, SliceCounts
 from penstock.pipeline.datasource.publish import frames_of, send_frames
+from penstock.pipeline.datasource.sender import RelayTaskSpec
 from penstock.pipeline.datasource.settle import grouped_by_lease
-from penstock.pipeline.relay.spec import RelayTaskSpec
 from penstock.pipeline.spark.errors import gone, is_sparks, root_cause
 from penstock.pipeline.spark.stop_channel import StopAddress
 from penstock.publish.errors import error_text, presentable

@@ -12,13 +12,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeVar
 
 from penstock.model.errors import NotInitialised, StoreConflict, StoreError, StoreUnavailable
 from penstock.model.lease import Claim
 from penstock.pipeline.counts import SliceCounts
-from penstock.pipeline.datasource.sender import Sender
-from penstock.pipeline.relay.spec import RelayTaskSpec
+from penstock.pipeline.datasource.sender import RelayTaskSpec, Sender
 from penstock.pipeline.spark.slices import Slice
 from penstock.runtime.lease_keeper import LeaseKeeper
 from penstock.runtime.retrying import insist
@@ -36,8 +34,6 @@ MAX_OPEN = 16
 # Python's collector looks after every 700 new objects whether some refer to each other in circles. A claim makes
 # thousands that don't, and the looking was a third of a worker's time.
 COLLECT_AFTER = 50_000
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,14 @@ def state_of(query: "StreamingQuery") -> tuple[bool, Exception | None]:
         raise gone(error) from None
 
 
+def is_waiting(query: "StreamingQuery") -> bool:
+    """True if the query waits for new rows: a batch that it had to repeat is done."""
+    try:
+        return bool(query.status["message"].startswith("Waiting"))
+    except Exception as error:
+        raise gone(error) from None
+
+
 def java_is_gone(error: BaseException) -> bool:
     """Whether it is the connection to Java that failed: by itself, or as one that is closed by now. Errors of the disk
     are not of it."""
