@@ -16,6 +16,7 @@ from penstock.model.event import Delivery
 from penstock.model.lifecycle import OrderPolicy
 from penstock.model.outcome import RELEASED, Outcome, Released, Retry
 from penstock.model.retry import RetryPolicy
+from penstock.pipeline.datasource.settle import ClaimedEvent
 from penstock.publish.api import Publisher
 from penstock.publish.dispatch import dispatch
 from penstock.publish.registry import open_publisher
@@ -120,7 +121,9 @@ class Sender:
         return sent
 
 
-def blocked_keys(events: Sequence[Delivery], outcomes: Mapping[int, Outcome], policy: OrderPolicy) -> set[str]:
+def blocked_keys(
+    events: Sequence[Delivery | ClaimedEvent], outcomes: Mapping[int, Outcome], policy: OrderPolicy
+) -> set[str]:
     """Return the ordering keys whose later events must wait: after a release, and under BLOCK after a failure."""
     kinds = Released if policy is OrderPolicy.SKIP else Retry | Released
     return {

@@ -5,25 +5,25 @@ belong to which lease: after a crash `penstock.pipeline.lake.recovery` asks the 
 complete, and takes away what others will write again.
 """
 
-import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
-from penstock.model.errors import NotInitialised, StoreConflict, StoreError, StoreUnavailable
+from penstock.model.errors import NotInitialised, StoreError
 from penstock.model.lease import DEFAULT_LEASE_SECONDS, Lease, LeaseId, Settlement, Token
 from penstock.model.lifecycle import overdelivered, weight
 from penstock.model.outcome import PUBLISHED, Dead, Outcome
-from penstock.pipeline.counts import SliceCounts
+from penstock.pipeline.counts import SliceCounts, settle_and_count
 from penstock.pipeline.datasource.reader import claims, drained
 from penstock.pipeline.datasource.sender import RelayTaskSpec
+from penstock.pipeline.datasource.settle import ClaimedEvent, claim_rows
 from penstock.pipeline.lake.files import HIDDEN, LakeFolder, LakeNote, StagedFile
 from penstock.pipeline.lake.layout import Lake
 from penstock.pipeline.lake.recovery import Sweep, cause_of
@@ -37,7 +37,7 @@ from penstock.store.registry import open_store
 from penstock.telemetry import log
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 # Nobody beats for a lease while Spark is still claiming under it and others.
 LEASE_SECONDS = 300.0
@@ -87,15 +87,12 @@ class ClaimedRows:
     """The events of a batch that one lease holds."""
 
     lease: Lease
-    rows: "list[Row]"
+    rows: Sequence[ClaimedEvent]
 
     def full(self, limit: int) -> bool:
         """Whether more might have come if more could: suspects come in small company."""
         weights = [weight(row.suspect, limit) for row in self.rows]
         return sum(weights) + max(weights) > limit
-
-    def outcomes(self, outcome: Callable[["Row"], Outcome]) -> dict[int, Outcome]:
-        return {row.seq: outcome(row) for row in self.rows}
 
 
 class LakeRelay:
@@ -139,7 +136,7 @@ class LakeRelay:
         # Kept: reading it again would claim anew, and a task that failed to write claims nothing twice.
         events.persist()
         try:
-            claims = _claims(events, self._spec.queue, self._spec.lease_seconds)
+            claims = _by_lease(claim_rows(events), self._spec.queue, self._spec.lease_seconds)
             counts.claimed = sum(len(claim.rows) for claim in claims)
             with ExitStack() as beating:
                 for claim in claims:
@@ -155,7 +152,7 @@ class LakeRelay:
 
     def _any_left(self, claims: list[ClaimedRows], full: bool, until: datetime) -> bool:
         end = (until - datetime.fromtimestamp(0, UTC)).total_seconds() * 1e6
-        if any(row.created <= end for claim in claims for row in claim.rows):
+        if any(row.created_micros <= end for claim in claims for row in claim.rows):
             return True
         return full and any_starving(self._store, self._spec.queue, until)
 
@@ -198,70 +195,43 @@ class LakeRelay:
             settlement = self._fail(claim, cause_of(error), counts)
             self.sweep.tidy(lambda: self.sweep.forget(note, settlement))
             return
-        settlement = self._settle(claim, claim.outcomes(self._outcome), counts)
+        settlement = self._settle(claim, {row.seq: self._outcome(row) for row in claim.rows}, counts)
         if settlement is not None:
             self.sweep.tidy(lambda: self.sweep.forget(note, settlement))
 
-    def _outcome(self, row: "Row") -> Outcome:
+    def _outcome(self, row: ClaimedEvent) -> Outcome:
         """Of an event that is in the lake; or of one that was handed out too often, and is not."""
         if overdelivered(row.deliveries, self._spec.dispatch.max_deliveries):
             return Dead(f"delivered more than {self._spec.dispatch.max_deliveries} times without an outcome")
         return PUBLISHED
 
     def _fail(self, claim: ClaimedRows, cause: str, counts: SliceCounts) -> Settlement | None:
-        now = time.time()
-
-        def outcome(row: "Row") -> Outcome:
-            return self._spec.dispatch.retry.decide(
-                f"the lake can't be written: {cause}",
-                attempts=row.attempts,
-                age_seconds=now - row.created / 1e6,
-                roll=random.random(),
-                event_max_attempts=row.max_attempts,
-            )
-
-        return self._settle(claim, claim.outcomes(outcome), counts)
+        error, policy = f"the lake can't be written: {cause}", self._spec.dispatch.retry
+        return self._settle(claim, {row.seq: row.failed(error, policy) for row in claim.rows}, counts)
 
     def _settle(self, claim: ClaimedRows, outcomes: Mapping[int, Outcome], counts: SliceCounts) -> Settlement | None:
         """Settle, through an outage if need be.
 
         If the outage lasts too long, or the store refuses, the note stays and the next sweep asks again.
         """
-        began, pause = time.monotonic(), 0.05
-        while True:
-            try:
-                settlement = self._store.settle(claim.lease, outcomes)
-            except (StoreUnavailable, StoreConflict) as error:
-                counts.note_error(error)
-                if time.monotonic() - began > self._spec.lease_seconds or self._ending.wait(pause):
-                    return None
-                pause = min(pause * 2, 1.0)
-                continue
-            except NotInitialised:
-                raise
-            except StoreError as error:  # other batches go on
-                counts.note_error(error)
-                return None
-            counts.count(settlement)
-            counts.explain(settlement, outcomes)
-            if settlement.lost:
-                log.warn(
-                    "a lease ran out before its events were settled; they come again. Is --lease-seconds too short?",
-                    events=len(settlement.lost),
-                )
-            return settlement
+        try:
+            settlement = settle_and_count(self._store, claim.lease, outcomes, counts, self._ending.is_set)
+        except NotInitialised:
+            raise
+        except StoreError as error:  # other batches go on
+            counts.note_error(error)
+            return None
+        if settlement is not None and settlement.lost:
+            log.warn(
+                "a lease ran out before its events were settled; they come again. Is --lease-seconds too short?",
+                events=len(settlement.lost),
+            )
+        return settlement
 
 
-def _claims(events: "DataFrame", queue: str, lease_seconds: float) -> list[ClaimedRows]:
-    """Claim, and see what was: by lease, without payloads."""
-    from pyspark.sql import functions as on
-
-    seen = events.select(
-        *("seq", "event_id", "lease", "token", "attempts", "deliveries", "max_attempts", "suspect"),
-        on.unix_micros("created_at").alias("created"),
-    )
-    rows: dict[tuple[str, str], list[Any]] = {}
-    for row in seen.collect():
+def _by_lease(events: Sequence[ClaimedEvent], queue: str, lease_seconds: float) -> list[ClaimedRows]:
+    rows: dict[tuple[str, str], list[ClaimedEvent]] = {}
+    for row in events:
         rows.setdefault((row.lease, row.token), []).append(row)
     return [
         ClaimedRows(Lease(LeaseId(UUID(lease)), Token(UUID(token)), queue, lease_seconds), own)

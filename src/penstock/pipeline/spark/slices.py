@@ -112,7 +112,6 @@ class Slice:
     def over(self) -> bool:
         return not self.pause(0)
 
-    @property
     def stopped(self) -> bool:
         """Whether all is to stop, slice over or not."""
         return hung_up(self._channel)
