@@ -168,15 +168,6 @@ class PenstockDataSource(DataSource):
         return sink.stream_writer(target)
 
 
-class ClaimPartition(InputPartition):
-    """Partition `index` of micro-batch `batch`."""
-
-    def __init__(self, batch: int, index: int) -> None:
-        super().__init__((batch, index))
-        self.batch = batch
-        self.index = index
-
-
 class ClaimReader(DataSourceStreamReader):
     """Claims events, on the executors."""
 
@@ -201,20 +192,21 @@ class ClaimReader(DataSourceStreamReader):
                 return False  # the next probe may get through
             raise
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[ClaimPartition]:
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        """The partitions of a batch: its number, and theirs."""
         if start == end:
             return []
-        return [ClaimPartition(end["b"], index) for index in range(end["n"])]
+        return [InputPartition((end["b"], index)) for index in range(end["n"])]
 
     def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
-        assert isinstance(partition, ClaimPartition)
+        batch, index = partition.value
         query, claimant = _task()
         claim = store_of(self._options.store).claim(
             self._queue,
             limit=self._options.limit,
             claimant=claimant,
             lease_seconds=self._options.lease_seconds,
-            lease_id=lease_of(query, partition.batch, partition.index),
+            lease_id=lease_of(query, batch, index),
             max_attempts=self._options.max_attempts,
         )
         lease, token = str(claim.lease.lease_id), str(claim.lease.token)
@@ -229,16 +221,15 @@ class ClaimReader(DataSourceStreamReader):
             os._exit(0)
 
 
+@dataclass(frozen=True)
 class SeqBlocks(InputPartition):
     """Every `count`-th block of `size` numbers, up and down without an end; block `index` from `origin` on is one of
     them. Spark runs a plan again with the partitions that it had the first time, so they must not have bounds."""
 
-    def __init__(self, index: int, count: int, size: int, origin: int) -> None:
-        super().__init__((index, count, size, origin))
-        self.index = index
-        self.count = count
-        self.size = size
-        self.origin = origin
+    index: int
+    count: int
+    size: int
+    origin: int
 
     def __contains__(self, seq: int) -> bool:
         return self._ahead(seq) == 0
