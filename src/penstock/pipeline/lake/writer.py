@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -151,8 +151,7 @@ class LakeRelay:
         return counts, full
 
     def _any_left(self, claims: list[ClaimedRows], full: bool, until: datetime) -> bool:
-        end = (until - datetime.fromtimestamp(0, UTC)).total_seconds() * 1e6
-        if any(row.created_micros <= end for claim in claims for row in claim.rows):
+        if any(row.created_micros <= until.timestamp() * 1e6 for claim in claims for row in claim.rows):
             return True
         return full and any_starving(self._store, self._spec.queue, until)
 
