@@ -28,9 +28,9 @@ def innermost_cause(error: BaseException) -> str:
     return str(causes[-1]) if causes else root_cause(str(error))
 
 
-def readable(error: BaseException, what: str) -> BaseException:
+def readable(error: BaseException) -> BaseException:
     """Errors of Java and Spark as one line; the caller's own stay what they are."""
-    return PipelineError(f"{what} failed for good: {root_cause(str(error))}") if is_sparks(error) else error
+    return PipelineError(f"a slice failed for good: {root_cause(str(error))}") if is_sparks(error) else error
 
 
 def state_of(query: "StreamingQuery") -> tuple[bool, Exception | None]:

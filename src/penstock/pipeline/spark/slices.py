@@ -64,9 +64,6 @@ class Patience:
         return float(min(self.first_seconds * 2.0 ** min(failures - 1, 30), self.cap_seconds))
 
 
-OnFailure = Callable[[str, float], None]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryOptions:
     """How a query runs, whatever its micro-batches do."""
@@ -78,7 +75,7 @@ class QueryOptions:
     grace_seconds: float = 30.0
     """For how long a stop waits for the running micro-batch."""
     patience: Patience = Patience()
-    on_failure: OnFailure | None = None
+    on_failure: Callable[[str, float], None] | None = None
     """Called with the cause of a failure that is borne, and the seconds of pause that follow."""
     repeats: bool = False
     """True if a failed micro-batch runs again, and its rows are read again; else the next one follows it."""
@@ -206,7 +203,7 @@ class _SliceRunner:
         try:
             return writer.start()
         except Exception as error:
-            raise readable(error, "a slice") from None
+            raise readable(error) from None
 
     def run(self, batch: "DataFrame", number: int) -> None:
         """One micro-batch. Errors are kept and not raised: Spark would only wrap them in a stack of its own."""
@@ -269,7 +266,7 @@ class _SliceRunner:
         self._stop.wait(seconds)
 
     def _give_up(self, error: BaseException) -> None:
-        self.failure = self.failure or readable(error, "a slice")
+        self.failure = self.failure or readable(error)
         self._stop.set()
 
     def end(self, query: "StreamingQuery") -> None:
