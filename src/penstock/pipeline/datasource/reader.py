@@ -64,7 +64,7 @@ def register_events(spark: "SparkSession") -> None:
     spark.dataSource.register(PenstockDataSource)
 
 
-def claims(
+def claim_query(
     spark: "SparkSession", spec: "RelayTaskSpec", parallelism: int, *, every: str, patient: bool
 ) -> "DataStreamWriter":
     """Return a query, yet to be started, whose micro-batches are claims of a relay."""

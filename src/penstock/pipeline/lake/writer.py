@@ -21,7 +21,7 @@ from penstock.model.lease import DEFAULT_LEASE_SECONDS, Lease, LeaseId, Settleme
 from penstock.model.lifecycle import overdelivered, weight
 from penstock.model.outcome import PUBLISHED, Dead, Outcome
 from penstock.pipeline.counts import SliceCounts, settle_and_count
-from penstock.pipeline.datasource.reader import claims, drained
+from penstock.pipeline.datasource.reader import claim_query, drained
 from penstock.pipeline.datasource.sender import RelayTaskSpec
 from penstock.pipeline.datasource.settle import ClaimedEvent, claim_rows
 from penstock.pipeline.lake.files import HIDDEN, LakeFolder, LakeNote, StagedFile
@@ -66,7 +66,7 @@ def run_lake(
         relay = stack.enter_context(closing(LakeRelay(spec, lake, store, LakeFolder(spark, lake.path), query.stop)))
         relay.sweep.now()
         run_batches(
-            claims(spark, spec, parallelism, every=PROBE_INTERVAL, patient=False),
+            claim_query(spark, spec, parallelism, every=PROBE_INTERVAL, patient=False),
             BatchHandler(relay.handle, partial(drained, store, spec)),
             channel=channel,
             on_batch=on_batch,

@@ -13,7 +13,7 @@ from penstock.model.errors import PenstockError, UsageError
 from penstock.model.lease import Lease, LeaseId
 from penstock.model.outcome import Dropped
 from penstock.pipeline.counts import SliceCounts
-from penstock.pipeline.datasource.reader import claims, drained, lease_of
+from penstock.pipeline.datasource.reader import claim_query, drained, lease_of
 from penstock.pipeline.datasource.sender import RelayTaskSpec
 from penstock.pipeline.relay.step_batch import StepBatch, StepWork
 from penstock.pipeline.spark.slices import BatchHandler, QueryOptions, run_batches
@@ -55,7 +55,7 @@ def run_steps(
         stack.callback(lease_keeper.stop)
         batches = _Batches(StepWork(spec, step, dropped, store, lease_keeper, query.stop, channel.address), parallelism)
         run_batches(
-            claims(spark, spec, parallelism, every=TRIGGER, patient=True),
+            claim_query(spark, spec, parallelism, every=TRIGGER, patient=True),
             BatchHandler(batches.handle, partial(drained, store, spec), batches.interrupt),
             channel=channel,
             on_batch=on_batch,
