@@ -5,6 +5,7 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,13 +14,16 @@ import pyarrow.dataset as arrow
 import pytest
 from relay_threads import running
 
-from penstock.model.errors import UsageError
+from penstock.model.errors import PipelineError, StoreUnavailable, UsageError
 from penstock.model.event import Event
 from penstock.model.lifecycle import State
 from penstock.model.records import Record
 from penstock.model.retry import RetryPolicy
 from penstock.model.selection import Selection
 from penstock.outbox import Outbox, connect
+from penstock.pipeline.datasource import settle
+from penstock.pipeline.datasource.settle import ClaimedEvent
+from penstock.pipeline.lake import writer
 from penstock.pipeline.lake.layout import Lake, folder_name, read
 from penstock.pipeline.relay.driver import run_relay
 from penstock.pipeline.relay.spec import RelayOptions
@@ -28,7 +32,7 @@ from penstock.store.registry import open_store
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 WAIT_SECONDS = 180.0
 Options = Callable[..., RelayOptions]
@@ -155,6 +159,35 @@ def test_events_that_the_store_refuses_to_settle_do_not_end_the_relay(
     report = run_relay(options(destination=f"lake:{lake}?every_seconds=0.2&batch_events=10"))
     assert (report.claimed, report.published) == (40, 30)
     assert {record.seq for record in records(outbox, State.CLAIMED)} == set(range(1, 11))
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("error", [StoreUnavailable("gone for a while"), LookupError("broken")])
+def test_a_failed_batch_runs_again_and_an_outage_of_the_store_is_waited_for(
+    outbox: Outbox,
+    options: Options,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+) -> None:
+    outbox.emit_many([Event(event_type="t") for _ in range(30)])
+    failures = iter([error] * writer.PATIENCE.failures)
+
+    def claim_rows(events: "DataFrame") -> list[ClaimedEvent]:
+        rows = settle.claim_rows(events)
+        if failure := next(failures, None):
+            raise failure
+        return rows
+
+    monkeypatch.setattr(writer, "claim_rows", claim_rows)
+    monkeypatch.setattr(writer, "PATIENCE", replace(writer.PATIENCE, first_seconds=0.05))
+    if isinstance(error, StoreUnavailable):
+        assert run_relay(options()).published == 30
+        assert caplog.text.count("a batch failed, trying again") == 5
+    else:
+        with pytest.raises(PipelineError, match=r"^a slice failed for good: LookupError: broken$"):
+            run_relay(options())
 
 
 @pytest.mark.spark

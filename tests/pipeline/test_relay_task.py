@@ -14,9 +14,17 @@ from penstock.model.outcome import RELEASED, Dead, Retry
 from penstock.model.selection import Selection
 from penstock.outbox import Outbox, connect
 from penstock.pipeline.counts import MAX_ERRORS, SliceCounts
-from penstock.pipeline.datasource.sender import FIRST_PIECE, PIECE, SLOW_SECONDS, Dispatch, Pace, blocked_keys
+from penstock.pipeline.datasource.sender import (
+    FIRST_PIECE,
+    PIECE,
+    SLOW_SECONDS,
+    Dispatch,
+    Pace,
+    RelayTaskSpec,
+    blocked_keys,
+)
 from penstock.pipeline.relay.driver import run_relay
-from penstock.pipeline.relay.spec import RelayOptions, RelayTaskSpec
+from penstock.pipeline.relay.spec import RelayOptions
 from penstock.pipeline.relay.task import MAX_REFUSALS, deliver, open_resources
 from penstock.pipeline.spark.slices import Slice
 from penstock.store.sql.store import SqlStore

@@ -36,11 +36,10 @@ from penstock.model.outcome import Retry
 from penstock.pipeline.counts import SliceCounts
 from penstock.pipeline.datasource import publish as publishing
 from penstock.pipeline.datasource import sender
-from penstock.pipeline.datasource.sender import Dispatch
+from penstock.pipeline.datasource.sender import Dispatch, RelayTaskSpec
 from penstock.pipeline.lake.files import LakeFolder
 from penstock.pipeline.relay import driver as relay
 from penstock.pipeline.relay import task as relay_task
-from penstock.pipeline.relay.spec import RelayTaskSpec
 from penstock.pipeline.spark.slices import Slice
 from penstock.pipeline.spark.stop_channel import StopAddress
 from penstock.publish.api import Message, Outcomes, Publisher

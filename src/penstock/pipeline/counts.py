@@ -1,10 +1,12 @@
-"""Counts of one slice on one task."""
+"""Counts of one slice on one task, and settling what counts."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 
-from penstock.model.lease import Settlement
+from penstock.model.lease import Lease, Settlement
 from penstock.model.outcome import Outcome
+from penstock.runtime.retrying import insist
+from penstock.store.api import Store
 
 MAX_ERRORS = 5
 STEP_FAILED = "step failed: "
@@ -51,6 +53,22 @@ class SliceCounts(EventCounts):
             self.note_error(error if error.startswith(STEP_FAILED) else f"publishing failed: {error}")
         if settlement.dead:
             _note(self.dead_errors, _first_error(settlement.dead, outcomes))
+
+
+def settle_and_count(
+    store: Store,
+    lease: Lease,
+    outcomes: Mapping[int, Outcome],
+    counts: SliceCounts,
+    stopped: Callable[[], bool],
+    discarded: Set[int] = frozenset(),
+) -> Settlement | None:
+    """Settle through an outage and count what came of it; None if the outage lasts longer than the lease."""
+    settlement = insist(lambda: store.settle(lease, outcomes), lease.lease_seconds, stopped, counts.note_error)
+    if settlement is not None:
+        counts.count(settlement, discarded)
+        counts.explain(settlement, outcomes)
+    return settlement
 
 
 def _note(errors: list[str], error: str) -> None:

@@ -35,11 +35,16 @@ from penstock.pipeline.datasource import filters as pushdown
 from penstock.pipeline.datasource import writer as sink
 from penstock.pipeline.datasource.columns import COLUMNS, arrow_schema
 from penstock.pipeline.spark.session import FILTER_PUSHDOWN
+from penstock.runtime.starvation import any_starving
 from penstock.runtime.store_cache import close_stores, store_of
+from penstock.store.api import Store
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from penstock.pipeline.datasource.sender import RelayTaskSpec
 
 
 # What Spark passes on to a sink with its options.
@@ -57,6 +62,34 @@ def register_events(spark: "SparkSession") -> None:
     # Spark refuses a source that answers filters in a session that doesn't push them.
     spark.conf.set(FILTER_PUSHDOWN, "true")
     spark.dataSource.register(PenstockDataSource)
+
+
+def claim_query(
+    spark: "SparkSession", spec: "RelayTaskSpec", parallelism: int, *, every: str, patient: bool
+) -> "DataStreamWriter":
+    """Return a query, yet to be started, whose micro-batches are claims of a relay."""
+    register_events(spark)
+    source = spark.readStream.format("penstock").options(
+        store=spec.store,
+        queue=spec.queue,
+        limit=spec.batch,
+        partitions=parallelism,
+        lease_seconds=spec.lease_seconds,
+        max_attempts=spec.dispatch.retry.max_attempts,
+        patient=patient,
+    )
+    return source.load().writeStream.trigger(processingTime=every)
+
+
+def drained(store: Store, spec: "RelayTaskSpec") -> bool:
+    """True if a draining relay has no ready event from before its end. Only valid while no batch runs."""
+    if spec.until is None:
+        return False
+    try:
+        store.scan_everything()
+        return not store.ready(spec.queue) or not any_starving(store, spec.queue, spec.until)
+    except (StoreUnavailable, StoreConflict):
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +168,6 @@ class PenstockDataSource(DataSource):
         return sink.stream_writer(target)
 
 
-class ClaimPartition(InputPartition):
-    """Partition `index` of micro-batch `batch`."""
-
-    def __init__(self, batch: int, index: int) -> None:
-        super().__init__((batch, index))
-        self.batch = batch
-        self.index = index
-
-
 class ClaimReader(DataSourceStreamReader):
     """Claims events, on the executors."""
 
@@ -168,20 +192,21 @@ class ClaimReader(DataSourceStreamReader):
                 return False  # the next probe may get through
             raise
 
-    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[ClaimPartition]:
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        """The partitions of a batch: its number, and theirs."""
         if start == end:
             return []
-        return [ClaimPartition(end["b"], index) for index in range(end["n"])]
+        return [InputPartition((end["b"], index)) for index in range(end["n"])]
 
     def read(self, partition: InputPartition) -> Iterator["RecordBatch"]:
-        assert isinstance(partition, ClaimPartition)
+        batch, index = partition.value
         query, claimant = _task()
         claim = store_of(self._options.store).claim(
             self._queue,
             limit=self._options.limit,
             claimant=claimant,
             lease_seconds=self._options.lease_seconds,
-            lease_id=lease_of(query, partition.batch, partition.index),
+            lease_id=lease_of(query, batch, index),
             max_attempts=self._options.max_attempts,
         )
         lease, token = str(claim.lease.lease_id), str(claim.lease.token)
@@ -196,16 +221,15 @@ class ClaimReader(DataSourceStreamReader):
             os._exit(0)
 
 
+@dataclass(frozen=True)
 class SeqBlocks(InputPartition):
     """Every `count`-th block of `size` numbers, up and down without an end; block `index` from `origin` on is one of
     them. Spark runs a plan again with the partitions that it had the first time, so they must not have bounds."""
 
-    def __init__(self, index: int, count: int, size: int, origin: int) -> None:
-        super().__init__((index, count, size, origin))
-        self.index = index
-        self.count = count
-        self.size = size
-        self.origin = origin
+    index: int
+    count: int
+    size: int
+    origin: int
 
     def __contains__(self, seq: int) -> bool:
         return self._ahead(seq) == 0

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from penstock.config.routes import Routes
 from penstock.model.event import Delivery
 from penstock.model.lifecycle import OrderPolicy
 from penstock.model.outcome import RELEASED, Outcome
 from penstock.model.retry import RetryPolicy
+from penstock.pipeline.datasource.settle import ClaimedEvent
 from penstock.publish.api import Publisher
 from penstock.publish.dispatch import BLOCKING, dispatch
 from penstock.publish.registry import open_publisher
@@ -36,6 +38,21 @@ class Dispatch:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     order_policy: OrderPolicy = OrderPolicy.BLOCK
     max_deliveries: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayTaskSpec:
+    """What a relay's tasks are to do: small, frozen, and all that travels to the executors."""
+
+    store: str
+    queue: str
+    batch: int
+    lease_seconds: float
+    dispatch: Dispatch
+    routes: Routes | None = None
+    """For a router, which publishes nothing: where its events go on to."""
+    until: datetime | None = None
+    """For a relay that drains: it ends with the events emitted before this time."""
 
 
 class Pace:
@@ -104,7 +121,9 @@ class Sender:
         return sent
 
 
-def blocked_keys(events: Sequence[Delivery], outcomes: Mapping[int, Outcome], policy: OrderPolicy) -> set[str]:
+def blocked_keys(
+    events: Sequence[Delivery | ClaimedEvent], outcomes: Mapping[int, Outcome], policy: OrderPolicy
+) -> set[str]:
     """Return the ordering keys whose later events must wait: after a release, and under BLOCK after a failure."""
     blocking = BLOCKING[policy]
     return {

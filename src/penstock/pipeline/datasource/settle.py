@@ -3,15 +3,18 @@
 A step between may have copied, moved or failed rows; the columns seq, lease and token must survive it.
 """
 
+import random
+import time
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from penstock.config.urls import store_url
 from penstock.model.errors import UsageError
 from penstock.model.event import DEFAULT_QUEUE
-from penstock.model.lease import Lease, LeaseId, Settlement, Token
+from penstock.model.lease import DEFAULT_LEASE_SECONDS, Lease, LeaseId, Settlement, Token
 from penstock.model.outcome import PUBLISHED, RELEASED, Dead, Dropped, Outcome, Published, Released, Retry
+from penstock.model.retry import RetryPolicy
 from penstock.runtime.store_cache import store_of
 
 if TYPE_CHECKING:
@@ -20,6 +23,39 @@ if TYPE_CHECKING:
 NEEDED = ("seq", "lease", "token")
 OPTIONAL = ("outcome", "error", "delay_seconds")
 _SEVERITY: Mapping[type[Outcome], int] = {Published: 0, Released: 1, Retry: 2, Dead: 3}
+
+
+class ClaimedEvent(NamedTuple):
+    """The columns of a claimed event that the driver of a relay reads."""
+
+    seq: int
+    event_id: str
+    lease: str
+    token: str
+    ordering_key: str | None
+    attempts: int
+    deliveries: int
+    max_attempts: int | None
+    suspect: int
+    created_micros: int
+
+    def failed(self, error: str, policy: RetryPolicy) -> Outcome:
+        """Return the outcome after one more failed attempt."""
+        return policy.decide(
+            error,
+            attempts=self.attempts,
+            age_seconds=time.time() - self.created_micros / 1e6,
+            roll=random.random(),
+            event_max_attempts=self.max_attempts,
+        )
+
+
+def claim_rows(batch: "DataFrame") -> list[ClaimedEvent]:
+    """Claim a micro-batch, which is to be persisted before; return its events by seq, without payloads."""
+    from pyspark.sql import functions as on
+
+    rows = batch.select(*ClaimedEvent._fields[:-1], on.unix_micros("created_at")).collect()
+    return sorted(ClaimedEvent(*row) for row in rows)
 
 
 def settle(
@@ -55,14 +91,16 @@ def by_lease(rows: Iterable[Mapping[str, Any]]) -> dict[Lease, dict[int, Outcome
     return grouped_by_lease((row, outcome_of(row)) for row in rows)
 
 
-def grouped_by_lease(rows: Iterable[tuple[Mapping[str, Any], Outcome]]) -> dict[Lease, dict[int, Outcome]]:
+def grouped_by_lease(
+    rows: Iterable[tuple[Mapping[str, Any], Outcome]], lease_seconds: float = DEFAULT_LEASE_SECONDS
+) -> dict[Lease, dict[int, Outcome]]:
     """Group outcomes by the lease that their row names, then by seq; the worst outcome of an event wins."""
     named: dict[tuple[str, str], dict[int, Outcome]] = {}
     for row, outcome in rows:
         outcomes = named.setdefault((row["lease"], row["token"]), {})
         outcomes[row["seq"]] = worst(outcomes.get(row["seq"], PUBLISHED), outcome)
     return {
-        Lease(LeaseId(UUID(lease)), Token(UUID(token)), DEFAULT_QUEUE): outcomes
+        Lease(LeaseId(UUID(lease)), Token(UUID(token)), DEFAULT_QUEUE, lease_seconds): outcomes
         for (lease, token), outcomes in named.items()
     }
 

@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from penstock.model.errors import InvalidEvent, UsageError
-from penstock.model.event import DEDUPE_SECONDS, DEFAULT_QUEUE, Event, EventId, encode_payload
+from penstock.model.event import DEFAULT_QUEUE, Event, EventId, encode_payload
 from penstock.runtime.store_cache import store_of
 from penstock.store.api import StagedPart, require_staging
 
@@ -176,31 +176,16 @@ def _event(row: dict[str, Any], target: Target) -> Event:
     given: dict[str, Any] = {**defaults, **{name: value for name, value in row.items() if value is not None}}
     if "payload" not in given:
         raise InvalidEvent("payload is NULL; write an empty one if that is meant")
-    payload, headers = encode_payload(given["payload"], dict(given.get("headers", ())))
-    return Event(
-        event_type=given["event_type"],
-        payload=payload,
-        queue=given["queue"],
-        headers=headers,
-        partition_key=given.get("partition_key"),
-        ordering_key=given.get("ordering_key"),
-        priority=given.get("priority", 0),
-        available_at=given.get("available_at"),
-        delay_seconds=_float(given.get("delay_seconds")),
-        max_attempts=given.get("max_attempts"),
-        dedupe_key=given.get("dedupe_key"),
-        dedupe_seconds=float(given.get("dedupe_seconds", DEDUPE_SECONDS)),
-        event_id=_event_id(given.get("event_id")),
-    )
+    given["payload"], given["headers"] = encode_payload(given["payload"], dict(given.get("headers", ())))
+    for name, convert in (("delay_seconds", float), ("dedupe_seconds", float), ("event_id", _event_id)):
+        if name in given:
+            given[name] = convert(given[name])
+    return Event(**given)
 
 
-def _float(value: Any) -> float | None:
-    return None if value is None else float(value)
-
-
-def _event_id(text: str | None) -> EventId | None:
+def _event_id(text: str) -> EventId:
     try:
-        return None if text is None else EventId(UUID(text))
+        return EventId(UUID(text))
     except ValueError:
         raise InvalidEvent(f"event_id must be a UUID, not {text!r}") from None
 

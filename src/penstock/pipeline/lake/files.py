@@ -9,6 +9,7 @@ import json
 import re
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
@@ -65,7 +66,6 @@ class StagedFile:
 
     source: str
     target: str
-    lease: str
     token: str
 
 
@@ -96,7 +96,7 @@ class LakeFolder:
             if len(parts) == 5 and parts[-1].endswith(".parquet"):
                 lease, token = (part.partition("=")[2] for part in parts[:2])
                 number = numbers[lease] = numbers.get(lease, -1) + 1
-                yield StagedFile(file, f"{parts[2]}/{parts[3]}/{lease}.{token}-{number}.parquet", lease, token)
+                yield StagedFile(file, f"{parts[2]}/{parts[3]}/{lease}.{token}-{number}.parquet", token)
 
     def forget_staged(self, older_than_seconds: float) -> None:
         """Clear away what relays wrote and died before they moved it. The names say when: S3 doesn't for folders."""
@@ -122,11 +122,8 @@ class LakeFolder:
     def put(self, note: LakeNote) -> None:
         """Write a note; it is there as a whole or not at all."""
         fresh, final = f"{HIDDEN}/notes/.{note.name}", f"{HIDDEN}/notes/{note.name}"
-        stream = self._fs.create(self._path(fresh), True)
-        try:
+        with closing(self._fs.create(self._path(fresh), True)) as stream:
             stream.write(bytearray(note.to_json().encode()))
-        finally:
-            stream.close()
         if not self._fs.rename(self._path(fresh), self._path(final)):
             raise PipelineError(f"{final} could not be written")
 
@@ -143,11 +140,8 @@ class LakeFolder:
         path = self._path(f"{HIDDEN}/notes/{name}")
         if not self._fs.exists(path):
             return None  # its relay was done with it in the meantime
-        stream = self._fs.open(path)
-        try:
+        with closing(self._fs.open(path)) as stream:
             return LakeNote.from_json(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
-        finally:
-            stream.close()
 
     # -- paths ------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,6 @@ _EVENT_COLUMNS = columns(
     *("created_at", "available_at", "attempts", "deliveries", "max_attempts", "replays"),
 )
 COLUMNS = {"type" if name == "event_type" else name: kind for name, kind in _EVENT_COLUMNS.items()}
-FOLDERS = ("day", "event_type")
 
 _MICROSECONDS_A_DAY = 86_400_000_000
 # A folder's name has 255 bytes at most, and what it can't hold as it is takes three for one.

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from penstock.model.errors import NotSupported
 from penstock.pipeline.lake.layout import is_lake
-from penstock.pipeline.lake.writer import LakeOptions, run_lake
+from penstock.pipeline.lake.writer import run_lake
 from penstock.pipeline.relay.parallel import run_all
 from penstock.pipeline.relay.report import RelayProgress, RelayReport
 from penstock.pipeline.relay.router import route
@@ -98,17 +98,6 @@ def _run_lane(
     if checkpoint is not None and options.routes is not None:
         checkpoint = f"{checkpoint.rstrip('/')}/{lane.spec.queue}"
     spec = lane.spec
-    if is_lake(spec.dispatch.destination):
-        own = LakeOptions(
-            store=spec.store,
-            queue=spec.queue,
-            lease_seconds=spec.lease_seconds,
-            dispatch=spec.dispatch,
-            master=options.master,
-            checkpoint=checkpoint,
-        )
-        run_lake(spark, own, spec.until, tasks, stop, progress.enter)
-        return
     query = QueryOptions(
         checkpoint=checkpoint,
         name=f"penstock-relay-{lane.spec.queue}-{uuid4().hex[:8]}",  # two may run in one session
@@ -117,6 +106,9 @@ def _run_lane(
         patience=Patience(failures=FAILED_SLICES, through_deaths=True),
         on_failure=_warn,
     )
+    if is_lake(spec.dispatch.destination):
+        run_lake(spark, spec, parallelism=tasks, on_batch=progress.enter, query=query)
+        return
     if options.step is not None:
         step = load_step(options.step)
         run_steps(spark, spec, step, options.dropped, parallelism=tasks, on_batch=progress.enter, query=query)

@@ -4,11 +4,13 @@ From there each destination has a relay of its own, so that one that fails neith
 no route matches is laid out as a dead letter.
 """
 
+from functools import partial
+
 from penstock.config.routes import queue_of
 from penstock.model.lease import Claim
 from penstock.model.outcome import Dead, Outcome
-from penstock.pipeline.counts import SliceCounts
-from penstock.pipeline.relay.spec import RelayTaskSpec
+from penstock.pipeline.counts import SliceCounts, settle_and_count
+from penstock.pipeline.datasource.sender import RelayTaskSpec
 from penstock.pipeline.relay.task import TaskResources, run_slice
 from penstock.pipeline.spark.slices import Slice
 from penstock.runtime.retrying import insist
@@ -16,10 +18,10 @@ from penstock.runtime.retrying import insist
 
 def route(spec: RelayTaskSpec, current: Slice) -> SliceCounts:
     """Route events until the slice is over, or, for a spec with an end, until there are none left."""
-    return run_slice(spec, current, _route)
+    return run_slice(spec, current, partial(_route, spec))
 
 
-def _route(resources: TaskResources, spec: RelayTaskSpec, claim: Claim, current: Slice, counts: SliceCounts) -> None:
+def _route(spec: RelayTaskSpec, resources: TaskResources, claim: Claim, current: Slice, counts: SliceCounts) -> None:
     assert spec.routes is not None
     queues: dict[int, list[str]] = {}
     unrouted: dict[int, Outcome] = {}
@@ -30,13 +32,11 @@ def _route(resources: TaskResources, spec: RelayTaskSpec, claim: Claim, current:
         else:
             unrouted[event.seq] = Dead(f"no route matches {event.event_type}: add one, then replay")
     with resources.lease_keeper.beating(claim.lease):
-        patience = spec.lease_seconds, lambda: current.stopped, counts.note_error
-        moved = insist(lambda: resources.store.route(claim.lease, queues), *patience)
-        settlement = insist(lambda: resources.store.settle(claim.lease, unrouted), *patience)
+        moved = insist(
+            lambda: resources.store.route(claim.lease, queues), spec.lease_seconds, current.stopped, counts.note_error
+        )
+        settle_and_count(resources.store, claim.lease, unrouted, counts, current.stopped)
     counts.claimed += len(claim)
     if moved is not None:
         counts.routed += len(moved.released)
         counts.lost += len(moved.lost)
-    if settlement is not None:
-        counts.count(settlement)
-        counts.explain(settlement, unrouted)

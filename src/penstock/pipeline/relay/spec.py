@@ -14,7 +14,7 @@ from penstock.model.lease import DEFAULT_LEASE_SECONDS
 from penstock.model.lifecycle import OrderPolicy
 from penstock.model.outcome import Dropped
 from penstock.model.retry import RetryPolicy
-from penstock.pipeline.datasource.sender import Dispatch, reachable_from_workers
+from penstock.pipeline.datasource.sender import Dispatch, RelayTaskSpec, reachable_from_workers
 from penstock.pipeline.lake.layout import Lake, is_lake
 from penstock.publish.registry import open_publisher
 from penstock.publish.topics import Routing
@@ -68,21 +68,6 @@ class RelayOptions:
             _require_destination(lane.spec.dispatch.destination)
         if self.step is not None:
             load_step(self.step)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelayTaskSpec:
-    """What a relay's tasks are to do: small, frozen, and all that travels to the executors."""
-
-    store: str
-    queue: str
-    batch: int
-    lease_seconds: float
-    dispatch: Dispatch
-    routes: Routes | None = None
-    """For a router, which publishes nothing: where its events go on to."""
-    until: datetime | None = None
-    """For a relay that drains: it ends with the events emitted before this time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,23 +5,18 @@ isolation of events that the step or a publisher cannot take: a failing batch is
 an event fails alone. The query around it is in `penstock.pipeline.relay.step_driver`.
 """
 
-import random
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from penstock.model.errors import NotInitialised, StoreError, UsageError
 from penstock.model.lease import Lease, LeaseId
-from penstock.model.lifecycle import OrderPolicy
-from penstock.model.outcome import RELEASED, Dropped, Outcome, Released, Retry
-from penstock.pipeline.counts import STEP_FAILED, SliceCounts
+from penstock.model.outcome import RELEASED, Dropped, Outcome
+from penstock.pipeline.counts import STEP_FAILED, SliceCounts, settle_and_count
 from penstock.pipeline.datasource.publish import frames_of, send_frames
-from penstock.pipeline.datasource.settle import grouped_by_lease
-from penstock.pipeline.relay.spec import RelayTaskSpec
+from penstock.pipeline.datasource.sender import RelayTaskSpec, blocked_keys
+from penstock.pipeline.datasource.settle import ClaimedEvent, claim_rows, grouped_by_lease
 from penstock.pipeline.spark.errors import gone, is_sparks, root_cause
 from penstock.pipeline.spark.stop_channel import StopAddress
 from penstock.publish.errors import error_text, presentable
@@ -39,20 +34,6 @@ if TYPE_CHECKING:
 SPLIT = 10
 # After this many events that failed alone, the step is at fault and not the events.
 MAX_GUILTY = 5
-
-Result = TypeVar("Result")
-
-
-class ClaimedEvent(NamedTuple):
-    """The columns of a claimed event that the driver reads."""
-
-    seq: int
-    lease: str
-    token: str
-    ordering_key: str | None
-    created_at: datetime
-    attempts: int
-    max_attempts: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +74,8 @@ class StepBatch:
         try:
             self._claim()
             with ExitStack() as beating:
-                for lease in grouped_by_lease(self._rows()):
-                    own = replace(lease, lease_seconds=self._work.spec.lease_seconds)  # rows do not name the length
-                    beating.enter_context(self._work.lease_keeper.beating(own))
+                for lease in self._outcomes_by_lease():
+                    beating.enter_context(self._work.lease_keeper.beating(lease))
                 self._publish_all()
                 self._settle()
         finally:
@@ -109,13 +89,12 @@ class StepBatch:
 
     def _claim(self) -> None:
         try:
-            rows = self._events.select(*ClaimedEvent._fields).collect()
+            self._claimed = claim_rows(self._events)
         except Exception as error:
             self._require_java(error)
             if self._work.stop.is_set():
                 return  # the job was cancelled; the query releases what was claimed nevertheless
             raise
-        self._claimed = sorted(ClaimedEvent(*row) for row in rows)
         self.counts.claimed = len(self._claimed)
 
     def _publish_all(self) -> None:
@@ -164,23 +143,12 @@ class StepBatch:
             size = -(-len(piece) // SPLIT)
             return [piece[start : start + size] for start in range(0, len(piece), size)]
         cause = presentable(f"{STEP_FAILED}{root_cause(str(error)) if is_sparks(error) else error_text(error)}")
-        self._outcomes.update({one.seq: self._retry(one, cause) for one in piece})
+        self._outcomes.update({one.seq: one.failed(cause, self._work.spec.dispatch.retry) for one in piece})
         return []
-
-    def _retry(self, one: ClaimedEvent, error: str) -> Outcome:
-        return self._work.spec.dispatch.retry.decide(
-            error,
-            attempts=one.attempts,
-            age_seconds=time.time() - one.created_at.astimezone(UTC).timestamp(),
-            roll=random.random(),
-            event_max_attempts=one.max_attempts,
-        )
 
     def _unblocked(self, piece: Sequence[ClaimedEvent]) -> Sequence[ClaimedEvent]:
         """Release the events whose ordering key an earlier piece left unfinished; return the others."""
-        kinds = Released if self._work.spec.dispatch.order_policy is OrderPolicy.SKIP else Retry | Released
-        keys = {one.seq: one.ordering_key for one in self._claimed}
-        blocked = {keys.get(seq) for seq, outcome in self._outcomes.items() if isinstance(outcome, kinds)} - {None}
+        blocked = blocked_keys(self._claimed, self._outcomes, self._work.spec.dispatch.order_policy)
         self._note([one for one in piece if one.ordering_key in blocked], RELEASED)
         return [one for one in piece if one.ordering_key not in blocked]
 
@@ -193,29 +161,33 @@ class StepBatch:
         except Exception:
             raise gone(error) from None
 
-    def _rows(self) -> Iterator[tuple[dict[str, Any], Outcome]]:
-        """Yield every claimed event with its outcome; an event that was not published is released."""
-        return ((one._asdict(), self._outcomes.get(one.seq, RELEASED)) for one in self._claimed)
+    def _outcomes_by_lease(self) -> dict[Lease, dict[int, Outcome]]:
+        """Return the outcome of every claimed event; an event that was not published is released."""
+        rows = ((one._asdict(), self._outcomes.get(one.seq, RELEASED)) for one in self._claimed)
+        return grouped_by_lease(rows, self._work.spec.lease_seconds)
 
     def _settle(self) -> None:
         """Settle under the current tokens: a partition that Spark had to read again was claimed again."""
-        held = (self._insist(self._held) if self._claimed else None) or {}
-        for lease, outcomes in grouped_by_lease(self._rows()).items():
-            settle = partial(self._work.store.settle, held.get(lease.lease_id, lease), outcomes)
-            if settlement := self._insist(settle):
-                self.counts.count(settlement, self._discarded)
-                self.counts.explain(settlement, outcomes)
+        store, stopped = self._work.store, self._work.stop.is_set
+        held: Mapping[LeaseId, Lease] = {}
+        with self._refusals_noted():
+            if self._claimed:
+                held = insist(self._held, self._work.spec.lease_seconds, stopped, self.counts.note_error) or {}
+        for lease, outcomes in self._outcomes_by_lease().items():
+            own = held.get(lease.lease_id, lease)
+            with self._refusals_noted():
+                settle_and_count(store, own, outcomes, self.counts, stopped, self._discarded)
 
-    def _insist(self, verb: Callable[[], Result]) -> Result | None:
-        """Call a verb of the store through an outage. If the store refuses, other batches go on."""
+    @contextmanager
+    def _refusals_noted(self) -> Iterator[None]:
+        """If the store refuses, other batches go on."""
         try:
-            return insist(verb, self._work.spec.lease_seconds, self._work.stop.is_set, self.counts.note_error)
+            yield
         except NotInitialised:
             raise
         except StoreError as error:
             self.refused = True
             self.counts.note_error(error)
-            return None
 
 
 def _is_about_columns(error: Exception) -> bool:

@@ -9,23 +9,21 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.model.errors import PenstockError, StoreConflict, StoreUnavailable, UsageError
+from penstock.model.errors import PenstockError, UsageError
 from penstock.model.lease import Lease, LeaseId
 from penstock.model.outcome import Dropped
 from penstock.pipeline.counts import SliceCounts
-from penstock.pipeline.datasource.reader import lease_of, register_events
-from penstock.pipeline.relay.spec import RelayTaskSpec
+from penstock.pipeline.datasource.reader import claim_query, drained, lease_of
+from penstock.pipeline.datasource.sender import RelayTaskSpec
 from penstock.pipeline.relay.step_batch import StepBatch, StepWork
 from penstock.pipeline.spark.slices import BatchHandler, QueryOptions, run_batches
-from penstock.pipeline.spark.stop_channel import StopChannel
+from penstock.pipeline.spark.stop_channel import open_channel
 from penstock.runtime.lease_keeper import LeaseKeeper
-from penstock.runtime.starvation import any_starving
 from penstock.store.api import StoreOptions
 from penstock.store.registry import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from penstock.pipeline.relay.spec import Step
 
@@ -47,38 +45,22 @@ def run_steps(
     query: QueryOptions,
 ) -> None:
     """Run micro-batches through `step` until `on_batch` returns False, a stop is set, or a draining relay is done."""
-    configuration = spark.sparkContext.getConf()
-    if configuration.get("spark.speculation") == "true":
+    if spark.sparkContext.getConf().get("spark.speculation") == "true":
         raise UsageError("a second copy of a task would claim a second time: set spark.speculation to false")
-    host = configuration.get("spark.driver.host") or "127.0.0.1"
     options = StoreOptions(order_policy=spec.dispatch.order_policy)
     with ExitStack() as stack:
         store = stack.enter_context(closing(open_store(spec.store, options)))
-        channel = stack.enter_context(StopChannel(host, configuration.get("spark.driver.bindAddress") or host))
+        channel = stack.enter_context(open_channel(spark))
         lease_keeper = LeaseKeeper(store, spec.lease_seconds / 3)
         stack.callback(lease_keeper.stop)
         batches = _Batches(StepWork(spec, step, dropped, store, lease_keeper, query.stop, channel.address), parallelism)
         run_batches(
-            _claims(spark, spec, parallelism),
-            BatchHandler(batches.handle, batches.drained, batches.interrupt),
+            claim_query(spark, spec, parallelism, every=TRIGGER, patient=True),
+            BatchHandler(batches.handle, partial(drained, store, spec), batches.interrupt),
             channel=channel,
             on_batch=on_batch,
             options=query,
         )
-
-
-def _claims(spark: "SparkSession", spec: RelayTaskSpec, parallelism: int) -> "DataStreamWriter":
-    register_events(spark)
-    source = spark.readStream.format("penstock").options(
-        store=spec.store,
-        queue=spec.queue,
-        limit=spec.batch,
-        partitions=parallelism,
-        lease_seconds=spec.lease_seconds,
-        max_attempts=spec.dispatch.retry.max_attempts,
-        patient=True,
-    )
-    return source.load().writeStream.trigger(processingTime=TRIGGER)
 
 
 class _Batches:
@@ -110,7 +92,7 @@ class _Batches:
                     self._work.store.release(lease)
         settled = counts.published + counts.discarded + counts.retried + counts.dead + counts.lost
         fruitless = counts.claimed > 0 and not settled
-        counts.drained = self._work.spec.until is not None and (fruitless or self.drained())
+        counts.drained = self._work.spec.until is not None and (fruitless or drained(self._work.store, self._work.spec))
         if fruitless:
             self._work.stop.wait(FRUITLESS_SECONDS)
         return [counts]
@@ -120,17 +102,6 @@ class _Batches:
         seconds = self._work.spec.lease_seconds  # the store knows when a lease expires, not for how long it was
         leases = [one.lease for one in self._work.store.held(lease_ids) if one.claimant.startswith(f"spark:{run}:")]
         return {lease.lease_id: replace(lease, lease_seconds=seconds) for lease in leases}
-
-    def drained(self) -> bool:
-        """True if a draining relay has no ready event from before its end. Only valid while no batch runs."""
-        spec, store = self._work.spec, self._work.store
-        if spec.until is None:
-            return False
-        try:
-            store.scan_everything()
-            return not store.ready(spec.queue) or not any_starving(store, spec.queue, spec.until)
-        except (StoreUnavailable, StoreConflict):
-            return False
 
     def interrupt(self) -> None:
         """Cancel the Spark jobs of a running step. Publishing tasks notice a stop request by themselves."""

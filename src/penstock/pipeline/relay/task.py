@@ -12,16 +12,13 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeVar
 
 from penstock.model.errors import NotInitialised, StoreConflict, StoreError, StoreUnavailable
 from penstock.model.lease import Claim
-from penstock.pipeline.counts import SliceCounts
-from penstock.pipeline.datasource.sender import Sender
-from penstock.pipeline.relay.spec import RelayTaskSpec
+from penstock.pipeline.counts import SliceCounts, settle_and_count
+from penstock.pipeline.datasource.sender import RelayTaskSpec, Sender
 from penstock.pipeline.spark.slices import Slice
 from penstock.runtime.lease_keeper import LeaseKeeper
-from penstock.runtime.retrying import insist
 from penstock.runtime.starvation import any_starving
 from penstock.store.api import Store, StoreOptions
 from penstock.store.registry import open_store
@@ -36,8 +33,6 @@ MAX_OPEN = 16
 # Python's collector looks after every 700 new objects whether some refer to each other in circles. A claim makes
 # thousands that don't, and the looking was a third of a worker's time.
 COLLECT_AFTER = 50_000
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +53,7 @@ class TaskResources:
 _resources: OrderedDict[str, TaskResources] = OrderedDict()
 
 
-Handle = Callable[[TaskResources, RelayTaskSpec, Claim, Slice, SliceCounts], None]
+Handle = Callable[[TaskResources, Claim, Slice, SliceCounts], None]
 
 
 def deliver(spec: RelayTaskSpec, current: Slice) -> SliceCounts:
@@ -76,7 +71,7 @@ def run_slice(spec: RelayTaskSpec, current: Slice, handle: Handle) -> SliceCount
         try:
             claim = _next_claim(resources, spec, probe)
             if claim:
-                handle(resources, spec, claim, current, counts)
+                handle(resources, claim, current, counts)
                 idle = MIN_IDLE_SECONDS
             elif spec.until is None:
                 current.pause(idle)
@@ -137,17 +132,8 @@ def _claim(resources: TaskResources, spec: RelayTaskSpec) -> Claim:
     )
 
 
-def _publish(resources: TaskResources, spec: RelayTaskSpec, claim: Claim, current: Slice, counts: SliceCounts) -> None:
+def _publish(resources: TaskResources, claim: Claim, current: Slice, counts: SliceCounts) -> None:
     counts.claimed += len(claim)
     with resources.lease_keeper.beating(claim.lease):
-        outcomes = resources.sender.send(claim.events, lambda: current.stopped)
-        settlement = insist(
-            lambda: resources.store.settle(claim.lease, outcomes),
-            spec.lease_seconds,
-            lambda: current.stopped,
-            counts.note_error,
-        )
-    if settlement is None:
-        return
-    counts.count(settlement)
-    counts.explain(settlement, outcomes)
+        outcomes = resources.sender.send(claim.events, current.stopped)
+        settle_and_count(resources.store, claim.lease, outcomes, counts, current.stopped)

@@ -25,12 +25,7 @@ _INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platst
 @cache
 def parcel() -> Path:
     """The package as a zip file, which stays as long as this process: executors fetch it whenever they start."""
-    return pack(_lasting_folder())
-
-
-def pack(folder: Path) -> Path:
-    """The package as a zip file in this folder."""
-    return _zip(folder / "penstock.zip", [PACKAGE])
+    return _zip(_lasting_folder() / "penstock.zip", [PACKAGE])
 
 
 def parcel_of(functions: Iterable[Callable[..., Any]]) -> Path | None:

@@ -28,15 +28,23 @@ def innermost_cause(error: BaseException) -> str:
     return str(causes[-1]) if causes else root_cause(str(error))
 
 
-def readable(error: BaseException, what: str) -> BaseException:
+def readable(error: BaseException) -> BaseException:
     """Errors of Java and Spark as one line; the caller's own stay what they are."""
-    return PipelineError(f"{what} failed for good: {root_cause(str(error))}") if is_sparks(error) else error
+    return PipelineError(f"a slice failed for good: {root_cause(str(error))}") if is_sparks(error) else error
 
 
 def state_of(query: "StreamingQuery") -> tuple[bool, Exception | None]:
     """Whether the query is running, and what it failed of if it isn't."""
     try:
         return (True, None) if query.isActive else (False, query.exception())
+    except Exception as error:
+        raise gone(error) from None
+
+
+def is_waiting(query: "StreamingQuery") -> bool:
+    """True if the query waits for new rows: a batch that it had to repeat is done."""
+    try:
+        return bool(query.status["message"].startswith("Waiting"))
     except Exception as error:
         raise gone(error) from None
 

@@ -17,8 +17,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.model.errors import PipelineError, UsageError
-from penstock.pipeline.spark.errors import gone, is_sparks, java_is_gone, readable, root_cause, state_of, stop_query
-from penstock.pipeline.spark.stop_channel import StopAddress, StopChannel, connection_to, hung_up
+from penstock.pipeline.spark.errors import (
+    gone,
+    is_sparks,
+    is_waiting,
+    java_is_gone,
+    readable,
+    root_cause,
+    state_of,
+    stop_query,
+)
+from penstock.pipeline.spark.stop_channel import StopAddress, StopChannel, connection_to, hung_up, open_channel
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,6 +41,7 @@ INTERRUPT_SECONDS = 2.0
 _LOOK_SECONDS = 0.5
 _BATCH_PROPERTY = "streaming.sql.batchId"
 _DEATHS = re.compile(r"Python worker exited unexpectedly|ExecutorLostFailure|Python worker .*crashed")
+_OUTAGES = re.compile(r"\b(?:StoreUnavailable|StoreConflict)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +50,18 @@ class Patience:
     `failures` of them in a row all ends, and between them there is a pause, longer each time.
 
     With `through_deaths` it goes on for as long as workers get to run the function and die in it: that is the doing of
-    what they were given to work on, which comes and goes, and not of a broken installation, which stays.
+    what they were given to work on, which comes and goes, and not of a broken installation, which stays. With
+    `through_outages` it goes on for as long as the store can't be reached.
     """
 
     failures: int = 1
     through_deaths: bool = False
+    through_outages: bool = False
     first_seconds: float = 0.5
     cap_seconds: float = 5.0
 
     def pause_seconds(self, failures: int) -> float:
         return float(min(self.first_seconds * 2.0 ** min(failures - 1, 30), self.cap_seconds))
-
-
-OnFailure = Callable[[str, float], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +75,10 @@ class QueryOptions:
     grace_seconds: float = 30.0
     """For how long a stop waits for the running micro-batch."""
     patience: Patience = Patience()
-    on_failure: OnFailure | None = None
+    on_failure: Callable[[str, float], None] | None = None
     """Called with the cause of a failure that is borne, and the seconds of pause that follow."""
+    repeats: bool = False
+    """True if a failed micro-batch runs again, and its rows are read again; else the next one follows it."""
 
 
 def _no() -> bool:
@@ -98,7 +109,6 @@ class Slice:
     def over(self) -> bool:
         return not self.pause(0)
 
-    @property
     def stopped(self) -> bool:
         """Whether all is to stop, slice over or not."""
         return hung_up(self._channel)
@@ -113,13 +123,6 @@ class Slice:
         if self._channel is None or select.select([self._channel], [], [], wait)[0]:
             return False  # nothing is ever sent on the channel: if there is something to read, the driver hung up
         return time.monotonic() < self._deadline
-
-
-def rest(_: object, current: Slice) -> int:
-    """A function that does nothing until its slice is over: to warm Spark up, and to measure it."""
-    while current.pause(1.0):
-        pass
-    return current.number
 
 
 def run_slices(
@@ -139,8 +142,7 @@ def run_slices(
     the query. A failure past all patience raises PipelineError.
     """
     _require_importable(function)
-    host = spark.sparkContext.getConf().get("spark.driver.host") or "127.0.0.1"
-    with StopChannel(host, spark.sparkContext.getConf().get("spark.driver.bindAddress") or host) as channel:
+    with open_channel(spark) as channel:
         task = functools.partial(_run_task, function, argument, slice_seconds, channel.address)
         tasks = spark.sparkContext.parallelize(range(parallelism), parallelism).mapPartitionsWithIndex(task)
         runner = _SliceRunner(BatchHandler(lambda *_: tasks.collect()), on_slice, channel, options or QueryOptions())
@@ -153,7 +155,7 @@ def run_batches(
     writer: "DataStreamWriter",
     handler: BatchHandler[Result],
     *,
-    channel: "StopChannel",
+    channel: StopChannel,
     on_batch: Callable[[int, list[Result]], bool],
     options: QueryOptions,
 ) -> None:
@@ -201,7 +203,7 @@ class _SliceRunner:
         try:
             return writer.start()
         except Exception as error:
-            raise readable(error, "a slice") from None
+            raise readable(error) from None
 
     def run(self, batch: "DataFrame", number: int) -> None:
         """One micro-batch. Errors are kept and not raised: Spark would only wrap them in a stack of its own."""
@@ -211,6 +213,8 @@ class _SliceRunner:
             try:
                 results = self._handler.handle(batch, number)
             except BaseException as error:
+                if self._options.repeats:
+                    raise  # the query fails, and starts again with this batch
                 self._failed(error)
                 return
             try:
@@ -230,14 +234,14 @@ class _SliceRunner:
                 return self._stop.is_set()
             if not active:
                 return True  # somebody stopped it, through Spark
-            self._end_if_idle()
+            self._end_if_idle(query)
         return True
 
-    def _end_if_idle(self) -> None:
-        """Ask `idle` while no micro-batch runs: a running one may hold events that it will release."""
+    def _end_if_idle(self, query: "StreamingQuery") -> None:
+        """Ask `idle` while no micro-batch runs, nor is to be repeated: it may hold events that it will release."""
         if self._busy.acquire(blocking=False):
             try:
-                if self._handler.idle():
+                if self._handler.idle() and is_waiting(query):
                     self._stop.set()
             finally:
                 self._busy.release()
@@ -251,7 +255,8 @@ class _SliceRunner:
         came_so_far = self._channel.answer() > 0
         self._failures += 1
         died = patience.through_deaths and came_so_far and _DEATHS.search(cause) is not None
-        bearable = is_sparks(error) and (died or self._failures < patience.failures)
+        outage = patience.through_outages and _OUTAGES.search(cause) is not None
+        bearable = is_sparks(error) and (died or outage or self._failures < patience.failures)
         if self._stop.is_set() or not bearable:
             self._give_up(error)
             return
@@ -261,7 +266,7 @@ class _SliceRunner:
         self._stop.wait(seconds)
 
     def _give_up(self, error: BaseException) -> None:
-        self.failure = self.failure or readable(error, "a slice")
+        self.failure = self.failure or readable(error)
         self._stop.set()
 
     def end(self, query: "StreamingQuery") -> None:

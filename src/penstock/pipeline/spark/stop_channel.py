@@ -11,7 +11,10 @@ import selectors
 import socket
 import threading
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 MOST_UNKNOWN = 128
 """Connections without a token that the driver keeps; above it the oldest is closed."""
@@ -132,6 +135,13 @@ class StopChannel:
         self._selector.unregister(connection)
         self._unknown.pop(connection, None)
         connection.close()
+
+
+def open_channel(spark: "SparkSession") -> StopChannel:
+    """Return a channel at the address where executors reach the driver."""
+    configuration = spark.sparkContext.getConf()
+    host = configuration.get("spark.driver.host") or "127.0.0.1"
+    return StopChannel(host, configuration.get("spark.driver.bindAddress") or host)
 
 
 # On the worker
