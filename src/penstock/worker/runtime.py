@@ -4,7 +4,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Sequence
-from time import monotonic
+from time import monotonic, sleep
 from uuid import uuid4
 
 from penstock.model.lease import Claim
@@ -200,13 +200,12 @@ class Running:
 
     def _last_flush(self) -> None:
         until = monotonic() + LAST_FLUSH_SECONDS
-        pause = threading.Event()
         while monotonic() < until:
             for subscription in self.subscriptions:
                 subscription.flush(all_of_it=True)
             if not any(one.buffer.unwritten for one in self.subscriptions):
                 return
-            pause.wait(0.2)
+            sleep(0.2)
         left = sum(one.buffer.unwritten for one in self.subscriptions)
         log.warn("outcomes could not be written; their events are handled again", n=left)
 
