@@ -6,7 +6,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-from penstock.jobs.job import LEASE_LENGTH, LEASE_PATTERN
+from penstock.jobs.job import LEASE_LENGTH, LEASE_PATTERN, TypeStats
 from penstock.jobs.queries import LONGEST_NAME
 from penstock.jobs.queue import MAX_ATTEMPTS
 from penstock.model.event import LONGEST_SECONDS, MAX_ATTEMPTS_LIMIT, NAME_LIMIT, PRIORITIES
@@ -158,50 +158,11 @@ class Standing(BaseModel):
     state: State
 
 
-class JobDocument(_Document):
-    """A job as it stands."""
-
-    job_id: UUID
-    type: str
-    state: State
-    payload: Any
-    headers: dict[str, str]
-    priority: int
-    attempts: int
-    max_attempts: int | None
-    progress: Any
-    result: Any
-    error: str | None
-    worker: str | None
-    submitted_at: datetime
-    available_at: datetime
-    claimed_at: datetime | None
-    expires_at: datetime | None
-    settled_at: datetime | None
-
-
-class PageDocument(_Document):
-    """Some jobs, newest first; `after` asks for the next page, and is null on the last one."""
-
-    jobs: list[JobDocument]
-    after: int | None
-
-
-class TypeDocument(_Document):
-    """How many jobs of one type are where."""
-
-    type: str
-    pending: int
-    claimed: int
-    completed: int
-    dead: int
-
-
 class StatsDocument(_Document):
     """The job queue at a glance."""
 
     completed_total: int
-    types: list[TypeDocument]
+    types: list[TypeStats]
 
 
 class Health(BaseModel):

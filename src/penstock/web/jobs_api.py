@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response, Secur
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPBearer
 
-from penstock.jobs.job import ClaimedJob
+from penstock.jobs.job import ClaimedJob, Job, JobPage
 from penstock.jobs.queue import Jobs
 from penstock.jobs.wakeup import pauses
 from penstock.model.errors import UsageError
@@ -181,24 +181,22 @@ def cancel(job_id: UUID, asked: schemas.Cancellation, jobs: Queue) -> schemas.St
 
 
 @router.get("/jobs/{job_id:uuid}", responses=problems.answers(404))
-async def get(
-    job_id: UUID, asked: Annotated[schemas.WaitParameters, Query()], request: Request, jobs: Queue
-) -> schemas.JobDocument:
+async def get(job_id: UUID, asked: Annotated[schemas.WaitParameters, Query()], request: Request, jobs: Queue) -> Job:
     """A job as it stands; with `wait_seconds`, once it is settled or time is up."""
     until = _now() + min(asked.wait_seconds, _app(request).max_wait_seconds)
     for pause in pauses():
         job = await run_in_threadpool(jobs.get, job_id)
         left = until - _now()
         if job.settled or left <= 0 or _app(request).closing.is_set() or await request.is_disconnected():
-            return schemas.JobDocument.model_validate(job)
+            return job
         await asyncio.sleep(min(pause, left))
     raise AssertionError("unreachable")
 
 
 @router.get("/jobs", responses=problems.answers())
-def list_jobs(asked: Annotated[schemas.Listing, Query()], jobs: Queue) -> schemas.PageDocument:
+def list_jobs(asked: Annotated[schemas.Listing, Query()], jobs: Queue) -> JobPage:
     """Jobs, newest first, a page at a time."""
-    return schemas.PageDocument.model_validate(jobs.list(asked.state, asked.type, limit=asked.limit, after=asked.after))
+    return jobs.list(asked.state, asked.type, limit=asked.limit, after=asked.after)
 
 
 @router.get("/stats", responses=problems.answers())
