@@ -5,10 +5,9 @@ from dataclasses import fields
 from datetime import datetime
 from operator import itemgetter
 from typing import Any
-from uuid import UUID
 
 from penstock.model.lifecycle import State
-from penstock.model.records import HistoryEntry, Note, Record
+from penstock.model.records import HistoryEntry, Note, Record, plain
 from penstock.model.stats import QueueControl
 from penstock.model.text import payload_text
 from penstock.store.api import CANCELLED
@@ -18,7 +17,7 @@ Document = dict[str, Any]
 
 def event_document(record: Record) -> Document:
     """Every field of the event. A payload that is not UTF-8 is in base64, and `payload_encoding` says so."""
-    document = {field.name: _plain(getattr(record, field.name)) for field in fields(Record) if field.name != "payload"}
+    document = {field.name: plain(getattr(record, field.name)) for field in fields(Record) if field.name != "payload"}
     document["payload"], document["payload_encoding"] = payload_text(record.payload)
     return document
 
@@ -32,13 +31,13 @@ def note_document(note: Note) -> Document:
 
 
 def control_document(control: QueueControl) -> Document:
-    return {field.name: _plain(getattr(control, field.name)) for field in fields(QueueControl)}
+    return {field.name: plain(getattr(control, field.name)) for field in fields(QueueControl)}
 
 
 def copy_document(record: Record) -> Document:
     """What of a copy may differ from the event that it is a copy of."""
     names = ("queue", "state", "attempts", "deliveries", "replays", "last_error", "claimed_by", "settled_at")
-    return {name: _plain(getattr(record, name)) for name in names}
+    return {name: plain(getattr(record, name)) for name in names}
 
 
 def timeline(records: Sequence[Record], history: Sequence[HistoryEntry]) -> list[Document]:
@@ -77,17 +76,3 @@ def _detail(entry: HistoryEntry) -> str | None:
 
 def _entry(at: datetime, what: str, attempts: int = 0, by: str | None = None, detail: str | None = None) -> Document:
     return {"at": at.isoformat(), "what": what, "attempts": attempts, "by": by, "detail": detail}
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case datetime():
-            return value.isoformat()
-        case UUID():
-            return str(value)
-        case State():
-            return value.value
-        case _ if hasattr(value, "items"):
-            return dict(value)
-        case _:
-            return value

@@ -13,7 +13,7 @@ from penstock.model.errors import JobLost, UsageError
 from penstock.model.event import Delivery, EventId
 from penstock.model.lease import Lease, LeaseId, Token
 from penstock.model.lifecycle import State
-from penstock.model.records import Note, Record
+from penstock.model.records import Note, Record, plain
 
 JobId = EventId
 
@@ -69,7 +69,7 @@ class Job:
         return self.state in (State.PUBLISHED, State.DEAD)
 
     def as_json(self) -> dict[str, Any]:
-        return {field.name: _plain(getattr(self, field.name)) for field in fields(self)}
+        return {field.name: plain(getattr(self, field.name)) for field in fields(self)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +180,3 @@ def as_job_id(given: UUID | str) -> JobId:
         return JobId(given if isinstance(given, UUID) else UUID(given))
     except ValueError:
         raise UsageError(f"{given!r} is not a job id; penstock jobs list shows them") from None
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case UUID() | State():
-            return str(value)
-        case datetime():
-            return value.isoformat()
-        case _:
-            return value

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
+from uuid import UUID
 
 from penstock.model.event import EventId
 from penstock.model.lifecycle import State
@@ -83,3 +85,16 @@ class Head:
     available_at: datetime
     seq: int
     queue: str
+
+
+def plain(value: Any) -> Any:
+    """The value of a field, as JSON can hold it."""
+    match value:
+        case datetime():
+            return value.isoformat()
+        case UUID() | State():
+            return str(value)
+        case Mapping():
+            return dict(value)
+        case _:
+            return value
