@@ -1,7 +1,6 @@
 """The worker: handlers by queue, and everything that keeps them running in the application's process."""
 
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -9,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
 from typing import Any, TypeVar
-from uuid import uuid4
 
 from penstock.config.urls import mask_url, store_url
 from penstock.model.errors import UsageError
@@ -180,14 +178,7 @@ class Worker:
         )
         store = open_store(url or self.url, options, clock)
         handlings = [(one.queue, Handling(one.function, one.options, self.middlewares)) for one in chosen]
-        return Running(
-            store,
-            handlings,
-            self.periodics,
-            claimant=_claimant(),
-            options=options,
-            graceful_timeout=self.graceful_timeout,
-        )
+        return Running(store, handlings, self.periodics, self.order_policy, self.graceful_timeout)
 
     def stop(self) -> None:
         """Stop gracefully: no new calls, those under way may end, what waits goes back, outcomes are written.
@@ -228,10 +219,6 @@ class Worker:
 
     def __repr__(self) -> str:
         return f"Worker({mask_url(self.url)!r}, queues={sorted({one.queue for one in self.registered})})"
-
-
-def _claimant() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:6]}"
 
 
 def _exit_at_once(number: int) -> None:
