@@ -24,9 +24,11 @@ def stopped_by_signals(
     at_once: Callable[[int], None] = _interrupt,
 ) -> Iterator[None]:
     """SIGTERM and Ctrl-C set `ending` and log `message`; another signal calls `at_once` with its number."""
+    heard: list[int] = []
 
     def end(number: int, _frame: object) -> None:
-        if ending.is_set():
+        heard.append(number)  # before `set`, which holds a lock while the next signal may interrupt it
+        if len(heard) > 1 or ending.is_set():
             at_once(number)
             return
         if message is not None:
