@@ -129,13 +129,7 @@ class Submitted(BaseModel):
     job_id: UUID
 
 
-class _Document(BaseModel):
-    """An answer made of an object with the same attributes."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-
-class ClaimedDocument(_Document):
+class ClaimedDocument(BaseModel):
     """A job in its worker's hands. `lease` goes into every word about it; heartbeats are due every so many seconds."""
 
     job_id: UUID
@@ -158,7 +152,7 @@ class Standing(BaseModel):
     state: State
 
 
-class StatsDocument(_Document):
+class StatsDocument(BaseModel):
     """The job queue at a glance."""
 
     completed_total: int

@@ -202,7 +202,7 @@ def list_jobs(asked: Annotated[schemas.Listing, Query()], jobs: Queue) -> JobPag
 @router.get("/stats", responses=problems.answers())
 def stats(jobs: Queue) -> schemas.StatsDocument:
     """How many jobs of which type are where."""
-    return schemas.StatsDocument.model_validate(jobs.stats())
+    return schemas.StatsDocument.model_validate(jobs.stats(), from_attributes=True)
 
 
 async def _claimed(request: Request, jobs: Jobs, asked: schemas.ClaimRequest) -> ClaimedJob | None:
