@@ -1,9 +1,8 @@
 """The outbox: an application's object for emitting events."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import datetime, timedelta
-from types import TracebackType
 from typing import Any, Self
 
 from sqlalchemy import Insert
@@ -16,8 +15,6 @@ from penstock.store.api import Store, StoreOptions
 from penstock.store.event_ids import new_event_id
 from penstock.store.registry import open_store
 from penstock.store.sql.schema import outbox as outbox_view
-
-EMIT_BATCH = 10_000
 
 
 def connect(url: str | None = None, options: StoreOptions | None = None, *, routes: Routes | None = None) -> "Outbox":
@@ -109,8 +106,8 @@ class Outbox:
         if self.routes is not None:
             self.routes.require([event.event_type])
         named = event if event.event_id else replace(event, event_id=new_event_id())
-        values = {name: getattr(named, name) for name in _INSERTED}
-        return outbox_view.insert().values(**values, headers=dict(named.headers) or None)
+        values = {field.name: getattr(named, field.name) for field in fields(named)}
+        return outbox_view.insert().values({**values, "headers": dict(named.headers) or None})
 
     def close(self) -> None:
         self.store.close()
@@ -118,23 +115,5 @@ class Outbox:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
-
-
-_INSERTED = (
-    "event_id",
-    "event_type",
-    "queue",
-    "payload",
-    "partition_key",
-    "ordering_key",
-    "priority",
-    "max_attempts",
-    "available_at",
-    "delay_seconds",
-    "dedupe_key",
-    "dedupe_seconds",
-)

@@ -175,6 +175,19 @@ def test_signal_that_reaches_every_process_is_graceful(ground: Ground, db: Outbo
 
 
 @pytest.mark.crash
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_second_signal_ends_the_process_at_once(ground: Ground, db: Outbox, number: signal.Signals) -> None:
+    emit(db, "gate")
+    command = ground.run("workers:worker", "--health", "127.0.0.1:0")
+    command.await_call()
+    command.send(number)
+    command.await_log("stopping: waiting for handlers; again to stop at once")
+    command.send(number)
+    assert command.wait() == 128 + number
+    command.await_log("stopping at once; what is being handled comes back when its lease is over")
+
+
+@pytest.mark.crash
 def test_second_signal_ends_every_process_at_once(ground: Ground, db: Outbox) -> None:
     emit(db, "gate")
     command = ground.run("workers:worker", "--processes", "2", "--health", "127.0.0.1:0")

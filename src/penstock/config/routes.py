@@ -21,6 +21,8 @@ from penstock.model.errors import InvalidEvent, UsageError
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 DEFAULT_CONFIG = Path("penstock.toml")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+# The settings of a destination beside its URL.
+_KINDS = {"topic": str, "max_attempts": int, "retry_delay": int | float}
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
@@ -156,7 +158,7 @@ def load_routes(path: Path, environment: Mapping[str, str] | None = None) -> Rou
 
 
 def _routes(content: Mapping[str, Any], environment: Mapping[str, str]) -> Routes:
-    _refuse_others(content, {"destinations", "routes", "unrouted"}, "the file")
+    _table(content, "the file", "destinations", "routes", "unrouted")
     given = _table(content.get("destinations", {}), "destinations")
     destinations = {name: _destination(name, fields, environment) for name, fields in given.items()}
     routes = content.get("routes", [])
@@ -170,15 +172,17 @@ def _routes(content: Mapping[str, Any], environment: Mapping[str, str]) -> Route
 
 
 def _destination(name: str, given: Any, environment: Mapping[str, str]) -> Destination:
-    fields = {"url": given} if isinstance(given, str) else dict(_table(given, f"destination {name}"))
-    _refuse_others(fields, {"url", "topic", "max_attempts", "retry_delay"}, f"destination {name}")
-    url = _text(fields.pop("url", None), f"destination {name}: url")
-    return Destination(name=name, url=_filled(url, environment), **_checked(fields, f"destination {name}"))
+    what = f"destination {name}"
+    fields = {"url": given} if isinstance(given, str) else dict(_table(given, what, "url", *_KINDS))
+    url = _text(fields.pop("url", None), f"{what}: url")
+    for setting, value in fields.items():
+        if not isinstance(value, _KINDS[setting]) or isinstance(value, bool):
+            raise UsageError(f"{what}: {setting} can't be {value!r}")
+    return Destination(name=name, url=_filled(url, environment), **fields)
 
 
 def _route(given: Any) -> Route:
-    fields = _table(given, "a route")
-    _refuse_others(fields, {"types", "to", "topic"}, "a route")
+    fields = _table(given, "a route", "types", "to", "topic")
     topic = fields.get("topic")
     return Route(
         types=_texts(fields.get("types"), "a route's types"),
@@ -203,17 +207,13 @@ def _name_of(url: str) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", plain).strip("-")[:100]
 
 
-def _checked(fields: Mapping[str, Any], what: str) -> dict[str, Any]:
-    kinds: dict[str, type | tuple[type, ...]] = {"topic": str, "max_attempts": int, "retry_delay": (int, float)}
-    for name, value in fields.items():
-        if not isinstance(value, kinds[name]) or isinstance(value, bool):
-            raise UsageError(f"{what}: {name} can't be {value!r}")
-    return dict(fields)
-
-
-def _table(given: Any, what: str) -> Mapping[str, Any]:
+def _table(given: Any, what: str, *known: str) -> Mapping[str, Any]:
+    """Check a table, and that it has only the `known` settings, if any: a misspelt one would have no effect."""
     if not isinstance(given, dict):
         raise UsageError(f"{what} must be a table, not {given!r}")
+    for name in given:
+        if known and name not in known:
+            raise UsageError(f"{what} has no setting {name!r}; there are {', '.join(sorted(known))}")
     return given
 
 
@@ -228,10 +228,3 @@ def _texts(given: Any, what: str) -> list[str]:
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
         raise UsageError(f"{what} must be a text or a list of texts, not {given!r}")
     return texts
-
-
-def _refuse_others(fields: Mapping[str, Any], known: set[str], what: str) -> None:
-    """A misspelt setting must not be silently without effect."""
-    for name in fields:
-        if name not in known:
-            raise UsageError(f"{what} has no setting {name!r}; there are {', '.join(sorted(known))}")

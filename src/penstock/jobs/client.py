@@ -78,7 +78,7 @@ class JobsClient:
             "dedupe_key": dedupe_key,
             "headers": dict(headers or {}),
         }
-        return as_job_id(self._post("/v1/jobs", asked, JobError)["job_id"])
+        return as_job_id(self._call("POST", "/v1/jobs", json=asked)["job_id"])
 
     def claim(
         self,
@@ -94,7 +94,7 @@ class JobsClient:
         while True:
             wait = max(0.0, min(until - time.monotonic(), longest))
             asked = {"worker_id": worker_id, "types": None if types is None else list(types), "wait_seconds": wait}
-            answer = self._call("POST", "/v1/jobs/claim", JobError, json=asked, once=True, wait=wait)
+            answer = self._call("POST", "/v1/jobs/claim", json=asked, once=True, wait=wait)
             if answer is not None:
                 self.heartbeat_seconds = answer["heartbeat_seconds"]
                 return _claimed(answer)
@@ -119,7 +119,7 @@ class JobsClient:
 
     def cancel(self, job_id: UUID | str, reason: str = "cancelled") -> None:
         """Make a job that is not settled DEAD."""
-        self._post(f"/v1/jobs/{as_job_id(job_id)}/cancel", {"reason": reason}, JobSettled)
+        self._call("POST", f"/v1/jobs/{as_job_id(job_id)}/cancel", JobSettled, json={"reason": reason})
 
     def get(self, job_id: UUID | str) -> Job:
         return self._get(as_job_id(job_id), 0.0)
@@ -139,7 +139,7 @@ class JobsClient:
                 raise JobUnfinished(f"job {wanted} is still {job.state} after {timeout_seconds:g} s")
 
     def stats(self) -> JobStats:
-        answer = self._call("GET", "/v1/stats", JobError)
+        answer = self._call("GET", "/v1/stats")
         types = [TypeStats(**one) for one in answer["types"]]
         return JobStats(types, purged=answer["completed_total"] - sum(one.completed for one in types))
 
@@ -159,20 +159,17 @@ class JobsClient:
         self.close()
 
     def _get(self, job_id: JobId, wait: float) -> Job:
-        return _job(self._call("GET", f"/v1/jobs/{job_id}", JobError, query={"wait_seconds": wait}, wait=wait))
+        return _job(self._call("GET", f"/v1/jobs/{job_id}", query={"wait_seconds": wait}, wait=wait))
 
     def _say(self, held: Held, verb: str, **said: Any) -> Any:
         job_id, lease = (held.job_id, held.lease) if isinstance(held, ClaimedJob) else held
-        return self._post(f"/v1/jobs/{as_job_id(job_id)}/{verb}", {"lease": lease, **said}, JobLost)
-
-    def _post(self, path: str, asked: Any, conflict: type[JobError]) -> Any:
-        return self._call("POST", path, conflict, json=asked)
+        return self._call("POST", f"/v1/jobs/{as_job_id(job_id)}/{verb}", JobLost, json={"lease": lease, **said})
 
     def _call(
         self,
         method: str,
         path: str,
-        conflict: type[JobError],
+        conflict: type[JobError] = JobError,
         *,
         json: Any = None,
         query: Mapping[str, Any] | None = None,
@@ -208,7 +205,7 @@ class JobsClient:
         """Jobs, newest first, a page at a time."""
         asked = {"state": state, "type": type, "limit": limit, "after": after}
         query = {name: str(value) for name, value in asked.items() if value is not None}
-        answer = self._call("GET", "/v1/jobs", JobError, query=query)
+        answer = self._call("GET", "/v1/jobs", query=query)
         return JobPage([_job(one) for one in answer["jobs"]], answer["after"])
 
 

@@ -122,13 +122,10 @@ class Jobs(JobQueries):
         except InvalidEvent:
             if event.event_id is None or connection is not None:
                 raise
-            if not self._same(event, self.find(event.event_id)):
+            earlier = self.find(event.event_id)
+            if earlier is None or (earlier.queue, earlier.payload) != (event.queue, event.payload):
                 raise JobError(f"{event.event_id} is the id of something else already; give a new one") from None
             return event.event_id
-
-    def _same(self, event: Event, record: Record | None) -> bool:
-        """Whether that record came of an earlier submit of this event."""
-        return record is not None and (record.queue, record.payload) == (event.queue, event.payload)
 
     # -- claim ------------------------------------------------------------------------------------------------
 

@@ -14,25 +14,22 @@ class Wakeup:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._listeners: dict[int, Callable[[], None]] = {}
-        self._number = 0
+        self._listeners: list[Callable[[], None]] = []
 
     @contextmanager
     def listening(self, listener: Callable[[], None]) -> Iterator[None]:
         """Call `listener`, from any thread, at every wake-up. It must not wait."""
         with self._lock:
-            self._number += 1
-            number = self._number
-            self._listeners[number] = listener
+            self._listeners.append(listener)
         try:
             yield
         finally:
             with self._lock:
-                del self._listeners[number]
+                self._listeners.remove(listener)
 
     def notify(self) -> None:
         with self._lock:
-            listeners = list(self._listeners.values())
+            listeners = list(self._listeners)
         for listener in listeners:
             listener()
 

@@ -2,36 +2,23 @@
 fail with what it raises. It works on a `Jobs` and on a `JobsClient` alike."""
 
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from penstock.jobs.job import ClaimedJob
 from penstock.model.errors import JobLost, JobNotFound, PenstockError, UsageError
-from penstock.model.lifecycle import State
 from penstock.telemetry import log
+
+if TYPE_CHECKING:
+    from penstock.jobs.client import JobsClient
+    from penstock.jobs.queue import Jobs
+
+    JobQueue: TypeAlias = Jobs | JobsClient
 
 IDLE_SECONDS = 10.0
 ERROR_PAUSE_SECONDS = 1.0
-
-
-class JobQueue(Protocol):
-    """What the loop needs of a job queue."""
-
-    @property
-    def heartbeat_seconds(self) -> float: ...
-    def claim(
-        self,
-        worker_id: str,
-        types: Collection[str] | None = None,
-        *,
-        wait_seconds: float = 0,
-        stop: threading.Event | None = None,
-    ) -> ClaimedJob | None: ...
-    def heartbeat(self, held: ClaimedJob, progress: Any = None) -> None: ...
-    def complete(self, held: ClaimedJob, result: Any = None) -> None: ...
-    def fail(self, held: ClaimedJob, reason: str) -> State: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +26,7 @@ class JobContext:
     """What a handler may ask and say while it works."""
 
     job: ClaimedJob
-    jobs: JobQueue
+    jobs: "JobQueue"
     stop: threading.Event
     lost: threading.Event = field(default_factory=threading.Event)
     """Set when the job is no longer ours: whatever the handler returns now is thrown away."""
@@ -58,7 +45,7 @@ Handler = Callable[[Any, JobContext], Any]
 
 
 def run(
-    jobs: JobQueue, handlers: Mapping[str, Handler], worker_id: str, *, stop: threading.Event, concurrency: int = 1
+    jobs: "JobQueue", handlers: Mapping[str, Handler], worker_id: str, *, stop: threading.Event, concurrency: int = 1
 ) -> None:
     """Handle jobs of the handlers' types, `concurrency` at a time, until `stop` is set; those begun are finished."""
     if not handlers or concurrency < 1:
@@ -72,7 +59,7 @@ def run(
             stop.set()
 
 
-def _loop(jobs: JobQueue, handlers: Mapping[str, Handler], worker_id: str, stop: threading.Event) -> None:
+def _loop(jobs: "JobQueue", handlers: Mapping[str, Handler], worker_id: str, stop: threading.Event) -> None:
     while not stop.is_set():
         try:
             job = jobs.claim(worker_id, list(handlers), wait_seconds=IDLE_SECONDS, stop=stop)
@@ -86,7 +73,7 @@ def _loop(jobs: JobQueue, handlers: Mapping[str, Handler], worker_id: str, stop:
             stop.wait(ERROR_PAUSE_SECONDS)
 
 
-def _handle(jobs: JobQueue, handler: Handler, job: ClaimedJob, stop: threading.Event) -> None:
+def _handle(jobs: "JobQueue", handler: Handler, job: ClaimedJob, stop: threading.Event) -> None:
     context, done = JobContext(job, jobs, stop), threading.Event()
     beating = threading.Thread(target=_beat, args=(jobs, context, done), name="penstock-heartbeat", daemon=True)
     beating.start()
@@ -106,7 +93,7 @@ def _handle(jobs: JobQueue, handler: Handler, job: ClaimedJob, stop: threading.E
         log.warn("the result of a job is dropped", job=job.job_id, because=lost)
 
 
-def _settle(jobs: JobQueue, job: ClaimedJob, result: Any, error: str | None) -> None:
+def _settle(jobs: "JobQueue", job: ClaimedJob, result: Any, error: str | None) -> None:
     if error is None:
         try:
             jobs.complete(job, result)
@@ -116,7 +103,7 @@ def _settle(jobs: JobQueue, job: ClaimedJob, result: Any, error: str | None) -> 
     jobs.fail(job, error)
 
 
-def _beat(jobs: JobQueue, context: JobContext, done: threading.Event) -> None:
+def _beat(jobs: "JobQueue", context: JobContext, done: threading.Event) -> None:
     while not done.wait(jobs.heartbeat_seconds):
         try:
             jobs.heartbeat(context.job)

@@ -34,6 +34,12 @@ class UsageError(PenstockError):
     """The caller asked for something that can't be right."""
 
 
+def require(holds: bool, message: str) -> None:
+    """Raise a UsageError unless the condition holds."""
+    if not holds:
+        raise UsageError(message)
+
+
 class InvalidEvent(UsageError):
     """A field of an event is out of bounds."""
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.model.errors import UsageError
+from penstock.model.errors import require
 from penstock.model.event import LONGEST_SECONDS
 from penstock.model.lifecycle import DEFAULT_MAX_ATTEMPTS
 from penstock.model.outcome import Dead, Retry
@@ -30,14 +30,14 @@ class RetryPolicy:
     max_age_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        _require(self.initial_seconds >= 0, "the first retry delay can't be negative")
-        _require(self.factor >= 1, "the retry factor must be 1 or more")
-        _require(self.cap_seconds >= 0, "the cap on retry delays can't be negative")
-        _require(0 <= self.jitter <= 1, "jitter lies between 0 and 1")
-        _require(self.max_attempts >= 1, "max_attempts must be 1 or more")
+        require(self.initial_seconds >= 0, "the first retry delay can't be negative")
+        require(self.factor >= 1, "the retry factor must be 1 or more")
+        require(self.cap_seconds >= 0, "the cap on retry delays can't be negative")
+        require(0 <= self.jitter <= 1, "jitter lies between 0 and 1")
+        require(self.max_attempts >= 1, "max_attempts must be 1 or more")
         for name in ("max_total_delay_seconds", "max_age_seconds"):
             limit = getattr(self, name)
-            _require(limit is None or limit >= 0, f"{name} can't be negative")
+            require(limit is None or limit >= 0, f"{name} can't be negative")
 
     @classmethod
     def none(cls) -> "RetryPolicy":
@@ -111,11 +111,6 @@ class RetryPolicy:
             if waited > seconds:
                 return True
         return waited > seconds
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise UsageError(message)
 
 
 DEFAULT_RETRY_SECONDS = 1.0

@@ -25,9 +25,7 @@ class Selection:
 
     @property
     def empty(self) -> bool:
-        one = (self.ids, self.states, self.queue, self.event_type, self.since, self.until, self.error)
-        several = (self.queues, self.event_types)
-        return all(part is None for part in one + several) and not self.everything
+        return self == Selection()
 
     def require(self, verb: str) -> None:
         if self.empty:

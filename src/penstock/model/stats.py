@@ -28,13 +28,9 @@ class Relay:
 
 
 @dataclass(frozen=True, slots=True)
-class RelayStats:
+class RelayStats(Relay):
     """A relay or worker that announced itself, as others see it."""
 
-    relay_id: UUID
-    queue: str
-    destination: str
-    host: str
     started_at: datetime
     seen_seconds_ago: float
     stopping: bool

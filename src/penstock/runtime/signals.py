@@ -2,28 +2,56 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from penstock.telemetry import log
 
+NUMBERS = (signal.SIGTERM, signal.SIGINT)
+
+
+def _interrupt(number: int) -> None:
+    """End what the main thread is at, if the signal is Ctrl-C."""
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+
 
 @contextmanager
-def stopped_by_signals(ending: threading.Event) -> Iterator[None]:
-    """SIGTERM and Ctrl-C set `ending`; a second Ctrl-C ends it all at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+def stopped_by_signals(
+    ending: threading.Event,
+    message: str | None = "stopping: finishing what is in hand",
+    at_once: Callable[[int], None] = _interrupt,
+) -> Iterator[None]:
+    """SIGTERM and Ctrl-C set `ending` and log `message`; another signal calls `at_once` with its number."""
+    heard: list[int] = []
 
     def end(number: int, _frame: object) -> None:
-        if ending.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        log.info("stopping: finishing what is in hand")
+        heard.append(number)  # before `set`, which holds a lock while the next signal may interrupt it
+        if len(heard) > 1 or ending.is_set():
+            at_once(number)
+            return
+        if message is not None:
+            log.info(message)
         ending.set()
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    with signals_restored():
+        _handle(dict.fromkeys(NUMBERS, end))
+        yield
+
+
+@contextmanager
+def signals_restored() -> Iterator[None]:
+    """Restore the handlers of SIGTERM and Ctrl-C at the end."""
+    before = {number: signal.getsignal(number) for number in NUMBERS}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        _handle(before)
+
+
+def _handle(handlers: Mapping[signal.Signals, Any]) -> None:
+    """Only the main thread may listen to signals."""
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
-from penstock.jobs.job import LEASE_LENGTH, LEASE_PATTERN
+from penstock.jobs.job import LEASE_LENGTH, LEASE_PATTERN, TypeStats
 from penstock.jobs.queries import LONGEST_NAME
 from penstock.jobs.queue import MAX_ATTEMPTS
 from penstock.model.event import LONGEST_SECONDS, MAX_ATTEMPTS_LIMIT, NAME_LIMIT, PRIORITIES
@@ -129,13 +129,7 @@ class Submitted(BaseModel):
     job_id: UUID
 
 
-class _Document(BaseModel):
-    """Base of responses built from the attributes of an object."""
-
-    model_config = ConfigDict(from_attributes=True)
-
-
-class ClaimedDocument(_Document):
+class ClaimedDocument(BaseModel):
     """A claimed job. Requests about the job need `lease`; heartbeats are due every `heartbeat_seconds`."""
 
     job_id: UUID
@@ -158,50 +152,11 @@ class Standing(BaseModel):
     state: State
 
 
-class JobDocument(_Document):
-    """A job with its state, progress and result."""
-
-    job_id: UUID
-    type: str
-    state: State
-    payload: Any
-    headers: dict[str, str]
-    priority: int
-    attempts: int
-    max_attempts: int | None
-    progress: Any
-    result: Any
-    error: str | None
-    worker: str | None
-    submitted_at: datetime
-    available_at: datetime
-    claimed_at: datetime | None
-    expires_at: datetime | None
-    settled_at: datetime | None
-
-
-class PageDocument(_Document):
-    """A page of jobs, newest first. `after` requests the next page; it is null on the last page."""
-
-    jobs: list[JobDocument]
-    after: int | None
-
-
-class TypeDocument(_Document):
-    """Counts of one job type by state."""
-
-    type: str
-    pending: int
-    claimed: int
-    completed: int
-    dead: int
-
-
-class StatsDocument(_Document):
+class StatsDocument(BaseModel):
     """Counts of the job queue."""
 
     completed_total: int
-    types: list[TypeDocument]
+    types: list[TypeStats]
 
 
 class Health(BaseModel):

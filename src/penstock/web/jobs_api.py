@@ -16,7 +16,7 @@ from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response, Secur
 from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPBearer
 
-from penstock.jobs.job import ClaimedJob
+from penstock.jobs.job import ClaimedJob, Job, JobPage
 from penstock.jobs.queue import Jobs
 from penstock.jobs.wakeup import pauses
 from penstock.model.errors import UsageError
@@ -183,30 +183,28 @@ def cancel(job_id: UUID, asked: schemas.Cancellation, jobs: Queue) -> schemas.St
 
 
 @router.get("/jobs/{job_id:uuid}", responses=problems.answers(404))
-async def get(
-    job_id: UUID, asked: Annotated[schemas.WaitParameters, Query()], request: Request, jobs: Queue
-) -> schemas.JobDocument:
+async def get(job_id: UUID, asked: Annotated[schemas.WaitParameters, Query()], request: Request, jobs: Queue) -> Job:
     """Return a job; with `wait_seconds`, wait until the job is settled or the time is over."""
     until = _now() + min(asked.wait_seconds, _app(request).max_wait_seconds)
     for pause in pauses():
         job = await run_in_threadpool(jobs.get, job_id)
         left = until - _now()
         if job.settled or left <= 0 or _app(request).closing.is_set() or await request.is_disconnected():
-            return schemas.JobDocument.model_validate(job)
+            return job
         await asyncio.sleep(min(pause, left))
     raise AssertionError("unreachable")
 
 
 @router.get("/jobs", responses=problems.answers())
-def list_jobs(asked: Annotated[schemas.Listing, Query()], jobs: Queue) -> schemas.PageDocument:
+def list_jobs(asked: Annotated[schemas.Listing, Query()], jobs: Queue) -> JobPage:
     """List jobs, newest first, in pages."""
-    return schemas.PageDocument.model_validate(jobs.list(asked.state, asked.type, limit=asked.limit, after=asked.after))
+    return jobs.list(asked.state, asked.type, limit=asked.limit, after=asked.after)
 
 
 @router.get("/stats", responses=problems.answers())
 def stats(jobs: Queue) -> schemas.StatsDocument:
     """Count jobs by type and state."""
-    return schemas.StatsDocument.model_validate(jobs.stats())
+    return schemas.StatsDocument.model_validate(jobs.stats(), from_attributes=True)
 
 
 async def _claimed(request: Request, jobs: Jobs, asked: schemas.ClaimRequest) -> ClaimedJob | None:

@@ -5,8 +5,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Self
 from weakref import WeakSet
@@ -110,23 +109,10 @@ class HttpServer(uvicorn.Server):
             self._on_stop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Stop; unlike the base class, keep no signal to be raised again after the server has stopped."""
         if self.should_exit and sig == signal.SIGINT:
             self.force_exit = True
         self.stop()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Handle signals as the base class does, but don't raise them again after the server has stopped."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def __enter__(self) -> Self:
         self._thread = threading.Thread(target=self.serve_until_stopped, name=self._name, daemon=True)

@@ -40,15 +40,11 @@ class EventBuffer:
         self._followers: dict[str, deque[Received]] = {}
         self._open: dict[str, int] = {}
         """How many events of a key were handed out and are undecided: several only in a batch."""
-        self._queued = 0
-        self._held: dict[LeaseId, HeldLease] = {}
-        self.done: Callable[[], object] = _nothing
-        """Called when all of a lease is decided: its outcomes need not wait for others."""
-
-    @property
-    def queued(self) -> int:
+        self.queued = 0
         """How many events wait for an executor."""
-        return self._queued
+        self._held: dict[LeaseId, HeldLease] = {}
+        self.done: Callable[[], object] = lambda: None
+        """Called when all of a lease is decided: its outcomes need not wait for others."""
 
     @property
     def leases(self) -> list[Lease]:
@@ -66,7 +62,7 @@ class EventBuffer:
             self._held[lease.lease_id] = HeldLease(lease, len(events))
             for event in events:
                 self._enqueue(event)
-            self._queued += len(events)
+            self.queued += len(events)
             self.changed.notify(len(events))
 
     def _enqueue(self, event: Received) -> None:
@@ -82,32 +78,28 @@ class EventBuffer:
     def take(self, most: int = 1) -> list[Received]:
         """Up to `most` events for an executor; none if none waits."""
         with self.changed:
-            return self._take(most)
+            taken: list[Received] = []
+            while self._waiting and len(taken) < most:
+                event = self._waiting.popleft()
+                taken.append(event)
+                if event.ordering_key is not None:
+                    self._take_along(event.ordering_key, taken, most)
+            if taken:
+                for event in taken:
+                    event.begin()
+                self.queued -= len(taken)
+                self.running.update(taken)
+                self.roomy.notify()
+            return taken
 
     def await_some(self, most: int, closed: threading.Event) -> list[Received]:
         """The same, for a thread that waits; nothing once `closed` is set."""
         with self.changed:
             while not closed.is_set():
-                taken = self._take(most)
-                if taken:
+                if taken := self.take(most):
                     return taken
                 self.changed.wait(1.0)
             return []
-
-    def _take(self, most: int) -> list[Received]:
-        taken: list[Received] = []
-        while self._waiting and len(taken) < most:
-            event = self._waiting.popleft()
-            taken.append(event)
-            if event.ordering_key is not None:
-                self._take_along(event.ordering_key, taken, most)
-        if taken:
-            for event in taken:
-                event.begin()
-            self._queued -= len(taken)
-            self.running.update(taken)
-            self.roomy.notify()
-        return taken
 
     def _take_along(self, key: str, taken: list[Received], most: int) -> None:
         """Into the same batch goes what follows of its key: one call keeps the order."""
@@ -158,7 +150,7 @@ class EventBuffer:
         followers = self._followers.get(key, deque())
         blocks = isinstance(outcome, Retry) and self._order_policy is OrderPolicy.BLOCK
         if blocks or isinstance(outcome, Released):
-            self._queued -= len(followers)
+            self.queued -= len(followers)
             for event in followers:
                 self._record(event, RELEASED)
             followers.clear()
@@ -178,7 +170,7 @@ class EventBuffer:
         """Wait until no executor is at work and nothing waits for one; says whether it came to that."""
         with self.changed:
             timeout = None if until is None else max(0.0, until - monotonic())
-            return self.changed.wait_for(lambda: not self.running and not self._queued, timeout)
+            return self.changed.wait_for(lambda: not self.running and not self.queued, timeout)
 
     def await_written(self, seconds: float) -> None:
         """Wait for whoever is writing outcomes now."""
@@ -252,10 +244,10 @@ class EventBuffer:
                 self._held.pop(lease_id, None)
             for event in self.running:
                 event.lost = event.lost or event.lease.lease_id in gone
-            before = self._queued
+            before = self.queued
             self._forget(lambda event: event.lease.lease_id in gone)
             self.changed.notify_all()
-            return before - self._queued
+            return before - self.queued
 
     def _forget(self, chosen: Callable[[Received], bool]) -> None:
         """Take events out of those that wait. A key of which none waits or runs has no followers."""
@@ -265,8 +257,4 @@ class EventBuffer:
             self._followers[key] = deque(event for event in queue if not chosen(event))
             if key not in waiting and key not in self._open:
                 del self._followers[key]
-        self._queued = len(self._waiting) + sum(map(len, self._followers.values()))
-
-
-def _nothing() -> None:
-    """Nobody needs to know."""
+        self.queued = len(self._waiting) + sum(map(len, self._followers.values()))

@@ -30,7 +30,7 @@ class Executor:
     def accept(self, events: Sequence[Received]) -> Sequence[Received]:
         """Those that may be handled: the rest has an outcome already."""
         if self.subscription.options.max_deliveries is not None:
-            refused = {event: self.handling.refusal(event) for event in events}
+            refused = {event: self.handling.refusal(event, self.subscription) for event in events}
             for event, outcome in refused.items():
                 if outcome is not None:
                     self.buffer.finish(event, outcome)

@@ -6,13 +6,13 @@ kind serves plain and async handlers. For an async handler it may be an async co
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, ExitStack
 from typing import Any
 
 from penstock.model.errors import InvalidPayload, LeaseLost
 from penstock.model.lifecycle import overdelivered
-from penstock.model.outcome import RELEASED, Dead, Outcome
+from penstock.model.outcome import RELEASED, Outcome
 from penstock.model.text import brief, on_record
 from penstock.telemetry import log
 from penstock.worker.arguments import reader_of
@@ -68,7 +68,6 @@ class Handling:
         return None
 
     async def _run(self, events: Sequence[Received], arguments: tuple[Any, ...]) -> None:
-        work: Awaitable[Any]
         if not self._middlewares:
             await self.function(*arguments)
             return
@@ -76,19 +75,18 @@ class Handling:
             for middleware in self._middlewares:
                 for event in events:
                     await _enter(around, middleware(event))
-            work = self.function(*arguments)
-            await work
+            await self.function(*arguments)
 
     def too_long(self) -> str:
         return f"the handler took longer than its limit of {self._limit:g} s"
 
     # -- what follows ------------------------------------------------------------------------------------------
 
-    def refusal(self, event: Received) -> Outcome | None:
+    def refusal(self, event: Received, sink: DecisionSink) -> Outcome | None:
         """Why an event is not to be handled at all, if so: checked before, because it may kill this process."""
         most = self.options.max_deliveries
         if overdelivered(event.deliveries, most):
-            return Dead(f"delivered {event.deliveries} times, more than max_deliveries={most}", self._keep_dead)
+            return sink.rejected(f"delivered {event.deliveries} times, more than max_deliveries={most}")
         return None
 
     def outcome(self, event: Received, error: BaseException | None, sink: DecisionSink) -> Outcome | None:
@@ -100,7 +98,7 @@ class Handling:
         if event.decision is not None:
             return event.decision
         if isinstance(error, InvalidPayload):
-            return Dead(str(error), self._keep_dead)
+            return sink.rejected(str(error))
         if isinstance(error, LeaseLost):
             return None
         match self.options.ack_policy:
@@ -109,13 +107,9 @@ class Handling:
             case AckPolicy.ACK | AckPolicy.ACK_FIRST:
                 return sink.published(None)
             case AckPolicy.REJECT_ON_ERROR if error is not None:
-                return Dead(on_record(error), self._keep_dead)
+                return sink.rejected(on_record(error))
             case _:
                 return sink.published(None) if error is None else sink.failed(event, on_record(error))
-
-    @property
-    def _keep_dead(self) -> bool:
-        return self.options.keep_on_reject
 
 
 def _plain(manager: Any) -> AbstractContextManager[Any]:

@@ -43,7 +43,8 @@ class Notifier:
         for queue, woken in wake:
             self._wake.setdefault(queue, []).append(woken)
         self._connection: Any = None
-        self._mine: set[str] = set()
+        self.probed_queues: set[str] = set()
+        """The queues that this process probes for all."""
         self._elected_at = float("-inf")
         self._reminders: dict[str, Reminder] = {}
 
@@ -53,24 +54,19 @@ class Notifier:
             if self._connection is None and not self._connect():
                 return None
             self._stand_for_election()
-            for queue in self._mine:
+            for queue in self.probed_queues:
                 self._probe(queue)
-            self._listen(PROBE_SECONDS if self._mine else LISTEN_SECONDS)
+            self._listen(PROBE_SECONDS if self.probed_queues else LISTEN_SECONDS)
         except Exception:
             self.close()
             raise
         return 0.0
 
-    @property
-    def probed_queues(self) -> set[str]:
-        """The queues that this process probes for all."""
-        return set(self._mine)
-
     def close(self) -> None:
         """Whoever waits for this process's locks gets them."""
         self.listening = False
         connection, self._connection = self._connection, None
-        self._mine.clear()
+        self.probed_queues.clear()
         if connection is not None:
             connection.close()
 
@@ -99,10 +95,10 @@ class Notifier:
         if monotonic() - self._elected_at < ELECTION_SECONDS:
             return
         self._elected_at = monotonic()
-        for queue in self._wake.keys() - self._mine:
+        for queue in self._wake.keys() - self.probed_queues:
             row = self._connection.execute("SELECT pg_try_advisory_lock(%s, %s)", [LOCK_CLASS, _number(queue)])
             if row.fetchone()[0]:
-                self._mine.add(queue)
+                self.probed_queues.add(queue)
                 self._reminders[queue] = Reminder()
 
     def _probe(self, queue: str) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
 
-from penstock.model.errors import UsageError
+from penstock.model.errors import UsageError, require
 from penstock.model.retry import RetryPolicy
 
 MANY = 1_000_000
@@ -68,18 +68,18 @@ class HandlerOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "ack_policy", _policy(self.ack_policy))
         for name in ("max_workers", "fetch_batch_size"):
-            _require(1 <= getattr(self, name) <= MANY, f"{name} must lie in 1 to {MANY:,}")
+            require(1 <= getattr(self, name) <= MANY, f"{name} must lie in 1 to {MANY:,}")
         for name in ("max_deliveries", "batch_size", "max_claimed"):
             given = getattr(self, name)
-            _require(given is None or given >= 1, f"{name} must be 1 or more")
-        _require(self.overfetch_factor >= 1, "overfetch_factor must be 1 or more")
+            require(given is None or given >= 1, f"{name} must be 1 or more")
+        require(self.overfetch_factor >= 1, "overfetch_factor must be 1 or more")
         for name in ("min_fetch_interval", "max_fetch_interval", "flush_interval"):
             given = getattr(self, name)
-            _require(given is None or (isfinite(given) and given >= 0), f"{name} must be 0 s or more")
+            require(given is None or (isfinite(given) and given >= 0), f"{name} must be 0 s or more")
         for name in ("release_stuck_interval", "release_stuck_timeout", "timeout_seconds"):
             given = getattr(self, name)
-            _require(given is None or (isfinite(given) and given > 0), f"{name} must be more than 0 s")
-        _require(self.types is None or len(self.types) > 0, "types must name one type or more; leave it out for all")
+            require(given is None or (isfinite(given) and given > 0), f"{name} must be more than 0 s")
+        require(self.types is None or len(self.types) > 0, "types must name one type or more; leave it out for all")
         if isinstance(self.types, str):
             raise UsageError("types is a list of names, not one name")
 
@@ -95,8 +95,3 @@ def _policy(given: AckPolicy | str) -> AckPolicy:
         return AckPolicy(given)
     except ValueError:
         raise UsageError(f"there is no ack policy {given!r}; there are: {', '.join(AckPolicy)}") from None
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise UsageError(message)

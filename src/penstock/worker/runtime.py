@@ -1,16 +1,18 @@
 """A worker at work: its subscriptions, the executors and loops that serve them, how they start and how they end."""
 
 import asyncio
+import os
 import socket
 import threading
 from collections.abc import Sequence
-from time import monotonic
+from time import monotonic, sleep
 from uuid import uuid4
 
 from penstock.model.lease import Claim
+from penstock.model.lifecycle import OrderPolicy
 from penstock.model.stats import Relay
 from penstock.outbox import Outbox
-from penstock.store.api import Store, StoreOptions
+from penstock.store.api import Store
 from penstock.telemetry import log
 from penstock.worker.executors import EventLoopExecutor, ThreadExecutor
 from penstock.worker.handler import Handling
@@ -33,17 +35,15 @@ class Running:
         store: Store,
         handlings: Sequence[tuple[str, Handling]],
         periodics: Sequence[Periodic],
-        *,
-        claimant: str,
-        options: StoreOptions,
+        order_policy: OrderPolicy,
         graceful_timeout: float,
     ) -> None:
         self.store = store
         self.outbox = Outbox(store)
-        self.claimant = claimant
+        self.claimant = f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:6]}"
         self.over = False
         self.subscriptions = [
-            Subscription(queue, handling, store, claimant, options.order_policy) for queue, handling in handlings
+            Subscription(queue, handling, store, self.claimant, order_policy) for queue, handling in handlings
         ]
         self.loops: list[WorkerLoop] = []
         self._graceful_timeout = graceful_timeout
@@ -200,13 +200,12 @@ class Running:
 
     def _last_flush(self) -> None:
         until = monotonic() + LAST_FLUSH_SECONDS
-        pause = threading.Event()
         while monotonic() < until:
             for subscription in self.subscriptions:
                 subscription.flush(all_of_it=True)
             if not any(one.buffer.unwritten for one in self.subscriptions):
                 return
-            pause.wait(0.2)
+            sleep(0.2)
         left = sum(one.buffer.unwritten for one in self.subscriptions)
         log.warn("outcomes could not be written; their events are handled again", n=left)
 

@@ -38,7 +38,7 @@ class Subscription:
         self.woken = threading.Event()
         self.fetched_at: float | None = None
         self.counts = {"handled": 0, "failed": 0, "dead": 0, "lost": 0}
-        self.fed: Callable[[], None] = _nothing
+        self.fed: Callable[[], None] = lambda: None
         """Called when there is something to take: whoever waits in a way of its own puts itself here."""
 
     # -- fetch -------------------------------------------------------------------------------------------------
@@ -186,7 +186,3 @@ class Subscription:
         if lost:
             forgotten = self.buffer.lose(lost)
             log.warn("leases were lost", queue=self.queue, leases=len(lost), forgotten=forgotten)
-
-
-def _nothing() -> None:
-    """Nobody waits."""

@@ -1,16 +1,13 @@
 """The worker: handlers by queue, and everything that keeps them running in the application's process."""
 
 import os
-import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, tzinfo
-from typing import Any, Self, TypeVar
-from uuid import uuid4
+from typing import Any, TypeVar
 
 from penstock.config.urls import mask_url, store_url
 from penstock.model.errors import UsageError
@@ -19,6 +16,7 @@ from penstock.model.lease import DEFAULT_MAX_LEASE_AGE_SECONDS
 from penstock.model.lifecycle import OrderPolicy
 from penstock.model.times import Clock
 from penstock.outbox import Outbox
+from penstock.runtime.signals import stopped_by_signals
 from penstock.store.api import StoreOptions
 from penstock.store.registry import open_store
 from penstock.telemetry import log
@@ -139,12 +137,14 @@ class Worker:
 
     def run(self, *, queues: Sequence[str] | None = None) -> None:
         """Run until SIGTERM, Ctrl-C or `stop()`, then stop gracefully. A second signal ends it at once."""
-        with _Signals() as signals:
+        ending = threading.Event()
+        # The handler of a signal may interrupt what holds a lock, such as a log: so it logs nothing.
+        with stopped_by_signals(ending, None, _exit_at_once):
             self.start(queues=queues)
             try:
-                while self.running and not signals.heard:
+                while self.running and not ending.is_set():
                     time.sleep(LISTEN_SECONDS)
-                if signals.heard:
+                if ending.is_set():
                     log.info("stopping: waiting for handlers; again to stop at once")
             finally:
                 self.stop()
@@ -178,14 +178,7 @@ class Worker:
         )
         store = open_store(url or self.url, options, clock)
         handlings = [(one.queue, Handling(one.function, one.options, self.middlewares)) for one in chosen]
-        return Running(
-            store,
-            handlings,
-            self.periodics,
-            claimant=_claimant(),
-            options=options,
-            graceful_timeout=self.graceful_timeout,
-        )
+        return Running(store, handlings, self.periodics, self.order_policy, self.graceful_timeout)
 
     def stop(self) -> None:
         """Stop gracefully: no new calls, those under way may end, what waits goes back, outcomes are written.
@@ -228,32 +221,6 @@ class Worker:
         return f"Worker({mask_url(self.url)!r}, queues={sorted({one.queue for one in self.registered})})"
 
 
-def _claimant() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}:{uuid4().hex[:6]}"
-
-
-class _Signals:
-    """The first signal asks to stop, the second one means it. Only the main thread may listen to signals.
-
-    A handler interrupts whatever that thread is at, while it holds a lock perhaps: so it only sets a flag.
-    """
-
-    def __init__(self) -> None:
-        self.heard = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._hear)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
-
-    def _hear(self, number: int, _frame: object) -> None:
-        if self.heard:
-            os.write(2, b"stopping at once; what is being handled comes back when its lease is over\n")
-            os._exit(128 + number)
-        self.heard = True
+def _exit_at_once(number: int) -> None:
+    os.write(2, b"stopping at once; what is being handled comes back when its lease is over\n")
+    os._exit(128 + number)

@@ -1,9 +1,7 @@
 """`penstock broker`: serves a queue on object storage from a dedicated process."""
 
-import signal
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +9,7 @@ import typer
 from penstock.cli.terminal import output
 from penstock.cli.terminal.options import StoreOption, chosen_store
 from penstock.model.errors import StoreUnavailable, UsageError
+from penstock.runtime.signals import stopped_by_signals
 from penstock.telemetry import log
 
 if TYPE_CHECKING:
@@ -39,7 +38,8 @@ def broker(
     store: StoreOption = None,
 ) -> None:
     """Serve a queue on object storage until interrupted. Of several brokers, one serves and the others stand by."""
-    with closing(_opened(chosen_store(context, store), listen, advertise)) as opened, _stopped_by_signals() as stopped:
+    stopped = threading.Event()
+    with closing(_opened(chosen_store(context, store), listen, advertise)) as opened, stopped_by_signals(stopped):
         opened.maintain()  # take the broker lease, or connect to the broker that holds it
         with output.waiting("looking for the broker") as say:
             before = ""
@@ -77,18 +77,6 @@ def _opened(url: str, listen: str | None, advertise: str | None) -> "ObjectStore
     raise UsageError(
         f"only a queue on object storage has a broker, such as objects+s3://bucket/prefix, not {store.url}"
     )
-
-
-@contextmanager
-def _stopped_by_signals() -> Iterator[threading.Event]:
-    """Yield an event that SIGINT or SIGTERM sets. A broker that shuts down cleanly lets a standby take over at once."""
-    stopped = threading.Event()
-    before = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stopped
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _standing(store: "ObjectStore") -> str:

@@ -5,10 +5,8 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -22,6 +20,7 @@ from penstock.pipeline.spark.code_shipping import parcel
 from penstock.pipeline.spark.errors import gone, is_sparks, java_is_gone, root_cause
 from penstock.pipeline.spark.installation import home_without_zips, spark_home
 from penstock.pipeline.spark.java import find_java, java_version, quiet_home
+from penstock.runtime.signals import signals_restored
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -171,7 +170,7 @@ def open_session(
         from pyspark.sql import SparkSession
     _keep_pandas_out()
     given = dict(settings or {})
-    with _ctrl_c_untouched(), _variables(**_python_variables(chosen)):
+    with signals_restored(), _variables(**_python_variables(chosen)):
         if not is_running():
             given = _with_jars(given, jars)
             _start_jvm(chosen, given, lasting=lasting)
@@ -296,18 +295,6 @@ def _keep_pandas_out() -> None:
 
     types.NumpyScalarConverter.can_convert = is_scalar  # type: ignore[method-assign, assignment]
     types.NumpyArrayConverter.can_convert = is_array  # type: ignore[method-assign, assignment]
-
-
-@contextmanager
-def _ctrl_c_untouched() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
