@@ -26,7 +26,7 @@ SUPERSEDE_SECONDS = 180.0
 # Beyond this many starts in a row that come to nothing, something is broken that no restart mends.
 MOST_FAILURES = 5
 LOOK_SECONDS = 0.1
-RUNS = "stream runs"
+RUNS = "stream_started"
 
 Say = Callable[[str], None]
 

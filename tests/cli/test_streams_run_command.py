@@ -140,12 +140,12 @@ def test_ctrl_c_finishes_what_is_in_hand(
     place(store, "ada", 2, gate=str(gate))
     running.await_that(Path(f"{gate}.reached").exists)
     os.killpg(running.process.pid, signal.SIGINT)
-    running.await_that(lambda: "stopping: finishing what is in hand" in running.err)
+    running.await_that(lambda: "stopping hint=" in running.err)
     assert totals(penstock) == {"ada": {"sum": 100}}, "state is what was committed, while the next one is in hand"
     gate.write_text("")
     assert running.wait() == 0, running.err
     assert running.out.startswith("total: 2 applied in ")
-    assert "stream stops name=total applied=2 retried=0 dead=0" in running.err
+    assert "stream_stopped stream=total applied=2 retried=0 dead=0" in running.err
     assert "SPARK" not in running.err
     assert totals(penstock) == {"ada": {"sum": 300}}
     stats = store.stats()

@@ -24,7 +24,7 @@ def test_a_second_ctrl_c_ends_it_at_once(first: signal.Signals) -> None:
 
 def test_another_way_to_end_at_once() -> None:
     numbers: list[int] = []
-    with stopped_by_signals(threading.Event(), None, numbers.append):
+    with stopped_by_signals(threading.Event(), numbers.append):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
             signal.raise_signal(number)
     assert numbers == [signal.SIGTERM, signal.SIGINT]

@@ -13,14 +13,14 @@ def test_the_log_follows_standard_error(monkeypatch: pytest.MonkeyPatch) -> None
     first, second = io.StringIO(), io.StringIO()
     monkeypatch.setattr(sys, "stderr", first)
     log.to_stderr()
-    log.info("stream runs", epoch=1)
-    assert first.getvalue().endswith("INFO    stream runs epoch=1\n")
+    log.info("stream_started", epoch=1)
+    assert first.getvalue().endswith("INFO    stream_started epoch=1\n")
     first.close()
 
     monkeypatch.setattr(sys, "stderr", second)
     log.to_stderr()
-    log.warn("stream ends", epoch=1)
-    assert second.getvalue().endswith("WARNING stream ends epoch=1\n")
+    log.warn("stream_stopped", epoch=1)
+    assert second.getvalue().endswith("WARNING stream_stopped epoch=1\n")
     assert second.getvalue().count("\n") == 1
 
 

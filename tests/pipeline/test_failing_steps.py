@@ -54,7 +54,7 @@ def test_a_step_that_always_fails_leaves_retries_with_their_reason(
         report = ground.relay(fail, retry=RetryPolicy.constant(3_600))
     assert (report.retried, report.published) == (200, 0)
     told = "step failed: OSError: the table of prices is gone"
-    assert f"trouble, trying again cause={told}" in caplog.text
+    assert f'delivery_failed error="{told}"' in caplog.text
     assert {(one.state, one.attempts, one.last_error) for one in ground.records()} == {(State.PENDING, 1, told)}
     assert not ground.files.exists()
     ground.assert_nothing_held()

@@ -112,7 +112,7 @@ def test_an_event_that_fails_too_often_dies_with_its_story_told(
     (tmp_path / "out").write_text("in the way")
     with caplog.at_level(logging.WARNING, "penstock"):
         report = run_relay(options(retry=RetryPolicy.constant(0.0, max_attempts=3)))
-    assert "events died cause=" in caplog.text
+    assert "events_dead error=" in caplog.text
     assert (report.retried, report.dead) == (20, 10)
     assert {record.attempts for record in in_state(outbox, State.DEAD)} == {3}
     assert [entry.what for entry in outbox.store.history(first)] == ["retried", "retried", "died"]
@@ -304,7 +304,7 @@ def test_workers_that_can_not_import_end_the_relay_with_one_line(
     with caplog.at_level(logging.WARNING, "penstock"), pytest.raises(PipelineError) as raised:
         run_relay(options())
     assert str(raised.value) == f"a slice failed for good: {missing}"
-    assert [f"a slice failed, trying again in_seconds={seconds} cause={missing}" for seconds in (0.5, 1.0)] == [
+    assert [f'slice_failed retry_in={seconds} error="{missing}"' for seconds in (0.5, 1.0)] == [
         record.getMessage() for record in caplog.records if record.name == "penstock"
     ]
     del sys.modules["known_to_the_driver_only"]

@@ -88,7 +88,7 @@ def test_discarded_events_are_counted_in_the_output_and_in_the_log(
     assert summary(report).startswith("100 discarded in ")
     assert ground.numbers() == []
     said = [record.getMessage() for record in caplog.records]
-    assert any("relay stops" in line and "discarded=100" in line and "published=0" in line for line in said), said
+    assert any("relay_stopped" in line and "discarded=100" in line and "published=0" in line for line in said), said
     assert any(line.startswith("slice") and "discarded=" in line and "published=" not in line for line in said), said
 
 

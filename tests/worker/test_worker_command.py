@@ -165,7 +165,7 @@ def test_signal_that_reaches_every_process_is_graceful(ground: Ground, db: Outbo
     command.await_running(2)
     busy = command.await_call()
     command.send_to_all(signal.SIGTERM)
-    command.await_log("stopping: waiting for the processes")
+    command.await_log("stopping hint=")
     assert wait_until(lambda: command.children() == {busy}, PATIENCE)
     os.kill(busy, signal.SIGTERM)  # only the supervisor's second signal counts
     ground.open_gate()
@@ -196,7 +196,7 @@ def test_second_signal_ends_every_process_at_once(ground: Ground, db: Outbox) ->
     (idle,) = command.children() - {busy}
     os.kill(idle, signal.SIGSTOP)
     command.send(signal.SIGTERM)
-    command.await_log("stopping: waiting for the processes")
+    command.await_log("stopping hint=")
     command.send(signal.SIGTERM)
     assert command.wait() == 128 + signal.SIGTERM
     assert wait_until(lambda: command.group() == set(), PATIENCE)
@@ -210,10 +210,10 @@ def test_process_killed_while_stopping_is_a_failure(ground: Ground, db: Outbox) 
     command.await_running(2)
     busy = command.await_call()
     command.send(signal.SIGTERM)
-    command.await_log("stopping: waiting for the processes")
+    command.await_log("stopping hint=")
     os.kill(busy, signal.SIGKILL)
     assert command.wait() == 1
-    command.await_log("a worker process failed while stopping process=[12] how=Killed")
+    command.await_log("process_failed process=[12] error=Killed")
 
 
 THREAD_WITHOUT_END = """
@@ -232,7 +232,7 @@ def test_process_that_can_not_stop_is_ended(ground: Ground, db: Outbox) -> None:
     command.await_running(2)
     command.send(signal.SIGTERM)
     assert command.wait() == 1
-    command.await_log("a worker process failed while stopping", times=2)
+    command.await_log("process_failed", times=2)
     assert command.group() == set()
 
 

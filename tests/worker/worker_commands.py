@@ -109,7 +109,7 @@ class Command:
         return found()
 
     def await_running(self, processes: int = 1) -> None:
-        self.await_log("worker runs", times=processes)
+        self.await_log("worker_started", times=processes)
 
     def children(self) -> set[int]:
         return {pid for pid, parent in living().items() if parent == self.pid}
@@ -132,13 +132,13 @@ class Command:
 
     def health(self) -> tuple[int, dict[str, Any]]:
         """Return the answer of the only health endpoint."""
-        (url,) = self.await_log(r"health is served url=(\S+)")
+        (url,) = self.await_log(r"health_served url=(\S+)")
         return get(url)
 
     def reports(self) -> dict[int, dict[str, Any]]:
         """Return the health reports of running workers by process id; ended processes do not answer."""
         found = {}
-        for url in re.findall(r"health is served url=(\S+)", self.log):
+        for url in re.findall(r"health_served url=(\S+)", self.log):
             with suppress(URLError, ConnectionError):
                 _, report = get(url)
                 if report["claimant"]:

@@ -69,7 +69,7 @@ def _loop(jobs: "JobQueue", handlers: Mapping[str, Handler], worker_id: str, sto
             stop.set()
             raise
         except PenstockError as error:  # a store that is away comes back, and what was claimed expires
-            log.warn("the job worker goes on after an error", error=error)
+            log.warn("job_loop_failed", retry_in=ERROR_PAUSE_SECONDS, error=error)
             stop.wait(ERROR_PAUSE_SECONDS)
 
 
@@ -85,12 +85,12 @@ def _handle(jobs: "JobQueue", handler: Handler, job: ClaimedJob, stop: threading
         done.set()
         beating.join()
     if context.lost.is_set():
-        log.warn("a job was lost while it was handled, and its result is dropped", job=job.job_id)
+        log.warn("job_lost", job_id=job.job_id)
         return
     try:
         _settle(jobs, job, result, error)
     except (JobLost, JobNotFound) as lost:
-        log.warn("the result of a job is dropped", job=job.job_id, because=lost)
+        log.warn("job_result_dropped", job_id=job.job_id, error=lost)
 
 
 def _settle(jobs: "JobQueue", job: ClaimedJob, result: Any, error: str | None) -> None:
@@ -111,4 +111,4 @@ def _beat(jobs: "JobQueue", context: JobContext, done: threading.Event) -> None:
             context.lost.set()
             return
         except PenstockError as error:
-            log.warn("a heartbeat failed, and the next may do", job=context.job.job_id, error=error)
+            log.warn("heartbeat_failed", job_id=context.job.job_id, error=error)

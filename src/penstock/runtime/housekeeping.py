@@ -49,7 +49,7 @@ class Housekeeper:
             for relay in self._relays:
                 self._store.withdraw(relay.relay_id)
         except PenstockError as error:
-            log.debug("could not sign off", cause=error)
+            log.debug("withdraw_failed", error=error)
 
     def _run(self) -> None:
         tended = 0.0
@@ -63,10 +63,10 @@ class Housekeeper:
                     self._store.maintain()
                     tended = time.monotonic()
                 if not reachable:
-                    log.info("the store is back")
+                    log.info("store_available")
                 reachable = True
             except PenstockError as error:
-                log.warn("housekeeping failed, trying again", cause=error)
+                log.warn("housekeeping_failed", error=error)
                 reachable = False
             if self._over.wait(self._every_seconds):
                 return
@@ -74,4 +74,4 @@ class Housekeeper:
     def _reap(self) -> None:
         while not self._over.is_set() and (count := self._store.reap()):
             self._on_reaped(count)
-            log.warn("reaped events of expired leases", events=count)
+            log.warn("events_reaped", count=count)

@@ -20,10 +20,11 @@ def _interrupt(number: int) -> None:
 @contextmanager
 def stopped_by_signals(
     ending: threading.Event,
-    message: str | None = "stopping: finishing what is in hand",
     at_once: Callable[[int], None] = _interrupt,
+    *,
+    logs: bool = True,
 ) -> Iterator[None]:
-    """SIGTERM and Ctrl-C set `ending` and log `message`; another signal calls `at_once` with its number."""
+    """Set `ending` on SIGTERM or Ctrl-C, and log that if `logs` is true. A second signal calls `at_once`."""
     heard: list[int] = []
 
     def end(number: int, _frame: object) -> None:
@@ -31,8 +32,8 @@ def stopped_by_signals(
         if len(heard) > 1 or ending.is_set():
             at_once(number)
             return
-        if message is not None:
-            log.info(message)
+        if logs:
+            log.info("stopping", hint="send the signal again to stop at once")
         ending.set()
 
     with signals_restored():

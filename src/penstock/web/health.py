@@ -91,7 +91,7 @@ def serve_health(address: str, look: Callable[[], Report]) -> Iterator[str]:
     """Serve `GET /health` on a thread: 200 if `look` reports ok, else 503. Yield the URL."""
     with HttpServer(create_app(look), *parse_address(address, "--health"), name="penstock-health") as server:
         url = f"{server.url}{PATH}"
-        log.info("health is served", url=url)
+        log.info("health_served", url=url)
         yield url
 
 

@@ -78,7 +78,7 @@ def _failed(_: Request, error: Exception) -> Response:
 
 
 def _unexpected(request: Request, error: Exception) -> Response:
-    log.warn("a request failed", path=request.url.path, error=repr(error))
+    log.warn("request_failed", path=request.url.path, error=repr(error))
     return ProblemResponse(500, "something unexpected happened; the server's log says what")
 
 

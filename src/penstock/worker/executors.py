@@ -42,7 +42,7 @@ class Executor:
             mine = set(self.subscription.settle_first(events))
         except PenstockError as error:
             # Whether the store has noted it is not known, so nobody may run it: its lease decides.
-            log.warn("events can't be acknowledged, so they are not handled", error=error)
+            log.warn("settle_failed", queue=self.subscription.queue, count=len(events), error=error)
             mine = set()
         for event in events:
             if event not in mine:

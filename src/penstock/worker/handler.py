@@ -92,7 +92,7 @@ class Handling:
     def outcome(self, event: Received, error: BaseException | None, sink: DecisionSink) -> Outcome | None:
         """What becomes of an event after its call. None if the store knows already, or is to be told later."""
         if error is not None and event.decision != RELEASED:
-            log.warn("a handler failed", event_id=event.event_id, queue=event.queue, error=brief(error))
+            log.warn("handler_failed", queue=event.queue, event_id=event.event_id, error=brief(error))
         if event.settled:
             return None
         if event.decision is not None:

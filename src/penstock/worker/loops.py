@@ -68,13 +68,13 @@ class WorkerLoop:
         """Told when it begins, not at every try. What is not ours is a bug, and shown with its kind."""
         text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
         if text != self.error:
-            log.warn(f"the {self.name} loop is in trouble and tries again", error=text)
+            log.warn("loop_failed", loop=self.name, error=text)
         self.error = text
         self.failing_since = self.failing_since or monotonic()
 
     def _recover(self) -> None:
         if self.error is not None:
-            log.info(f"the {self.name} loop is well again")
+            log.info("loop_recovered", loop=self.name)
         self.error = self.failing_since = None
 
 

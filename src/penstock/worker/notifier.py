@@ -78,7 +78,7 @@ class Notifier:
         connection = psycopg.connect(url, autocommit=True, application_name="penstock lookout", connect_timeout=10)
         try:
             if is_pooled(connection):
-                log.info("connected through a pooler: workers are not woken, they look every 0.1 s")
+                log.info("notifications_unavailable", reason="the connection is pooled", poll_seconds=0.1)
                 connection.close()
                 return False
             connection.execute(f"LISTEN {CHANNEL}")

@@ -71,7 +71,7 @@ class Running:
         for loop in self.loops:
             loop.start()
         queues = sorted({one.queue for one in self.subscriptions})
-        log.info("worker runs", store=self.store.url, queues=",".join(queues), claimant=self.claimant)
+        log.info("worker_started", store=self.store.url, queues=",".join(queues), claimant=self.claimant)
 
     def _start_executors(self) -> None:
         if any(one.handling.is_async for one in self.subscriptions):
@@ -207,14 +207,14 @@ class Running:
                 return
             sleep(0.2)
         left = sum(one.buffer.unwritten for one in self.subscriptions)
-        log.warn("outcomes could not be written; their events are handled again", n=left)
+        log.warn("outcomes_lost", count=left)
 
     def _close(self) -> None:
         try:
             for relay in self._announced:
                 self.store.withdraw(relay.relay_id)
         except Exception as error:
-            log.debug("could not say goodbye", error=error)
+            log.debug("withdraw_failed", error=error)
         if self._notifier is not None:
             self._notifier.close()
         if self._loop is not None and self._loop_thread is not None:

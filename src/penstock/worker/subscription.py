@@ -142,7 +142,7 @@ class Subscription:
             if ours:
                 # Not the handler's failure. If the commit was done after all, the store refuses the release.
                 event.decision = RELEASED
-                log.warn("an event's transaction is tried again", event_id=event.event_id, error=error)
+                log.warn("transaction_retried", event_id=event.event_id, error=error)
             raise
         event.settled = True
         self.counts["handled"] += 1
@@ -159,7 +159,7 @@ class Subscription:
                 for later, left in due[position:]:
                     self.buffer.put_back(later, left)
                 if isinstance(error, StoreError):
-                    log.warn("outcomes can't be written yet", queue=self.queue, error=error)
+                    log.warn("settle_failed", queue=self.queue, error=error)
                     return False
                 raise
             self.buffer.written(lease)
@@ -172,7 +172,7 @@ class Subscription:
         self.counts["dead"] += len(settlement.dead)
         self.counts["lost"] += len(settlement.lost)
         if settlement.lost:
-            log.warn("outcomes came too late, their events are handled again", queue=self.queue, n=len(settlement.lost))
+            log.warn("lease_lost", queue=self.queue, count=len(settlement.lost))
 
     # -- heartbeat ---------------------------------------------------------------------------------------------
 
@@ -185,4 +185,4 @@ class Subscription:
         lost = self.buffer.still_needed(lease.lease_id for lease in leases if lease.lease_id not in kept)
         if lost:
             forgotten = self.buffer.lose(lost)
-            log.warn("leases were lost", queue=self.queue, leases=len(lost), forgotten=forgotten)
+            log.warn("leases_lost", queue=self.queue, count=len(lost), events=forgotten)

@@ -139,13 +139,13 @@ class Worker:
         """Run until SIGTERM, Ctrl-C or `stop()`, then stop gracefully. A second signal ends it at once."""
         ending = threading.Event()
         # The handler of a signal may interrupt what holds a lock, such as a log: so it logs nothing.
-        with stopped_by_signals(ending, None, _exit_at_once):
+        with stopped_by_signals(ending, _exit_at_once, logs=False):
             self.start(queues=queues)
             try:
                 while self.running and not ending.is_set():
                     time.sleep(LISTEN_SECONDS)
                 if ending.is_set():
-                    log.info("stopping: waiting for handlers; again to stop at once")
+                    log.info("stopping", hint="send the signal again to stop at once")
             finally:
                 self.stop()
 

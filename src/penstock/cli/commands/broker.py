@@ -59,7 +59,7 @@ def _tend(store: "ObjectStore") -> None:
     try:
         store.maintain()
     except StoreUnavailable as error:
-        log.warn("store unavailable", error=str(error))
+        log.warn("store_unavailable", error=error)
 
 
 def _opened(url: str, listen: str | None, advertise: str | None) -> "ObjectStore":

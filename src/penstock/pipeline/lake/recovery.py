@@ -59,7 +59,7 @@ class Sweep:
         except Exception as error:
             if not (isinstance(error, PenstockError) or is_sparks(error)):
                 raise
-            log.warn("could not clear up in the lake, trying again later", cause=cause_of(error))
+            log.warn("lake_cleanup_failed", error=cause_of(error))
 
     def _finish_notes(self) -> None:
         for note in self._folder.notes():
@@ -68,7 +68,7 @@ class Sweep:
             # If the lease still holds, this settles what is in place. Else nothing changes, and the answer tells.
             settlement = self._store.settle(note.lease, dict.fromkeys(note.seqs, PUBLISHED))
             if settlement.published:
-                log.info("settled what an earlier relay had written", events=len(settlement.published))
+                log.info("lake_batch_recovered", count=len(settlement.published))
             if settlement.published or settlement.already_settled or self._knows(note.witness):
                 self.forget(note, settlement)
 

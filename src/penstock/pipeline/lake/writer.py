@@ -114,7 +114,7 @@ class LakeRelay:
         self._lease_keeper.stop()
 
     def failed(self, cause: str, seconds: float) -> None:
-        log.warn("a batch failed, trying again", in_seconds=seconds, cause=cause)
+        log.warn("batch_failed", retry_in=seconds, error=cause)
         self.sweep.now()
 
     def handle(self, events: "DataFrame", _number: int) -> list[SliceCounts]:
@@ -221,10 +221,7 @@ class LakeRelay:
             counts.note_error(error)
             return None
         if settlement is not None and settlement.lost:
-            log.warn(
-                "a lease ran out before its events were settled; they come again. Is --lease-seconds too short?",
-                events=len(settlement.lost),
-            )
+            log.warn("lease_lost", count=len(settlement.lost), hint="--lease-seconds may be too short")
         return settlement
 
 

@@ -74,8 +74,8 @@ def _until_now(store: Store) -> datetime:
 def _run_lanes(
     options: RelayOptions, lanes: Sequence[Lane], one_writer: bool, ending: threading.Event, progress: RelayProgress
 ) -> None:
-    fields = {"queue": options.queue, "to": ", ".join(lane.to for lane in lanes), "master": options.master or "local"}
-    log.info("relay starts", **fields)
+    destinations = ", ".join(lane.to for lane in lanes)
+    log.info("relay_started", queue=options.queue, destination=destinations, master=options.master or "local")
     master = _master(options, len(lanes), one_writer)
     spark = open_unless(ending, partial(open_session, master, f"penstock relay {options.queue}"))
     if spark is None:
@@ -88,7 +88,7 @@ def _run_lanes(
             run_all([partial(_run_lane, spark, options, lane, tasks, progress) for lane in stage], ending)
     report = progress.report
     discarded = {"discarded": report.discarded} if report.discarded else {}
-    log.info("relay stops", published=report.published, **discarded, retried=report.retried, dead=report.dead)
+    log.info("relay_stopped", published=report.published, **discarded, retried=report.retried, dead=report.dead)
 
 
 def _run_lane(
@@ -128,9 +128,9 @@ def _master(options: RelayOptions, lanes: int, one_writer: bool) -> str:
 def _parallelism(options: RelayOptions, slots: int, lanes: int, one_writer: bool) -> int:
     """Every lane has its share of the slots; one where the store takes one writer at a time and more would queue up."""
     if lanes > slots:
-        log.warn("a slow destination will hold up others: Spark has too few cores", cores=slots, needed=lanes)
+        log.warn("too_few_cores", cores=slots, needed=lanes, hint="a slow destination delays the others")
     return options.parallelism or (1 if one_writer else max(1, slots // lanes))
 
 
 def _warn(cause: str, seconds: float) -> None:
-    log.warn("a slice failed, trying again", in_seconds=seconds, cause=cause)
+    log.warn("slice_failed", retry_in=seconds, error=cause)

@@ -49,10 +49,10 @@ class RelayProgress:
 
 def _log(counts: list[SliceCounts]) -> None:
     for cause in dict.fromkeys(error for one in counts for error in one.errors):
-        log.warn("trouble, trying again", cause=cause)
+        log.warn("delivery_failed", error=cause)
     for cause in dict.fromkeys(error for one in counts for error in one.dead_errors):
-        log.warn("events died", cause=cause)
+        log.warn("events_dead", error=cause)
     if any(one.claimed for one in counts):
         names = ("published", "discarded", "retried", "dead", "released", "lost")
         sums = {name: sum(getattr(one, name) for one in counts) for name in names}
-        log.info("slice", **{name: count for name, count in sums.items() if count})
+        log.info("slice_finished", **{name: count for name, count in sums.items() if count})

@@ -104,7 +104,7 @@ class JobRunner:
         try:
             self._tick(spec)
         except TasksDied as died:
-            log.warn("tasks died; looking for a timer that kills them", stream=self._spec.stream.name, error=died)
+            log.warn("tasks_died", stream=self._spec.stream.name, suspects="timers", error=died)
             for part in sorted(parts):
                 self._tick_carefully(replace(spec, parts=frozenset({part})))
         return self.fired > before
@@ -112,7 +112,7 @@ class JobRunner:
     def _tick(self, spec: StreamTaskSpec) -> None:
         numbers = self._spark.range(0, spec.started.parts, 1, self.tasks).selectExpr("CAST(id AS INT) AS part")
         for row in self.collect(numbers.mapInArrow(tick(self.next_job(spec)), OUTCOMES)):
-            log.warn("a part is tried again", stream=spec.stream.name, part=row["part"], error=row["error"])
+            log.warn("state_partition_waits", stream=spec.stream.name, partition=row["part"], error=row["error"])
 
     def _tick_carefully(self, spec: StreamTaskSpec) -> None:
         """Fewer and fewer at a time, until the first one is alone with whoever dies of it. It is dead then, unrun."""

@@ -89,7 +89,7 @@ class Monitor:
             if not PASSING.search(str(error)) or self._restarts >= MOST_RESTARTS:
                 return False
             self._restarts += 1
-            log.warn("stream is started again", name=run.stream.name, error=root_cause(str(error)))
+            log.warn("stream_restarted", stream=run.stream.name, error=root_cause(str(error)))
             run.launch_again(at)
             return True
 
@@ -132,4 +132,4 @@ class Monitor:
             self._logged[run.stream.name] = replace(run.counts)
             if fresh:
                 rate = fresh.get("applied", 0) / seconds
-                log.info("stream", name=run.stream.name, **fresh, applied_per_second=f"{rate:.1f}")
+                log.info("stream_progress", stream=run.stream.name, **fresh, applied_per_second=f"{rate:.1f}")

@@ -110,7 +110,7 @@ class StreamRun:
         self._folder = ""
         self._forgot = 0.0
         self._jobs = 0
-        log.info("stream runs", stream=stream.name, epoch=started.epoch, parts=started.parts)
+        log.info("stream_started", stream=stream.name, epoch=started.epoch, parts=started.parts)
 
     def launch(self, folder: str) -> None:
         """Start the queries, with their checkpoints in this folder."""
@@ -167,7 +167,7 @@ class StreamRun:
             source.close()
         counts = self.counts
         results = {"applied": counts.applied, "retried": counts.retried, "dead": counts.dead}
-        log.info("stream stops", name=self.stream.name, **results)
+        log.info("stream_stopped", stream=self.stream.name, **results)
 
     def start_ticking(self) -> None:
         """From now on, fire what is due also while no events come."""
@@ -226,7 +226,7 @@ class StreamRun:
         try:
             rows = self._run(batch, spec)
         except TasksDied as died:
-            log.warn("tasks died; looking for an event that kills them", stream=self.stream.name, error=died)
+            log.warn("tasks_died", stream=self.stream.name, suspects="events", error=died)
             rows = self._run_carefully(batch, replace(spec, firing=Firing(limit=0)))
         except Superseded:
             self._release(batch, spec)
@@ -247,7 +247,7 @@ class StreamRun:
                 if lease is not None:
                     store.release(Lease(LeaseId(UUID(lease)), Token(UUID(token)), DEFAULT_QUEUE))
         except Exception as error:
-            log.warn("events stay leased for a while", stream=self.stream.name, error=brief(error))
+            log.warn("release_failed", stream=self.stream.name, error=brief(error))
 
     def _run(self, batch: DataFrame, spec: StreamTaskSpec) -> list[Row]:
         """What became of all events of the batch, however long the state of some of them can't be reached."""
@@ -259,7 +259,7 @@ class StreamRun:
             if not waiting:
                 break
             log.warn(
-                "parts are tried again", stream=self.stream.name, parts=len(waiting), error=next(iter(waiting.values()))
+                "state_partitions_wait", stream=self.stream.name, count=len(waiting), error=next(iter(waiting.values()))
             )
             spec = replace(spec, parts=frozenset(waiting))
             self._pause(pause)
@@ -292,7 +292,7 @@ class StreamRun:
             fatal += arrivals
             if len(fatal) > MOST_FATAL_EVENTS:
                 raise PipelineError(f"more than {MOST_FATAL_EVENTS} events kill whoever handles them: {died}") from died
-        log.warn("an event kills whoever handles it", stream=self.stream.name, event_id=arrivals[0].event_id)
+        log.warn("poison_event", stream=self.stream.name, event_id=arrivals[0].event_id)
         failures = {arrivals[0]: EventFailure(KILLED, final=True)}
         return self._run(batch, replace(spec, only=frozenset(arrivals), forced_failures=failures))
 
@@ -348,7 +348,7 @@ class StreamRun:
             try:
                 return call()
             except (SourceUnavailable, StoreConflict, StoreUnavailable) as error:
-                log.warn("trying again", stream=self.stream.name, error=brief(error))
+                log.warn("stream_waits", stream=self.stream.name, error=brief(error))
             self._pause(pause)
         raise AssertionError("pauses never end")
 

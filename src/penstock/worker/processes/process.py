@@ -52,5 +52,5 @@ class Supervised:
         if self._worker is None:  # still importing, which may take for ever; nothing has begun
             os._exit(0)
         threading.Event().wait(self._worker.graceful_timeout + LAST_SECONDS)
-        log.warn("this process can't be stopped gracefully and ends at once", pid=os.getpid())
+        log.warn("forced_exit", pid=os.getpid())
         os._exit(1)

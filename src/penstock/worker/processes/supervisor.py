@@ -121,33 +121,33 @@ class Supervisor:
             try:
                 slot.process = Process(slot.command)
             except OSError as error:  # too many processes or files, or too little memory: it may pass
-                self._restart_later(slot, "can't be started and is tried again", error=error)
+                self._restart_later(slot, "process_not_started", error=error)
 
     def _ended(self, slot: Slot, process: Process, code: int) -> None:
         how = signal.strsignal(-code) if code < 0 else f"exit code {code}"
         if self._stopping:
             if process.has_run() and code != 0:
-                log.warn("a worker process failed while stopping", process=slot.number, how=how)
+                log.warn("process_failed", process=slot.number, error=how)
                 self._code = FAILURE
         elif process.stopping:
             slot.start_at = 0.0
         elif code == USAGE and self._reloads and not process.has_run():
-            log.warn("the worker can't run; waiting for a change")
+            log.warn("waiting_for_code_change")
             slot.start_at = math.inf
         elif code == USAGE and not self._has_run:
             self._code, self._stopping = USAGE, True
         else:
             if monotonic() - process.started_at >= STEADY_SECONDS:
                 slot.pause = FIRST_PAUSE_SECONDS
-            self._restart_later(slot, "ended and is restarted", pid=process.popen.pid, how=how)
+            self._restart_later(slot, "process_ended", pid=process.popen.pid, error=how)
 
-    def _restart_later(self, slot: Slot, what: str, **why: object) -> None:
-        log.warn(f"a worker process {what}", process=slot.number, **why, after=f"{slot.pause:g} s")
+    def _restart_later(self, slot: Slot, event: str, **why: object) -> None:
+        log.warn(event, process=slot.number, **why, retry_in=slot.pause)
         slot.start_at = monotonic() + slot.pause
         slot.pause = min(slot.pause * 2, LONGEST_PAUSE_SECONDS)
 
     def _reload(self, files: Collection[str]) -> None:
-        log.info("code has changed: the worker is restarted", files=", ".join(sorted(files)))
+        log.info("code_changed", files=", ".join(sorted(files)))
         for slot in self._slots:
             slot.start_at, slot.pause = 0.0, FIRST_PAUSE_SECONDS
         for process in self._processes:
@@ -155,11 +155,11 @@ class Supervisor:
 
     def _signalled(self, number: int) -> None:
         if self._stopping:
-            log.warn("stopping at once; what is being handled comes back when its lease is over")
+            log.warn("stopping_at_once", hint="events in progress are retried after their leases expire")
             for process in self._processes:
                 process.popen.kill()
             os._exit(128 + number)
-        log.info("stopping: waiting for the processes; again to stop at once")
+        log.info("stopping", hint="send the signal again to stop at once")
         self._stopping = True
         for process in self._processes:
             process.stop()

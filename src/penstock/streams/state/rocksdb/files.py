@@ -61,7 +61,7 @@ class Leaving(threading.Thread):
                     stack.pop_all()
                     self._kept = True
         except Exception as error:  # every commit is on disk: it is opened as after a crash
-            log.warn("a part was not closed well", error=brief(error))
+            log.warn("state_partition_not_closed", error=brief(error))
 
     def _await_merges(self) -> None:
         """Until nothing is merged any more, or a task wants the database. What is due begins soon, or not at all."""

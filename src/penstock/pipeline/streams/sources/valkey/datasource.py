@@ -158,7 +158,7 @@ class EntryReader(DataSourceStreamReader):
         if not self._options.patient:
             raise error
         if not self._waits:
-            log.warn("waits for a stream's server", error=error)
+            log.warn("source_unavailable", error=error)
         self._waits = True
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[ConsumerPartition]:
@@ -171,7 +171,7 @@ class EntryReader(DataSourceStreamReader):
             yield RecordBatch.from_pylist([rows.row(entry) for entry in page], schema=arrow_schema(COLUMNS))
         if rows.dropped_headers:
             log.warn(
-                "headers of stream entries were dropped, because they are not UTF-8",
+                "headers_dropped",
                 stream=self._options.stream,
                 count=rows.dropped_headers,
             )
