@@ -59,7 +59,7 @@ class StagedPart:
     part_id: UUID
     """A new id for every attempt of a task."""
     write_id: UUID
-    """The write or streaming query to which the part belongs."""
+    """The write, streaming query or state partition to which the part belongs."""
     batch_id: int = 0
     place: int = 0
     """Position among the parts of the batch: the commit emits events by place, then by row."""
@@ -357,7 +357,7 @@ class Control(Protocol):
 
 
 class Staging(Protocol):
-    """Staged rows of Spark writes: stored by the tasks, and emitted together in one transaction."""
+    """Staged rows of Spark writes and streams: stored by tasks, then emitted together in one transaction."""
 
     def stage(self, part: StagedPart, events: Sequence[Event], *, start: int = 0) -> int:
         """Store events that only `commit_staged` will emit. Return the number of rows staged in the part.
