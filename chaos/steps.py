@@ -1,5 +1,8 @@
-"""The protocol of exactly-once streams in numbered steps, from the source to the acknowledgement: the one place that
-names them. The crash simulator kills at each, the page on reliability shows them, and the tests go through them."""
+"""Numbered steps of the exactly-once protocol of streams, from reading the source to the acknowledgement.
+
+The only definition of the steps: the crash simulator kills at each of them, tests iterate over them, and a test checks
+that docs/internals/reliability.md lists them unchanged.
+"""
 
 from typing import NamedTuple
 
@@ -8,7 +11,7 @@ DRIVER = "driver"
 
 
 class Step(NamedTuple):
-    """A moment in the life of a micro-batch at which a process may die."""
+    """A crash point in the processing of a micro-batch."""
 
     number: int
     point: str
