@@ -65,7 +65,7 @@ def _read_folder(spark: "SparkSession", folder: str) -> "DataFrame":
 
 
 def application(settings: Settings) -> Streams:
-    """Return a stream that counts and adds up the orders of each key, and emits an event for each order."""
+    """Return an application that counts and adds up the orders of each key, and emits an event for each order."""
     app = Streams(settings.store, state=settings.state)
     stream = partial(
         app.stream,

@@ -30,7 +30,7 @@ class OrderSource(ABC):
         """Write orders to the source. Return when the orders are stored."""
 
     def unacknowledged(self) -> int:
-        """Return the number of orders not yet acknowledged. Events in queues are counted by `Books.live`."""
+        """Return the source's own count of unacknowledged orders; 0 if it keeps none. `Books.live` counts queues."""
         return 0
 
 

@@ -99,14 +99,15 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """Options of an open store that are independent of the backend."""
+    """Options of an open store. A backend ignores options that do not apply to it."""
 
     order_policy: OrderPolicy = OrderPolicy.BLOCK
     max_lease_age_seconds: float = DEFAULT_MAX_LEASE_AGE_SECONDS
     """Seconds after its first claim beyond which a lease can't be extended."""
     pool_size: int = 5
+    """Connections that a process keeps open to a database server."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the backend, in addition to those in the URL."""
+    """URL options of the object store; they override those in its URL."""
 
 
 class Flow(Protocol):

@@ -24,7 +24,7 @@ def resume(document: Document, args: Mapping[str, Any]) -> bool:
 
 
 def cancel(document: Document, args: Mapping[str, Any]) -> int:
-    """Make the unsettled events of a selection dead. Return how many."""
+    """Make the unsettled events of a selection dead. Return their number."""
     unsettled = [entry for entry in chosen(document, args["selection"]) if not entry.settled]
     for entry in unsettled:
         life = lifecycle.cancel(entry.life(), args["reason"])
@@ -37,7 +37,7 @@ def cancel(document: Document, args: Mapping[str, Any]) -> int:
 
 
 def replay(document: Document, args: Mapping[str, Any]) -> int:
-    """Make the settled events of a selection pending. Return how many."""
+    """Make the settled events of a selection pending. Return their number."""
     settled = [entry for entry in chosen(document, args["selection"]) if entry.settled]
     for entry in settled:
         why = f"was {entry.state}" if entry.last_error is None else f"was {entry.state}: {entry.last_error}"
