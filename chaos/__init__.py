@@ -1,4 +1,4 @@
-"""Chaos: exactly-once streams over every source and state store, killed at every step and at random, and audited.
+"""Chaos tests of exactly-once streams: kills at every step and at random, for every source and state store, and audits.
 
 python -m chaos --seed 1 --kills 200
 """

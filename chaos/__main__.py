@@ -1,4 +1,4 @@
-"""`python -m chaos`: the trials of all sources and state stores, with a report at the end."""
+"""Run chaos trials of exactly-once streams over all sources and state stores, and print a report."""
 
 import argparse
 import random
@@ -18,7 +18,7 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the trials; 0 if all that could be run passed."""
+    """Run the trials. Return 0 if at least one trial ran and all that ran passed, 1 otherwise."""
     given = _parser().parse_args(arguments)
     seed = random.randrange(2**32) if given.seed is None else given.seed
     plan = Plan(
@@ -57,7 +57,7 @@ def _told(outcome: Outcome) -> str:
 
 
 def say(text: str) -> None:
-    """Progress, beside the report."""
+    """Print a line of progress to standard error, apart from the report."""
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
@@ -78,7 +78,7 @@ def _stop(*_: object) -> NoReturn:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _stop)  # as Ctrl-C does: nothing is left behind
+    signal.signal(signal.SIGTERM, _stop)  # clean up as after Ctrl-C
     try:
         sys.exit(main())
     except KeyboardInterrupt:

@@ -1,5 +1,4 @@
-"""The audit: what a stream has left behind, read from files and tables by other means than the stream's own, beside
-what must be there."""
+"""Audit of a trial: compare the stream's result with the expected one, reading files and tables with separate code."""
 
 import json
 import sqlite3
@@ -17,7 +16,7 @@ from chaos.sources import ORDERS
 STATES = ("sqlite", "rocksdb", "postgresql")
 SHOWN = 10
 OWN_QUEUE = f"streams/{STREAM}"
-# Keys of the stream's own begin with it: how often an event has failed.
+# Prefix of the stream's internal state keys, such as those of the failure counts and the watermark.
 OWN_KEYS = "\x01"
 
 COUNTED_EVENTS = """
@@ -42,24 +41,25 @@ DONE = """
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What differs from what must be; all of it empty if the promise holds."""
+    """Differences between the result and the expected one; all empty if the stream was exactly-once."""
 
     lost: list[int] = field(default_factory=list)
-    """Numbers of orders that no event was emitted for, or that are neither in the state nor dead letters."""
+    """Numbers of the orders that lack their emitted event."""
     doubled: list[int] = field(default_factory=list)
+    """Numbers of the orders with more than one emitted event or dead letter, or with one of each."""
     wrong_sums: dict[str, tuple[Sums | None, Sums | None]] = field(default_factory=dict)
-    """By key, what the state holds and what it must."""
+    """Found and expected state of the keys where the two differ."""
     missing_dead: list[int] = field(default_factory=list)
     wrongly_dead: list[int] = field(default_factory=list)
     unfinished: int = 0
-    """Events that are still in a queue of the stream."""
+    """Number of unsettled events in the queues of the stream."""
 
     @property
     def passed(self) -> bool:
         return self == Audit()
 
     def lines(self) -> Iterator[str]:
-        """What differs, for people."""
+        """Yield the differences as text."""
         for name in ("lost", "doubled", "missing_dead", "wrongly_dead"):
             if numbers := getattr(self, name):
                 yield f"{name.replace('_', ' ')}: {len(numbers)} orders, such as {numbers[:SHOWN]}"
@@ -70,17 +70,17 @@ class Audit:
 
 
 class Books:
-    """A look at the database that holds the queues, by SQL of its own."""
+    """Queries of the database that holds the queues, independent of Penstock's SQL."""
 
     def __init__(self, store: str) -> None:
         self._url = store
 
     def live(self) -> int:
-        """How many events of the stream are not settled."""
+        """Return the number of unsettled events of the stream."""
         return int(self._value(LIVE, queues=[ORDERS, OWN_QUEUE]))
 
     def done(self) -> int:
-        """How many orders have come to their end, going by what was emitted and what is dead."""
+        """Return the number of finished orders: emitted events plus dead letters."""
         return int(self._value(DONE, counted=COUNTED, queues=[ORDERS, OWN_QUEUE]))
 
     def counted(self) -> Counter[int]:
@@ -90,7 +90,7 @@ class Books:
         return Counter(_numbers(self._rows(DEAD_EVENTS, queues=[ORDERS, OWN_QUEUE])))
 
     def dump(self, folder: Path) -> None:
-        """All that the queues and their history hold, for whoever has to find out what went wrong."""
+        """Write all events, history and leases to files, for the analysis of a failure."""
         for table in ("penstock_outbox", "penstock_history", "penstock_leases"):
             rows = self._rows(f"SELECT to_jsonb(t)::text FROM {table} t")
             (folder / f"{table}.jsonl").write_text("".join(f"{row}\n" for (row,) in rows))
@@ -107,7 +107,7 @@ class Books:
 
 
 def audit(orders: Orders, store: str, state: str) -> Audit:
-    """Compare what was left with what must be."""
+    """Compare the queues and the state with the expected result of the orders."""
     books = Books(store)
     counted, dead = books.counted(), books.dead()
     found, wanted = state_of(state), orders.sums()
@@ -123,7 +123,7 @@ def audit(orders: Orders, store: str, state: str) -> Audit:
 
 
 def state_of(url: str) -> Mapping[str, Sums]:
-    """The state by key, from the files or tables that hold it."""
+    """Return the state by key, read directly from the files or tables of the state store."""
     scheme, _, place = url.partition("://")
     folder = Path(place[1:]) / STREAM
     readers = {"sqlite": _sqlite, "rocksdb": _rocksdb}

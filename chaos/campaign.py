@@ -1,4 +1,4 @@
-"""All trials of a run, one after the other: one for each source and state store, in a folder of its own."""
+"""All trials of a run, one after the other: one for each pair of source and state store, each in a new folder."""
 
 import shutil
 import tempfile
@@ -21,7 +21,7 @@ from tests.support.servers import PostgresServer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How much is done to how many orders, in each trial."""
+    """The sources and state stores to try, and the seed, kills and events of each trial."""
 
     seed: int
     kills: int = 200
@@ -32,17 +32,17 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one source and state store."""
+    """Result of one pair of source and state store."""
 
     source: str
     state: str
     verdict: Verdict | None = None
     not_run: str = ""
-    """Why it could not be tried."""
+    """Reason why the trial could not run here."""
     failure: str = ""
-    """Why it did not come to its audit."""
+    """Reason why the trial ended before its audit."""
     folder: str = ""
-    """What it left for inspection."""
+    """Folder of a failed trial, kept for inspection."""
 
     @property
     def passed(self) -> bool:
@@ -50,7 +50,7 @@ class Outcome:
 
 
 class Campaign:
-    """The trials of a plan, over servers that are started for them and gone afterwards."""
+    """The trials of a plan, on servers that are started for the campaign and stopped afterwards."""
 
     def __init__(self, plan: Plan, postgres: PostgresServer, say: Say) -> None:
         self._plan = plan
@@ -61,7 +61,7 @@ class Campaign:
     @classmethod
     @contextmanager
     def over(cls, plan: Plan, say: Say) -> Iterator["Campaign"]:
-        """With a PostgreSQL server of its own."""
+        """Open a campaign with a new PostgreSQL server."""
         with PostgresServer(fsync=False) as postgres, closing(cls(plan, postgres, say)) as campaign:
             yield campaign
 
@@ -69,13 +69,13 @@ class Campaign:
         self._servers.close()
 
     def run(self) -> Iterator[Outcome]:
-        """One outcome after the other."""
+        """Run the trials one after the other and yield their outcomes."""
         for source, state in product(self._plan.sources, self._plan.states):
             self._say(f"{source} into {state}")
             yield self.attempt(source, state)
 
     def attempt(self, source: str, state: str) -> Outcome:
-        """One trial, in a folder that stays if it fails."""
+        """Run one trial in a new folder, which is kept if the trial fails."""
         folder = Path(tempfile.mkdtemp(prefix=f"chaos-{source}-{state}-"))
         store = self._postgres.create_database()
         outcome = Outcome(source, state, folder=str(folder))

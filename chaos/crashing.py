@@ -1,7 +1,7 @@
-"""Arms an exactly-once stream: its driver and its tasks pass the points of `steps`, and may die there.
+"""Crash points of an exactly-once stream: its driver and tasks pass the points of `chaos.steps` and may die there.
 
-The stream knows nothing of it. `arm()` makes the driver send its tasks `assign` and `process` of this module, which arm
-the processes that run them; there the state store is one that passes the points.
+The stream's code is unchanged; `arm()` wraps its functions from outside. The armed driver sends its tasks `assign` and
+`process` of this module, which arm the Python worker processes, where the state store gets crash points too.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,20 +35,20 @@ _armed = False
 
 
 def arm() -> None:
-    """Wrap the seams of this process, if `PENSTOCK_CRASH` asks for it."""
+    """Install the crash points in this process if `PENSTOCK_CRASH` is set."""
     global _armed
     if _armed or not crashes.arm():
         return
     _armed = True
     stream_keys.assign = assign  # type: ignore[attr-defined]
-    stream_keys.default_key = None  # type: ignore[assignment, attr-defined] # so that all rows pass through Python, where one dies
+    stream_keys.default_key = None  # type: ignore[assignment, attr-defined] # so that all rows pass through Python, and the crash point
     stream_batches.process = process  # type: ignore[attr-defined]
     stream_tasks.open_state = _opening(stream_tasks.open_state)  # type: ignore[assignment, attr-defined]
     StreamRun._acknowledge = _acknowledging(StreamRun._acknowledge)  # type: ignore[assignment, method-assign]
 
 
 def assign(spec: StreamTaskSpec) -> Callable[[Batches], Batches]:
-    """What reads and keys events, in a process that arms itself first."""
+    """Return the function that reads and keys events, for a worker process that arms itself first."""
     inner = stream_tasks.assign(spec)
 
     def run(batches: Batches) -> Batches:
@@ -61,7 +61,7 @@ def assign(spec: StreamTaskSpec) -> Callable[[Batches], Batches]:
 
 
 def process(spec: StreamTaskSpec) -> Callable[[Batches], Batches]:
-    """The same for what runs the parts."""
+    """Return the function that processes state partitions, for a worker process that arms itself first."""
     inner = stream_tasks.process(replace(spec, stream=replace(spec.stream, handler=_passing(spec.stream.handler))))
 
     def run(batches: Batches) -> Batches:
@@ -106,7 +106,7 @@ def _acknowledging(acknowledge: Acknowledge) -> Acknowledge:
 
 
 class _Around:
-    """What is not named here is as it was."""
+    """Base of the wrappers: delegates all other attributes to the wrapped object."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
@@ -116,7 +116,7 @@ class _Around:
 
 
 class CrashingState(_Around):
-    """A state store whose parts pass the points."""
+    """A state store whose state partitions have crash points."""
 
     _inner: StateStore
 
@@ -127,7 +127,7 @@ class CrashingState(_Around):
 
 
 class CrashingPart(_Around):
-    """A part whose task may die before and after its commit."""
+    """A state partition with crash points before and after a commit and after a trim."""
 
     _inner: StatePartition
 
@@ -145,7 +145,7 @@ class CrashingPart(_Around):
 
 
 class CrashingTransaction(_Around):
-    """A transaction whose task may die in the middle of it."""
+    """A transaction with a crash point after each kind of write."""
 
     _inner: PartTransaction
 

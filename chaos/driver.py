@@ -1,4 +1,4 @@
-"""The program's process, with Java and all its tasks: started, watched, killed, and never left behind."""
+"""The processes of one run of the program, with the JVM and all tasks: start, watch, kill and clean up."""
 
 import os
 import shutil
@@ -18,11 +18,11 @@ END_SECONDS = 60.0
 
 
 class Driver:
-    """One run of the program, in a session of its own, by which all that came from it is found."""
+    """One run of the program, in a separate process session, by which all its processes can be found."""
 
     def __init__(self, settings: Settings, log: Path, plan: Path) -> None:
         self.log = log
-        # What a killed Java leaves lying about. The paths of sockets have to be short.
+        # For files that a killed JVM leaves behind. Not in the trial's folder, because socket paths must be short.
         self._scratch = tempfile.mkdtemp(prefix="chaos-")
         own = {"SPARK_LOCAL_DIRS": self._scratch, "TMPDIR": self._scratch}
         java = {"JDK_JAVA_OPTIONS": f"-Djava.io.tmpdir={self._scratch}"}
@@ -52,17 +52,17 @@ class Driver:
         return self.log.read_text(errors="replace")
 
     def processes(self) -> list[int]:
-        """It and all that came from it, also when it has gone itself."""
+        """Return the living processes of the run, including those that outlive the driver."""
         return of_session(self.pid, self._scratch)
 
     def kill(self, *pids: int) -> None:
-        """End these, or all, at once."""
+        """Send SIGKILL to these processes, or to all of the run."""
         for pid in pids or self.processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Nothing of it is left afterwards."""
+        """Kill all processes of the run, wait until they have ended, and delete their temporary files."""
 
         def gone() -> bool:
             self.kill()

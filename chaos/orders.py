@@ -1,4 +1,4 @@
-"""What goes into a stream and what must come out: orders whose sums by key are known beforehand. Values only."""
+"""Input and expected result of a stream: orders whose sums by key are known beforehand. Values only, no I/O."""
 
 import random
 from collections import defaultdict
@@ -8,7 +8,7 @@ from typing import Any
 
 KEYS = 50
 NEVER = -1
-# One of so many fails once, one of so many always.
+# One order in FAILING_ONCE fails once, one in FAILING_ALWAYS fails always.
 FAILING_ONCE = 23
 FAILING_ALWAYS = 97
 LARGEST_AMOUNT = 10**9
@@ -16,7 +16,7 @@ LARGEST_AMOUNT = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One event. `fails` says how often its handler refuses it; `NEVER` that it is never taken."""
+    """One event. `fails` is how often its handler fails before it succeeds; `NEVER` means that it always fails."""
 
     number: int
     key: str
@@ -29,14 +29,14 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """The state of a key: how many orders it has had, and what they come to."""
+    """State of a key: the number of its orders and the sum of their amounts."""
 
     count: int
     sum: int
 
 
 class Orders:
-    """So many orders, the same ones for the same seed, handed out in portions."""
+    """A number of orders, identical for equal seeds, taken in portions."""
 
     def __init__(self, count: int, seed: int) -> None:
         chance = random.Random(seed)
@@ -44,7 +44,7 @@ class Orders:
         self._handed_out = 0
 
     def portion(self, size: int) -> Sequence[Order]:
-        """The next ones."""
+        """Return the next orders, at most `size`."""
         taken = self.all[self._handed_out : self._handed_out + size]
         self._handed_out += len(taken)
         return taken
@@ -55,16 +55,16 @@ class Orders:
 
     @property
     def dead(self) -> set[int]:
-        """The numbers of those that must end as dead letters."""
+        """Numbers of the orders that must become dead letters."""
         return {order.number for order in self.all if order.fails == NEVER}
 
     @property
     def counted(self) -> set[int]:
-        """The numbers of those that must be in the state, and of which one event each must be emitted."""
+        """Numbers of the orders that must be in the state, with exactly one emitted event each."""
         return {order.number for order in self.all} - self.dead
 
     def sums(self) -> dict[str, Sums]:
-        """What the state must be."""
+        """Return the expected state by key."""
         amounts: defaultdict[str, list[int]] = defaultdict(list)
         for order in self._taken():
             amounts[order.key].append(order.amount)

@@ -1,4 +1,4 @@
-"""The program that is killed: a stream as a user would write it, in a process of its own.
+"""The program under test: a stream as a user would write it, run in a separate process.
 
 python -m chaos.program '{"store": …, "state": …, "source": …, "cores": 2, "checkpoint": …}'
 """
@@ -33,7 +33,7 @@ ROWS = "event_id STRING, number INT, key STRING, amount BIGINT, fails INT"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All that the program is told. `source` is its kind, with the names and addresses that it needs."""
+    """Settings of the program. `source` has the kind of the source, with its names and addresses."""
 
     store: str
     state: str
@@ -47,7 +47,7 @@ class Settings:
 
 
 def source_of(named: dict[str, str]) -> Source:
-    """The source that the settings name."""
+    """Return the source that the settings describe."""
     match named["kind"]:
         case "queue":
             return Queue(named["queue"])
@@ -65,7 +65,7 @@ def _read_folder(spark: "SparkSession", folder: str) -> "DataFrame":
 
 
 def application(settings: Settings) -> Streams:
-    """Counts and adds up the orders of each key, and emits an event for each."""
+    """Return an application that counts and adds up the orders of each key, and emits an event for each order."""
     app = Streams(settings.store, state=settings.state)
     stream = partial(
         app.stream,
@@ -92,7 +92,7 @@ def application(settings: Settings) -> Streams:
 
 
 def count(order: dict[str, Any], attempts: int, state: KeyState, emitter: Emitter) -> None:
-    """One order. It fails when all is done, so that all of it must be undone."""
+    """Process one order. A failing order raises after all its changes, so that the stream must undo them."""
     state["count"] = state.get("count", 0) + 1
     state["sum"] = state.get("sum", 0) + order["amount"]
     emitter.emit("order.counted", {"number": order["number"]}, queue=COUNTED)
@@ -103,7 +103,7 @@ def count(order: dict[str, Any], attempts: int, state: KeyState, emitter: Emitte
 
 
 def main(given: dict[str, Any]) -> int:
-    """Run until killed, superseded, or, with `once`, until nothing is ready."""
+    """Run until killed or superseded; with `once`, until no event is ready. Return the exit status."""
     from chaos import crashing
     from penstock.pipeline.streams.driver import run_streams
 

@@ -1,4 +1,4 @@
-"""What a run of chaos says at its end: a table for people, or all of it as JSON."""
+"""Report of a chaos run: a Markdown table with remarks, or JSON with all details."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ HEADINGS = ("source", "state", "events", "kills", "starts", "lost", "doubled", "
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One run. It passed if every trial that could be run did, and one was."""
+    """Report of one run. A run passes if at least one trial ran and all trials that ran passed."""
 
     plan: Plan
     outcomes: Sequence[Outcome]
@@ -70,7 +70,7 @@ def _cells(outcome: Outcome) -> Iterator[str]:
 
 def _document(outcome: Outcome) -> dict[str, Any]:
     told = {**asdict(outcome), "passed": outcome.passed}
-    if outcome.verdict is not None:  # a copy of a Counter would count its items
+    if outcome.verdict is not None:  # asdict() rebuilds a Counter by counting its items
         tally = outcome.verdict.tally
         told["verdict"]["tally"] |= {"steps": dict(tally.steps), "gave_up": dict(tally.gave_up)}
     return told

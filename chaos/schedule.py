@@ -1,4 +1,4 @@
-"""What is done to a stream, and when: the same for the same seed. Values only."""
+"""Schedule of the faults of a trial, identical for equal seeds. Values only, no I/O."""
 
 import random
 from collections.abc import Iterator
@@ -7,10 +7,10 @@ from itertools import cycle, islice
 
 from chaos.steps import DRIVER, STEPS, TASK, Step
 
-# Handlers run by the hundred in a task: which of them is the last, chance says.
+# A task runs hundreds of handlers. The kill comes after a random one of the first LAST_HANDLER.
 HANDLED = "stream-handled"
 LAST_HANDLER = 30
-# A killed driver takes seconds to come back, a killed task a moment: of so many kills one is of a driver.
+# One kill in this many hits a driver, because a driver takes seconds to restart and a task much less.
 ONE_DRIVER_IN = 10
 FEWEST_DRIVERS = 2
 ONE_AT_RANDOM_IN = 8
@@ -20,7 +20,7 @@ CORES = (1, 2, 3)
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """At a step of the protocol, a task, the driver, or the driver with Java and all tasks."""
+    """Kill at a step of the protocol: of a task, of the driver, or of the driver with the JVM and all tasks."""
 
     step: Step
     victim: str
@@ -28,7 +28,7 @@ class Kill:
 
     @property
     def crash(self) -> str:
-        """As the crash simulator takes it."""
+        """The kill in the syntax of the crash simulator, `tests.support.crashes`."""
         return f"{self.step.point}:{self.passage}:{self.victim}"
 
     @property
@@ -42,12 +42,12 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class KillAtRandom:
-    """Some process of the stream, or all, whatever it does just then."""
+    """Kill of one process of the stream, or of all, at a random time."""
 
     after_seconds: float
     victim: str
     chance: float
-    """Which of the processes, as a share of them all."""
+    """Position of the process to kill in the list of processes, from 0 to 1."""
 
     def __str__(self) -> str:
         return f"kill {self.victim} after {self.after_seconds:.1f} s"
@@ -55,7 +55,7 @@ class KillAtRandom:
 
 @dataclass(frozen=True, slots=True)
 class SecondDriver:
-    """Another driver starts while the first one runs, which must say so and end."""
+    """Start of another driver while the first one runs. The first must report `Superseded` and end."""
 
     def __str__(self) -> str:
         return "start a second driver"
@@ -63,7 +63,7 @@ class SecondDriver:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """PostgreSQL, with the queues and maybe the state, hangs for a while, or crashes and starts again."""
+    """Outage of PostgreSQL, which holds the queues and possibly the state: a hang, or a crash and restart."""
 
     seconds: float
     crash: bool
@@ -77,14 +77,14 @@ Fault = Kill | KillAtRandom | SecondDriver | Outage
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How the next driver comes up."""
+    """Conditions of the next start of the driver."""
 
     cores: int
     loses_checkpoint: bool
 
 
 class Schedule:
-    """The faults, and how a driver comes back after each."""
+    """The faults in random order, and the conditions of each start of the driver."""
 
     def __init__(self, kills: int, seed: int) -> None:
         self._chance = random.Random(seed)
@@ -108,7 +108,7 @@ class Schedule:
         return faults
 
     def _driver_kills(self) -> Iterator[Kill]:
-        """At every step, by turns alone and with all else. From where a few of them begin, chance says."""
+        """Yield kills at all steps in rotation from a random step, alternately of the driver and of all processes."""
         steps = self._from_anywhere([*STEPS])
         return (
             self._kill(step, victim) for step, victim in zip(cycle(steps), cycle(("driver", "family")), strict=False)
@@ -122,7 +122,7 @@ class Schedule:
         return Kill(step, victim, self._chance.randint(1, LAST_HANDLER) if step.point == HANDLED else 1)
 
     def _at_random(self) -> KillAtRandom:
-        # Mostly tasks, which are cheap.
+        # Mostly single processes: usually a task, which restarts quickly.
         victim = self._chance.choices(("a process", "everything"), (9, 1))[0]
         return KillAtRandom(self._chance.uniform(0, 1), victim, self._chance.random())
 

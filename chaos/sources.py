@@ -1,4 +1,4 @@
-"""Where the orders are put for a stream to read: a queue, files that Spark reads as a DataFrame, Valkey and Kafka."""
+"""Sources of the orders: a queue, files that Spark reads as a DataFrame, Valkey and Kafka."""
 
 import json
 from abc import ABC, abstractmethod
@@ -18,24 +18,24 @@ PARTITIONS = 3
 
 
 class OrderSource(ABC):
-    """A source with orders in it."""
+    """A source to which a trial writes orders."""
 
     @property
     @abstractmethod
     def named(self) -> dict[str, str]:
-        """As the program is told of it."""
+        """Kind, names and addresses of the source, for the settings of the program."""
 
     @abstractmethod
     def emit(self, orders: Sequence[Order]) -> None:
-        """Put orders in; when this returns, they are there."""
+        """Write orders to the source. Return when the orders are stored."""
 
     def unacknowledged(self) -> int:
-        """How many it would bring again, beside what queues hold."""
+        """Return the source's own count of unacknowledged orders; 0 if it keeps none. `Books.live` counts queues."""
         return 0
 
 
 class QueueSource(OrderSource):
-    """A queue of Penstock's own. Each time over a new connection: the database was maybe down since the last."""
+    """A Penstock queue. Each emit opens a new connection, because the database may have restarted since the last."""
 
     def __init__(self, store: str) -> None:
         self._store = store
@@ -50,7 +50,7 @@ class QueueSource(OrderSource):
 
 
 class FolderSource(OrderSource):
-    """Files of JSON, which Spark reads as a streaming DataFrame."""
+    """JSON files that Spark reads as a streaming DataFrame."""
 
     def __init__(self, folder: Path, kind: str) -> None:
         self._kind = kind
@@ -67,7 +67,7 @@ class FolderSource(OrderSource):
 
 
 class ValkeySource(OrderSource):
-    """A stream of Valkey's."""
+    """A Valkey stream."""
 
     def __init__(self, server: ValkeyServer, stream: str) -> None:
         import valkey
@@ -96,7 +96,7 @@ class ValkeySource(OrderSource):
 
 
 class KafkaSource(OrderSource):
-    """A topic of Kafka's, with several partitions."""
+    """A Kafka topic with several partitions."""
 
     def __init__(self, server: KafkaServer, topic: str) -> None:
         from confluent_kafka import Producer
@@ -122,14 +122,14 @@ class KafkaSource(OrderSource):
 
 
 class SourceServers:
-    """The servers behind the sources: each is started when the first source needs it."""
+    """Servers of the sources. Each server is started when the first source needs it."""
 
     def __init__(self, postgres: PostgresServer) -> None:
         self.postgres = postgres
         self._started: dict[str, Server] = {}
 
     def source(self, kind: str, store: str, folder: Path) -> AbstractContextManager[OrderSource]:
-        """A fresh source of a kind, for orders of its own."""
+        """Open a new, empty source of a kind."""
         if kind in FOLDERS:
             return nullcontext(FolderSource(folder, kind))
         return {"queue": self._queue, "valkey": self._valkey, "kafka": self._kafka}[kind](store, folder)
@@ -159,5 +159,5 @@ class SourceServers:
 
 
 FOLDERS = ("dataframe", "batches")
-"""The same files, for a handler of one event, and for one of many."""
+"""Sources that read the same files: for a handler of single events, and for a batch handler."""
 SOURCES = ("queue", *FOLDERS, "valkey", "kafka")

@@ -1,4 +1,4 @@
-"""One trial: a stream from one source into one state store, through all faults of a schedule, to its audit."""
+"""One trial: a stream from one source into one state store, all faults of a schedule, and the audit."""
 
 import shutil
 import time
@@ -23,7 +23,7 @@ REACH_SECONDS = 120.0
 PROGRESS_SECONDS = 120.0
 DRAIN_SECONDS = 600.0
 SUPERSEDE_SECONDS = 180.0
-# Beyond this many starts in a row that come to nothing, something is broken that no restart mends.
+# A trial fails when the program has ended by itself this many times in a row without progress.
 MOST_FAILURES = 5
 LOOK_SECONDS = 0.1
 RUNS = "stream_started"
@@ -32,33 +32,33 @@ Say = Callable[[str], None]
 
 
 class TrialFailed(PenstockError):
-    """A stream did something that no fault explains; the message says what."""
+    """The stream behaved in a way that no fault explains; the message describes the behaviour."""
 
 
 class NotRun(PenstockError):
-    """The stream can't run here at all; the message says why."""
+    """The stream can't run in this environment; the message gives the reason."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What was done to a stream, and how often it had to be started."""
+    """Counts of the faults and starts of a trial."""
 
     kills: int = 0
     steps: Counter[int] = field(default_factory=Counter)
-    """How often it was killed at each step."""
+    """Number of kills at each step, by step number."""
     unreached: int = 0
-    """Kills that were asked for at a step which did not come in time."""
+    """Number of scheduled kills whose step was not reached in time."""
     starts: int = 0
     lost_checkpoints: int = 0
     superseded: int = 0
     outages: int = 0
     gave_up: Counter[str] = field(default_factory=Counter)
-    """Why it ended by itself, where it was not killed: a supervisor would have started it again."""
+    """Last log lines of runs that ended without a kill. A supervisor would restart such a program too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of a trial."""
+    """Result of a chaos trial."""
 
     audit: Audit
     tally: Tally
@@ -71,7 +71,7 @@ class Verdict:
 
 
 class Trial:
-    """Runs the faults of a schedule, with a share of the orders before each."""
+    """A run of all faults of a schedule, with a portion of the orders emitted before each fault."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Trial:
         self._failures = 0
 
     def run(self) -> Verdict:
-        """All faults, then until nothing is left to do, then once more without a checkpoint, then the audit."""
+        """Apply all faults, wait until all orders are done, run once more without a checkpoint, and audit."""
         began = time.monotonic()
         try:
             self._start()
@@ -145,7 +145,7 @@ class Trial:
         self.tally.steps[fault.step.number] += 1
         if fault.ends_driver:
             wait_until(lambda: not self._driver.running, PROGRESS_SECONDS)
-            self._start()  # beside what is left of the dead one: its tasks may still be at work
+            self._start()  # while tasks of the dead driver may still be running
         else:
             self._await_progress(before)
 
@@ -162,7 +162,7 @@ class Trial:
         self._await_progress(before)
 
     def _supersede(self) -> None:
-        # Or it would be the newer one.
+        # Start the second driver only when the first one runs; otherwise the first could take the newer epoch.
         self._await(lambda: self._driver.running and RUNS in self._driver.said, SUPERSEDE_SECONDS)
         older = self._driver
         self._start(checkpoint=self._folder / f"checkpoint-{len(self._drivers)}")
@@ -170,7 +170,7 @@ class Trial:
         wait_until(lambda: RUNS in newer.said or not newer.running, SUPERSEDE_SECONDS)
         deadline = time.monotonic() + SUPERSEDE_SECONDS
         while older.running and time.monotonic() < deadline:
-            self._emit(1)  # it hears of it when it next has something to do
+            self._emit(1)  # a superseded driver ends when it next has work
             time.sleep(LOOK_SECONDS * 5)
         if older.running:
             raise TrialFailed(f"a driver that was superseded runs on; see {older.log}")
@@ -201,7 +201,7 @@ class Trial:
         if how.loses_checkpoint and folder.exists():
             shutil.rmtree(folder, ignore_errors=True)
             self.tally.lost_checkpoints += 1
-            # What is left of a dead driver may write there once more, and half a checkpoint is none.
+            # Use another folder: tasks of a dead driver may still write to the old one, leaving half a checkpoint.
             folder = self._checkpoint = self._folder / f"checkpoint-after-loss-{self.tally.lost_checkpoints}"
         self.tally.starts += 1
         settings = replace(self._settings, cores=how.cores, checkpoint=str(folder), once=once)
@@ -213,12 +213,12 @@ class Trial:
             self._source.emit(orders)
 
     def _await_progress(self, before: int) -> None:
-        """Kills one upon the other at the same events would look as if those were to blame."""
+        """Wait until another order is done: repeated kills at the same events would make them look poisonous."""
         if self._await(lambda: self._done() > before, PROGRESS_SECONDS):
             self._failures = 0
 
     def _await(self, holds: Callable[[], bool], seconds: float) -> bool:
-        """Wait, and start the program again where it has ended."""
+        """Wait for a condition and restart the program whenever it has ended. Return False after the time-out."""
         deadline = time.monotonic() + seconds
         while not holds():
             if time.monotonic() > deadline:
@@ -230,7 +230,7 @@ class Trial:
         return True
 
     def _note_end(self) -> None:
-        """It was killed, or gave up by itself: then why, and whether that comes to an end."""
+        """Record the reason if the program ended by itself. Raise if it can't run here or ends again and again."""
         status = self._driver.status
         if status is not None and status < 0:
             return
@@ -258,7 +258,7 @@ class Trial:
         self._driver.end()
 
     def _once_more(self) -> None:
-        """Without a checkpoint, whatever was not acknowledged comes again; and changes nothing."""
+        """Run once more without a checkpoint: events without an acknowledgement return and must change nothing."""
         driver = self._start(self._folder / "checkpoint-last", once=True)
         if not wait_until(lambda: not driver.running, DRAIN_SECONDS) or driver.status != 0:
             raise TrialFailed(f"the last run did not come to its end; see {driver.log}")

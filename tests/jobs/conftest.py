@@ -1,4 +1,4 @@
-"""A job queue on every backend, by the real clock and by one that stands still until it is told to move on."""
+"""Fixtures: a job queue on SQLite and PostgreSQL, with the database's clock and with a manual clock."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +13,7 @@ from penstock.testing.stores import ManualClock
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Where an initialised store is."""
+    """URL of an initialised store."""
     found: str = f"sqlite:///{tmp_path / 'jobs.db'}"
     if request.param == "postgresql":
         found = request.getfixturevalue("postgres_url")
@@ -30,7 +30,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def still(url: str, clock: ManualClock) -> Iterator[SqlStore]:
-    """The store by the test's clock."""
+    """The store with the manual clock."""
     opened = open_store(url, clock=clock)
     yield opened
     opened.close()
@@ -38,13 +38,13 @@ def still(url: str, clock: ManualClock) -> Iterator[SqlStore]:
 
 @pytest.fixture
 def jobs(still: SqlStore) -> Iterator[Jobs]:
-    """The job queue by the test's clock."""
+    """The job queue with the manual clock."""
     with Jobs(still) as opened:
         yield opened
 
 
 @pytest.fixture
 def live(url: str) -> Iterator[Jobs]:
-    """The job queue by the database's clock."""
+    """The job queue with the database's clock."""
     with Jobs(url) as opened:
         yield opened

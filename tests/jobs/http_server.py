@@ -1,4 +1,4 @@
-"""A real server for a job queue, on a free port, with clients of it."""
+"""An HTTP server of the jobs API on a free port, and a client of the server."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ TOKEN = "correct-horse"
 
 @contextmanager
 def served(jobs: Jobs, *tokens: str) -> Iterator[HttpServer]:
-    """The server, running in a thread."""
+    """Run the server in a thread."""
     app = create_app(jobs, tokens)
     with HttpServer(app, on_stop=app.end_waiting) as server:
         yield server
@@ -20,6 +20,6 @@ def served(jobs: Jobs, *tokens: str) -> Iterator[HttpServer]:
 
 @contextmanager
 def client_of(jobs: Jobs) -> Iterator[JobsClient]:
-    """A client with a token, of a server that asks for it."""
+    """Open a client with a token, on a server that requires one."""
     with served(jobs, "other", TOKEN) as server, JobsClient(server.url, TOKEN) as client:
         yield client

@@ -1,4 +1,4 @@
-"""The HTTP API through a real server, by the client and by hand."""
+"""The jobs HTTP API on a real server, through `JobsClient` and with plain HTTP requests."""
 
 import json
 import re
@@ -45,7 +45,7 @@ def client(live: Jobs) -> Iterator[JobsClient]:
 
 @pytest.fixture
 def server(live: Jobs) -> Iterator[HttpServer]:
-    """One without tokens."""
+    """A server that requires no token."""
     with served(live) as started:
         yield started
 
@@ -138,7 +138,7 @@ class TestTheClient:
             client.submit("a")
 
     def test_a_broken_connection_doubles_nothing(self, live: Jobs, server: HttpServer) -> None:
-        """A middleman loses the first answer: the submit got through, and is sent again."""
+        """The first answer to the submit is lost, and the client sends the submit again. Claims are not repeated."""
         with Middleman(server) as between, JobsClient(between.url) as client:
             job_id = client.submit("a")
             assert between.lost == 1
@@ -150,7 +150,7 @@ class TestTheClient:
 
 
 class Middleman:
-    """Passes connections on to a server, and loses the answer on the first one."""
+    """A proxy to a server that drops the answer of the first connection, and whenever `lost` is reset to 0."""
 
     def __init__(self, server: HttpServer) -> None:
         self._target = httpx.URL(server.url)
@@ -184,7 +184,7 @@ class Middleman:
 
 
 def _message(sender: socket.socket) -> bytes:
-    """One whole HTTP message."""
+    """Read one complete HTTP message."""
     read = b""
     while True:
         read += sender.recv(65_536)
@@ -196,7 +196,7 @@ def _message(sender: socket.socket) -> bytes:
 
 class TestLongPolling:
     def test_a_claim_is_answered_by_a_submit(self, live: Jobs, http: httpx.Client) -> None:
-        """Twenty wait at once, which takes none of the threads that others need; one of them gets the job."""
+        """Twenty claims wait at once without occupying server threads, so the submits are answered; each gets a job."""
         waiting = threading.Semaphore(0)
         look = live.store.ready
 

@@ -1,4 +1,4 @@
-"""A worker that is killed, and what a program has to import."""
+"""Jobs of killed workers, and the modules that `import penstock` loads."""
 
 import signal
 import subprocess

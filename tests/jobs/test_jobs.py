@@ -1,4 +1,4 @@
-"""The verbs of a job queue: submitted, claimed in turn, kept alive, settled by whoever holds the job and no other."""
+"""Operations of a job queue: submit, claim in order, heartbeat, and settle by the current claimant only."""
 
 from uuid import uuid4
 
@@ -134,7 +134,7 @@ class TestClaiming:
 
 
 class TestTheTimelineOfTheSpecification:
-    """Submitted at 0 s, claimed at 0.1 s, a heartbeat at 5 s, and then the two ways on."""
+    """A job is submitted at 0 s, claimed at 0.1 s, and has a heartbeat at 5 s; the tests are the two continuations."""
 
     @pytest.fixture
     def job(self, jobs: Jobs, clock: ManualClock) -> ClaimedJob:
@@ -159,7 +159,7 @@ class TestTheTimelineOfTheSpecification:
 
     def test_the_worker_crashes_at_8_s(self, jobs: Jobs, clock: ManualClock, job: ClaimedJob) -> None:
         clock.advance(3)  # 8 s: no more heartbeats
-        clock.advance(27)  # 35 s: the last one is exactly the timeout ago
+        clock.advance(27)  # 35 s: the last heartbeat was exactly one timeout ago
         assert jobs.expire() == 0
         assert jobs.claim("worker-2") is None
         assert jobs.get(job.job_id).worker == "worker-1"
@@ -221,7 +221,7 @@ class TestHolding:
         jobs.expire()
         with pytest.raises(JobLost, match="no heartbeat for 30 s"):
             jobs.heartbeat(stale)
-        holder = claimed(jobs, "worker")  # the same name doesn't help
+        holder = claimed(jobs, "worker")  # the same worker id does not make the old lease valid
         for verb in (jobs.heartbeat, jobs.complete, jobs.release, lambda held: jobs.fail(held, "broken")):
             with pytest.raises(JobLost, match="worker has claimed it since"):
                 verb(stale)
@@ -288,7 +288,7 @@ class TestSettling:
     def test_job_without_limit_of_its_own_is_tried_three_times(
         self, jobs: Jobs, still: SqlStore, clock: ManualClock
     ) -> None:
-        """Jobs that fail and jobs whose worker dies, submitted with no limit and emitted past `submit`."""
+        """Failing jobs and jobs with a lost worker, submitted without `max_attempts` or emitted without `submit`."""
         jobs.submit("failing")
         still.append([Event(event_type="failing", payload=b"{}", queue=jobs.queue("failing"))])
         still.append([Event(event_type="losing", payload=b"{}", queue=jobs.queue("losing"))])

@@ -1,4 +1,4 @@
-"""The page about jobs: its Python runs as it stands, and its curl commands answer what the page says."""
+"""The jobs guide: its Python code runs unchanged, and its curl commands print the output shown in the guide."""
 
 import os
 import re
@@ -30,7 +30,7 @@ def test_the_python_runs(tmp_path: Path) -> None:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
-    """The server as the page starts it, but on a free port."""
+    """The server started as in the guide, but on a free port."""
     (commands,) = blocks("sh")
     assert commands == "penstock init\nPENSTOCK_JOBS_TOKEN=correct-horse penstock jobs serve\n"
     environment = {**os.environ, "PENSTOCK_STORE": "sqlite:///jobs.db", "PENSTOCK_JOBS_TOKEN": "correct-horse"}
@@ -49,7 +49,7 @@ def test_curl_answers_what_the_page_says(server: str, tmp_path: Path) -> None:
     lines = [line for block in blocks("console") for line in block.splitlines()]
     assert sum(line.startswith(COMMAND) for line in lines) >= 20
     script = [line.removeprefix(COMMAND) for line in lines if line.startswith(COMMAND)]
-    # Each command is announced as on the page: what comes out is the page.
+    # Print each command before its output, so that the whole output equals the console blocks of the guide.
     announced = [f"cat <<'EOF'\n{COMMAND}{line}\nEOF\n{line}" for line in script]
     text = "\n".join(announced).replace(PAGES_SERVER, server)
     done = subprocess.run(["bash", "-c", text], cwd=tmp_path, capture_output=True, text=True, timeout=SOON)

@@ -1,4 +1,4 @@
-"""The API does what its schema says: Schemathesis makes up requests, good and bad, and checks every answer."""
+"""The HTTP API conforms to its schema: Schemathesis generates valid and invalid requests and checks every response."""
 
 from collections.abc import Iterator
 
@@ -14,14 +14,14 @@ from tests.support.servers import PostgresServer
 
 EXAMPLES = 30
 
-# Tests are collected from the schema before there is a store; nothing connects until a request comes.
+# pytest collects the tests from the schema before a store exists; nothing connects before the first request.
 app = create_app(Jobs("sqlite:///none.db"), [TOKEN], max_wait_seconds=0.01)
 schema = schemathesis.openapi.from_asgi("/openapi.json", app)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _store(postgres_server: PostgresServer) -> Iterator[None]:
-    """PostgreSQL, which refuses more than SQLite does."""
+    """Serve a store on PostgreSQL, which rejects more values than SQLite."""
     url = postgres_server.create_database()
     store = open_store(url)
     store.initialise()

@@ -27,14 +27,14 @@ class Email(BaseModel):
 
 @pytest.fixture
 def opened(url: str) -> Any:
-    """Opens the live queue with other settings."""
+    """A function that opens the live queue with other settings."""
     with ExitStack() as stack:
         yield lambda **settings: stack.enter_context(Jobs(url, **settings))
 
 
 @pytest.fixture
 def worked(live: Jobs, opened: Any) -> Any:
-    """Works on the live queue, in a thread, as long as the test runs."""
+    """A function that runs a worker on the live queue, in a thread, until the test ends."""
     stop = threading.Event()
     threads: list[threading.Thread] = []
 
@@ -180,12 +180,12 @@ class TestWorking:
         assert begun.wait(SOON)
         live.cancel(job_id, "called off")
         assert lost.wait(SOON)
-        live.wait(live.submit("b"), SOON)  # the worker is done with the other one, and goes on
+        live.wait(live.submit("b"), SOON)  # the worker has ended the lost job and continues with the next
         job = live.get(job_id)
         assert (job.state, job.error, job.result) == (State.DEAD, "called off", None)
 
     def test_heartbeats_keep_a_long_job(self, opened: Any, worked: Any) -> None:
-        """It takes longer than the timeout: what expires by then is another worker's, that sends no heartbeats."""
+        """The job takes longer than the timeout: a job without heartbeats, claimed later, has expired before."""
 
         def send(_: Any, context: JobContext) -> str:
             begun.set()
@@ -215,7 +215,7 @@ class TestWorking:
             live.work({}, "worker", stop=threading.Event())
 
     def test_every_job_is_completed_once(self, url: str, live: Jobs) -> None:
-        """4 workers of their own on 200 jobs of 5 types, by all sorts of filters."""
+        """Four workers with separate connections and different type filters share 200 jobs of 5 types."""
         handled: Counter[int] = Counter()
         lock = threading.Lock()
         ids = [live.submit(f"type-{number % 5}", number) for number in range(200)]

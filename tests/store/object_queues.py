@@ -1,4 +1,4 @@
-"""Queues on object storage for tests: an open store with its committer and document, and a bucket whose writes wait."""
+"""Object store helpers for tests: an open store, its committer and document, and a bucket with blocked writes."""
 
 import threading
 from typing import Any
@@ -34,7 +34,7 @@ def document(store: ObjectStore) -> Document:
 
 
 class Brake:
-    """A bucket whose swaps wait as long as the brake is on."""
+    """A bucket that blocks every compare-and-swap while `off` is cleared."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket

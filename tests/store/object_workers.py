@@ -28,7 +28,7 @@ def broker(url: str) -> None:
 
 
 def worker(url: str, name: str, log: Path) -> None:
-    """One lease a job. A line in the log says that a settle was told to have been applied."""
+    """Claim jobs one at a time and publish them. Log each settle that the store reports as applied."""
     store = open_store(url)
     lines = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     while True:

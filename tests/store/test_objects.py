@@ -1,5 +1,5 @@
-"""The store on object storage: the conformance suite on a folder and in memory, a part of it on S3's protocol, and the
-state machine of the lifecycle."""
+"""Conformance of the object store: the full suite on a folder and in memory, selected scenarios over the S3 protocol,
+and the state machine of the lifecycle on a folder."""
 
 import tempfile
 from pathlib import Path
@@ -22,7 +22,7 @@ from penstock.testing.stores.scenario import ManualClock
 from penstock.testing.stores.settling import SettlingAgain
 from tests.support.servers import S3Server
 
-# Time stands still in the suite until a test moves it on, and leases are reaped when a test says so.
+# The suite injects a clock, and expects that only `reap` reaps expired leases, not every commit pass.
 QUIETLY = "expiry=reap"
 LACKS = ("insert_into_view", "limits", "ordering", "routing", "staging")
 UNBOUNDED = StoreOptions(max_lease_age_seconds=1e9)

@@ -1,5 +1,5 @@
-"""Three brokers and eight workers share a queue on a real S3 server, and any of them may be killed at any time: no job
-is lost, and none is completed twice."""
+"""Random kills of three broker candidates and eight workers that share a queue on an S3 server: no job is lost, and no
+job is completed twice."""
 
 import random
 import subprocess
@@ -32,7 +32,7 @@ SECONDS = 120.0
 
 
 class Crowd:
-    """The processes, and whoever takes the place of one that was killed."""
+    """The broker and worker processes. Each killed process is replaced."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self._url = url
@@ -57,7 +57,7 @@ class Crowd:
         return process
 
     def leader(self, store: ObjectStore) -> int:
-        """The place of the broker that the document names; of any, if it names none that is alive."""
+        """Return the index of the broker that the document names, or 0 if that broker is not running."""
         version = store.bucket.load()
         assert version is not None
         named = Document.from_json(version.data).broker
@@ -73,7 +73,7 @@ class Crowd:
         members[place] = self.start(kind)
 
     def applied(self) -> list[tuple[str, str]]:
-        """What the workers were told to have settled: the job and the token."""
+        """Return job and token of each settle that was reported to a worker as applied, from the workers' logs."""
         lines = [line for log in self._folder.glob("*.log") for line in log.read_text().splitlines(keepends=True)]
         return [(job, token) for job, token in (line.split() for line in lines if line.endswith("\n"))]
 
@@ -111,7 +111,7 @@ def crowd(url: str, tmp_path: Path) -> Iterator[Crowd]:
 
 
 def submit(url: str, submitted: list[EventId]) -> None:
-    """One at a time, while brokers come and go."""
+    """Submit the jobs one at a time, while brokers are killed and replaced."""
     store = open_store(f"{url}&broker=never")
     for number in range(JOBS):
         submitted += store.append([Event(event_type="job", queue="jobs", payload=str(number).encode())])
@@ -145,7 +145,10 @@ def test_kills_lose_no_job_and_complete_none_twice(crowd: Crowd, url: str, seed:
 
 
 def audit(store: Store, submitted: list[EventId], crowd: Crowd) -> None:
-    """From the document: what was submitted is there, once, and done; who was told to have done it, did."""
+    """Check in the document that each submitted job exists once and is published.
+
+    A job with an applied settle in a worker's log must have that settle's token as its result.
+    """
     page = store.find(Selection(everything=True), limit=10 * JOBS)
     assert Counter(one.event_id for one in page.records) == Counter(submitted)
     assert sorted(int(one.payload) for one in page.records) == list(range(JOBS))
@@ -154,7 +157,7 @@ def audit(store: Store, submitted: list[EventId], crowd: Crowd) -> None:
     applied = crowd.applied()
     assert len({job for job, _ in applied}) == len(applied), "two settles of one job were told to be applied"
     assert all(results[job] == token.encode() for job, token in applied)
-    # Only a worker that was killed between the settle and its log has left no line.
+    # A log line is missing only if the worker was killed between the settle and the write of the line.
     assert JOBS - len(applied) <= crowd.killed["worker"]
     assert crowd.killed["broker"]
     assert crowd.killed["worker"]

@@ -1,5 +1,5 @@
-"""How the queue document is written: many changes in one write, and nothing lost or doubled when the fate of a write is
-unknown or a process is killed."""
+"""Commits of the queue document: many changes share one write, and no change is lost or made twice if the answer to a
+write is lost or a process is killed."""
 
 import os
 import subprocess
@@ -125,7 +125,7 @@ class TestGroups:
             assert wait_until(lambda: (document(store).broker or first).expires_at > first.expires_at, SECONDS)
 
     def test_without_work_the_lease_is_given_back(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Or a process that emitted once would write for ever after."""
+        """An idle broker returns its lease; otherwise a process would renew it forever after a single emit."""
         monkeypatch.setattr("penstock.store.objects.group_commit.IDLE_SECONDS", 0.2)
         with closing(opened(f"objects+file://{tmp_path}/queue?broker_seconds=3")) as store:
             store.initialise()
@@ -140,7 +140,7 @@ class TestGroups:
 
 
 class TestUnknownWrites:
-    """The answer to a PUT is lost on its way: it was carried out, and nobody was told."""
+    """The answer to a PUT is lost: the server executed the write, but the broker does not know."""
 
     @pytest.fixture
     def gate(self, s3_server: S3Server) -> Iterator[Gate]:
@@ -216,7 +216,7 @@ store.append([Event(event_type="orders.created", payload=b"x" * 100_000)])
 
 class TestCrashes:
     def die(self, url: str, when: str) -> None:
-        """A process ends between the payload's object and the document, or just after the document."""
+        """Run a process that has written a payload object and dies before or after its write of the document."""
         assert subprocess.run([sys.executable, "-c", DIES, url, when]).returncode == 7
 
     def test_before_the_document_nothing_was_emitted(self, url: str, tmp_path: Path) -> None:
@@ -295,12 +295,12 @@ class TestSwapping:
                 won = list(pool.map(swap, range(8)))
                 found = store.bucket.load()
                 assert found is not None
-                # Who was overtaken right after it won is told that it lost, and looks again.
+                # A winner that is overtaken before its check would also lose, but no later version is written here.
                 assert sum(won) == 1, number
                 assert found.data == str(won.index(True)).encode()
 
     def test_who_comes_back_after_many_versions_has_lost(self, store: ObjectStore) -> None:
-        """Though the name of its version is free again."""
+        """The file name of the stale writer's version is free again, because old versions are deleted."""
         stale = store.bucket.load()
         emit(store)
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""What a queue's document holds and what it doesn't: it stays small, and says what it can't do."""
+"""Contents of the queue document: bounds, retention, and clear errors for unsupported or invalid use."""
 
 import subprocess
 import sys
@@ -71,7 +71,7 @@ class TestBounds:
 
 
 class TestRetention:
-    """PUBLISHED events stay for a while; the document is bounded however many there are."""
+    """PUBLISHED events are kept for a while, within limits that bound the size of the document."""
 
     @pytest.fixture
     def clock(self) -> ManualClock:
@@ -146,7 +146,7 @@ class TestRetention:
         assert store.settle(held.lease, all_to(PUBLISHED, held)).already_settled == set(seqs(held))
 
     def test_a_new_broker_deletes_the_oldest_first(self, store: ObjectStore, clock: ManualClock) -> None:
-        """By the time of settlement, which the order of the events in the document doesn't tell."""
+        """Retention follows the settlement time, which a new broker cannot infer from the order in the document."""
         (first, *others) = emit(store, 1_200)
         late = claim(store, 1)
         publish(store, claim(store, 1_199))

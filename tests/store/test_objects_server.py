@@ -1,4 +1,4 @@
-"""Brokers of a queue on object storage and their HTTP server: who serves, who takes over, and what is refused."""
+"""Brokers of the object store and their HTTP server: election, takeover, authentication and rejected requests."""
 
 import http.client
 import json
@@ -88,7 +88,7 @@ class TestBrokers:
             assert ids(claim(third)) == emitted
 
     def test_a_broker_that_was_overtaken_asks_the_new_one(self, url: str) -> None:
-        """As after a long sleep: it thinks that it leads, and its write shows that it doesn't."""
+        """A broker whose lease expired unnoticed, as after a suspend, finds out by its failed compare-and-swap."""
         first, second = opened(url), opened(url)
         emit(first)
         found = first.bucket.load()
@@ -154,11 +154,11 @@ class TestBrokers:
         store.close()
 
     def test_a_forked_child_asks_its_parent(self, url: str) -> None:
-        """It doesn't inherit the broker, nor its port, which is free once the parent has ended."""
+        """A forked child inherits neither the broker nor its port: the port is free once the parent has closed."""
         subprocess.run([sys.executable, "-c", FORKS, url], check=True, timeout=SECONDS)
 
     def test_a_client_finds_the_broker_after_its_connection_was_closed(self, store: ObjectStore, url: str) -> None:
-        """The server closes idle connections, and a client doesn't take that for the end of the broker."""
+        """The server closes idle connections. A client must reconnect, not assume that the broker is gone."""
         emit(store)
         with closing(opened(url)) as other:
             emit(other)
@@ -187,7 +187,7 @@ FOREIGN = (
 
 
 class TestObjectNames:
-    """Only names of objects that a store writes are accepted: in a folder a name is a path."""
+    """Only object names that a store generates are accepted, because in a folder a name is a path."""
 
     @pytest.mark.parametrize("field", ["payload", "progress", "result"])
     def test_broker_refuses_event_with_foreign_object(self, store: ObjectStore, field: str) -> None:
@@ -225,7 +225,7 @@ def entry() -> EventRow:
 
 
 def refused(store: ObjectStore, request: dict[str, Any]) -> bool:
-    """Send a request with the broker's secret. Return whether the broker refuses the name of its object."""
+    """Send a request with the broker's secret. Return whether the broker rejects the object name in the request."""
     broker = document(store).broker
     assert broker is not None
     status, answer = ask(broker.address, broker.secret, request)

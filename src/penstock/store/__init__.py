@@ -1,1 +1,1 @@
-"""Stores, where events live. `penstock.store.registry` opens the one that a URL names."""
+"""Stores: the databases and buckets that hold events. `penstock.store.registry` opens the store of a URL."""

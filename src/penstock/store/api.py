@@ -1,4 +1,8 @@
-"""The seam between Penstock and a database: four roles of a store, and the values that they take and return."""
+"""The store interface: four roles that every backend implements, and the values that their methods use.
+
+`Flow` moves events, `Inspection` reads, `Control` operates on queues and events, `Staging` emits Spark writes exactly
+once. The conformance suite in `penstock.testing.stores` checks each backend against this contract.
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,18 +31,20 @@ from penstock.model.stats import QueueControl, Relay, Stats
 
 @dataclass(frozen=True, slots=True)
 class Upgrade:
-    """What an upgrade did: from where, to where, by which steps."""
+    """Result of `initialise`: the versions before and after, and the steps that ran."""
 
     before: str | None
+    """Version before the upgrade; None if the store was not initialised."""
     after: str
     steps: Sequence[str]
 
 
 CANCELLED = "cancelled"
-"""The reason for a cancellation of which no other is given."""
+"""Default reason of a cancellation."""
 
 
 Progress = Callable[[int], None]
+"""Callback of a bulk operation: receives the number of events changed so far."""
 
 
 REAP_BATCH = 10_000
@@ -48,53 +54,71 @@ PURGE_BATCH = 10_000
 
 @dataclass(frozen=True, slots=True)
 class StagedPart:
-    """What one attempt of one task stages of a write. `part_id` is new for every attempt; `place` orders the parts."""
+    """Rows of one write that one attempt of one Spark task stages."""
 
     part_id: UUID
+    """A new id for every attempt of a task."""
     write_id: UUID
+    """The write, streaming query or state partition to which the part belongs."""
     batch_id: int = 0
     place: int = 0
+    """Position among the parts of the batch: the commit emits events by place, then by row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a commit made of staged rows. `repeated` says that the batch was committed before, and nothing done now."""
+    """Result of a commit of staged rows."""
 
     events: int = 0
+    """Number of events emitted."""
     duplicates: int = 0
+    """Number of rows not emitted because a deduplication window was open."""
     repeated: bool = False
+    """True if this batch or a later one was committed before: the rows were dropped and nothing was emitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend can do beyond the verbs; what it can't is refused with a clear error."""
+    """Optional features of a backend. Using a feature that is not declared raises `NotSupported`."""
 
     transactional_emit: bool
+    """`append` accepts the caller's connection and writes in its transaction."""
     ordering: bool
+    """Events may have ordering keys."""
     concurrent_writers: bool
+    """Writers don't exclude each other. SQLite allows one write transaction at a time."""
     insert_into_view: bool = True
+    """An SQL INSERT into the view `penstock_outbox` emits an event."""
     routing: bool = True
-    """Moving claimed events to other queues: `route`."""
+    """`route` moves claimed events to other queues."""
     limits: bool = True
-    """Limiting how many events of a queue are claimed at a time: `limit`."""
+    """`limit` bounds how many events of a queue are claimed at a time."""
     staging: bool = True
+    """`stage`, `commit_staged` and `drop_staged` are available."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """How a store behaves, the same for every backend."""
+    """Options of an open store. A backend ignores options that do not apply to it."""
 
     order_policy: OrderPolicy = OrderPolicy.BLOCK
     max_lease_age_seconds: float = DEFAULT_MAX_LEASE_AGE_SECONDS
+    """Seconds after its first claim beyond which a lease can't be extended."""
     pool_size: int = 5
+    """Connections that a process keeps open to a database server."""
     settings: Mapping[str, Any] = field(default_factory=dict)
+    """URL options of the object store; they override those in its URL."""
 
 
 class Flow(Protocol):
-    """The way of events: emitted, claimed under a lease, settled."""
+    """The event lifecycle: emit events, claim them under a lease, settle them."""
 
     def append(self, events: Sequence[Event], *, connection: object | None = None) -> list[EventId]:
-        """Write events, in the caller's transaction if one is given; a duplicate's id is the first one's."""
+        """Write events and return their ids, in the same order.
+
+        With `connection`, write in the caller's transaction; otherwise in a new one. An event whose deduplication
+        window is open is not written; the id returned in its place is that of the event that opened the window.
+        """
         ...
 
     def claim(
@@ -108,120 +132,150 @@ class Flow(Protocol):
         types: Sequence[str] | None = None,
         max_attempts: int = DEFAULT_MAX_ATTEMPTS,
     ) -> Claim:
-        """Take up to `limit` events under one lease. A known `lease_id` repeats its claim.
+        """Claim up to `limit` due events of `queue` under one lease, in delivery order.
 
-        `max_attempts` stays with the lease, so that whoever settles or reaps it counts alike.
+        A `lease_id` that is already known repeats its claim: the lease gets a new token and more time, and the claim
+        returns the events that are still unsettled, never new ones. A repeat by a different `claimant` counts as a
+        lost attempt of each event. The repeat of a closed lease returns no events.
+
+        `types` restricts the claim to these event types. An event that fails for the `max_attempts`-th time becomes
+        DEAD, unless the event has its own maximum. `max_attempts` is stored with the lease, so that `settle` and
+        `reap` apply the same maximum in every process.
         """
         ...
 
     def ready(self, queue: str, *, types: Sequence[str] | None = None) -> bool:
-        """A cheap probe: whether a claim on `queue` would bring anything now."""
+        """Return whether `queue` has events that can be claimed now. Cheaper than a claim.
+
+        False for a paused queue. A limit set by `limit` is not considered.
+        """
         ...
 
     def scan_everything(self) -> None:
-        """Make the next claim and probe look at everything, not only where something new is to be expected."""
+        """Make the next claim and the next `ready` consider all pending events.
+
+        A backend may begin its scans at the oldest event that it expects, and scan everything only every few seconds.
+        Call this method to find at once the events that another process made pending with an earlier time.
+        """
         ...
 
     def extend(self, leases: Sequence[Lease]) -> list[Lease]:
-        """Heartbeat many leases at once; the ones that come back are still held, the others are lost."""
+        """Extend leases (heartbeat). Return the leases that are still held; the others are lost.
+
+        A lease older than `StoreOptions.max_lease_age_seconds` is not extended.
+        """
         ...
 
     def held(self, lease_ids: Sequence[LeaseId]) -> Sequence[Held]:
-        """Which of these leases are open, and whose they are now. Closed and unknown ones are left out.
+        """Return the open leases among `lease_ids`, each with its current token and claimant.
 
-        For whoever watches over claims that others make: only a lease whose claimant is its own is its to use.
+        For a process that supervises claims made by other processes, such as a Spark driver. The caller must check
+        the claimant before using a token: after a repeat, the lease belongs to another claimant.
         """
         ...
 
     def settle(self, lease: Lease, outcomes: Mapping[int, Outcome]) -> Settlement:
-        """Apply outcomes (by seq) to the events still under `lease`; report the ones that no longer are.
+        """Apply outcomes, by seq, to the events that are still claimed under `lease`.
 
-        One with `keep=False` leaves nothing behind: the event is deleted, and a repeat of the settle calls it lost.
+        The settlement also reports the events that the same lease settled before (`already_settled`) and the events
+        that the lease no longer holds (`lost`). An outcome with `keep=False` deletes the event once the event is
+        PUBLISHED or DEAD; a repeated settle then reports the event as lost.
         """
         ...
 
     def route(self, lease: Lease, queues: Mapping[int, Sequence[str]]) -> Settlement:
-        """Move events (by seq) from under `lease` to other queues, in all of them at once if there are several.
+        """Move claimed events, by seq, to other queues; an event with several queues is copied to all of them.
 
-        Each is pending there as if just emitted, with a life of its own, under the event's one id. The settlement
-        says which moved (`released`), and which were no longer ours (`lost`).
+        In each queue the event is pending as if just emitted, with its own attempts, lease and state; all copies have
+        the event id of the original. The settlement reports the moved events as `released` and the events that the
+        lease no longer holds as `lost`. A repeat after a successful `route` reports its events as lost.
         """
         ...
 
     def release(self, lease: Lease) -> int:
-        """Give back, uncounted, all that is still claimed under `lease`."""
+        """Return all events under `lease` to their queue without counting an attempt. Return their number."""
         ...
 
     def reap(self, *, limit: int = REAP_BATCH) -> int:
-        """Take back the events of expired leases, up to about `limit` of them; 0 says there were none."""
+        """Return the events of expired leases to their queues, counting an attempt for each. Return their number.
+
+        An event at its last attempt becomes DEAD. One call ends whole leases: at least one, and further ones up to
+        `limit` events. 0 means that no lease has expired.
+        """
         ...
 
 
 class Inspection(Protocol):
-    """Queries of what a store holds. They change nothing."""
+    """Queries of events, queues and relays. They change nothing."""
 
     def find(self, selection: Selection, *, after: int | None = None, limit: int = 100) -> Page:
-        """Events by seq, newest first, a page at a time."""
+        """Return a page of events by seq, newest first. `after` is the `after` of the previous page."""
         ...
 
     def history(self, event_id: EventId) -> Sequence[HistoryEntry]:
-        """The timeline of one event, oldest first."""
+        """Return the recorded transitions of an event, oldest first."""
         ...
 
     def bounds(self) -> tuple[int, int]:
-        """The first and the last seq there are; (1, 0) where there are none."""
+        """Return the lowest and the highest seq; (1, 0) if the store has no events."""
         ...
 
-    def stats(self) -> Stats: ...
+    def stats(self) -> Stats:
+        """Return event counts by queue and state, lease counts, running relays and the most frequent errors."""
+        ...
 
     def settled_counts(self, selection: Selection) -> Sequence[SettledCount]:
-        """What a replay of the selection would touch, by state, queue and type, the most first."""
+        """Count the settled events of a selection by state, queue and type, largest first: a preview of `replay`."""
         ...
 
     def unsettled_counts(self, selection: Selection) -> Sequence[SettledCount]:
-        """What a cancel of the selection would touch, by state, queue and type, the most first."""
+        """Count the events that `cancel` would cancel by state, queue and type, largest first."""
         ...
 
     def deaths(self, selection: Selection, *, after: DeathMark | None = None, limit: int = 100) -> DeathPage:
-        """The dead of a selection, the latest death first, a page at a time."""
+        """Return a page of the dead events of a selection, latest death first, without payloads."""
         ...
 
     def death_counts(self, selection: Selection) -> Sequence[DeathCount]:
-        """The dead of a selection by queue and by kind of error, the most first."""
+        """Count the dead events of a selection by queue and kind of error, largest first."""
         ...
 
     def controls(self) -> Sequence[QueueControl]:
-        """The queues that are paused or limited, by name."""
+        """Return the queues that are paused or limited, by name."""
         ...
 
     def notes(self, ids: Collection[EventId]) -> Mapping[EventId, Note]:
-        """What has been said of these events; those of which nothing was are left out. A replay forgets it."""
+        """Return progress and result of the events that have either. A replay deletes both."""
         ...
 
     def heads(self, prefix: str, *, queues: Collection[str] | None = None) -> Sequence[Head]:
-        """The head of each queue that has something ready, whose name begins with `prefix` (and is among `queues`).
+        """Return the first claimable event of each queue whose name begins with `prefix` and is in `queues`.
 
-        Sorted: the first is the next to be served. Paused queues are left out.
+        Sorted: the first head is the next to serve. Paused queues are left out.
         """
         ...
 
 
 class Control(Protocol):
-    """Operations on queues, events, processes and the store itself.
+    """Operations on queues, events, relays and the store itself.
 
-    A pause or a limit counts for every claim that begins after it, in any process.
+    A pause or a limit applies to every claim that begins after it, in any process. `cancel`, `replay` and `purge`
+    raise `UsageError` for an empty selection. With `dry_run` they return the number of events without changing any.
     """
 
     def pause(self, queue: str, *, by: str = "operator") -> None:
-        """From now on claims on `queue` bring nothing; what is claimed goes on. A repeat keeps the first time."""
+        """Stop new claims on `queue`. Claimed events can still be settled, and their claims extended and repeated.
+
+        Pausing a paused queue changes nothing: time and `by` of the first pause are kept.
+        """
         ...
 
     def resume(self, queue: str) -> bool:
-        """End a pause; says whether there was one."""
+        """End the pause of `queue`. Return whether the queue was paused."""
         ...
 
     def limit(self, queue: str, max_claimed: int | None) -> None:
-        """Let no more than `max_claimed` events of `queue` be claimed at a time, over all processes; None for any."""
+        """Limit the events of `queue` that all processes together may have claimed; None removes the limit."""
         ...
 
     def cancel(
@@ -233,16 +287,20 @@ class Control(Protocol):
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> int:
-        """Make unsettled events DEAD; returns how many. CLAIMED ones only if the selection names CLAIMED or ids.
+        """Make unsettled events DEAD with `reason` as their error. Return their number.
 
-        Whoever holds a cancelled event has lost it, which its settlement reports. `progress` gets the number so far.
+        CLAIMED events are cancelled only if the selection names the state CLAIMED or ids. The claimant's settlement
+        reports a cancelled event as lost.
         """
         ...
 
     def replay(
         self, selection: Selection, *, dry_run: bool = False, by: str = "operator", progress: Progress | None = None
     ) -> int:
-        """Make settled events pending again; returns how many, of which `progress` hears on the way."""
+        """Make settled events pending again. Return their number.
+
+        Attempts, deliveries and the last error are reset. The history is kept; progress and result are deleted.
+        """
         ...
 
     def purge(
@@ -253,72 +311,85 @@ class Control(Protocol):
         dry_run: bool = False,
         progress: Progress | None = None,
     ) -> int:
-        """Delete settled events for good, in bounded batches. DEAD ones only if the selection names DEAD or ids."""
+        """Delete settled events permanently, with their history, in transactions of up to `batch` events.
+
+        Return their number. DEAD events are deleted only if the selection names the state DEAD or ids.
+        """
         ...
 
     def note(self, lease: Lease, progress: Mapping[int, bytes]) -> frozenset[int]:
-        """Keep how far events (by seq) under `lease` have come; returns those still held. The others are lost."""
+        """Store the progress of events, by seq, under `lease`. Return the seqs that the lease still holds."""
         ...
 
     def announce(self, relay: Relay, *, stopping: bool = False) -> bool:
-        """A relay says that it is alive; the answer says whether it should stop."""
+        """Record the heartbeat of a relay or worker. Return whether it has been asked to stop.
+
+        `stopping` asks the relay to stop; the request stays until `withdraw`.
+        """
         ...
 
     def asked_to_stop(self, relay_id: UUID) -> bool:
-        """Whether that relay was asked to stop."""
+        """Return whether a relay has been asked to stop."""
         ...
 
     def withdraw(self, relay_id: UUID) -> None:
-        """That relay has ended."""
+        """Delete the announcement of a relay that has ended."""
         ...
 
     def maintain(self) -> None:
-        """Upkeep that may run at any time and at most needs to run every minute."""
+        """Delete expired bookkeeping such as old closed leases. May run at any time; once a minute is enough."""
         ...
 
     def initialise(self) -> Upgrade:
-        """Create what the store needs, or upgrade it; says what it did, and is safe to repeat."""
+        """Create or upgrade the tables or documents of the store. Safe to repeat."""
         ...
 
     def versions(self) -> tuple[str | None, str]:
-        """The version that is there, None where there is nothing, and the one that this code wants."""
+        """Return the version of the store, None if not initialised, and the version that this code requires."""
         ...
 
     def now(self) -> datetime:
-        """The time by the store's clock, which is the one that counts."""
+        """Return the time of the store's clock, by which leases and delays are measured."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Close the connections of this process."""
+        ...
 
 
 class Staging(Protocol):
-    """Rows of a Spark write, kept aside until one transaction makes events of them."""
+    """Staged rows of Spark writes and streams: stored by tasks, then emitted together in one transaction."""
 
     def stage(self, part: StagedPart, events: Sequence[Event], *, start: int = 0) -> int:
-        """Keep events aside that only a commit emits; `start` counts those that the part has staged before."""
+        """Store events that only `commit_staged` will emit. Return the number of rows staged in the part.
+
+        `start` is the number of rows that earlier calls staged in the same part.
+        """
         ...
 
     def commit_staged(self, write_id: UUID, batch_id: int, parts: Mapping[UUID, int], *, once: bool) -> Committed:
-        """Emit the named parts (with the number of rows in each) together, and drop the batch's others.
+        """Emit the parts in one transaction and drop all other staged rows of this and earlier batches.
 
-        With `once`, a batch that is not later than the last one committed under `write_id` is only dropped.
+        `parts` maps part ids to row counts; if a row is missing, the call raises `StoreError` and emits nothing. With
+        `once`, a batch that is not later than the last one committed under `write_id` is dropped, not emitted.
         """
         ...
 
     def drop_staged(self, write_id: UUID, *, parts: Collection[UUID] | None = None) -> int:
-        """Drop what a write has staged, or only these parts of it; returns how many rows."""
+        """Drop the staged rows of a write, or of only these parts. Return the number of rows."""
         ...
 
 
 class Store(Flow, Inspection, Control, Staging, Protocol):
-    """A database or bucket with queues. Operations are set-based: a batch takes as many statements as one event."""
+    """A database or bucket with queues. Operations are set-based: a batch needs no more statements than one event."""
 
     url: str
+    """The store's URL with its secrets masked."""
     capabilities: Capabilities
 
 
 def require_staging(url: str, capabilities: Capabilities) -> None:
-    """Raise `NotSupported` if the store at `url`, of these capabilities, does not stage."""
+    """Raise `NotSupported` if `capabilities` lack `staging`."""
     if not capabilities.staging:
         raise NotSupported(
             f"{url} has no staging, which df.writeStream and streams need to emit exactly once; "

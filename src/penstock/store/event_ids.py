@@ -1,4 +1,4 @@
-"""Ids of events that are emitted."""
+"""Event ids of an emit: generate the missing ones, reject duplicates."""
 
 from collections.abc import Iterator, Sequence
 
@@ -13,12 +13,12 @@ def new_event_id() -> EventId:
 
 
 def refuse_twins(events: Sequence[Event]) -> None:
-    """Two events of one batch can't share an id."""
+    """Raise `InvalidEvent` if two events of a batch have the same id."""
     given = [event.event_id for event in events if event.event_id is not None]
     if len(set(given)) < len(given):
         raise InvalidEvent("two events of one batch have the same event_id")
 
 
 def ids_for(events: Sequence[Event]) -> Iterator[EventId]:
-    """Each event's own id, or a new one, made when it is asked for: while the database is busy with the last one."""
+    """Yield the id of each event, or a new one. Lazy, so that ids are generated while the database is busy."""
     return (event.event_id or EventId(uuid7.uuid7()) for event in events)

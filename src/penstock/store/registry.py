@@ -1,4 +1,4 @@
-"""Open the store that a URL names. The module of a backend is imported when its URL is first opened."""
+"""Backends by URL scheme. The module of a backend is imported when a URL of its scheme is first opened."""
 
 from importlib import import_module
 from typing import Any, cast
@@ -22,7 +22,7 @@ _BACKENDS = {
 
 
 def open_store(url: str, options: StoreOptions | None = None, clock: Clock | None = None) -> Store:
-    """Return the store behind a URL. Nothing connects before the first verb."""
+    """Open the store at `url`. No connection is made before the first operation."""
     backend = _BACKENDS.get(url_scheme(url).partition("+")[0])
     if backend is None:
         known = ", ".join(sorted(_BACKENDS))

@@ -3,7 +3,7 @@
 document         events, leases and bookkeeping as immutable rows, with indexes for claims
 operations/      changes and queries: functions of a document and of the time
 bucket, address  object stores and folders, and their URLs
-blobs            long payloads and results, in objects of their own
+blobs            long payloads, results and progress, each in a separate object
 group_commit     the committing thread: changes that arrive during a write share the next one
 server, client   the broker's HTTP server and its clients
 leadership       where an operation runs: in this process, or at the broker

@@ -22,7 +22,7 @@ LISTEN = "127.0.0.1:0"
 BROKER_SECONDS = 10.0
 WAIT_SECONDS = 60.0
 REQUEST_SECONDS = 10.0
-# Few, because the broker lease goes on meanwhile, and a commit pass repeats its write itself.
+# Few, because the broker lease keeps running during retries, and a commit pass repeats its write itself.
 RETRIES = {"max_retries": 2}
 
 
@@ -40,7 +40,7 @@ class Address:
     """True if this process may become the broker."""
     broker_seconds: float = BROKER_SECONDS
     wait_seconds: float = WAIT_SECONDS
-    """Seconds for which an operation looks for a broker."""
+    """Seconds after which an operation that finds no broker, or gets no answer, fails."""
     expiry: bool = True
     """True if every commit pass reaps expired leases, not only `reap`."""
     storage: Mapping[str, str] = field(default_factory=dict)
@@ -75,7 +75,7 @@ def parse(url: str, settings: Mapping[str, Any]) -> Address:
 
 
 def _is_first(options: dict[str, str], name: str, known: tuple[str, str]) -> bool:
-    """Return whether an option with two values has the first, which is the default."""
+    """Return whether an option has the first of its two values, which is the default."""
     value = options.pop(name, known[0])
     if value not in known:
         raise UsageError(f"{name} is one of {', '.join(known)}, not {value!r}")

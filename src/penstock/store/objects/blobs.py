@@ -1,4 +1,4 @@
-"""Payloads, results and progress: short ones in the document, long ones in objects of their own."""
+"""Payloads, results and progress: short ones in the document, long ones each in a separate object."""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,21 +13,21 @@ from penstock.store.objects.document import OBJECT, PAYLOADS, Blob, Document, fr
 T = TypeVar("T")
 
 INLINE_BYTES = 4_096
-"""Longer bytes become an object."""
+"""Maximum length of bytes stored inside the document; longer bytes become an object."""
 THREADS = 16
-# Longer than the time between the write of an object and that of the document that names it.
+# Longer than the time between the write of an object and the write of the document that names the object.
 ORPHAN_AGE = timedelta(days=1)
 
 
 class Blobs:
-    """Reads and writes bytes; several objects at a time, because each takes a round trip to the bucket."""
+    """Reader and writer of bytes. Several objects are transferred at a time, because each takes a round trip."""
 
     def __init__(self, bucket: Bucket, shown: str) -> None:
         self.bucket = bucket
         self._shown = shown
 
     def put(self, name: str, data: bytes) -> Blob:
-        """Encode bytes. Those that are too many are in their object before the document names it."""
+        """Encode bytes. Long bytes are written to an object first, before any document can name the object."""
         if len(data) <= INLINE_BYTES:
             return to_blob(data)
         # Unique, so that another emit with the same event id can't change the object.
@@ -54,7 +54,7 @@ class Blobs:
 
 
 def sweep(bucket: Bucket) -> None:
-    """Delete old objects that the document doesn't name: of deleted events, and of processes that were killed."""
+    """Delete old objects that the document doesn't name: left by deleted events and by killed processes."""
     before = datetime.now(UTC) - ORPHAN_AGE
     old = [name for prefix in (PAYLOADS, DRAFTS) for name, written_at in bucket.names(prefix) if written_at < before]
     version = bucket.load() if old else None

@@ -1,8 +1,8 @@
 """Buckets: reading and writing objects, and compare-and-swap of the queue document.
 
 `ObstoreBucket` leaves the comparison to the object store (`If-Match`, `If-None-Match`). A folder can't compare and
-replace in one step, so in a `FolderBucket` the version is part of the document's name: a name can be made only once,
-and the newest one counts.
+replace in one step, so in a `FolderBucket` the version is part of the document's file name: a name can be created only
+once, and the newest version is current.
 """
 
 import os
@@ -24,12 +24,12 @@ _NUMBERED = re.compile(r"queue\.(\d{12})\.json")
 
 
 class Overtaken(Exception):
-    """The document was written since it was read: by another process, or by a write of ours whose answer was lost."""
+    """The document has changed since it was read: by another process, or by our own write whose answer was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """The document as it was read or written, and the tag that identifies this version of it."""
+    """One version of the document, and the tag that identifies the version."""
 
     data: bytes
     tag: Any
@@ -95,15 +95,15 @@ class ObstoreBucket:
 
 
 def _tag(meta: Any) -> dict[str, str]:
-    """Return what the object store compares: entity tag, version, or both."""
+    """Return the values that the object store compares: entity tag, version, or both."""
     return {name: meta[name] for name in ("e_tag", "version") if meta.get(name) is not None}
 
 
 class FolderBucket:
     """A folder that several processes share, on one machine or on a file system with hard links.
 
-    Files and folders are synced before a write returns, so that it survives a power cut. New ones are for their owner
-    alone: the document has the broker's secret.
+    Files and folders are synced before a write returns, so that the write survives a power cut. New files and folders
+    are accessible to their owner only, because the document contains the broker's secret.
     """
 
     def __init__(self, folder: Path, shown: str) -> None:
@@ -141,7 +141,7 @@ class FolderBucket:
                 self._create(self._document(version), data)
             except FileExistsError as error:
                 raise Overtaken from error
-            # A version that is not the newest had been deleted when we made it again: it doesn't count.
+            # If this version is not the newest, its name was free again because a newer swap deleted it: we lost.
             versions = self._versions()
             for old in versions:
                 if old < versions[-1]:

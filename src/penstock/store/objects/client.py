@@ -1,4 +1,4 @@
-"""Client sessions: requests that are executed at most once, over HTTP if another process is the broker."""
+"""Client sessions: send requests to a broker in another process; each change is executed at most once."""
 
 import http.client
 import json
@@ -20,11 +20,11 @@ REUSE_SECONDS = 3.0
 
 
 class Unreachable(Exception):
-    """No reply from the broker: whether it executed the request is unknown."""
+    """No reply from the broker. The request may or may not have been executed."""
 
 
 class ClientSession:
-    """A client session with its connection. It has at most one request at a time, and numbers its changes."""
+    """A client session and its connection. A session has one request at a time; its changes are numbered."""
 
     def __init__(self) -> None:
         self.session_id = uuid4().hex
@@ -83,7 +83,7 @@ def _reply(status: int, data: bytes) -> Any:
 
 
 def _refusal(name: str, message: str) -> PenstockError:
-    """Return the error that the broker raised. Only Penstock's own errors are made from a reply."""
+    """Return the error that the broker raised. A name that is no Penstock error becomes a `StoreError`."""
     kind = getattr(errors, name, None)
     if isinstance(kind, type) and issubclass(kind, PenstockError):
         error = kind.__new__(kind)

@@ -1,8 +1,8 @@
 """The queue document in memory: dicts of immutable rows, and the indexes that claims need.
 
-A commit pass changes a copy, which costs as much as copying the dicts. Readers keep the durable version, and a failed
-write is undone by dropping the copy. Operations raise before they change anything. Rows hold JSON types only: times
-are microseconds since 1970, ids are hexadecimal.
+A commit pass changes a copy, at the cost of copying the dicts. Readers keep the durable version, and a failed write is
+undone by dropping the copy. Operations raise before they change anything. Rows hold JSON types only: times are
+microseconds since 1970, ids are hexadecimal.
 """
 
 import base64
@@ -19,7 +19,7 @@ from penstock.model.lifecycle import Life, State
 FORMAT = 2
 MICROS = 1_000_000
 
-# How bytes are stored: as text, as base64, or in an object of their own, whose name takes their place.
+# Forms of stored bytes: text, base64, or the name of a separate object.
 TEXT, BASE64, OBJECT = 0, 1, 2
 Blob = Sequence[Any]
 """Form and text."""
@@ -43,7 +43,7 @@ def from_blob(form: int, text: str) -> bytes:
 
 
 def require_own_objects(blobs: Iterable[Blob]) -> None:
-    """Raise `StoreError` if a blob names an object that no store writes. In a folder such a name may be any path."""
+    """Raise `StoreError` for an object name that no store makes: in a folder, such a name could be any path."""
     for blob in blobs:
         if blob[0] == OBJECT and not _OBJECT_NAME.fullmatch(blob[1]):
             raise StoreError(f"invalid object name {blob[1]!r}; object names are made by the store")
@@ -64,7 +64,7 @@ class HistoryRow(NamedTuple):
 
 
 class EventRow(NamedTuple):
-    """An event in any state. Fields with a default come last: the document leaves them out where they are unset."""
+    """An event in any state. Fields with a default come last, so that the document can omit unset ones at the end."""
 
     seq: int
     event_id: str
@@ -96,12 +96,12 @@ class EventRow(NamedTuple):
 
     @property
     def blobs(self) -> list[Blob]:
-        """Payload, progress and result, as far as the event has them."""
+        """The payload, and progress and result if the event has them."""
         return [(self.form, self.payload), *(blob for blob in (self.progress, self.result) if blob is not None)]
 
     @property
     def weight(self) -> int:
-        """About how many characters the event has in the document."""
+        """Approximate number of characters of the event in the document."""
         return 200 + sum(len(blob[1]) for blob in self.blobs) + 20 * len(self.headers or ()) + 120 * len(self.history)
 
     def life(self) -> Life:
@@ -122,7 +122,7 @@ class EventRow(NamedTuple):
 
 
 class LeaseRow(NamedTuple):
-    """An open lease. Of a closed lease at most the id is kept: see `operations.claims`."""
+    """An open lease. Of a closed lease at most id and time are kept: see `operations.claims.close_if_done`."""
 
     lease_id: str
     queue: str
@@ -132,7 +132,7 @@ class LeaseRow(NamedTuple):
     claimed_at: int
     expires_at: int
     given: bool
-    """True if the claimant chose the id, and so may repeat the claim."""
+    """True if the claimant chose the lease id, and therefore can repeat the claim."""
 
 
 class RelayRow(NamedTuple):
@@ -148,7 +148,7 @@ class RelayRow(NamedTuple):
 
 
 class SessionRow(NamedTuple):
-    """The last answer to a client session, which answers a repeated request."""
+    """The last answer to a client session, returned again for a repeated request."""
 
     number: int
     at: int
@@ -179,7 +179,7 @@ class Document:
         self.relays: dict[str, RelayRow] = {}
         self.sessions: dict[str, SessionRow] = {}
         self.purged: dict[str, int] = {}
-        # Not written: the indexes, and what belongs to a commit pass.
+        # Not written: the indexes, and the state of a commit pass.
         self.ids: dict[str, int] = {}
         self.ready: dict[str, list[tuple[int, int, int]]] = {}
         self.claimed: dict[int, str] = {}
@@ -202,7 +202,7 @@ class Document:
         return other
 
     def at(self, now: int) -> "Document":
-        """Return this document, for reading only, at a time."""
+        """Return a read-only view of this document at the time `now`."""
         other = Document.__new__(Document)
         other.__dict__.update(self.__dict__, now=now)
         return other
@@ -272,7 +272,7 @@ class Document:
             "windows": [(*key, *value) for key, value in self.windows.items()],
             "relays": list(self.relays.values()),
         }
-        # Most events don't change between two writes, so each version of an event is encoded once.
+        # Encode only changed events: most don't change between two writes.
         self.texts.update((seq, _dumps(self.events[seq].trimmed())) for seq in self.stale)
         self.stale = {}
         data = f'{_dumps(document)[:-1]},"events":[{",".join(self.texts.values())}]}}'.encode()
@@ -303,7 +303,7 @@ class Document:
         self.sessions = {name: SessionRow(*row) for name, row in self.sessions.items()}
         for row in read["events"]:
             self.put(EventRow(*row))
-        # In the order in which they were settled, which is the order in which they are deleted.
+        # By settlement time, because retention deletes the first events of this index.
         self.published = dict.fromkeys(sorted(self.published, key=lambda seq: self.events[seq].settled_at or 0))
 
 

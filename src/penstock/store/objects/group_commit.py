@@ -1,9 +1,9 @@
 """Group commit: one thread writes the document; changes that arrive during a write share the next one.
 
 A commit pass copies the document, reaps expired leases, applies the waiting changes and writes by compare-and-swap.
-Callers get their reply once the document with their change is written. If another process wrote first, or the fate of
-a write is unknown, the document is read again and the changes are applied anew: the document holds the last answer of
-every client session, so no change is made twice.
+Callers get their reply once the document with their change is written. If another process wrote first, or it is
+unknown whether a write succeeded, the document is read again and the changes are applied to the new version. The
+document holds the last answer of every client session, so no change is made twice.
 """
 
 import logging
@@ -27,8 +27,8 @@ EVERYTHING = 2**62
 GROUP = 10_000
 IDLE_SECONDS = 60.0
 PAUSE_SECONDS = 0.05
-# Callers that were just answered come back at once. Waiting for them, up to this share of a write's time, takes 64
-# clients from 400 to 740 jobs a second on a bucket 20 ms away: else half of them miss the next write.
+# Callers that were just answered soon send their next request. Without a wait, half of them miss the next write.
+# Waiting up to this share of a write's duration raises 64 clients from 400 to 740 jobs/s on a bucket 20 ms away.
 LINGER = 0.2
 LONGEST_LINGER = 0.01
 
@@ -36,7 +36,7 @@ Micros = Callable[[], int]
 
 
 class NotTheBroker(Exception):
-    """Another process is the broker, if any."""
+    """This process is not the broker. `broker` is the other process, if known."""
 
     def __init__(self, broker: BrokerRow | None) -> None:
         super().__init__("not the broker")
@@ -44,7 +44,7 @@ class NotTheBroker(Exception):
 
 
 class _Malformed(Exception):
-    """A request that raised an unexpected error, and may have spoilt the copy of the document."""
+    """A request raised an unexpected error, and may have left the copy of the document inconsistent."""
 
     def __init__(self, request: "Request", error: Exception) -> None:
         super().__init__(repr(error))
@@ -53,7 +53,7 @@ class _Malformed(Exception):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A change that a caller waits for. Session and number tell whether it was made before."""
+    """A change that a caller waits for. Session and number identify a repeated request."""
 
     operation: str
     args: Mapping[str, Any]
@@ -85,13 +85,13 @@ class Request:
         if self.error is not None:
             raise self.error
         assert self._document is not None
-        # A claim's events are read from the document, as its stored answer has none.
+        # The stored answer of a claim has only seqs; the events are read from the document.
         answer = self.answer
         return claims.claimed(self._document, self.args, answer) if self.operation == "claim" else answer
 
 
 class Committer:
-    """Writes the document while this process is the broker or a candidate."""
+    """Writer of the document in a process that is the broker or a candidate, with the committing thread."""
 
     def __init__(self, address: Address, bucket: Bucket, micros: Micros, me: BrokerRow) -> None:
         self.writes = 0
@@ -119,7 +119,7 @@ class Committer:
         return time.monotonic() < self._until
 
     def commit(self, request: Request) -> Any:
-        """Make a change and return the reply."""
+        """Execute a change and return the reply once the change is durable."""
         done = threading.Lock()
         done.acquire()
         self.submit(request, done.release)
@@ -127,7 +127,7 @@ class Committer:
         return request.reply()
 
     def submit(self, request: Request, wake: Callable[[], object]) -> None:
-        """Queue a change for the next commit pass, which calls `wake` when there is a reply."""
+        """Queue a change for the next commit pass, which calls `wake` when the reply is available."""
         with self._wake:
             if self._stopping:
                 raise NotTheBroker(None)
@@ -145,7 +145,7 @@ class Committer:
         return QUERIES[operation](document.at(self._micros()), args)
 
     def stop(self) -> None:
-        """Finish the waiting changes and give the broker lease back."""
+        """Commit the waiting changes, return the broker lease and end the thread."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
@@ -164,7 +164,7 @@ class Committer:
             _fail(list(self._waiting), NotTheBroker(None))
 
     def _step(self) -> bool:
-        """Commit what waits, renew the lease or step down. Return whether to go on."""
+        """Commit the waiting changes, renew the broker lease or step down. Return False when stopped."""
         batch = self._next_batch()
         if batch:
             self._used = time.monotonic()
@@ -186,7 +186,7 @@ class Committer:
             return [self._waiting.popleft() for _ in range(count)]
 
     def _linger(self) -> None:
-        """Wait briefly for the callers of the last commit pass to come back."""
+        """Wait briefly for further requests from the callers of the last commit pass."""
         self._wanted = min(self._callers, GROUP)
         over = time.monotonic() + min(self._took * LINGER, LONGEST_LINGER)
         while 0 < len(self._waiting) < self._wanted and not self._stopping:
@@ -196,18 +196,21 @@ class Committer:
         self._wanted = 1
 
     def _rest(self) -> float | None:
-        """Return the seconds until the lease has to be renewed: a third of its length after the last write."""
+        """Return the seconds until the broker lease must be renewed: a third of its length after the last write."""
         if not self._until:
             return None
         return max(self._until - time.monotonic() - self._address.broker_seconds * 2 / 3, 0.0)
 
     @property
     def _idle(self) -> bool:
-        """True if the lease goes back for lack of work; else a process would write for ever after its one emit."""
+        """True if the broker lease is to be returned for lack of work.
+
+        Otherwise a process would renew its lease, and write, forever after a single emit.
+        """
         return time.monotonic() - self._used > IDLE_SECONDS
 
     def _carry_through(self, batch: list[Request]) -> None:
-        """Repeat the pass until the batch is written, another process is the broker, or no caller waits any more."""
+        """Repeat the pass until the batch is written, another process is the broker, or all callers have timed out."""
         while True:
             try:
                 self._pass(batch)
@@ -257,7 +260,7 @@ class Committer:
             request.finish(durable, request.error)
 
     def _current(self) -> Document:
-        """Return the newest document. Only the broker knows it without reading."""
+        """Return the newest document. Only the broker has it in memory; a candidate reads it."""
         if self._document is not None and self.leads:
             return self._document
         version, document = load(self._bucket, self._address)
@@ -276,7 +279,7 @@ class Committer:
         self._document, self._until = document, started + seconds
 
     def _step_down(self) -> None:
-        """Give the lease back, if this process has it, so that the next broker needn't wait for its end."""
+        """Return the broker lease if this process holds it, so that the next broker need not wait for its expiry."""
         document, version, leads = self._document, self._version, self.leads
         self._forget()
         if document is None or not leads:
@@ -298,7 +301,7 @@ def load(bucket: Bucket, address: Address) -> tuple[Version, Document]:
 
 
 def _apply(document: Document, request: Request) -> None:
-    """Make a change once. One that changes nothing isn't remembered: its repeat changes nothing either."""
+    """Execute a change once. The answer is stored for a repeat only if the document has changed."""
     known = document.sessions.get(request.session)
     if known is not None and known.number >= request.number:
         request.answer, request.error = known.answer, None
@@ -330,7 +333,7 @@ def _still_waited_for(batch: list[Request], error: BaseException) -> list[Reques
 
 
 def wall_micros() -> int:
-    """Return the time by this machine's clock, which counts for the broker lease even if a test injects another."""
+    """Return the time of this machine's clock. The broker lease uses it even if a test injects another clock."""
     return int(time.time() * MICROS)
 
 

@@ -1,7 +1,7 @@
-"""Where an operation runs: in this process if it is or becomes the broker, else at the broker over HTTP.
+"""Route operations: to this process if it is or becomes the broker, otherwise to the broker over HTTP.
 
-A request keeps its session and number on every try, here or there, so that a new broker knows from the document
-whether it was executed.
+A request keeps its session and number on every try, so that a new broker can see in the document whether the request
+was executed.
 """
 
 import threading
@@ -42,11 +42,11 @@ class Runtime:
 
     @property
     def committer(self) -> Committer | None:
-        """The committer of this process, if it is or was a candidate."""
+        """The committer of this process; None if the process has never been a candidate."""
         return None if self._candidate is None else self._candidate.committer
 
     def execute(self, operation: str, args: Mapping[str, Any]) -> Any:
-        """Execute a change at most once, or a query."""
+        """Execute a query, or a change at most once, and return the answer."""
         with self._lock:
             session = self._sessions.pop() if self._sessions else ClientSession()
         session.number += operation not in QUERIES
@@ -82,19 +82,19 @@ class Runtime:
         if committer is None or not committer.leads:
             broker = self._broker or self._find(reads=reads)
             if broker is not None:
-                # Longer than a broker takes to notice that it has lost its lease.
+                # Longer than a broker needs to notice that it has lost its lease.
                 return session.ask(broker, request.to_json(), max(self._address.broker_seconds * 2, 5.0))
         if not reads:
             return self._stand().commit(request)
         if committer is not None:
             with suppress(NotTheBroker):
                 return committer.query(request.operation, request.args)
-        # There is no broker: any process may read what no process changes.
+        # Without a broker no process changes the document, so any process may read it.
         _, document = load(self._bucket, self._address)
         return QUERIES[request.operation](document.at(self._micros()), request.args)
 
     def _find(self, *, reads: bool) -> BrokerRow | None:
-        """Return the broker that the document names, or None if this process is to act itself."""
+        """Return the live broker that the document names, or None if this process should execute the operation."""
         broker = load(self._bucket, self._address)[1].broker
         if broker is not None and lives(broker):
             self._broker = broker

@@ -1,7 +1,7 @@
-"""The broker's HTTP server: requests wait for their commit as futures of one event loop, not in a thread each.
+"""The broker's HTTP server. Requests wait for their commit as futures of one event loop, without a thread for each.
 
-The server accepts whoever knows the broker's secret, which is in the document: a process that may read the queue may
-also send requests to its broker. Imported when a process becomes a candidate, because it brings uvicorn.
+The server accepts every request with the broker's secret, which is in the document: a process that can read the queue
+can also send requests to its broker. Imported when a process becomes a candidate, because the module needs uvicorn.
 """
 
 import asyncio
@@ -51,11 +51,11 @@ class Candidate:
         self._server.__enter__()
 
     def stop(self) -> None:
-        """Answer what waits, give the broker lease back, and end the server."""
+        """Answer the waiting requests, return the broker lease and stop the server."""
         self.committer.stop()
         if self._asked:
             self._server.__exit__(None, None, None)
-        else:  # uvicorn takes 0.2 s to end, for which a process that only emits needn't wait
+        else:  # don't wait the 0.2 s that uvicorn takes to end in a process that has served no request
             self._server.stop()
 
     async def _serve(self, request: HttpRequest) -> JSONResponse:

@@ -1,4 +1,4 @@
-"""Claims and their leases: which events a claim takes, what its repeat returns, heartbeats and reaping."""
+"""Claims and their leases: new and repeated claims, heartbeats and reaping."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,8 @@ from penstock.model import lifecycle
 from penstock.model.lifecycle import State, fitting
 from penstock.store.objects.document import Document, EventRow, HistoryRow, LeaseRow
 
-# The UUID version of lease ids that this store makes. One that is not open is closed, so it isn't remembered.
+# UUID version of the lease ids that the store generates. Such an id without an open lease is known to be closed, so
+# closed ids of this version need not be stored.
 OWN_VERSION = "8"
 
 
@@ -29,7 +30,7 @@ def claim(document: Document, args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def claimed(document: Document, args: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the events to the answer of a claim, as far as they are still held with its token."""
+    """Add to the answer of a claim the events that are still held with its token."""
     lease = holder(document, args)
     held = [] if lease is None else [seq for seq in answer["seqs"] if document.claimed.get(seq) == lease.lease_id]
     events = sorted(
@@ -50,7 +51,7 @@ def ready(document: Document, queue: str, types: Sequence[str] | None = None) ->
     while place < len(ranks):
         rank, at, seq = ranks[place]
         if at > document.now:
-            place = bisect_left(ranks, (rank + 1,))  # the rest of this priority is later still
+            place = bisect_left(ranks, (rank + 1,))  # the later events of this priority are not due either
             continue
         entry = document.events[seq]
         if types is None or entry.event_type in types:
@@ -72,7 +73,7 @@ def _begin(document: Document, args: Mapping[str, Any]) -> list[int]:
 
 
 def _repeat(document: Document, row: LeaseRow, args: Mapping[str, Any]) -> list[int]:
-    """Give the rest of a claim a new token and more time. A different claimant counts as a lost attempt."""
+    """Give a repeated claim a new token and more time. A different claimant counts as a lost attempt."""
     expires_at = max(row.expires_at, document.now + args["lease_micros"])
     new_claimant = row.claimant != args["claimant"]
     row = row._replace(token=args["token"], claimant=args["claimant"], expires_at=expires_at)
@@ -84,7 +85,7 @@ def _repeat(document: Document, row: LeaseRow, args: Mapping[str, Any]) -> list[
 
 
 def _count_lost(document: Document, row: LeaseRow, limit: int) -> None:
-    """Count a lost attempt for each event of a lease; the last ones go back if all are too suspect for one claim."""
+    """Count a lost attempt for each event of a lease. Return the last events if one claim can't hold all suspects."""
     held = sorted(document.under(row.lease_id), key=lambda entry: (entry.available_at, entry.seq))
     dead = [entry for entry in held if lifecycle.exhausted(entry.life(), row.max_attempts)]
     alive = [entry for entry in held if not lifecycle.exhausted(entry.life(), row.max_attempts)]
@@ -98,7 +99,7 @@ def _count_lost(document: Document, row: LeaseRow, limit: int) -> None:
 
 
 def _lose(document: Document, entry: EventRow, row: LeaseRow, *, what: str, error: str) -> None:
-    """Return an event from a lost lease to its queue, or let it die of its last attempt."""
+    """Return an event of a lost lease to its queue; make it dead if that was its last attempt."""
     life = lifecycle.expire(entry.life(), max_attempts=row.max_attempts, error=error)
     died = life.state is State.DEAD
     what = "died" if died else what
@@ -108,7 +109,7 @@ def _lose(document: Document, entry: EventRow, row: LeaseRow, *, what: str, erro
 
 
 def close_if_done(document: Document, lease_id: str) -> None:
-    """Close a lease that holds no more events. An id that the claimant chose is remembered for a day."""
+    """Close a lease that holds no more events. A lease id that the claimant chose is kept for a day."""
     if lease_id in document.held:
         return
     if document.leases.pop(lease_id).given:
@@ -117,7 +118,7 @@ def close_if_done(document: Document, lease_id: str) -> None:
 
 
 def extend(document: Document, args: Mapping[str, Any]) -> list[int]:
-    """Extend leases up to their greatest age. Return the places of those that are still held."""
+    """Extend leases up to their maximum age. Return the places in the request of the leases that are still held."""
     held: list[int] = []
     for place, (lease_id, token, micros) in enumerate(args["leases"]):
         row = document.leases.get(lease_id)
@@ -131,7 +132,7 @@ def extend(document: Document, args: Mapping[str, Any]) -> list[int]:
 
 
 def reap(document: Document, args: Mapping[str, Any]) -> int:
-    """Return the events of expired leases to their queues: whole leases, the longest expired first."""
+    """Return the events of expired leases to their queues, whole leases, longest expired first. Return their number."""
     total = 0
     expired = [row for row in document.leases.values() if row.expires_at < document.now]
     for row in sorted(expired, key=lambda row: row.expires_at):

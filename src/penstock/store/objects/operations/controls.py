@@ -1,4 +1,4 @@
-"""Controls of an operator: pauses, cancellations, replays; and the announcements of relays and workers."""
+"""Operator controls (pause, resume, cancel, replay), and the announcements of relays and workers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,26 +10,26 @@ from penstock.store.objects.operations.selections import chosen
 
 
 def pause(document: Document, args: Mapping[str, Any]) -> None:
-    """Pause a queue; a repeat keeps the first time."""
+    """Pause a queue. Time and operator of an earlier pause are kept."""
     if args["queue"] not in document.paused:
         document.paused[args["queue"]] = (document.now, args["by"])
         document.changed = True
 
 
 def resume(document: Document, args: Mapping[str, Any]) -> bool:
-    """End a pause. Return whether there was one."""
+    """End a pause. Return whether the queue was paused."""
     found = document.paused.pop(args["queue"], None) is not None
     document.changed = document.changed or found
     return found
 
 
 def cancel(document: Document, args: Mapping[str, Any]) -> int:
-    """Make the unsettled events of a selection dead. Return how many."""
+    """Make the unsettled events of a selection dead. Return their number."""
     unsettled = [entry for entry in chosen(document, args["selection"]) if not entry.settled]
     for entry in unsettled:
         life = lifecycle.cancel(entry.life(), args["reason"])
         step = HistoryRow(document.now, "cancelled", life.attempts, entry.lease_id, args["by"], args["reason"])
-        # Without the lease: its holder learns that the event is lost, not that it was settled.
+        # Without the lease id, so that the claimant's settle reports the event as lost, not as already settled.
         document.put(entry.living(life, step, settled_at=document.now, lease_id=None))
         if entry.lease_id is not None:
             close_if_done(document, entry.lease_id)
@@ -37,7 +37,7 @@ def cancel(document: Document, args: Mapping[str, Any]) -> int:
 
 
 def replay(document: Document, args: Mapping[str, Any]) -> int:
-    """Make the settled events of a selection pending. Return how many."""
+    """Make the settled events of a selection pending. Return their number."""
     settled = [entry for entry in chosen(document, args["selection"]) if entry.settled]
     for entry in settled:
         why = f"was {entry.state}" if entry.last_error is None else f"was {entry.state}: {entry.last_error}"
@@ -48,7 +48,7 @@ def replay(document: Document, args: Mapping[str, Any]) -> int:
 
 
 def beat(document: Document, args: Mapping[str, Any]) -> bool:
-    """Record that a relay is alive. Return whether it should stop."""
+    """Record the heartbeat of a relay. Return whether the relay has been asked to stop."""
     row = RelayRow(**args, started_at=document.now, seen_at=document.now)
     known = document.relays.get(row.relay_id)
     if known is not None:

@@ -1,4 +1,4 @@
-"""Emits: new events, checked against deduplication windows and event ids."""
+"""Emits: add new events, after a check of deduplication windows and event ids."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,15 +14,15 @@ class NewEvent(NamedTuple):
 
     entry: Sequence[Any]
     given: bool
-    """True if the caller chose the event id, which an event in the document may have then."""
+    """True if the caller chose the event id, so that an event in the document may already have it."""
     delay_micros: int | None
-    """None where the entry has its own `available_at`."""
+    """Delay in microseconds; None if the entry has its own `available_at`."""
     dedupe_key: str | None
     dedupe_micros: int
 
 
 def append(document: Document, args: Mapping[str, Any]) -> list[tuple[int, str]]:
-    """Add all events or none. Return the duplicates by place in the batch, with the id of the first event."""
+    """Add all events or none. Return the duplicates: place in the batch, and id of the event already emitted."""
     if document.size > DOCUMENT_LIMIT:
         raise StoreError(
             f"the queue document has {document.size // 2**20} MB, the limit is {DOCUMENT_LIMIT // 2**20} MB; "
@@ -46,7 +46,7 @@ def append(document: Document, args: Mapping[str, Any]) -> list[tuple[int, str]]
 def _duplicates(
     document: Document, events: Sequence[tuple[NewEvent, EventRow]]
 ) -> tuple[list[tuple[int, str]], dict[tuple[str, str], tuple[str, int]]]:
-    """Return the events whose deduplication window is open, and the windows that the others open."""
+    """Return the events whose deduplication window is open, and the windows that the remaining events open."""
     duplicates: list[tuple[int, str]] = []
     windows: dict[tuple[str, str], tuple[str, int]] = {}
     for place, (event, entry) in enumerate(events):

@@ -35,20 +35,20 @@ def _holder(document: Document, entry: EventRow) -> tuple[int, str, int] | None:
 
 
 def history(document: Document, args: Mapping[str, Any]) -> Any:
-    """Return the history lines of an event, oldest first."""
+    """Return the history of an event, oldest transition first."""
     seq = document.ids.get(args["event_id"])
     return () if seq is None else document.events[seq].history
 
 
 def counts(document: Document, args: Mapping[str, Any]) -> list[tuple[str, str, str, int]]:
-    """Return state, queue, type and number of the chosen events that are settled, or not; the largest number first."""
+    """Count the settled or the unsettled events of a selection by state, queue and type, largest count first."""
     entries = (entry for entry in chosen(document, args["selection"]) if entry.settled == args["settled"])
     found = Counter((entry.state, entry.queue, entry.event_type) for entry in entries)
     return sorted(((*kind, count) for kind, count in found.items()), key=lambda row: (-row[3], row[:3]))
 
 
 def deaths(document: Document, args: Mapping[str, Any]) -> list[EventRow]:
-    """Return dead events, the latest death first, each with the beginning of its error; one more than `limit`."""
+    """Return up to `limit` + 1 dead events, latest death first, without payloads and with shortened errors."""
     before = (float("inf"), 0) if args["after"] is None else tuple(args["after"])
     marked = ((entry.settled_at or 0, entry.seq, entry) for entry in chosen(document, args["selection"]))
     found = nlargest(args["limit"] + 1, (row for row in marked if row[:2] < before))
@@ -59,7 +59,7 @@ def deaths(document: Document, args: Mapping[str, Any]) -> list[EventRow]:
 
 
 def death_counts(document: Document, args: Mapping[str, Any]) -> list[tuple[str, str, int]]:
-    """Return the number of dead events by queue and kind of error, the largest first."""
+    """Count dead events by queue and kind of error, largest count first."""
     found = count_by_kind((entry.queue, entry.last_error, 1) for entry in chosen(document, args["selection"]))
     return [(one.queue, one.error, one.count) for one in found]
 
@@ -82,7 +82,7 @@ def stats(document: Document, _: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _queues(document: Document) -> dict[str, dict[str, Any]]:
-    """Return the numbers of `QueueStats` by queue, with the time of the oldest pending event."""
+    """Return the counts of `QueueStats` by queue, and the time of the oldest pending event."""
     queues: dict[str, dict[str, Any]] = {}
     for entry in document.events.values():
         found = queues.setdefault(entry.queue, {})
@@ -100,7 +100,7 @@ def ready(document: Document, args: Mapping[str, Any]) -> bool:
 
 
 def heads(document: Document, args: Mapping[str, Any]) -> list[tuple[int, int, int, str]]:
-    """Return rank, time, seq and queue of the first due event of each queue, sorted."""
+    """Return rank, time, seq and queue of the first claimable event of each queue, sorted."""
     queues = (queue for queue in document.ready if queue.startswith(args["prefix"]))
     wanted = (queue for queue in queues if args["queues"] is None or queue in args["queues"])
     found = (next(claims.ready(document, queue), None) for queue in wanted)
@@ -108,7 +108,7 @@ def heads(document: Document, args: Mapping[str, Any]) -> list[tuple[int, int, i
 
 
 def held(document: Document, args: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
-    """Return id, token, queue and claimant of those leases that are open."""
+    """Return id, token, queue and claimant of the open leases among those requested."""
     rows = (document.leases.get(lease_id) for lease_id in dict.fromkeys(args["lease_ids"]))
     return [(row.lease_id, row.token, row.queue, row.claimant) for row in rows if row is not None]
 
@@ -120,7 +120,7 @@ def notes(document: Document, args: Mapping[str, Any]) -> list[tuple[str, Any, A
 
 
 def paused(document: Document, _: Mapping[str, Any]) -> list[tuple[str, int, str]]:
-    """Return the paused queues by name, since when and by whom."""
+    """Return the paused queues by name, with the time of the pause and its operator."""
     return [(queue, at, by) for queue, (at, by) in sorted(document.paused.items())]
 
 

@@ -1,4 +1,4 @@
-"""Retention: how long settled events and bookkeeping stay in the document."""
+"""Retention of settled events and bookkeeping in the document, and `purge`."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,8 +7,8 @@ from penstock.model.lifecycle import State
 from penstock.store.objects.document import MICROS, Document, EventRow
 from penstock.store.objects.operations.selections import chosen
 
-# Each write carries all retained events. The newest stay, and for a minute as many as a busy queue settles in a few
-# seconds, so that repeated settles are recognised and results can be read.
+# Each write contains all retained events. Keep the newest 1,000, and up to 4,000 for a minute, so that repeated settles
+# are recognised and results can be read. A busy queue settles 4,000 in a few seconds.
 KEPT_EVENTS, MOST_EVENTS = 1_000, 4_000
 KEPT_MICROS = 60 * MICROS
 MOST_CHARACTERS = 4 * 1024 * 1024
@@ -22,7 +22,7 @@ TEND_EVERY = 100
 
 
 def purge(document: Document, args: Mapping[str, Any]) -> int:
-    """Delete the settled events of a selection. Return how many."""
+    """Delete the settled events of a selection. Return their number."""
     settled = [entry for entry in chosen(document, args["selection"]) if entry.settled]
     for entry in settled:
         _delete(document, entry)
@@ -30,14 +30,14 @@ def purge(document: Document, args: Mapping[str, Any]) -> int:
 
 
 def _delete(document: Document, entry: EventRow) -> None:
-    """Delete an event; deleted PUBLISHED events stay counted by queue."""
+    """Delete an event. Deleted PUBLISHED events remain in the count of their queue."""
     if entry.state == State.PUBLISHED:
         document.purged[entry.queue] = document.purged.get(entry.queue, 0) + 1
     document.drop(entry.seq)
 
 
 def _surplus(document: Document) -> list[EventRow]:
-    """Return the PUBLISHED events that are no longer retained. DEAD events stay until they are replayed or purged."""
+    """Return the PUBLISHED events to delete. DEAD events are kept until they are replayed or purged."""
     count, size, found = len(document.published), document.published_size, []
     for seq in document.published:
         entry = document.events[seq]
@@ -50,7 +50,7 @@ def _surplus(document: Document) -> list[EventRow]:
 
 
 def prune(document: Document) -> None:
-    """Delete what is no longer retained. Each commit pass that writes does so, whether or not `maintain` is called."""
+    """Delete events and bookkeeping past their retention, in every commit pass that writes, even without `maintain`."""
     for entry in _surplus(document):
         _delete(document, entry)
     if document.version % TEND_EVERY == 0:
@@ -62,7 +62,7 @@ def prune(document: Document) -> None:
 
 
 def tend(document: Document, _: Mapping[str, Any]) -> None:
-    """Delete closed leases, deduplication windows, relays and sessions that are over."""
+    """Delete the closed leases, deduplication windows, relays and sessions whose retention has ended."""
     now = document.now
     _forget(document, document.closed, lambda at: at < now - LEASE_RETENTION)
     _forget(document, document.windows, lambda window: window[1] < now)

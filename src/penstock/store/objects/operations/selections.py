@@ -32,7 +32,7 @@ def _both(one: str | None, several: frozenset[str] | None) -> frozenset[str] | N
 
 
 def chosen(document: Document, given: Mapping[str, Any]) -> Iterator[EventRow]:
-    """Yield the events that a selection in a request chooses, in no order."""
+    """Yield the events that match the selection of a request, in no particular order."""
     entries: Iterable[EventRow] = document.events.values()
     if given["ids"] is not None:
         entries = [document.events[document.ids[one]] for one in set(given["ids"]) if one in document.ids]

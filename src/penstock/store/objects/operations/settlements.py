@@ -1,4 +1,4 @@
-"""Settlements: outcomes, releases and progress of claimed events, and the answer to a stale holder."""
+"""Settlements: outcomes, releases and progress of claimed events, and the answers to stale claimants."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, assert_never
@@ -15,7 +15,7 @@ class RequestedOutcome(NamedTuple):
 
     seq: int
     kind: str
-    """The field of `Settlement` that counts it."""
+    """Name of the field of `Settlement` that will hold the seq."""
     error: str | None = None
     delay_micros: int = 0
     result: Blob | None = None
@@ -36,7 +36,7 @@ class RequestedOutcome(NamedTuple):
 
 
 def settle(document: Document, args: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Apply outcomes. Return the seqs by the fields of a `Settlement`."""
+    """Apply outcomes. Return the seqs by field of `Settlement`."""
     rows = [RequestedOutcome(*row) for row in args["outcomes"]]
     require_own_objects(row.result for row in rows if row.result is not None)
     lease, lease_id = holder(document, args), args["lease_id"]
@@ -76,7 +76,7 @@ def _apply(document: Document, lease: LeaseRow, row: RequestedOutcome) -> str:
 
 
 def _settled_by(entry: EventRow | None, lease_id: str) -> bool:
-    """Return whether a lease has settled an event, or returned it to its queue, before."""
+    """Return whether a lease has already settled an event or returned the event to its queue."""
     if entry is None:
         return False
     if entry.settled and entry.lease_id == lease_id:
@@ -86,7 +86,7 @@ def _settled_by(entry: EventRow | None, lease_id: str) -> bool:
 
 
 def release(document: Document, args: Mapping[str, Any]) -> int:
-    """Return all events under a lease to their queue, uncounted. Return how many."""
+    """Return all events under a lease to their queue without counting an attempt. Return their number."""
     lease = holder(document, args)
     if lease is None:
         return 0
