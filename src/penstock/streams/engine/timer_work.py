@@ -1,7 +1,7 @@
 """Handlers with timers: fires due timers in order of time, after the events and in their transaction.
 
-A timer whose function fails becomes an event of the retry queue. Like any other event, it is retried, becomes dead, and
-can be replayed.
+A failed timer becomes an event of the retry queue. Like any other event, it is retried, becomes dead, and can be
+replayed.
 """
 
 import json

@@ -88,7 +88,7 @@ def window_key(key: str, window: Window) -> str:
 
 
 def window_of(key: str) -> tuple[str, datetime] | None:
-    """Return the key and the start of the window whose state has this name; None for other names."""
+    """Return the key and the window start in the name of a window's state; None for other names."""
     own, between, start = key.rpartition(BETWEEN)
     if not between or not start.lstrip("-").isdecimal():
         return None
