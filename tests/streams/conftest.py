@@ -1,4 +1,4 @@
-"""A place for state, in each of the state stores."""
+"""URL of an empty state, in each of the state stores."""
 
 from pathlib import Path
 

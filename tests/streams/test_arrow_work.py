@@ -1,4 +1,4 @@
-"""Batch handlers over Arrow tables: the same results as over events."""
+"""Batch handlers over Arrow tables have the same results as over single events."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -35,7 +35,7 @@ def stream(handler: Callable[[Any, BatchContext], None], **options: Any) -> Stre
 
 
 def total(events: "pa.Table", ctx: BatchContext) -> None:
-    """By columns, and with the order of the events in what it emits."""
+    """Count and sum the amounts by columns, and emit each event, so that the test sees the order of the events."""
     amounts: dict[str, list[int]] = {}
     for key, amount in zip(events["key"].to_pylist(), events["amount"].to_pylist(), strict=True):
         amounts.setdefault(key, []).append(amount)
@@ -49,7 +49,7 @@ def total(events: "pa.Table", ctx: BatchContext) -> None:
 
 
 def rows(events: Sequence[StreamEvent]) -> "pa.Table":
-    """As they come from Spark."""
+    """Return the events as a table in the form that Spark passes to a task."""
     count = len(events)
     made = as_table(events, {}).rename_columns({"key": "stream_key"}).drop_columns(["headers"])
     partitions = [event.position and event.position.source_partition for event in events]
@@ -90,7 +90,7 @@ def in_place(event: StreamEvent) -> tuple[str, int]:
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(batches=st.lists(st.lists(events, min_size=1, max_size=12), min_size=1, max_size=4))
 def test_both_ways_come_to_the_same(batches: list[list[StreamEvent]], tmp_path: Path) -> None:
-    """Whatever comes twice, out of order, or in a batch with what was there before."""
+    """Both ways agree for events that are duplicated, out of order, or mixed with events of earlier batches."""
     handled = stream(total)
     folder = tmp_path / uuid4().hex
     found = []
@@ -215,7 +215,7 @@ def saved(state: str) -> Iterator[PartTransaction]:
 
 
 class TestStates:
-    """As columns and one by one, in both of their kinds."""
+    """States as columns and by key, in both implementations."""
 
     @pytest.fixture(params=["objects", "table"])
     def states(self, request: pytest.FixtureRequest, saved: PartTransaction) -> States:

@@ -1,4 +1,4 @@
-"""Batch handlers: the guarantees of handlers of single events."""
+"""Batch handlers have the same guarantees as handlers of single events."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The state of a key, and payloads: what JSON can say is kept as it is, what it can't fails its own event only."""
+"""State of a key, and payloads: JSON values are kept unchanged; other values fail only their own event."""
 
 import json
 from typing import Any

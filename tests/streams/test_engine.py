@@ -1,4 +1,5 @@
-"""The protocol of one part, over each state store: effects once, whatever is repeated, fails or crashes."""
+"""The commit protocol of one state partition, on each state store: effects are applied once, despite repetitions,
+failures and crashes."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -170,7 +171,7 @@ def test_mistakes_are_told() -> None:
 
 
 def nothing(event: StreamEvent, ctx: Context) -> None:
-    """Handle an event by ignoring it."""
+    """Ignore an event."""
 
 
 @pytest.mark.parametrize(

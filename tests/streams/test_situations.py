@@ -1,4 +1,4 @@
-"""Situations in which a stream could lose or double an event, one by one, over each state store and without Spark."""
+"""Situations in which a stream could lose an event or apply it twice, on each state store, without Spark."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -78,7 +78,7 @@ def test_of_a_task_that_runs_twice_the_older_one_is_fenced(store: StateStore, st
 
 
 def test_a_second_task_waits_for_the_commit_of_the_first_and_finds_all_done(store: StateStore, state: str) -> None:
-    """The first is in the middle of its handlers when the second one comes."""
+    """The second task opens the state partition while the first task is running its handlers."""
     started, events = store.start("total", 1), numbered(1, 2, 3)
     halfway, go_on = threading.Event(), threading.Event()
 
@@ -118,7 +118,8 @@ def test_of_two_drivers_the_older_one_is_told_by_name(store: StateStore, state: 
 
 
 def test_the_first_fails_and_the_second_succeeds(store: StateStore) -> None:
-    """An offset as a mark of how far a stream is would have lost the first."""
+    """A failed event is applied later, although the event after it succeeded. Progress stored as an offset would lose
+    the failed event."""
     bad, good = StreamEvent("1-0", "a", payload=b"bad1"), StreamEvent("2-0", "a", payload=b"2")
     with closing(store.open_part(store.start("total", 1), 0)) as part:
         outcomes = [result.outcome for result in run(part, [bad, good])]
@@ -133,7 +134,8 @@ def test_the_first_fails_and_the_second_succeeds(store: StateStore) -> None:
 
 @pytest.mark.parametrize("settles", [True, False])
 def test_a_task_that_is_run_again_counts_a_failure_once(store: StateStore, settles: bool) -> None:
-    """It died after its commit, and nobody was told: the same delivery comes again and again, and must not be dead."""
+    """Repeats of one delivery count one failure. A task that died after its commit repeats its delivery, and these
+    repeats must not make the event dead."""
     bad = StreamEvent("1-0", "a", payload=b"bad1", settles=settles)
     with closing(store.open_part(store.start("total", 1), 0)) as part:
         run(part, [bad])
@@ -149,7 +151,7 @@ def test_a_task_that_is_run_again_counts_a_failure_once(store: StateStore, settl
 
 
 def test_older_entries_that_come_after_newer_ones_are_processed(store: StateStore) -> None:
-    """Taken over from a consumer that died, while others went on."""
+    """Older entries are applied after newer ones, as when a consumer takes over the entries of a dead one."""
     with closing(store.open_part(store.start("total", 1), 0)) as part:
         for event in reversed(numbered(1, 2, 3, 4)):
             run(part, [event])
@@ -158,7 +160,7 @@ def test_older_entries_that_come_after_newer_ones_are_processed(store: StateStor
 
 
 def test_ids_that_sort_as_strings_the_other_way_round(store: StateStore) -> None:
-    """9-0 comes before 10-0 and 100-0, and as a string after them."""
+    """The inbox does not order ids: 9-0 comes before 10-0 and 100-0, but sorts after them as a string."""
     with closing(store.open_part(store.start("total", 1), 0)) as part:
         for number in (9, 10, 100, 99, 101):
             run(part, numbered(number))
@@ -184,7 +186,7 @@ def test_a_handler_that_always_fails_blocks_nobody(state: str, crash: str) -> No
 
 
 def test_inbox_entries_go_only_after_the_acknowledgement(store: StateStore) -> None:
-    """Until then the same event may come again, from a source that doesn't know."""
+    """An inbox entry is kept until the acknowledgement: before that, the source may deliver the event again."""
     event = numbered(5)
     arrivals = [one.arrival for one in event]
     with closing(store.open_part(store.start("total", 1), 0)) as part:

@@ -1,4 +1,4 @@
-"""The code of the pages about sources makes the streams that it says."""
+"""Code examples of the source guides create the streams that the guides describe."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Conformance suite on the three state stores."""
+"""Conformance suite for the three state stores, and tests of single stores."""
 
 import subprocess
 import sys
@@ -104,7 +104,7 @@ part.close()
 def test_a_process_that_keeps_a_database_open_fences_others_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For as long as it does."""
+    """A state partition cannot be opened while another process has its database open, and can be opened afterwards."""
     monkeypatch.setattr(rocks_files, "OPEN_SECONDS", 0.1)
     store = registry.open_state(f"rocksdb:///{tmp_path}")
     started = store.start("orders", 1)
@@ -119,8 +119,8 @@ def test_a_process_that_keeps_a_database_open_fences_others_out(
 
 
 def test_what_rocksdb_merges_is_not_thrown_away(tmp_path: Path) -> None:
-    """A task is over before its part's files are merged. Still a merge comes to its end, where otherwise half of them
-    would be cut short and begun again. One may be, if the machine is too busy to begin with it soon."""
+    """Compactions finish although tasks end before. If closing interrupted them, half of them would be discarded and
+    begun again. One may be interrupted if the machine is too busy to start it soon."""
     store = registry.open_state(f"rocksdb:///{tmp_path}")
     started = store.start("orders", 1)
     merges = cut_short = 0
@@ -150,7 +150,7 @@ def test_tasks_of_one_process_come_and_go_while_a_part_is_being_closed(tmp_path:
             part.close()
 
     for number in range(30):
-        add(number)  # while the one before may be at its flush, merging, or closed
+        add(number)  # while the previous database may be flushing, compacting or closed
     with ThreadPoolExecutor(4) as pool:
         fenced = [future.exception() for future in [pool.submit(add, number) for number in range(40)]]
     assert {type(error) for error in fenced} <= {type(None), Fenced}

@@ -1,4 +1,4 @@
-"""The code of the pages about streams runs."""
+"""Code examples of the streams guides run."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Timers: fired once, in order, with the effects of an event, whatever is repeated, fails or crashes."""
+"""Timers fire once and in order, with the guarantees of events, despite repetitions, failures and crashes."""
 
 import json
 import sqlite3
@@ -23,7 +23,7 @@ ORIGIN = NOW.timestamp()
 
 
 def application(**options: Any) -> Streams:
-    """Events say which timers they set; what fires is in the state, in order, and emitted."""
+    """Return a stream with timers set by its events. A fired timer is appended to the state and emitted."""
     app = Streams("sqlite:///unused.db")
 
     @app.stream("orders", key=lambda event: event.json()["key"], parts=2, **options)
@@ -153,7 +153,7 @@ def test_a_timer_cancels_and_moves_others_that_are_due(harness: StreamHarness) -
 
 
 def test_what_is_set_by_a_timer_waits_for_what_is_due_before(harness: StreamHarness) -> None:
-    """Even if that is more than a transaction takes."""
+    """A timer set by another timer fires after all earlier ones, even if one transaction cannot fire all of them."""
     many = {f"{number:05}": 40 for number in range(LIMIT + 10)}
     harness.run([order(set={"first": 10, "second": 20, "third": 20, **many})])
     harness.advance(100)
@@ -264,7 +264,7 @@ def test_the_time_may_be_told_by_a_function(state: str) -> None:
 
 
 def test_states_from_before_timers_get_them(state: str) -> None:
-    """Their tables are made when the stream starts again."""
+    """Starting a stream creates the tables for timers in a state store that was created without them."""
     open_state(state).start("orders", 2)
     drop_timers(state)
     harness = StreamHarness(application(), "orders", state)

@@ -1,4 +1,4 @@
-"""Watermarks: they never go back, and state partitions without events don't hold them up."""
+"""Watermarks never decrease, and idle state partitions do not hold them back."""
 
 import json
 from datetime import timedelta
@@ -40,7 +40,8 @@ def test_a_watermark_never_goes_back(lateness: float, steps: list[float | IdleAd
 def test_an_event_that_takes_little_longer_than_the_last_is_in_time(
     lag: float, more: float, after: float, idle: float
 ) -> None:
-    """However long it is quiet before: it may take longer by less than the seconds of the lull."""
+    """After any idle time, an event is not late if its delay exceeds the previous event's by less than the idle
+    timeout."""
     mark = seen(None, 1000.0, 0, 1000.0 + lag)
     created = 1000.0 + lag + after
     arrives = created + lag + min(more, idle - 0.001)

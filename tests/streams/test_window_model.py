@@ -1,4 +1,4 @@
-"""Windows against a model that is easy to believe: any events, in any order and any batches, with any crashes."""
+"""Windows compared with a simple model, for random events, orders, batches and crashes."""
 
 import json
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ MOMENTS = st.datetimes(datetime(1900, 1, 1), datetime(2200, 1, 1), timezones=st.
 LENGTHS = st.one_of(st.integers(1, 10_000), st.floats(0.001, 1e6, allow_nan=False))
 
 
-# -- which windows a moment is in ------------------------------------------------------------------------------------
+# -- windows of a time -----------------------------------------------------------------------------------------------
 
 
 @settings(deadline=None)
@@ -90,7 +90,8 @@ Numbers = tuple[int, int]
 
 @dataclass
 class Model:
-    """One event after the other, all in plain lists. Times are whole seconds."""
+    """Reference model of a stream with windows: handles one event after the other, in plain lists. Times are whole
+    seconds."""
 
     window: Any
     lateness: int
@@ -165,7 +166,8 @@ def bounds(window: Window) -> Numbers:
 
 
 def naive(window: Any) -> Any:
-    """The model counts from NOW, and so must windows that are aligned: all lengths here divide it."""
+    """Check that a window suits the model. The model counts from NOW, so NOW must be a multiple of the window
+    length."""
     length = getattr(window, "every", getattr(window, "seconds", 1))
     assert NOW.timestamp() % length == 0
     return window

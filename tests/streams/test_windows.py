@@ -1,4 +1,5 @@
-"""Windows over each state store: closed once, with the right state, whatever is late, fails or crashes."""
+"""Windows on each state store: each window closes once with the right state, despite late events, failures and
+crashes."""
 
 import json
 from collections.abc import Iterator
@@ -145,7 +146,7 @@ def test_sessions_grow_and_become_one(state: str) -> None:
 
 
 def test_a_session_that_is_over_is_joined_no_more(state: str) -> None:
-    """Also by an event of the same batch, which is in time by itself."""
+    """A closed session accepts no event, not even an event of the same batch that is in time on its own."""
     harness = StreamHarness(application(Session(30)), "total", state)
     harness.run([at(0, 1), at(31, 2, "b"), at(20, 3), at(99, 4, "b")])
     assert closed(harness) == [("a", 0, 30, [1]), ("a", 20, 50, [3]), ("b", 31, 61, [2])]

@@ -1,4 +1,4 @@
-"""Exactly-once streams: handlers with state, whose effects happen once whatever is killed, lost or run twice."""
+"""Exactly-once streams: handlers with state. Effects are applied once per event, across crashes and repeated tasks."""
 
 from penstock.streams.context import Context
 from penstock.streams.engine.batch_handlers import BatchContext

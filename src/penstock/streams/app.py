@@ -1,4 +1,4 @@
-"""What a user writes: streams, each with a source, a key and a handler. Values only; nothing runs here."""
+"""Definitions of streams: a source, a key function and a handler each. Plain values; `penstock.pipeline` runs them."""
 
 import zlib
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ DEFAULT_IDLE_CLOSE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """One stream. Its number of parts is fixed when it first runs."""
+    """Definition of one stream. The number of state partitions is fixed when the stream first runs."""
 
     name: str
     source: Source
@@ -48,26 +48,26 @@ class Stream:
     retry_seconds: float = 1.0
     ttl_seconds: float | None = None
     lease_seconds: float = DEFAULT_LEASE_SECONDS
-    """How long events of a queue stay claimed by a process that is not heard of."""
+    """Seconds until the lease on events of a queue expires without a heartbeat."""
     batch: BatchKind | None = None
-    """For a handler of many events at once: what it is given."""
+    """Argument type of a batch handler, `arrow` or `pandas`; None for a handler of single events."""
     fields: Mapping[str, str] = field(default_factory=dict)
-    """For a batch handler: columns taken from JSON payloads, and their Arrow types."""
+    """Columns that a batch handler gets from JSON payloads, with their Arrow types."""
     on_timer: TimerHandler | None = None
     event_time: bool = False
-    """Whether timers fire by the time of events, and not by the clock. With windows, always."""
+    """True if timers fire by the time of the events instead of the clock. Windows always use the time of the events."""
     time: Time | None = None
-    """An event's time, if it is not when it was created."""
+    """Function that returns the time of an event; by default the event's creation time."""
     lateness_seconds: float = 0.0
-    """So much later than others an event may come and still be in time."""
+    """Allowed lateness in seconds: the watermark stays behind the largest event time by this much."""
     idle_close_seconds: float | None = DEFAULT_IDLE_CLOSE_SECONDS
-    """After so long without any event a part's time moves on by itself; None: never."""
+    """Seconds without events after which the watermark of a state partition advances by itself; None: never."""
     window: Windows | None = None
     on_close: CloseHandler | None = None
     merge: Merge | None = None
-    """Makes one state of the states of two sessions, the older first, that an event has joined."""
+    """Function that merges the states of two sessions joined by an event; the older state is the first argument."""
     late_queue: str | None = None
-    """Where late events go; by default the stream's name and `/late`."""
+    """Queue for late events; by default `<stream>/late`."""
 
     def __post_init__(self) -> None:
         _require(1 <= self.parts <= 4_096, "parts must lie in 1 to 4,096")
@@ -105,42 +105,43 @@ class Stream:
 
     @property
     def has_timers(self) -> bool:
-        """Whether anything happens in it at a time of its own."""
+        """True if the stream has a timer function or windows."""
         return self.on_timer is not None or self.window is not None
 
     @property
     def by_events(self) -> bool:
-        """Whether its time is that of its events."""
+        """True if the stream uses the time of the events instead of the clock."""
         return self.event_time or self.window is not None
 
     @property
     def late_to(self) -> str:
-        """The queue of late events."""
+        """Name of the queue for late events."""
         return f"{self.name}/late" if self.late_queue is None else self.late_queue
 
     @property
     def own_queue(self) -> str:
-        """Where events that failed wait, and dead ones stay, if their source takes no outcomes."""
+        """Name of the retry queue: failed and dead events of a source without settlement are stored in this queue."""
         return f"streams/{self.name}"
 
     @property
     def consumed(self) -> frozenset[str]:
-        """What no other stream may read."""
+        """Queues and consumer-group streams that no other stream may read."""
         return consumed(self.source) | consumed(Queue(self.own_queue))
 
     def key_of(self, event: StreamEvent) -> str:
-        """The key that an event is processed under."""
+        """Return the state key of an event. An event in the retry queue keeps the key from its first delivery."""
         return (event.headers.get(KEY_HEADER) if self.moved(event) else None) or str(self.key(event))
 
     def moved(self, event: StreamEvent) -> bool:
-        """Whether it was in this stream before: another stream's late events have its key, and not this one's."""
+        """Return True if this stream forwarded the event to its retry queue. A late event of another stream has a key
+        header, too, but with the name of that stream."""
         return event.moved and event.headers.get(STREAM_HEADER) == self.name
 
 
 class StreamSet:
-    """An application's streams, over one store of events and one state store.
+    """Streams of an application, with one event store and one state store.
 
-    Users make a `penstock.Streams`, which can also run.
+    Applications create a `penstock.Streams`, a subclass that can also run the streams.
     """
 
     def __init__(self, store: str | None = None, *, state: str = DEFAULT_STATE) -> None:
@@ -151,9 +152,10 @@ class StreamSet:
     def stream(
         self, source: str | Source, *, key: Key | None = None, name: str | None = None, **options: Any
     ) -> Callable[[Decorated], Decorated]:
-        """Let a function process the events of a queue or another source, those of a key one after the other.
+        """Register a function as the handler of a queue or another source. Events with the same key are handled one
+        after the other.
 
-        Without a `key` it is the event's `partition_key`, else its `ordering_key`.
+        Without `key`, the key is the event's `partition_key`, else its `ordering_key`.
         """
 
         taken = as_source(source)
@@ -173,12 +175,12 @@ class StreamSet:
         return register
 
     def on_timer(self, stream: str) -> Callable[[DecoratedTimer], DecoratedTimer]:
-        """Let a function be called with each timer of a stream that is due, and the state of its key."""
+        """Register the timer function of a stream. The function gets a due timer and the state of its key."""
 
         return self._register_once(stream, "on_timer", "a timer function")
 
     def on_close(self, stream: str) -> Callable[[DecoratedClose], DecoratedClose]:
-        """Let a function be called with each window of a stream when it closes, and its state for the last time."""
+        """Register the function that a stream with windows calls with each closing window and its final state."""
 
         return self._register_once(stream, "on_close", "a function for windows that close")
 
@@ -208,12 +210,12 @@ class StreamSet:
 
 
 def part_of(key: str, parts: int) -> int:
-    """Where a key belongs. The same in every process and version: Python's own hash is not."""
+    """Return the state partition of a key. CRC-32 is the same in every process and version; Python's `hash` is not."""
     return zlib.crc32(key.encode()) % parts
 
 
 def default_key(event: Any) -> str:
-    """The event's own key."""
+    """Return the event's partition key, else its ordering key."""
     key = event.partition_key or event.ordering_key
     if key is None:
         raise UsageError("the event has neither a partition_key nor an ordering_key; give the stream a key=")

@@ -1,4 +1,4 @@
-"""Between JSON objects, one for each row, and the columns of an Arrow table."""
+"""Conversion between JSON objects, one per row, and the columns of an Arrow table."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=
 
 
 def arrow() -> tuple[Any, Any]:
-    """Arrow, and its functions for columns, of whose types its own hints say the half."""
+    """Return the modules `pyarrow` and `pyarrow.compute`, typed as `Any`: their own type hints are incomplete."""
     import pyarrow
     import pyarrow.compute
 
@@ -24,7 +24,7 @@ def arrow() -> tuple[Any, Any]:
 
 
 def check_fields(fields: Mapping[str, str]) -> None:
-    """Say at once which type Arrow doesn't know."""
+    """Raise `UsageError` for a type that Arrow does not know."""
     with needs_extra("fields=", "spark"):
         import pyarrow  # noqa: F401
     for name, kind in fields.items():
@@ -32,17 +32,17 @@ def check_fields(fields: Mapping[str, str]) -> None:
 
 
 def from_json(objects: Sequence[bytes], fields: Mapping[str, str]) -> "Table":
-    """The columns that `fields` names, with their types; null where an object has no such name."""
+    """Return the columns named in `fields`, with their types. A value is null if the object does not have the name."""
     if not all(map(bytes.strip, objects)):
         raise ValueError("a payload is empty, and no JSON object")
     lines = b"\n".join(objects)
-    if lines.count(b"\n") >= len(objects):  # some have lines themselves
+    if lines.count(b"\n") >= len(objects):  # some objects contain line breaks
         lines = b"\n".join(one.replace(b"\n", b" ") for one in objects)
     return from_lines(lines, len(objects), fields)
 
 
 def from_lines(lines: bytes, count: int, fields: Mapping[str, str]) -> "Table":
-    """The same for so many objects, a line each."""
+    """Return the columns named in `fields` of `count` JSON objects, one object per line."""
     import pyarrow as pa
     from pyarrow import json as arrow_json
 
@@ -61,7 +61,7 @@ def from_lines(lines: bytes, count: int, fields: Mapping[str, str]) -> "Table":
 
 
 def to_json(table: "Table") -> "BinaryArray":
-    """A JSON object for each row, in one line and without the names whose values are null."""
+    """Return one JSON object per row, on one line. Names with null values are left out."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -80,13 +80,13 @@ def to_json(table: "Table") -> "BinaryArray":
 
 
 def values(column: Any) -> list[Any]:
-    """What a column holds, of which Arrow's own hints say that it may be null."""
+    """Return the values of a column as a list, typed without the None of Arrow's type hints."""
     found: list[Any] = column.to_pylist()
     return found
 
 
 def whole(column: Any) -> Any:
-    """A column in one piece."""
+    """Return a chunked column as one array."""
     import pyarrow as pa
 
     if not isinstance(column, pa.ChunkedArray):

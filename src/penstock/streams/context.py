@@ -1,6 +1,6 @@
-"""What a handler works with beside its event: the state of the event's key, and a way to emit.
+"""Context of a handler call: the state of the event's key, timers, and a buffer for emitted events.
 
-Everything a handler does is buffered for its event alone: if it fails, nothing of it remains.
+Changes are buffered for each event. If the handler fails, the changes of its event are discarded.
 """
 
 import copy
@@ -25,7 +25,8 @@ _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
 class KeyState(MutableMapping[str, Any]):
-    """The state of one key: names to whatever JSON can say. `settle` keeps what an event changed, `undo` drops it."""
+    """State of one key: a mapping from names to JSON values. `settle` applies the changes of an event, `undo` discards
+    them."""
 
     __slots__ = ("_changes", "_values", "dirty")
 
@@ -33,7 +34,7 @@ class KeyState(MutableMapping[str, Any]):
         self._values: dict[str, Any] = {} if saved is None else decode_json(saved.data)
         self._changes: dict[str, Any] = {}
         self.dirty = False
-        """Whether an event that succeeded has changed it."""
+        """True if a successful event has changed the state."""
 
     def __getitem__(self, name: str) -> Any:
         value = self.get(name, _GONE)
@@ -42,13 +43,13 @@ class KeyState(MutableMapping[str, Any]):
         return value
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of a name, or the default."""
+        """Return the value of a name, or the default."""
         if name in self._changes:
             value = self._changes[name]
         else:
             value = self._values.get(name, _GONE)
             if isinstance(value, _COPIED):
-                # It may be changed in place: a copy is, so that a failed event leaves the original.
+                # Return a copy: the value may be mutated in place, and the original must remain if the event fails.
                 value = self._changes[name] = copy.deepcopy(value)
         return default if value is _GONE else value
 
@@ -70,21 +71,21 @@ class KeyState(MutableMapping[str, Any]):
         return sum(1 for _ in self)
 
     def put(self, name: str, value: Any) -> None:
-        """The same as `state[name] = value`."""
+        """Set a value; the same as `state[name] = value`."""
         self[name] = value
 
     def delete(self, name: str) -> None:
-        """Forget a name, if it is there."""
+        """Remove a name from the state, if present."""
         self._changes[name] = _GONE
 
     def become(self, values: Mapping[str, Any]) -> None:
-        """Forget all names, and put these in their place."""
+        """Replace all names and values by these."""
         self._changes = dict.fromkeys(self._values, _GONE)
         for name, value in values.items():
             self[name] = value
 
     def settle(self) -> None:
-        """The event succeeded: what it changed is the state now."""
+        """Apply the pending changes of an event that succeeded."""
         if not self._changes:
             return
         for name, value in self._changes.items():
@@ -96,11 +97,12 @@ class KeyState(MutableMapping[str, Any]):
         self.dirty = True
 
     def undo(self) -> None:
-        """The event failed: it changed nothing."""
+        """Discard the pending changes of an event that failed."""
         self._changes.clear()
 
     def check(self) -> None:
-        """Say what can't be written before anything is: a value that JSON can't say fails its own event only."""
+        """Raise `UsageError` if a changed value cannot be written as JSON. The check precedes all writes, so that only
+        the event of the value fails."""
         for name, value in self._changes.items():
             if value is not _GONE and not _is_plain(value):
                 try:
@@ -109,14 +111,14 @@ class KeyState(MutableMapping[str, Any]):
                     raise UsageError(f"state {name!r} can't be written as JSON ({error})") from error
 
     def saved(self, expires_at: float | None) -> Saved | None:
-        """What is written; None for an empty one."""
+        """Return the state for the state store; None if the state is empty."""
         if not self._values:
             return None
         return Saved(encode_values(self._values), expires_at)
 
 
 class Emitter:
-    """What emits, if and when its call's effects are committed."""
+    """Buffer of emitted events, for one call of a handler."""
 
     __slots__ = ("emitted",)
 
@@ -132,7 +134,7 @@ class Emitter:
         headers: Mapping[str, str] | None = None,
         **fields: Any,
     ) -> EventId:
-        """Emit an event, if and when the effects of this call are committed."""
+        """Emit an event when the effects of this call are committed. Return the id of the event."""
         body, all_headers = encode_payload(payload, headers)
         event_id = EventId(uuid7.uuid7())
         self.emitted.append(
@@ -142,31 +144,31 @@ class Emitter:
 
 
 class Context(Emitter):
-    """What belongs to one event's call, or to that of a timer."""
+    """Key, state, timers and window of one call, for an event, a timer or a closing window."""
 
     __slots__ = ("_time", "_window", "key", "state", "timers")
 
     def __init__(self, key: str, state: KeyState, *, now: float | None = None, window: Window | None = None) -> None:
-        self.emitted = []  # not by super(): this is made for every event
+        self.emitted = []  # assigned here, not by super().__init__(): a context is created for every event
         self.key = key
         self.state = state
         self.timers: dict[str, float | None] = {}
-        """By name, when a timer is due that was set in this call; None for one that was cancelled."""
+        """Due times, in seconds since 1970, of the timers set in this call, by name; None for a cancelled timer."""
         self._time = now
         self._window = window
 
     @property
     def window(self) -> Window:
-        """The window that this call is for."""
+        """Window of this call."""
         if self._window is None:
             raise UsageError("this stream has no windows: give it one, window=Tumbling(60)")
         return self._window
 
     def set_timer(self, name: str, at: datetime | float | None = None, *, delay_seconds: float | None = None) -> None:
-        """Let the stream's timer function be called for this key, at a time or after a delay. A timer of the same name
-        is moved.
+        """Set a timer of this key, for a time or after a delay. A timer with the same name is moved. The stream's timer
+        function is called when the timer is due.
 
-        A delay counts from now; with event time, from the event's own time.
+        A delay counts from now; with event time, from the time of the handled event or timer.
         """
         if (at is None) == (delay_seconds is None):
             raise UsageError("a timer is set for a time or after a delay: give at or delay_seconds")
@@ -174,7 +176,7 @@ class Context(Emitter):
         self.timers[name] = seconds_of(instant_of(start + (delay_seconds or 0) if at is None else at))
 
     def cancel_timer(self, name: str) -> None:
-        """Forget a timer of this key, if it is set."""
+        """Cancel a timer of this key, if set."""
         self._require_timers(name)
         self.timers[name] = None
 
@@ -187,11 +189,11 @@ class Context(Emitter):
 
 
 def encode_values(values: Mapping[str, Any]) -> bytes:
-    """A state as it is written. Half a surrogate pair, which JSON can say, is written as it will be read."""
+    """Return a state as JSON bytes. Unpaired surrogates, which JSON strings can contain, are read back unchanged."""
     return _encode(values).encode(errors="surrogatepass")
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON can say a value, told without trying: true of what states mostly hold."""
+    """Return True if a value is certainly valid JSON, without encoding it. Covers most values of states."""
     kind = type(value)
     return kind in _PLAIN or (kind is int and -_INTEGERS <= value < _INTEGERS)

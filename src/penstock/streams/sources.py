@@ -1,4 +1,4 @@
-"""Where a stream's events come from. Values only: what reads them is `penstock.pipeline`'s."""
+"""Sources of a stream, as plain values. `penstock.pipeline` reads them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ REMEMBER_SECONDS = 7 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A queue of Penstock's own. It is told what became of each event: retries and dead letters are its own."""
+    """A queue of Penstock. The stream settles its events, so retries and dead letters stay in the queue."""
 
     name: str
 
@@ -23,15 +23,15 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class Valkey:
-    """Streams of Valkey or Redis, read by a consumer group and acknowledged after the commit."""
+    """Valkey or Redis streams, read by a consumer group and acknowledged after the commit."""
 
     url: str
     stream: str
     group: str = "penstock"
     min_idle_time_ms: int = MIN_IDLE_TIME_MS
-    """After so long, entries that another consumer never acknowledged are taken over."""
+    """Milliseconds after which entries that another consumer has not acknowledged are taken over."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """More options of `format("penstock-valkey")`."""
+    """Additional options of `format("penstock-valkey")`."""
 
     def __post_init__(self) -> None:
         if self.min_idle_time_ms < 1:
@@ -43,15 +43,15 @@ class Valkey:
 
 @dataclass(frozen=True, slots=True)
 class Kafka:
-    """Topics of Kafka, through Spark's own connector. Their order is fixed: the state holds how far it is."""
+    """Kafka topics, read through Spark's connector. Their order is fixed, so the state stores the offsets."""
 
     servers: str
     topics: str
-    """Names, with commas between them."""
+    """Topic names, separated by commas."""
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """More options of Spark's `format("kafka")`, such as `kafka.security.protocol`."""
+    """Additional options of Spark's `format("kafka")`, such as `kafka.security.protocol`."""
     pattern: bool = False
-    """Whether `topics` is a regular expression of Java instead: topics that match are read once they are there."""
+    """True if `topics` is a Java regular expression. New topics that match are read once they exist."""
 
     def __post_init__(self) -> None:
         if not self.servers or not self.topics:
@@ -63,16 +63,18 @@ class Kafka:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Any streaming DataFrame, made by a function of the session.
+    """Any streaming DataFrame, returned by a function of the Spark session.
 
-    An event is known by the column `event_id`, or by `line` (a string) and `offset` (a number that only rises in its
-    line). `partition_key`, `ordering_key`, `event_type`, `headers` and `created_at` are taken where they are there.
-    A column `payload` is taken as it is, or as JSON; without one it is a JSON object of all other columns.
+    The column `event_id` identifies an event, or the columns `line` (a string) and `offset` (a number that increases
+    within each `line`). The columns `partition_key`, `ordering_key`, `event_type`, `headers` and `created_at` are
+    optional fields of the event. The payload is the column `payload`: strings and bytes unchanged, other types as JSON.
+    Without this column, the payload is a JSON object of all other columns.
     """
 
     open: Callable[[Any], Any]
     remember_seconds: float = REMEMBER_SECONDS
-    """For so long an `event_id` is known: nobody else remembers it once Spark's checkpoint is lost."""
+    """Seconds for which the inbox remembers an `event_id`. If Spark's checkpoint is lost, only the inbox remembers the
+    event."""
 
     def __str__(self) -> str:
         return "a DataFrame"
@@ -82,7 +84,7 @@ Source = Queue | Valkey | Kafka | Frame
 
 
 def as_source(given: str | Source) -> Source:
-    """A source; a mere name is that of a queue."""
+    """Return a source; a plain string is the name of a queue."""
     if isinstance(given, Source):
         return given
     if not isinstance(given, str) or not given:
@@ -91,7 +93,7 @@ def as_source(given: str | Source) -> Source:
 
 
 def consumed(source: Source) -> frozenset[str]:
-    """Return what hands each event to one reader only, of what a source reads: queues, streams of a consumer group."""
+    """Return the queues or consumer-group streams of a source: each delivers an event to one reader only."""
     match source:
         case Queue(name):
             return frozenset({f"queue {name!r}"})

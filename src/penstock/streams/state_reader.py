@@ -1,5 +1,4 @@
-"""Looking at streams and their state from outside, whether they run or not: what a user's handlers keep, and nothing of
-what a stream keeps for itself."""
+"""Read streams and their committed state from outside, running or not. Internal entries of a stream are left out."""
 
 import time
 from collections.abc import Collection, Iterator
@@ -16,17 +15,17 @@ SHOWN_STREAMS = 20
 
 
 class Kept(NamedTuple):
-    """The state of one key."""
+    """State of one key."""
 
     key: str
     part: int
     state: str
-    """A JSON object."""
+    """The state as a JSON object."""
     expires_at: datetime | None
 
 
 def find_stream(store: StateStore, name: str) -> Started:
-    """The stream of this name, as it was last started."""
+    """Return the stream with this name, as it was last started."""
     streams = {found.stream: found for found in store.streams()}
     if name not in streams:
         there = ", ".join(list(streams)[:SHOWN_STREAMS]) or "none: no stream has run with this state yet"
@@ -37,7 +36,7 @@ def find_stream(store: StateStore, name: str) -> Started:
 def look(
     store: StateStore, stream: Started, keys: Collection[str] | None = None, *, part: int | None = None
 ) -> Iterator[Kept]:
-    """The state of these keys or of all, in one part or in all, by key. What has expired is no longer there."""
+    """Yield the unexpired state of these keys or of all, by key, from one state partition or from all."""
     now = time.time()
     for key, saved in store.read(stream.stream, keys, part=part):
         if is_users(key) and not saved.expired(now):
@@ -45,7 +44,7 @@ def look(
 
 
 def _time(seconds: float | None) -> datetime | None:
-    """None also for what is further away than a calendar reaches."""
+    """Return seconds since 1970 as a time; None also for times beyond the range of `datetime`."""
     try:
         return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
     except (OverflowError, ValueError):

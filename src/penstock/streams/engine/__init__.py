@@ -1,1 +1,1 @@
-"""Handlers run on the events of one state partition. No Spark here."""
+"""Execution of handlers on the events of one state partition, without Spark."""

@@ -1,7 +1,7 @@
-"""The usual way of a batch handler: events that come as an Arrow table are never made into objects.
+"""Batch handlers over Arrow tables, without an object for each event.
 
-The same protocol as in `work`, for events that are all on their first delivery. Where anything fails, nothing of it
-remains, and they go the other way, which finds out which of them is at fault.
+The commit protocol is the one of `work`, for events on their first delivery. If anything fails, the transaction is
+rolled back, and the caller processes the events through `work`, which isolates the failing events.
 """
 
 import json
@@ -21,16 +21,17 @@ from penstock.streams.state.api import Arrival, PartTransaction, Saved, StateCol
 
 pa, pc = arrow()
 
-# More source partitions than these are sorted row by row: a piece of a table takes longer than a hundred rows.
+# With more source partitions than this, sort the rows: handling one slice of a table takes longer than sorting a
+# hundred rows.
 MOST_PIECES = 100
 
 
 class HandlerFailed(Exception):
-    """A handler failed for a whole table: its transaction is to be rolled back."""
+    """A handler failed on a table. The transaction must be rolled back."""
 
 
 def is_plain(rows: Table) -> bool:
-    """Whether all events have a key, and none has failed before."""
+    """Return True if all events have a key and none has failed before."""
     if rows.column("stream_key").null_count or rows.column("key_error").null_count < rows.num_rows:
         return False
     if pc.max(rows.column("attempts")).as_py():
@@ -40,7 +41,7 @@ def is_plain(rows: Table) -> bool:
 
 
 def in_order(rows: Table) -> Table:
-    """By source partition, offset and seq."""
+    """Return the rows sorted by source partition, offset and seq."""
     if (pieces := _partitions_of(rows)) is not None:
         ordered: Table = pa.concat_tables(pieces)
         return ordered
@@ -50,8 +51,11 @@ def in_order(rows: Table) -> Table:
 
 
 def _partitions_of(rows: Table) -> list[Table] | None:
-    """The source partitions, in order, if each is in one piece and in order itself. Sources bring them so, and to put
-    pieces in order moves nothing, where sorting rows moves all columns."""
+    """Return the rows of each source partition as a slice, sorted by name; None if the rows must be sorted.
+
+    Sources usually deliver each partition contiguous and in order. Reordering slices moves no data, while sorting rows
+    moves all columns.
+    """
     partition, offset, seq = (whole(rows.column(name)) for name in ("source_partition", "offset", "seq"))
     if partition.null_count:
         return None
@@ -70,8 +74,8 @@ def _partitions_of(rows: Table) -> list[Table] | None:
 
 
 def run_table(tx: PartTransaction, stream: Stream, rows: Table, now: float) -> None:
-    """Process a part's events, which are plain and in order, in its transaction. Those that were processed before
-    change nothing."""
+    """Process events of a state partition in its transaction. The events must be plain and in order. Events that were
+    applied before change nothing."""
     new = _fresh(tx, rows)
     fresh = rows if pc.all(new).as_py() else rows.filter(new)
     if not fresh.num_rows:
@@ -90,8 +94,8 @@ def run_table(tx: PartTransaction, stream: Stream, rows: Table, now: float) -> N
 
 
 class TableStates(States):
-    """States as they are written, read once they are asked for, and as they are asked for: as columns, or by key. An
-    object is made only of one that is asked for by itself."""
+    """States of a batch's keys, loaded on first use, as columns or by key. A `KeyState` is created only for a key that
+    is accessed on its own."""
 
     def __init__(self, keys: StringArray, tx: PartTransaction, now: float) -> None:
         super().__init__(self._state_of, _texts(keys))
@@ -101,10 +105,10 @@ class TableStates(States):
         self._objects: dict[str, KeyState] = {}
         self._put: dict[str, bytes] = {}
         self._columns: StateColumns | None = None
-        """What was put, while it is all that was put: it goes to the store as it came."""
+        """States that were put as columns, if nothing else was put. They are written to the store unchanged."""
 
     def table(self, keys: Any, fields: Mapping[str, str]) -> Table:
-        if self._objects or self._put or self._columns:  # what has changed is not in the store yet
+        if self._objects or self._put or self._columns:  # changes are not in the store yet
             return super().table(keys, fields)
         return from_lines(self._text, len(self._ordered), fields).take(self._places(keys))
 
@@ -122,12 +126,12 @@ class TableStates(States):
         return self._tx.load(list(self))
 
     def check(self) -> None:
-        """Say what can't be written before anything is."""
+        """Raise `UsageError` if a state cannot be written, before anything is written."""
         for state in self._objects.values():
             state.check()
 
     def save(self, expires_at: float | None) -> None:
-        """Write what has changed."""
+        """Write the changed states."""
         if self._columns:
             self._tx.save_columns(self._columns, expires_at)
         if put := _columns(self._put):
@@ -162,7 +166,7 @@ class TableStates(States):
             self._put |= zip(self._of_batch(keys), values(objects), strict=True)
 
     def _take_columns(self, places: Any, objects: Any) -> bool:
-        """Take states as columns, if no key is there twice and none is to be forgotten."""
+        """Keep the states as columns. Return False if a key occurs twice or a state is empty, which means deletion."""
         if len(places.unique()) < len(places) or pc.any(pc.equal(objects, EMPTY)).as_py():
             return False
         order = pc.sort_indices(places)
@@ -170,24 +174,24 @@ class TableStates(States):
         return True
 
     def _spread(self) -> None:
-        """Let states that came as columns be there by key."""
+        """Convert states that were put as columns to states by key."""
         if self._columns:
             keys, objects = map(values, self._columns)
             self._put |= zip(keys, objects, strict=True)
             self._columns = None
 
     def _places(self, keys: Any) -> Any:
-        """Where keys are among those of the batch."""
+        """Return the positions of keys among the sorted keys of the batch."""
         plain = getattr(keys, "type", None) == pa.string()
         column = whole(keys) if plain else pa.array(self._of_batch(keys), pa.string())
         places = pc.index_in(column, value_set=self._ordered)
         if places.null_count:
-            self._of_batch(keys)  # says which it is that nobody knows
+            self._of_batch(keys)  # raises KeyError with the unknown key
         return places
 
 
 def _columns(states: Mapping[str, bytes]) -> StateColumns | None:
-    """Those of the states that are to stay, if any."""
+    """Return the states that are not empty as columns; None if all are empty."""
     keys = sorted(key for key, one in states.items() if one != EMPTY)
     if not keys:
         return None
@@ -195,12 +199,12 @@ def _columns(states: Mapping[str, bytes]) -> StateColumns | None:
 
 
 def _texts(column: StringArray) -> Iterator[str]:
-    """The texts of a column, made when they are asked for."""
+    """Yield the strings of a column, converted on first use."""
     yield from values(column)
 
 
 def _fresh(tx: PartTransaction, rows: Any) -> Any:
-    """Which rows are new, and are entered now. Of one that comes twice, the first counts."""
+    """Insert the events into the inbox, and return a mask of the new rows. Of duplicates, the first counts."""
     partitions = rows.column("source_partition")
     placed = partitions.is_valid()
     fresh = _beyond(tx, rows) if partitions.null_count < rows.num_rows else placed
@@ -218,7 +222,8 @@ def _fresh(tx: PartTransaction, rows: Any) -> Any:
 
 
 def _beyond(tx: PartTransaction, rows: Table) -> Any:
-    """Which rows stand behind what their source partitions have reached; that is moved on."""
+    """Advance the stored offsets of the source partitions, and return a mask of the rows beyond the previous
+    offsets."""
     partition, offset = whole(rows.column("source_partition")), whole(rows.column("offset"))
     names = partition.unique().drop_null()
     known = tx.reached(names.to_pylist())
@@ -235,7 +240,7 @@ def _beyond(tx: PartTransaction, rows: Table) -> Any:
 
 
 def _given(rows: Table, stream: Stream) -> Any:
-    """What the handler gets: see `batch_handlers.as_table`."""
+    """Return the handler's argument: see `batch_handlers.as_table`."""
     columns: dict[str, Any] = {
         "event_id": rows.column("event_id"),
         "key": rows.column("stream_key"),
@@ -251,7 +256,7 @@ def _given(rows: Table, stream: Stream) -> Any:
 
 
 def _headers(texts: Any) -> Any:
-    """JSON objects, or nothing, as maps."""
+    """Convert headers from JSON objects or null to maps."""
     kind = pa.map_(pa.string(), pa.string())
     if texts.null_count == len(texts):
         nothing = pa.array([], pa.string())

@@ -1,4 +1,4 @@
-"""Handlers that take many events at once: as an Arrow table or a pandas DataFrame, with the state of all their keys.
+"""Handlers of many events at once. A handler gets an Arrow table or a pandas DataFrame, and the states of all keys.
 
 @app.stream("orders", batch="arrow", fields={"amount": "int64"})
 def total(events, ctx):
@@ -7,7 +7,7 @@ def total(events, ctx):
         state = ctx.states[key]
         state["sum"] = state.get("sum", 0) + amount
 
-Where keys are many, states are columns, too: `ctx.states.table(keys, {"sum": "int64"})`, and `ctx.states.put(table)`.
+With many keys, use states as columns: `ctx.states.table(keys, {"sum": "int64"})` and `ctx.states.put(table)`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 class BatchKind(StrEnum):
-    """What a batch handler is given."""
+    """Argument type of a batch handler."""
 
     ARROW = "arrow"
     PANDAS = "pandas"
 
 
 class States(Mapping[str, KeyState]):
-    """The states of a batch's keys. Every key has one, though it may be empty."""
+    """States of a batch's keys. Every key has a state, which may be empty."""
 
     def __init__(self, find: Callable[[str], KeyState], keys: Iterable[str]) -> None:
         self._find = find
@@ -55,13 +55,13 @@ class States(Mapping[str, KeyState]):
         return len(self._keys)
 
     def table(self, keys: Any, fields: Mapping[str, str]) -> "Table":
-        """The states of these keys as columns, in their order: `fields` are the names with their Arrow types. Null is
-        what a state doesn't have."""
+        """Return the states of these keys as columns, in the order of the keys. `fields` are the names with their Arrow
+        types. A value is null if the state does not have the name."""
         return from_json(self._written(self._of_batch(keys)), fields)
 
     def put(self, states: Any) -> None:
-        """Let the states of keys become what the rows of a table say, and nothing else. The table, of Arrow or pandas,
-        has a column `key`, and one for each name; what is null is left out."""
+        """Replace the state of each key by a row of an Arrow or pandas table. The table has a column `key` and one
+        column for each name; null values are left out."""
         import pyarrow as pa
 
         table = states if isinstance(states, pa.Table) else pa.Table.from_pandas(states, preserve_index=False)
@@ -77,7 +77,7 @@ class States(Mapping[str, KeyState]):
         return named
 
     def _written(self, keys: Sequence[str]) -> list[bytes]:
-        """As JSON objects."""
+        """Return the states as JSON objects."""
         return [encode_values(dict(self._find(key))) for key in keys]
 
     def _write(self, keys: Any, objects: "BinaryArray") -> None:
@@ -86,7 +86,7 @@ class States(Mapping[str, KeyState]):
 
 
 class BatchContext(Emitter):
-    """What belongs to one call with many events."""
+    """States of the keys, and a buffer for emitted events, for one call of a batch handler."""
 
     __slots__ = ("states",)
 
@@ -96,12 +96,12 @@ class BatchContext(Emitter):
 
 
 def in_kind(table: "Table", kind: BatchKind | None) -> Any:
-    """A table as handlers of this kind take it."""
+    """Return a table as the argument type of the handler."""
     return table.to_pandas() if kind is BatchKind.PANDAS else table
 
 
 def as_table(events: Sequence[StreamEvent], fields: Mapping[str, str]) -> "Table":
-    """A row for each event; `fields` are columns taken from payloads that are JSON objects."""
+    """Return a table with one row per event. `fields` are columns from payloads, which must then be JSON objects."""
     with needs_extra("A batch handler", "spark"):
         import pyarrow as pa
 
@@ -120,7 +120,7 @@ def as_table(events: Sequence[StreamEvent], fields: Mapping[str, str]) -> "Table
 
 
 def with_fields(table: "Table", fields: Mapping[str, str]) -> "Table":
-    """With the columns that are taken from payloads."""
+    """Append the columns that are taken from payloads."""
     if not fields:
         return table
     payloads: list[Any] = table.column("payload").to_pylist()

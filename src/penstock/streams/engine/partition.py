@@ -1,4 +1,4 @@
-"""One batch of a state partition: its events, and what is due, with the kind of work that its stream needs."""
+"""Processing of one batch of a state partition: its events, and its due timers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from penstock.streams.state.api import Arrival, StatePartition
 
 @dataclass(frozen=True, slots=True)
 class Firing:
-    """How a batch fires what is due."""
+    """Options for firing the due timers of one batch."""
 
     idle_advance: IdleAdvance | None = None
     limit: int = LIMIT
-    """At most so many; none at all while an event is looked for that kills."""
+    """Maximum number of timers to fire; 0 while the driver isolates an event that kills its process."""
     failure: EventFailure | None = None
-    """Why they fail without being run."""
+    """Failure to record for each due timer instead of running the timer."""
 
 
 USUAL = Firing()
@@ -35,10 +35,11 @@ def process_batch(
     forced_failures: Mapping[Arrival, EventFailure] | None = None,
     firing: Firing = USUAL,
 ) -> tuple[list[Result], ClockReport | None]:
-    """Process a part's events and then fire what is due, in one transaction. A stream without timers has
-    nothing to report. Events that were processed before are only acknowledged again.
+    """Process events of a state partition and fire its due timers, in one transaction. Return the results, and the
+    clock report of a stream with timers. Events that were applied before are not handled again; their result is
+    Published.
 
-    `forced_failures` are of those that fail without being run.
+    Events in `forced_failures` fail without a run of the handler.
     """
     kind = Work if not stream.has_timers else TimedWork if stream.window is None else WindowedWork
     with part.transaction() as tx:

@@ -1,7 +1,7 @@
-"""Work with timers: after a part's events, and in the same transaction, what is due is fired, in the order of time.
+"""Handlers with timers: fires due timers in order of time, after the events and in their transaction.
 
-A timer whose function fails becomes an event of the stream's own queue. There it is tried again, dies and is replayed
-as any other.
+A failed timer becomes an event of the retry queue. Like any other event, it is retried, becomes dead, and can be
+replayed.
 """
 
 import json
@@ -22,13 +22,13 @@ from penstock.streams.state.api import PartTransaction, Timer
 
 TIMER_TYPE = "stream.timer"
 LIMIT = 1_000
-"""So many timers fire in one transaction; the rest in the next."""
+"""Maximum number of timers fired in one transaction; the next transaction fires the rest."""
 EVER = float("inf")
 LAST = Timer(EVER, "", "")
 
 
 class TimedWork(Work):
-    """The handlers and timers of one transaction."""
+    """Runs the handlers and timers of one transaction."""
 
     failed_type = TIMER_TYPE
 
@@ -53,7 +53,7 @@ class TimedWork(Work):
         return None
 
     def _attempt(self, event: StreamEvent) -> EventFailure | None:
-        """Handle an event, or run again the timer that it stands for; returns why that failed, if it did."""
+        """Handle an event, or rerun the failed timer that the event represents. Return the failure, if any."""
         if event.event_type == self.failed_type and self._stream.moved(event):
             try:
                 timer = self._timer_of(event)
@@ -67,7 +67,7 @@ class TimedWork(Work):
         return self._handle_at(event, time)
 
     def _see(self, event: StreamEvent) -> datetime:
-        """An event's time. The watermark follows."""
+        """Return the time of an event, and advance the watermark."""
         if not self._stream.by_events:
             return instant_of(self._now)
         time = self._time_of(event)
@@ -87,7 +87,7 @@ class TimedWork(Work):
         return self._call_with(context, self._stream.handler, event)
 
     def _call_with(self, context: Context, function: Callable[..., None], given: object) -> EventFailure | None:
-        """Call a function of the user's; returns why that failed, if it did. Then nothing of it remains."""
+        """Call a function of the user. If the function fails, discard its effects and return the failure."""
         try:
             function(given, context)
             context.state.check()
@@ -98,7 +98,7 @@ class TimedWork(Work):
         return None
 
     def _keep(self, context: Context) -> None:
-        """What a call did holds."""
+        """Apply the effects of a successful call."""
         context.state.settle()
         self._emitted += context.emitted
         for name, at in context.timers.items():
@@ -110,7 +110,8 @@ class TimedWork(Work):
             heappush(self._waiting, timer)
 
     def _failure(self, event: StreamEvent, failure: EventFailure) -> Outcome | None:
-        """An event that is moved keeps its time: its copy would have that of the move."""
+        """Record a failure. A forwarded event keeps its time in a header: its copy has the creation time of the
+        forwarding."""
         if self._stream.by_events and not event.settles and event.event_type != self.failed_type:
             with suppress(Exception):
                 event = event._replace(headers={**event.headers, TIME_HEADER: self._time_of(event).isoformat()})
@@ -121,7 +122,8 @@ class TimedWork(Work):
     def fire(
         self, idle_advance: IdleAdvance | None = None, limit: int = LIMIT, failure: EventFailure | None = None
     ) -> None:
-        """Fire what is due, in order, also what that sets. With a failure, they fail without being run."""
+        """Fire due timers in order of time, including timers that other timers set. With `failure`, timers fail without
+        a run."""
         self._until = self._due_until(idle_advance)
         self._write_timers()
         if self._until == -EVER:
@@ -151,7 +153,7 @@ class TimedWork(Work):
             self._timers = {}
 
     def _prepare(self, timers: Sequence[Timer]) -> None:
-        """Load the state that timers need, all at once."""
+        """Load the states of the timers' keys in one call."""
         self._load({timer.key for timer in timers})
 
     def _load(self, keys: set[str]) -> None:
@@ -168,11 +170,11 @@ class TimedWork(Work):
             self._failure(self._as_event(timer), found)
 
     def _let_go(self, timer: Timer) -> None:
-        """It has fired, whatever comes of it."""
+        """Delete a timer that has fired, even if its function fails."""
         self._timers[timer.key, timer.name] = None
 
     def _run_timer(self, timer: Timer) -> EventFailure | None:
-        """Call the timer's function; returns why it failed, if it did."""
+        """Call the timer function, and return the failure, if any."""
         assert self._stream.on_timer is not None
         time = timer.at if self._stream.by_events else self._now
         return self._call_with(Context(timer.key, self._state_of(timer.key), now=time), self._stream.on_timer, timer)
@@ -180,7 +182,7 @@ class TimedWork(Work):
     # -- timers that have failed ------------------------------------------------------------------------------------
 
     def _as_event(self, timer: Timer) -> StreamEvent:
-        """What waits in the stream's own queue to be tried again."""
+        """Return the event that represents a failed timer in the retry queue."""
         return self._event_of(timer.key, {"name": timer.name, "key": timer.key, "at": timer.due_at.isoformat()})
 
     def _event_of(self, key: str, payload: Mapping[str, str]) -> StreamEvent:
@@ -190,7 +192,7 @@ class TimedWork(Work):
         given = event.json()
         return Timer(seconds_of(datetime.fromisoformat(given["at"])), event.key, given["name"])
 
-    # -- the end ----------------------------------------------------------------------------------------------------
+    # -- end of the transaction -------------------------------------------------------------------------------------
 
     def write(self, failed: dict[int, Outcome]) -> None:
         self._write_timers()
@@ -199,7 +201,7 @@ class TimedWork(Work):
         super().write(failed)
 
     def report(self) -> ClockReport:
-        """Return the times of the part for the driver, after all is written."""
+        """Return the clock report of the state partition, after all writes."""
         first = self._tx.due(EVER, 1)
         reached = None if self._watermark is None else self._watermark.reached
         return ClockReport(self._fired, first[0].at if first else None, reached, self._seen)

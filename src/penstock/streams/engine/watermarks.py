@@ -1,7 +1,7 @@
-"""What time it is in a stream: how far the events of a part have come, and what a driver knows of its parts.
+"""Time in a stream: watermarks of the state partitions, and the driver's record of their timers.
 
-A part's watermark is the largest time of its events, less what they may be late. It never goes back. A part without
-events has no progress of its own: see `IdleAdvance`.
+A watermark is the largest time of a state partition's events, minus the allowed lateness. A watermark never decreases.
+A state partition without events has no progress: see `IdleAdvance`.
 """
 
 import json
@@ -13,10 +13,11 @@ from penstock.streams.state.api import Saved
 
 @dataclass(frozen=True, slots=True)
 class IdleAdvance:
-    """A part that has had no event for so many seconds moves on: to the watermark of those that have, or, if the whole
-    stream is quiet, by the time that has passed since.
+    """Advance of a state partition that has had no event for `seconds`. The watermark advances to `watermark`, the
+    lowest of the state partitions with recent events, or, if the whole stream is idle, with the clock.
 
-    It stays behind by those seconds: an event is not late that takes less than them longer than the last one did.
+    With the clock, the watermark stays behind by `seconds`: an event is not late if its delay exceeds the delay of the
+    last event by less than `seconds`.
     """
 
     seconds: float
@@ -25,14 +26,14 @@ class IdleAdvance:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """How far the events of a part have come, in seconds since 1970."""
+    """Event-time progress of a state partition, in seconds since 1970."""
 
     reached: float
-    """Up to here windows are closed and timers have fired."""
+    """The watermark: windows that end up to here are closed, and timers have fired."""
     largest: float
-    """The largest time of an event."""
+    """Largest time of an event."""
     seen_at: float
-    """When the last event was processed."""
+    """Clock time when the last event was processed."""
 
     @classmethod
     def read(cls, saved: Saved | None) -> "Watermark | None":
@@ -42,7 +43,7 @@ class Watermark:
         return Saved(json.dumps([self.reached, self.largest, self.seen_at]).encode())
 
     def quiet(self, idle_advance: IdleAdvance, lateness_seconds: float, now: float) -> "Watermark":
-        """What it is after a while without events."""
+        """Return the watermark after an idle time."""
         target = idle_advance.watermark
         if target is None:
             passed = now - self.seen_at - idle_advance.seconds
@@ -51,7 +52,7 @@ class Watermark:
 
 
 def seen(before: Watermark | None, time: float, lateness_seconds: float, now: float) -> Watermark:
-    """The watermark after an event of such a time."""
+    """Return the watermark after an event with this time."""
     reached = round(time - lateness_seconds, 6)
     if before is None:
         return Watermark(reached, time, now)
@@ -60,14 +61,14 @@ def seen(before: Watermark | None, time: float, lateness_seconds: float, now: fl
 
 @dataclass(frozen=True, slots=True)
 class ClockReport:
-    """Time of a part after a transaction, for the driver."""
+    """Timers and watermark of one state partition after a transaction, for the driver."""
 
     fired: int = 0
     next_at: float | None = None
-    """When the first of its timers is due."""
+    """Time when the first timer is due, in seconds since 1970."""
     watermark: float | None = None
     seen: bool = False
-    """Whether there were events that have a time."""
+    """True if the transaction had events with a time."""
 
     @classmethod
     def read(cls, text: str) -> "ClockReport":
@@ -78,10 +79,10 @@ class ClockReport:
 
 
 class Clocks:
-    """What a driver knows of the time in its parts: which of them have something to do without any event.
+    """The driver's record of the timers and watermarks of all state partitions. Names those to process without events.
 
-    Idle time counts from the first batch with events, or from when the source was first found drained, whichever comes
-    first: until then events may wait in the source, however long the driver takes to start.
+    Idle time counts from the first batch with events, or from the first time when the source was empty, whichever is
+    earlier. Before that, events may be waiting in the source, however long the driver takes to start.
     """
 
     def __init__(self, parts: int, *, event_time: bool, idle_close_seconds: float | None) -> None:
@@ -90,12 +91,12 @@ class Clocks:
         self._idle_seconds = idle_close_seconds
         self._idle_from: float | None = None
         self.fired = 0
-        """How many timers it has heard of that fired."""
+        """Number of fired timers in all reports."""
         self._reports: dict[int, ClockReport] = {}
         self._active: dict[int, tuple[float, float]] = {}
 
     def note(self, reports: Mapping[int, ClockReport], now: float) -> None:
-        """These parts have had a transaction."""
+        """Store the reports of state partitions after their transactions."""
         self._reports.update(reports)
         self.fired += sum(report.fired for report in reports.values())
         for part, report in reports.items():
@@ -105,21 +106,21 @@ class Clocks:
             self.count_idle_from(now)
 
     def count_idle_from(self, now: float) -> None:
-        """Let idle time count from now, unless it counts already."""
+        """Start counting the idle time now, unless it is already counting."""
         if self._idle_from is None:
             self._idle_from = now
 
     def doubt(self, parts: Iterable[int] | None = None) -> None:
-        """Something has failed: what these parts hold, or all, is not known."""
+        """Discard the reports of these state partitions, or of all, after a failure: their timers are unknown."""
         for part in self._parts if parts is None else parts:
             self._reports.pop(part, None)
 
     def due(self, now: float) -> frozenset[int]:
-        """The parts to look after: something is due, or may be, or nothing is known of them."""
+        """Return the state partitions to process without events: a timer is or may be due, or there is no report."""
         return frozenset(part for part in self._parts if self._is_due(part, now))
 
     def idle_advances(self, now: float) -> dict[int, IdleAdvance]:
-        """The parts that have had no event for so long that they move on without one."""
+        """Return the advances of the state partitions that have been idle for long enough."""
         if not self._event_time or self._idle_seconds is None or self._idle_from is None:
             return {}
         if now < self._idle_from + self._idle_seconds:

@@ -1,7 +1,8 @@
-"""Work in windows: each has a state of its own, and a timer that closes it when the watermark has passed its end.
+"""Handlers with windows: each window has its own state, and a timer that closes the window when the watermark passes
+its end.
 
-Whether an event is late depends on the watermark at its place in the order, so it doesn't depend on how events fall
-into batches. Sessions that an event joins become one; which ones of a key are open is kept beside the state.
+An event is compared with the watermark at its position in the order of events, so the division into batches has no
+influence. Sessions that an event joins are merged. A key's list of open sessions is stored beside the state.
 """
 
 import json
@@ -27,12 +28,12 @@ CLOSE = "close"
 
 @dataclass(slots=True)
 class _Calls:
-    """What an event does in its windows: all of it, or nothing."""
+    """Pending effects of one event in all its windows: applied together, or discarded."""
 
     contexts: list[Context] = field(default_factory=list)
     touched: list[KeyState] = field(default_factory=list)
     joined: dict[Window, Sequence[Window]] = field(default_factory=dict)
-    """Of each window, the sessions that are in it now."""
+    """Merged sessions of each window."""
 
     def undo(self) -> None:
         for state in self.touched:
@@ -40,7 +41,7 @@ class _Calls:
 
 
 class WindowedWork(TimedWork):
-    """The handlers and the closing windows of one transaction."""
+    """Runs the handlers of one transaction, and closes windows."""
 
     failed_type = WINDOW_TYPE
 
@@ -55,7 +56,8 @@ class WindowedWork(TimedWork):
         return {name for event in events for name in self._names_of(event)}
 
     def _names_of(self, event: StreamEvent) -> list[str]:
-        """Under what names its state is kept. Of sessions only their list can tell."""
+        """Return the names of the event's window states. For sessions return none: only the list of open sessions has
+        the names."""
         try:
             if self._stream.moved(event) and event.event_type == self.failed_type:
                 return [self._timer_of(event).key]
@@ -63,7 +65,7 @@ class WindowedWork(TimedWork):
                 return []
             return [window_key(event.key, window) for window in self._windows.windows_of(self._time_of(event))]
         except Exception:
-            return []  # it fails when it is handled
+            return []  # the error is reported when the event is handled
 
     # -- events -----------------------------------------------------------------------------------------------------
 
@@ -103,7 +105,7 @@ class WindowedWork(TimedWork):
             self._replace_sessions(key, window, joined)
 
     def _late(self, event: StreamEvent, window: Window) -> Event:
-        """What goes to the late queue: the event as it was, and which window it missed."""
+        """Return a copy of a late event for the queue of late events, with the bounds of the closed window."""
         bounds = {START_HEADER: window.start.isoformat(), END_HEADER: window.end.isoformat()}
         ordering_key = clean(event.ordering_key or "")[:NAME_LIMIT] or None
         return self._copy(event, self._stream.late_to, bounds, ordering_key=ordering_key)
@@ -111,7 +113,7 @@ class WindowedWork(TimedWork):
     # -- sessions ---------------------------------------------------------------------------------------------------
 
     def _load_sessions(self, keys: Iterable[str]) -> None:
-        """Which sessions of these keys are open, and their state."""
+        """Load the open sessions of these keys, and their states."""
         if not isinstance(self._windows, Session):
             return
         missing = {key for key in keys if key not in self._open}
@@ -122,7 +124,8 @@ class WindowedWork(TimedWork):
         self._load({window_key(key, window) for key in missing for window in self._open[key]})
 
     def _joined(self, key: str, window: Window, calls: _Calls) -> Window:
-        """The session that an event's own window is part of. Others that it reaches become part of it too."""
+        """Return the session that contains the event's own window. Open sessions that overlap with the window become
+        part of the session."""
         joined = [one for one in self._open[key] if one.overlaps(window) and not self._is_closed(one)]
         together = [window, *joined]
         whole = Window(min(one.start for one in together), max(one.end for one in together))
@@ -156,7 +159,7 @@ class WindowedWork(TimedWork):
         self._open[key] = windows
         self._own[SESSIONS + key] = _pack(windows)
 
-    # -- windows that close -----------------------------------------------------------------------------------------
+    # -- closing windows --------------------------------------------------------------------------------------------
 
     def _prepare(self, timers: Sequence[Timer]) -> None:
         self._load_sessions({_closed_by(timer)[0] for timer in timers})
@@ -169,7 +172,7 @@ class WindowedWork(TimedWork):
             self._note_open(key, [one for one in self._open[key] if one.start != window.start])
 
     def _run_timer(self, timer: Timer) -> EventFailure | None:
-        """Close a window; returns why that failed, if it did. Then its state stays, to be closed another time."""
+        """Close a window, and return the failure, if any. After a failure, the window keeps its state for the retry."""
         key, window = _closed_by(timer)
         state = self._state_of(timer.key)
         context = Context(key, state, window=window)
@@ -194,7 +197,7 @@ class WindowedWork(TimedWork):
 
 
 def _closed_by(timer: Timer) -> tuple[str, Window]:
-    """The key and the window that a timer closes."""
+    """Return the key and the window that a timer closes."""
     found = window_of(timer.key)
     assert found is not None
     return found[0], Window(found[1], instant_of(timer.at))

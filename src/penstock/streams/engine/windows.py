@@ -1,6 +1,6 @@
-"""Windows of event time, as values: which ones a time falls into, and how the state of one is named. No clock.
+"""Event-time windows, as plain values: the windows of a time, and the names of window states. No clock.
 
-Bounds are whole microseconds since 1970 inside, so that no window is off by what floating point rounds away.
+Bounds are computed in whole microseconds since 1970, so that floating-point rounding shifts no window.
 """
 
 import math
@@ -12,14 +12,15 @@ from typing import NamedTuple
 from penstock.model.errors import UsageError
 from penstock.streams.state.api import EPOCH
 
-# Between a key and the start of a window in the name of its state, which no other state of a windowed stream has.
+# Separates the key from the window's start in the name of a window's state. Other states of a windowed stream do not
+# have a name of this form.
 BETWEEN = "\x02"
 MOST_AT_ONCE = 10_000
 MICROSECOND = timedelta(microseconds=1)
 
 
 class Window(NamedTuple):
-    """From `start` on, up to `end`, which is no longer in it."""
+    """Time span from `start` up to `end`, exclusive."""
 
     start: datetime
     end: datetime
@@ -30,7 +31,7 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tumbling:
-    """Windows of so many seconds, one after the other, counted from 1970."""
+    """Consecutive windows of this length, counted from 1970."""
 
     seconds: float
 
@@ -38,13 +39,14 @@ class Tumbling:
         _positive("the seconds of a window", self.seconds)
 
     def windows_of(self, at: datetime) -> Sequence[Window]:
-        """The one that a time falls into."""
+        """Return the one window that contains a time."""
         return _windows(at, self.seconds, self.seconds)
 
 
 @dataclass(frozen=True, slots=True)
 class Sliding:
-    """Windows of so many seconds, of which one begins `every` so many seconds: a time is in several."""
+    """Overlapping windows of this length; a new window begins every `every` seconds. A time can be in several
+    windows."""
 
     seconds: float
     every: float
@@ -58,13 +60,14 @@ class Sliding:
             raise UsageError(f"each event would be in more than {MOST_AT_ONCE:,} windows: let one begin less often")
 
     def windows_of(self, at: datetime) -> Sequence[Window]:
-        """Those that a time falls into, the first to end first."""
+        """Return the windows that contain a time, in the order of their ends."""
         return _windows(at, self.seconds, self.every)
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A window for events that follow one another within less than a gap. It ends a gap after the last of them."""
+    """Window of the events that follow each other within less than a gap. The window ends a gap after its last
+    event."""
 
     gap_seconds: float
 
@@ -72,7 +75,7 @@ class Session:
         _positive("gap_seconds", self.gap_seconds)
 
     def windows_of(self, at: datetime) -> Sequence[Window]:
-        """The one that an event makes alone."""
+        """Return the window that an event would form alone."""
         return [Window(at, at + timedelta(seconds=self.gap_seconds))]
 
 
@@ -80,12 +83,12 @@ Windows = Tumbling | Sliding | Session
 
 
 def window_key(key: str, window: Window) -> str:
-    """Under what name a window's state is kept."""
+    """Return the name of a window's state."""
     return f"{key}{BETWEEN}{micros(window.start)}"
 
 
 def window_of(key: str) -> tuple[str, datetime] | None:
-    """The key and the start of the window whose state has this name; None for a name of another kind."""
+    """Return the key and the window start in the name of a window's state; None for other names."""
     own, between, start = key.rpartition(BETWEEN)
     if not between or not start.lstrip("-").isdecimal():
         return None
@@ -93,17 +96,17 @@ def window_of(key: str) -> tuple[str, datetime] | None:
 
 
 def micros(time: datetime) -> int:
-    """Whole microseconds since 1970."""
+    """Return whole microseconds since 1970."""
     return (time - EPOCH) // MICROSECOND
 
 
 def seconds_of(time: datetime) -> float:
-    """Seconds since 1970."""
+    """Return seconds since 1970."""
     return micros(time) / 1_000_000
 
 
 def instant_of(given: datetime | float) -> datetime:
-    """A time, of a time with a zone, or of seconds since 1970."""
+    """Return a time, given as a datetime with time zone or as seconds since 1970."""
     if isinstance(given, datetime):
         if given.tzinfo is None:
             raise UsageError("a time needs a time zone, such as datetime.now(UTC)")

@@ -1,12 +1,12 @@
-"""The protocol, for one part: one transaction holds the inbox, the state and the emitted events.
+"""The commit protocol for one state partition: a transaction for the inbox, the state and the emitted events.
 
-    1  the part is ours, by the driver's epoch and the task's token
-    2  the events that the inbox doesn't hold are entered
-    3  their handlers run, in order; what a failed one did is dropped, and it is taken out of the inbox again
-    4  changed state and emitted events are written
+    1  check the driver's epoch and the task's token on the state partition
+    2  insert new events into the inbox
+    3  run their handlers in order; discard the effects of a failed event and remove the event from the inbox
+    4  write changed state and emitted events
     5  commit
 
-Only after that is anything acknowledged, and only what is in the inbox. No Spark here, and no source.
+Only events in the inbox are acknowledged, and only after the commit. This module uses neither Spark nor a source.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,35 +25,39 @@ from penstock.streams.engine.batch_handlers import BatchContext, States, as_tabl
 from penstock.streams.event import KEY_HEADER, ORIGIN_HEADER, STREAM_HEADER, StreamEvent
 from penstock.streams.state.api import EPOCH, Arrival, PartTransaction, Saved
 
-# Beside the state of keys stands how often an event has failed. Its source also counts when a process died with it,
-# which is no failure of its own.
+# Prefix of failure counts, which are stored beside the states of keys. The source's own count includes deaths of the
+# process that ran the event, which are not failures of the event.
 FAILED = "\x01failed/"
-# A part's watermark, and the open sessions of a key: see `timer_work` and `window_work`.
+# Watermark of a state partition, and the open sessions of a key: see `timer_work` and `window_work`.
 WATERMARK = "\x01watermark"
 SESSIONS = "\x01sessions/"
-# It failed where it came from, and was moved since.
+# Delivery of a failure in the event's source, before the event was forwarded to the retry queue.
 NO_DELIVERY = -1
 MOVED_TYPE = "stream.event"
 
 
 @dataclass(frozen=True, slots=True)
 class EventFailure:
-    """Why an event fails without its handler: its key can't be told, or, for good, it kills whoever runs it."""
+    """Failure of an event or timer. A final failure makes the event dead without a retry.
+
+    Forced failures are recorded without a run of the handler: the key function failed, or (final) the event kills its
+    process.
+    """
 
     error: str
     final: bool = False
 
 
 class Result(NamedTuple):
-    """What became of an event: applied now or before, or moved to the stream's own queue (Published), to be tried
-    again, or dead."""
+    """Outcome of an event: Published (applied now or before, or forwarded to the retry queue), Retry or Dead."""
 
     event: StreamEvent
     outcome: Outcome
 
 
 def fresh_among(tx: PartTransaction, events: Sequence[StreamEvent]) -> list[StreamEvent]:
-    """Those that are new, and are entered now. Of one that comes twice in a batch, the first counts."""
+    """Insert the events into the inbox, and return the new ones. Of duplicates in a batch, the first counts. For events
+    with a position, advance the stored offsets instead."""
     unknown = tx.fresh([event.arrival for event in events if event.position is None])
     partitions = {event.position.source_partition for event in events if event.position is not None}
     reached = dict(tx.reached(partitions)) if partitions else {}
@@ -74,7 +78,7 @@ def fresh_among(tx: PartTransaction, events: Sequence[StreamEvent]) -> list[Stre
 
 
 class Work:
-    """The handlers of one transaction, with the state of their keys."""
+    """Runs the handlers of one transaction on the states of their keys."""
 
     def __init__(self, stream: Stream, tx: PartTransaction, events: list[StreamEvent], now: float) -> None:
         self._stream = stream
@@ -83,7 +87,7 @@ class Work:
         self._now = now
         again = {_failures_of(event) for event in events if event.attempts or (event.headers and event.moved)}
         self._again = bool(again)
-        """Whether any of them has failed before: mostly none has."""
+        """True if an event may have failed before. Usually none has."""
         saved = tx.load(self._keys(events) | again) if events else {}
         self._failures = {name: _Failures.read(saved[name].data) for name in again & saved.keys()}
         self._forgotten: set[str] = set()
@@ -92,11 +96,11 @@ class Work:
         self._emitted: list[Event] = []
 
     def _keys(self, events: Sequence[StreamEvent]) -> set[str]:
-        """Whose state the events need."""
+        """Return the state keys of the events."""
         return {event.key for event in events}
 
     def run(self, forced_failures: Mapping[Arrival, EventFailure]) -> dict[int, Outcome]:
-        """The outcomes of those that failed, by the event's identity."""
+        """Run the handlers. Return the outcomes of the failed events, by `id(event)`."""
         failed: dict[int, Outcome] = {}
         together: list[StreamEvent] = []
         for event in self._events:
@@ -116,14 +120,15 @@ class Work:
         return failed
 
     def _past_failure(self, event: StreamEvent) -> EventFailure | None:
-        """Why an event is dead before it runs: where it failed for the last time, it could only be moved."""
+        """Return the final failure that an event had before it was forwarded, else None. The event's source could not
+        make the event dead, so the event becomes dead in the retry queue, without a run of the handler."""
         past = self._failures.get(_failures_of(event)) if event.moved else None
         return (
             EventFailure(past.error, final=True) if past is not None and past.count > self._stream.max_retries else None
         )
 
     def _handle(self, event: StreamEvent) -> Outcome | None:
-        """Run the handler of one event. Its outcome if it failed, and is not moved."""
+        """Run the handler for one event. Return the outcome if the event failed and was not forwarded."""
         state = self._state_of(event.key)
         context = Context(event.key, state)
         try:
@@ -139,8 +144,8 @@ class Work:
         return None
 
     def _handle_together(self, events: Sequence[StreamEvent]) -> Iterator[tuple[StreamEvent, EventFailure]]:
-        """Run a batch handler. Where it fails nothing of the call remains, and each half is tried for itself, those
-        before others first: one that fails alone is at fault."""
+        """Run a batch handler, and yield the failed events. If the call fails, discard its effects and run each half
+        separately, the first half first. An event that fails alone is at fault."""
         if not events:
             return
         context = BatchContext(States(self._state_of, [event.key for event in events]))
@@ -184,14 +189,15 @@ class Work:
         return Retry(error, delay)
 
     def _failures_before(self, event: StreamEvent) -> int:
-        """How often it failed in other deliveries: a task that died after its commit is run again with the same."""
+        """Return the number of failures in other deliveries. A task that died after its commit runs again with the same
+        delivery, and this failure must not count twice."""
         past = self._failures.get(_failures_of(event))
         if past is None:
             return 0
         return past.count - 1 if past.delivery == event.attempts else past.count
 
     def _move(self, event: StreamEvent, failures: "_Failures", delay: float) -> None:
-        """Its source has no retries: a copy goes to the stream's own queue, where it is tried again, or dies."""
+        """Forward a copy to the retry queue, where the event is retried or becomes dead: its source has no retries."""
         available_at = EPOCH + timedelta(seconds=self._now + (0 if failures.error else delay))
         origin = {ORIGIN_HEADER: event.event_id}
         moved = self._copy(event, self._stream.own_queue, origin, available_at=available_at)
@@ -199,8 +205,8 @@ class Work:
         self._failures[f"{FAILED}{moved.event_id}/0"] = failures
 
     def _copy(self, event: StreamEvent, queue: str, headers: Mapping[str, str], **fields: Any) -> Event:
-        """Return a copy of an event for another queue, with these headers, too. Whatever a source brings can fail or
-        be late, so what no store takes is left out."""
+        """Return a copy of an event for another queue, with these additional headers. Characters that no store accepts
+        are removed: an event of any source can fail or be late."""
         given = {clean(name): clean(value) for name, value in event.headers.items()}
         own = {KEY_HEADER: event.key, STREAM_HEADER: self._stream.name}
         return Event(
@@ -214,7 +220,7 @@ class Work:
         )
 
     def _forget(self, event: StreamEvent) -> None:
-        """It is done with, one way or the other: how often it failed matters no more."""
+        """Delete the failure count of an event that is applied or dead."""
         if (
             self._again
             and (event.attempts or event.moved)
@@ -223,7 +229,7 @@ class Work:
             self._forgotten.add(_failures_of(event))
 
     def write(self, failed: dict[int, Outcome]) -> None:
-        """All that the handlers did, into the transaction."""
+        """Write all changes into the transaction, and remove the failed events from the inbox."""
         refused = [event.arrival for event in self._events if id(event) in failed]
         if refused:
             self._tx.refuse(refused)
@@ -241,7 +247,8 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class _Failures:
-    """How often an event has failed by itself, and in which delivery last; of one that is to die elsewhere, why."""
+    """Failure count of an event, with the delivery of the last failure. For an event that becomes dead in the retry
+    queue, also the error."""
 
     count: int
     error: str = ""
@@ -262,15 +269,16 @@ def _failures_of(event: StreamEvent) -> str:
 
 
 def clean(text: str) -> str:
-    """Without what no store takes."""
+    """Remove the characters that no store accepts."""
     return text.replace("\x00", "").encode(errors="replace").decode()
 
 
 def is_users(key: str) -> bool:
-    """Whether a key of the state is a user's, and not one of the stream's own. `window_of` tells those of windows."""
+    """Return True if a state key belongs to a user's key or window, and not to the stream itself. `window_of`
+    recognises the names of windows."""
     return not key.startswith((FAILED, WATERMARK, SESSIONS))
 
 
 def unexpired(saved: Saved, now: float) -> Saved | None:
-    """The state, if it is not to be forgotten by now."""
+    """Return the state, or None if the state has expired."""
     return None if saved.expired(now) else saved

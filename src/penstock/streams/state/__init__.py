@@ -1,1 +1,1 @@
-"""Stores of the state of streams, and of the inbox: the ids of the events that are applied to the state."""
+"""State stores of streams: the states of the keys, and the inbox with the ids of the applied events."""

@@ -1,8 +1,11 @@
-"""The seam between a stream and its state store.
+"""Interface between a stream and its state store.
 
-A stream has a fixed number of parts; every key belongs to one. One transaction per part holds the inbox, the state and
-the emitted events. What fences: a starting driver takes the stream's next epoch, and a task sets a token of its own on
-its part, where the epoch is its driver's and no later job has it; a transaction commits only if both are still there.
+A stream has a fixed number of state partitions; every key belongs to one of them. One transaction per state partition
+contains the inbox, the state and the emitted events.
+
+Fencing: a starting driver takes the stream's next epoch. A task sets its own token on its state partition, if the epoch
+is its driver's and no later job has set a token. A transaction commits only if both the epoch and the token are
+unchanged.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,22 +29,23 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Fenced(PenstockError):
-    """Another driver has started this stream, or another task has its part: what this one did counts no more."""
+    """Another driver has started this stream, or another task has taken the state partition. Uncommitted changes are
+    discarded."""
 
 
 class Superseded(Fenced):
-    """Another driver has started this stream: this one is to end."""
+    """Another driver has started this stream. This driver must end."""
 
 
 class Arrival(NamedTuple):
-    """What an event is known by in the inbox. Ids are only compared for equality, and a replay is another arrival."""
+    """Inbox key of an event. Ids are only compared for equality; a replay of an event has another inbox key."""
 
     event_id: str
     replays: int = 0
 
 
 class Position(NamedTuple):
-    """Where an event stands in a source whose order is fixed, such as a partition of a Kafka topic."""
+    """Place of an event in a source with a fixed order, such as a partition of a Kafka topic."""
 
     source_partition: str
     """The topic and its partition."""
@@ -50,22 +54,25 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A stream as its driver finds it: the epoch is this driver's, the parts are those it was created with."""
+    """A stream as started by one driver: the driver's epoch, and the number of state partitions set when the stream was
+    created."""
 
     stream: str
     epoch: int
     parts: int
     identity: str = ""
-    """Made up when the stream was created: one that was deleted and created anew is another one."""
+    """Random id, set when the stream is created. A stream that is deleted and created again has another id."""
     job: int = 0
-    """Counts the driver's jobs. A task that Spark has given up, and that wakes after a later job, has no part."""
+    """Number of the driver's job. A task that Spark considers lost cannot open its state partition after a later job
+    has done so."""
 
     def token(self) -> UUID:
-        """A token for one task. Tokens of later drivers are larger, and so are those of later jobs of one driver."""
+        """Return a new token for one task. Tokens of later drivers are larger, and so are tokens of later jobs of one
+        driver."""
         return UUID(int=self._rank << 64 | randbits(64))
 
     def first_later_token(self) -> UUID:
-        """No task of this job, or of one before it, has this token or a larger one."""
+        """Return the smallest token of a later job. Tokens of this job and of earlier jobs are smaller."""
         return UUID(int=self._rank + 1 << 64)
 
     @property
@@ -74,7 +81,7 @@ class Started:
 
 
 class Saved(NamedTuple):
-    """The state of one key: opaque bytes, and when they are forgotten (seconds since 1970), if ever."""
+    """State of one key as opaque bytes, with its expiry time in seconds since 1970, if any."""
 
     data: bytes
     expires_at: float | None = None
@@ -83,32 +90,31 @@ class Saved(NamedTuple):
         return self.expires_at is not None and self.expires_at <= now
 
 
-# Where one is made for each of many keys it is made without a call of Python's.
+# Constructor that runs no Python code, for places that create a `Saved` for each of many keys.
 new_saved: Callable[[tuple[bytes, float | None]], Saved] = partial(tuple.__new__, Saved)
 
 
 class StateColumns(NamedTuple):
-    """States as columns of Arrow: keys in ascending order, none of them twice, and for each an object of JSON without
-    line breaks."""
+    """States as Arrow columns: unique keys in ascending order, and for each a JSON object without line breaks."""
 
     keys: "StringArray"
     objects: "BinaryArray"
 
 
 def text_of(keys: "StringArray", states: Mapping[str, Saved], now: float) -> bytes:
-    """A line for each of the keys, in their order. Where there is no state, or none by now, it is an empty object."""
+    """Return one line per key, in the order of the keys. The line is an empty object if there is no unexpired state."""
     kept = {key: saved.data for key, saved in states.items() if not saved.expired(now)}
     return b"\n".join([kept.get(key, EMPTY) for key in values(keys)])
 
 
 def states_in(columns: StateColumns, expires_at: float | None) -> dict[str, Saved]:
-    """Return the states that the columns hold, forgotten at this time."""
+    """Return the states in these columns, with this expiry time."""
     keys, objects = map(values, columns)
     return dict(zip(keys, map(new_saved, zip(objects, repeat(expires_at), strict=False)), strict=True))
 
 
 class Timer(NamedTuple):
-    """A time that a key waits for. In the order of their fields, timers fire."""
+    """A timer of a key. Timers sort in the order in which they fire."""
 
     at: float
     """Seconds since 1970."""
@@ -117,55 +123,57 @@ class Timer(NamedTuple):
 
     @property
     def due_at(self) -> datetime:
-        """When it is due, as a time."""
+        """Due time as a datetime."""
         return EPOCH + timedelta(seconds=self.at)
 
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """Events that a part's transactions emitted and that are not yet in the outbox. `batch` numbers their commits."""
+    """Events emitted by one transaction of a state partition and not yet in the outbox. `batch` increases in the order
+    of the commits."""
 
     batch: int
     events: Sequence[Event]
 
 
 def checked_part(stream: str, number: int, parts: int) -> int:
-    """The number of a part, if there is such a one."""
+    """Return the number of a state partition; raise `UsageError` if the stream does not have this number."""
     if not 0 <= number < parts:
         raise UsageError(f"{stream!r} has the parts 0 to {parts - 1}, and no part {number}")
     return number
 
 
 class PartTransaction(Protocol):
-    """One part's transaction: nothing of it is seen before it commits, and all of it after."""
+    """Transaction of one state partition: all its changes become visible at the commit, or none."""
 
     def fresh(self, arrivals: Sequence[Arrival]) -> set[Arrival]:
-        """Enter these in the inbox; returns those that were not in it."""
+        """Insert these arrivals into the inbox. Return the arrivals that were not in the inbox before."""
         ...
 
     def refuse(self, arrivals: Sequence[Arrival]) -> None:
-        """Take these out of the inbox again: they failed, and are to come another time."""
+        """Remove these arrivals from the inbox: their events failed and will be delivered again."""
         ...
 
     def reached(self, partitions: Collection[str]) -> Mapping[str, int]:
-        """The highest offset that is in the state, of each of these source partitions; of some there may be none."""
+        """Return the highest applied offset of each of these source partitions. Source partitions without an offset are
+        left out."""
         ...
 
     def advance(self, offsets: Mapping[str, int]) -> None:
-        """These offsets are in the state now. A lower one than before changes nothing."""
+        """Store these offsets as applied. An offset lower than the stored one changes nothing."""
         ...
 
     def load(self, keys: Collection[str]) -> Mapping[str, Saved]:
-        """The state of these keys; those without any are left out, expired or not is for the caller to see."""
+        """Return the states of these keys. Keys without a state are left out; expired states may be included."""
         ...
 
     def load_json(self, keys: "StringArray", now: float) -> bytes:
-        """The same as one text, for states that are one line each. Keys are in ascending order, none of them twice, and
-        so are their lines; of one that has no state, or none by now, it is an empty object."""
+        """Return the states of these keys as text, one line per key. The keys must be unique and in ascending order,
+        and each state must be one line. The line is an empty object if there is no unexpired state."""
         ...
 
     def save(self, changed: Mapping[str, Saved | None]) -> None:
-        """Write the state of these keys; None forgets one."""
+        """Write the states of these keys; None deletes a state."""
         ...
 
     def save_columns(self, columns: StateColumns, expires_at: float | None) -> None:
@@ -173,73 +181,78 @@ class PartTransaction(Protocol):
         ...
 
     def set_timers(self, timers: Mapping[tuple[str, str], float | None]) -> None:
-        """By key and name, when each is due from now on; None cancels one."""
+        """Set the due time of timers, by key and name; None cancels a timer."""
         ...
 
     def due(self, until: float, limit: int) -> Sequence[Timer]:
-        """The first so many timers up to a time, that included, in order. They stay until they are cancelled."""
+        """Return up to `limit` timers that are due at `until` or before, in order. The timers remain until they are
+        cancelled."""
         ...
 
     def emit(self, events: Sequence[Event]) -> None:
-        """Keep events that are to be emitted with this transaction. Each has an id."""
+        """Store events that this transaction emits. Each event must have an id."""
         ...
 
 
 class StatePartition(Protocol):
-    """A state partition of a stream, as one task has it."""
+    """A state partition of a stream, opened by one task."""
 
     def transaction(self) -> AbstractContextManager[PartTransaction]:
-        """A transaction that commits at its end, and not if the block raises. `Fenced` if the part is another's."""
+        """Open a transaction; commit it at the end of the block, unless the block raises. Raise `Fenced` if another
+        task has the state partition."""
         ...
 
     def trim(self, arrivals: Sequence[Arrival]) -> None:
-        """Forget these: their source has the acknowledgement, and won't bring them again. Fenced by the epoch."""
+        """Remove these arrivals from the inbox: their source has the acknowledgement and does not deliver them again.
+        Fenced by the epoch."""
         ...
 
     def outgoing(self) -> Iterator[Outgoing]:
-        """What was committed and is not yet known to be emitted, oldest first."""
+        """Yield the committed events that are not marked as sent, in the order of the commits."""
         ...
 
     def sent(self, batch: int) -> None:
-        """Everything up to this batch is in the outbox."""
+        """Mark the batches up to this one as sent: their events are in the outbox."""
         ...
 
     def close(self) -> None: ...
 
 
 class StateStore(Protocol):
-    """The state of streams. Small, and opened where it is used."""
+    """State store of streams. Instances are small, and are opened where they are needed."""
 
     url: str
     shared: bool
-    """Whether tasks on other machines see the same state."""
+    """True if tasks on other machines see the same state."""
 
     def start(self, stream: str, parts: int) -> Started:
-        """A driver starts: it takes the next epoch. A new stream gets so many parts; an old one keeps its own."""
+        """Take the next epoch for a new driver. Create `parts` state partitions if the stream is new; keep the existing
+        number otherwise."""
         ...
 
     def held(self, stream: str) -> AbstractContextManager[None]:
-        """While a driver runs the stream: what is dear to open and close stays as it is between tasks. Nothing depends
-        on it, and nobody is kept out."""
+        """Keep expensive resources of the stream open between tasks, while a driver runs the stream. An optimisation
+        only: this locks nothing, and correctness does not depend on it."""
         ...
 
     def open_part(self, started: Started, number: int) -> StatePartition:
-        """A task takes a part, with a fresh token. `Fenced` if the epoch is no longer the stream's."""
+        """Open a state partition for a task, with a new token. Raise `Fenced` if the driver's epoch is no longer the
+        stream's."""
         ...
 
     def streams(self) -> Sequence[Started]:
-        """The streams that there are, by name."""
+        """Return all streams, by name."""
         ...
 
     def read(
         self, stream: str, keys: Collection[str] | None = None, *, part: int | None = None
     ) -> Iterator[tuple[str, Saved]]:
-        """The state of these keys or of all, in one part or in all, by key, as committed: from outside, while the
-        stream runs."""
+        """Yield the committed states of these keys or of all, by key, from one state partition or from all. The stream
+        may be running."""
         ...
 
     def forget(self, stream: str, *, older_than_seconds: float) -> int:
-        """Drop what the inbox holds for longer than that, and expired state; returns how much."""
+        """Delete inbox entries older than this, and expired states. Return the number of deleted entries."""
         ...
 
     def close(self) -> None: ...

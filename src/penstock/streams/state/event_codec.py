@@ -1,4 +1,4 @@
-"""Emitted events as bytes, for as long as a state store keeps them: one line of JSON, then the payload as it is."""
+"""Encoding of emitted events in a state store: one line of JSON, followed by the unchanged payload."""
 
 import json
 from dataclasses import fields
@@ -12,11 +12,11 @@ from penstock.model.event import Event, EventId
 _PLAIN = Event(event_type="plain")
 _SPELT_OUT = ("event_type", "payload", "available_at", "event_id")
 _USUAL = {field.name: getattr(_PLAIN, field.name) for field in fields(Event) if field.name not in _SPELT_OUT}
-_encode = json.JSONEncoder(separators=(",", ":")).encode  # escapes line ends, so the first one ends the line
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # escapes line breaks, so the first line break ends the JSON
 
 
 def pack_event(event: Event) -> bytes:
-    """The event as bytes. Without an id it could come out twice as two events, and is refused."""
+    """Return the event as bytes. An event without an id is rejected: unpacked twice, it could become two events."""
     if event.event_id is None:
         raise InvalidEvent("an event that a stream emits needs an id before it is kept")
     given: dict[str, Any] = {"event_id": str(event.event_id), "event_type": event.event_type}
@@ -30,7 +30,7 @@ def pack_event(event: Event) -> bytes:
 
 
 def unpack_event(packed: bytes) -> Event:
-    """The event that `pack_event` made these bytes of."""
+    """Return the event that `pack_event` encoded."""
     head, _, payload = packed.partition(b"\n")
     given = json.loads(head)
     given["event_id"] = EventId(UUID(given["event_id"]))

@@ -1,8 +1,8 @@
-"""What state stores on local disk share: a folder for each stream, its epoch and parts, and the fence of a part.
+"""Common code of the state stores on local disk: the stream's folder, its epoch and state partitions, and fencing.
 
-<folder>/<stream>/stream.db       the epoch and the number of parts
-<folder>/<stream>/part-00003.db   the epoch and the token of one part, and with SQLite all else that it holds
-With RocksDB that is in part-00003.rocks, and part-00003.lock is held by the process that has it open.
+<folder>/<stream>/stream.db       the epoch and the number of state partitions
+<folder>/<stream>/part-00003.db   the epoch and the token of one state partition, and with SQLite all its data
+With RocksDB the data is in part-00003.rocks; the process that has it open locks part-00003.lock.
 """
 
 import os
@@ -24,8 +24,9 @@ from penstock.streams.state.api import Fenced, Saved, Started, Superseded, check
 BUSY_SECONDS = 30.0
 POLL_SECONDS = 0.02
 LONGEST_FOLDER_NAME = 200
-# A log of up to 64 MB before it goes into the file: keys are all over it, and a page goes there once instead of often.
-# What it takes to undo a single statement stays in memory: as a file, every page of many states is written once more.
+# The WAL may grow to 64 MB before a checkpoint: keys are spread over the file, so a page changed by several commits is
+# written to the file once. The statement journal stays in memory: in a file, a write of many states would write every
+# page once more.
 SETTINGS = (
     "journal_mode = WAL",
     "synchronous = FULL",
@@ -34,7 +35,7 @@ SETTINGS = (
     "temp_store = MEMORY",
 )
 
-# Of a stream with more parts than these the others aren't held: a process may have but so many files open.
+# Maximum number of state partitions held open: the number of open files of a process is limited.
 MOST_HELD = 32
 
 STREAM_TABLE = """
@@ -53,7 +54,7 @@ TAKE_EPOCH = """
     ON CONFLICT (name) DO UPDATE SET epoch = epoch + 1
     RETURNING epoch, parts, identity, complete
 """
-# Of two drivers that start at once, the slower one must not put its lower epoch back.
+# If two drivers start at once, the slower one must not restore its lower epoch.
 RAISE_EPOCH = """
     INSERT INTO fence (one, epoch, token) VALUES (1, ?, '')
     ON CONFLICT (one) DO UPDATE SET epoch = excluded.epoch WHERE excluded.epoch > epoch
@@ -61,9 +62,9 @@ RAISE_EPOCH = """
 
 
 class FolderState(ABC):
-    """A state store in a folder: what it does the same however a part keeps its data.
+    """A state store in a folder: the code that does not depend on the format of the state partitions.
 
-    The URL names the folder, relative to the current one, as in `sqlite:///state`; `sqlite:////state` is not.
+    The URL names the folder. `sqlite:///state` is relative to the current folder; `sqlite:////state` is absolute.
     """
 
     shared = False
@@ -79,15 +80,15 @@ class FolderState(ABC):
         started, complete = self._take_epoch(stream, parts)
         for number in range(started.parts):
             self._prepare(self._part(stream, number), started.epoch, create=not complete)
-        if not complete:  # from now on a part that is missing is a part that was lost
+        if not complete:  # from now on, a missing file means lost data
             with closing(open_database(self._of(stream) / "stream.db")) as database, writing(database):
                 database.execute("UPDATE stream SET complete = 1 WHERE name = ?", (stream,))
         return started
 
     @contextmanager
     def held(self, stream: str) -> Iterator[None]:
-        """The files are open here, too. Whoever is the last to close one writes all of its log back to it, page by page
-        and with two flushes: each task would be."""
+        """Hold the stream's files open. The last connection to close a file writes its whole WAL back, page by page and
+        with two fsyncs; otherwise each task would be that connection."""
         with ExitStack() as stack:
             for path in self._paths(stream)[:MOST_HELD]:
                 stack.enter_context(closing(open_database(path)))
@@ -110,11 +111,11 @@ class FolderState(ABC):
         return sum(self._forget(path, older_than_seconds) for path in self._paths(stream))
 
     def close(self) -> None:
-        """Nothing stays open between calls."""
+        """Do nothing: no connection stays open between calls."""
         return
 
     def _take_epoch(self, stream: str, parts: int) -> tuple[Started, bool]:
-        """The stream with its next epoch, and whether all of its parts were made before."""
+        """Take the stream's next epoch. Also return True if all its state partitions were created before."""
         if parts < 1:
             raise UsageError(f"a stream has one part or more, not {parts}")
         folder = self._of(stream)
@@ -139,25 +140,25 @@ class FolderState(ABC):
         return self._of(stream) / f"part-{number:05}.db"
 
     def _of(self, stream: str) -> Path:
-        name = quote(stream, safe=" ").replace(".", "%2E")  # a dot could make it the folder above
+        name = quote(stream, safe=" ").replace(".", "%2E")  # the name ".." would be the parent folder
         if not 0 < len(name) <= LONGEST_FOLDER_NAME or "\x00" in stream:
             raise UsageError(f"{stream!r} can't name a stream: too short or too long for the name of a folder")
         return self._path / name
 
     @abstractmethod
     def _prepare(self, path: Path, epoch: int, *, create: bool) -> None:
-        """Raise a part to an epoch, and make it first if it is new."""
+        """Raise the epoch of a state partition; create the files first if the state partition is new."""
 
     @abstractmethod
     def _reading(self, path: Path, keys: Collection[str] | None) -> AbstractContextManager[Iterator[tuple[str, Saved]]]:
-        """Open a part and return its state by key."""
+        """Open a state partition and return its states by key."""
 
     @abstractmethod
     def _forget(self, path: Path, older_than_seconds: float) -> int: ...
 
 
 def _look(folder: Path) -> Started | None:
-    """The stream of a folder as it was last started."""
+    """Return the stream in a folder, as it was last started; None if the folder has no completely created stream."""
     if not (folder / "stream.db").exists():
         return None
     with closing(open_database(folder / "stream.db")) as database:
@@ -165,14 +166,14 @@ def _look(folder: Path) -> Started | None:
             row = database.execute("SELECT name, epoch, parts, identity FROM stream WHERE complete").fetchone()
         except sqlite3.DatabaseError as error:
             if "no such table" in str(error):
-                return None  # another process is about to make it
+                return None  # another process is about to create the table
             raise StoreError(f"can't read {folder / 'stream.db'}: {error}") from error
     return row and Started(*row)
 
 
 class Fence:
-    """What keeps a part to one task. Its lock is the write lock of the part's file, held from the check to the commit:
-    no driver or task can come between the two."""
+    """Fence of a state partition, which admits one task. Its lock is the write lock of the state partition's SQLite
+    file, held from the check to the commit, so that no other driver or task can intervene."""
 
     def __init__(self, database: sqlite3.Connection, started: Started, number: int) -> None:
         self._database = database
@@ -181,7 +182,8 @@ class Fence:
         self._token = started.token().hex
 
     def take(self) -> None:
-        """Set this task's token, where the epoch is still its driver's."""
+        """Set this task's token. Raise `Fenced` if the epoch is no longer the driver's, or a later job has the state
+        partition."""
         with writing(self._database):
             if self._check_epoch() >= self._started.first_later_token().hex:
                 raise Fenced(f"a task of a later job has {self._part}; this one comes too late, and does nothing")
@@ -189,14 +191,15 @@ class Fence:
 
     @contextmanager
     def epoch_held(self) -> Iterator[None]:
-        """A transaction, while the epoch is this driver's."""
+        """Open a transaction; raise `Superseded` if another driver has taken a newer epoch."""
         with writing(self._database):
             self._check_epoch()
             yield
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """A transaction, while the epoch is this driver's and the token this task's."""
+        """Open a transaction; raise `Fenced` if the epoch is no longer the driver's or the token no longer this
+        task's."""
         with writing(self._database):
             if self._check_epoch() != self._token:
                 raise Fenced(f"another task has taken {self._part}; this one stops, and nothing of it counts")
@@ -213,7 +216,7 @@ class Fence:
 
 
 def open_database(path: Path, *, create: bool = False) -> sqlite3.Connection:
-    """A connection that begins its transactions itself. Without `create`, a file that is missing is an error."""
+    """Open a connection without implicit transactions. A missing file is an error, unless `create` is set."""
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         if not create and not path.exists():
@@ -224,7 +227,7 @@ def open_database(path: Path, *, create: bool = False) -> sqlite3.Connection:
                     os.close(create_file(path))
             return _connect(path)
         except sqlite3.DatabaseError as error:
-            # Two that open a new file at once both want to switch it to its log, which waits for nobody.
+            # Switching a new file to WAL ignores the busy time-out, so it fails if two processes open the file at once.
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise StoreUnavailable(f"can't open {path}: {error}") from error
         time.sleep(POLL_SECONDS)
@@ -243,7 +246,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 @contextmanager
 def writing(database: sqlite3.Connection) -> Iterator[None]:
-    """A transaction that is the only writer from its first statement on."""
+    """Open a transaction that holds the write lock from its first statement on."""
     try:
         database.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError as error:

@@ -1,4 +1,4 @@
-"""Open the state store that a URL names. The module of a store is imported when its URL is first opened."""
+"""Open the state store of a URL. The module of a store is imported when its URL is first opened."""
 
 from importlib import import_module
 from typing import Any, cast
@@ -19,7 +19,7 @@ _STORES = {
 
 
 def open_state(url: str = DEFAULT_STATE) -> StateStore:
-    """Return the state store behind a URL. Nothing is opened before it is used."""
+    """Return the state store of a URL. The store itself is opened on first use."""
     scheme = url_scheme(url).partition("+")[0]
     if scheme not in _STORES:
         raise UnknownScheme(f"no state store answers to {mask_url(url)!r}; known schemes: {', '.join(_STORES)}")

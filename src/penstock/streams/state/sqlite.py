@@ -1,4 +1,5 @@
-"""State in SQLite, the default: one file for each part, so that parts are written side by side. For one machine."""
+"""State in SQLite, the default. Each state partition has its own file, so that tasks can write at the same time. For a
+single machine."""
 
 import json
 import sqlite3
@@ -19,11 +20,11 @@ from penstock.streams.state.local_folder import FENCE_TABLE, RAISE_EPOCH, Fence,
 if TYPE_CHECKING:
     from pyarrow import StringArray
 
-# So many values are bound at once: well under what any SQLite allows, and few enough statements.
+# Maximum number of bound values per query: well below the limit of any SQLite build, and large enough for few queries.
 CHUNK = 900
-# So many states are written by one statement: it takes a quarter less time than one for each, and more don't help.
+# States per INSERT: a quarter less time than one INSERT per state; more states per statement do not help.
 ROWS = 50
-# With so many wanted keys for each page of a file, all of it is read: half as long as to look for each of them.
+# With this many wanted keys per page of the file, read the whole table: half the time of looking up each key.
 DENSE = 40
 TABLES = (
     FENCE_TABLE,
@@ -34,7 +35,7 @@ TABLES = (
     "CREATE INDEX IF NOT EXISTS state_expiry ON state (expires_at) WHERE expires_at IS NOT NULL",
     "CREATE TABLE IF NOT EXISTS timers (key TEXT, name TEXT, at REAL NOT NULL, PRIMARY KEY (key, name)) WITHOUT ROWID",
     "CREATE INDEX IF NOT EXISTS timers_due ON timers (at, key, name)",
-    # A number is never given twice, also when all before it are sent.
+    # AUTOINCREMENT: a number is never reused, even after all earlier batches are sent and deleted.
     "CREATE TABLE IF NOT EXISTS batches (batch INTEGER PRIMARY KEY AUTOINCREMENT)",
     "CREATE TABLE IF NOT EXISTS outgoing (batch INTEGER, place INTEGER, event BLOB NOT NULL, "
     "PRIMARY KEY (batch, place)) WITHOUT ROWID",
@@ -46,8 +47,8 @@ ADVANCE = """
     ON CONFLICT (line) DO UPDATE SET reached = excluded.reached WHERE excluded.reached > reached
 """
 STATES = "SELECT key, data, expires_at FROM state"
-# States become one text where they are: objects of Python's for each take four times as long. What is left of a left
-# join is gone through from its first to its last, so that the lines are in the order of the keys.
+# Join the states to one text inside SQLite: one Python object per state takes four times as long. SQLite reads the left
+# table of a LEFT JOIN from first to last, so the lines are in the order of the keys.
 STATES_AS_TEXT = """
     SELECT CAST(group_concat(ifnull(data, '{}'), char(10)) AS BLOB)
     FROM json_each(?) AS wanted LEFT JOIN state ON state.key = wanted.value AND (expires_at IS NULL OR expires_at > ?)
@@ -58,7 +59,7 @@ SAVE = """
 """
 SAVE_ONE = SAVE.format(rows="(?, ?, ?)")
 SAVE_ROWS = SAVE.format(rows=", ".join(["(?, ?, ?)"] * ROWS))
-# As one object of JSON, with the keys for names: fewer values to bind, and two thirds of the time.
+# Pass the states as one JSON object, with the keys as names: fewer bound values, and two thirds of the time.
 SAVE_OBJECTS = """
     INSERT INTO state (expires_at, key, data) SELECT ?, key, CAST(value AS BLOB) FROM json_each(?) WHERE true
     ON CONFLICT (key) DO UPDATE SET data = excluded.data, expires_at = excluded.expires_at
@@ -70,7 +71,7 @@ DUE = "SELECT at, key, name FROM timers WHERE at <= ? ORDER BY at, key, name LIM
 
 
 class SqliteTransaction:
-    """What one transaction does to its part's file."""
+    """Transaction on the file of one state partition."""
 
     def __init__(self, database: sqlite3.Connection) -> None:
         self._database = database
@@ -79,16 +80,16 @@ class SqliteTransaction:
 
     def fresh(self, arrivals: Sequence[Arrival]) -> set[Arrival]:
         wanted = set(arrivals)
-        if self._enter(wanted):  # nearly always: all of them are new, and asking first would take as long again
+        if self._enter(wanted):  # usually all are new, and a query first would double the time
             return wanted
         new = wanted - _held(self._database, wanted)
         self._enter(new)
         return new
 
     def _enter(self, arrivals: set[Arrival]) -> bool:
-        """Enter all of these, or none if one is already there."""
+        """Insert all of these arrivals, or none if one is already in the inbox."""
         now = time.time()
-        # In the order of the table, which then grows at few places.
+        # In the order of the primary key, so that the table grows at few places.
         rows = [(event_id, replays, now) for event_id, replays in sorted(arrivals)]
         self._database.execute("SAVEPOINT entering")
         try:
@@ -123,7 +124,7 @@ class SqliteTransaction:
         return text or b""
 
     def _is_dense(self, keys: Collection[str]) -> bool:
-        """Whether so many are wanted that it is faster to read all."""
+        """Return True if reading the whole table is faster than looking up this many keys."""
         (pages,) = self._database.execute("PRAGMA page_count").fetchone()
         return bool(len(keys) >= DENSE * pages)
 
@@ -142,14 +143,15 @@ class SqliteTransaction:
             self.save(states_in(columns, expires_at))
 
     def _save_objects(self, columns: StateColumns, expires_at: float | None) -> bool:
-        """Whether SQLite takes them: of half a character, or lists in lists in lists, it makes nothing."""
+        """Write the states as one JSON object. Return False if SQLite cannot read the object: it contains unpaired
+        surrogates or too deeply nested lists."""
         try:
             self._database.execute(SAVE_OBJECTS, (expires_at, _as_object(columns)))
         except UnicodeDecodeError:
             return False
         except sqlite3.OperationalError as error:
             if "JSON" not in str(error):
-                raise  # the transaction may be gone
+                raise  # SQLite may have rolled back the transaction
             return False
         return True
 
@@ -172,7 +174,7 @@ class SqliteTransaction:
 
 
 class SqlitePart:
-    """A part's file, as one task has it."""
+    """File of a state partition, opened by one task."""
 
     def __init__(self, path: Path, started: Started, number: int) -> None:
         self._database = open_database(path)
@@ -209,7 +211,7 @@ class SqlitePart:
 
 
 class SqliteState(FolderState):
-    """A folder with a folder for each stream, and a file in it for each part."""
+    """State store in a folder: one folder for each stream, with one file for each state partition."""
 
     def open_part(self, started: Started, number: int) -> SqlitePart:
         return SqlitePart(self._part(started.stream, number), started, number)
@@ -233,20 +235,21 @@ class SqliteState(FolderState):
 
 
 def _as_object(columns: StateColumns) -> str:
-    """One object of JSON, with the keys for names."""
+    """Return the states as one JSON object, with the keys as names."""
     pa, pc = arrow()
 
     keys: Any = columns.keys
     names = values(keys)
     plain = "".join(names)
-    if len(encode_basestring(plain)) > len(plain) + 2:  # there is something in them that JSON writes in another way
+    if len(encode_basestring(plain)) > len(plain) + 2:  # a key contains characters that JSON escapes
         keys = pa.array([encode_basestring(name)[1:-1] for name in names], pa.string())
     members = pc.binary_join_element_wise(b'"', keys.cast(pa.binary()), b'":', columns.objects, b"", b"")
     return f"{{{b','.join(values(members)).decode()}}}"
 
 
 def _held(database: sqlite3.Connection, arrivals: set[Arrival]) -> set[Arrival]:
-    """Of these, those in the inbox. Asked for by id alone: pairs would not use the index."""
+    """Return the arrivals that are in the inbox. The query uses the ids only: a condition on pairs would not use the
+    index."""
     ids = {arrival.event_id for arrival in arrivals}
     found = set(_select(database, "SELECT event_id, replays FROM inbox WHERE event_id IN", ids))
     return {arrival for arrival in arrivals if arrival in found}
@@ -263,7 +266,7 @@ def _state(database: sqlite3.Connection, keys: Collection[str] | None) -> Iterat
 
 
 def _select(database: sqlite3.Connection, statement: str, values: Collection[str]) -> Iterator[Any]:
-    """The rows of a statement that ends in IN, for many values at a time."""
+    """Run a statement that ends in IN for chunks of the values, and yield the rows."""
     ordered = sorted(set(values))
     for start in range(0, len(ordered), CHUNK):
         chunk = ordered[start : start + CHUNK]

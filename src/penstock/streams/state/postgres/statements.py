@@ -1,11 +1,12 @@
-"""The tables and statements of state in PostgreSQL. Each takes many rows at once, as arrays."""
+"""Tables and statements of the state store in PostgreSQL. Statements take many rows at once, as arrays."""
 
-# One number that all who create these tables agree on.
+# Advisory lock number shared by all processes that create these tables.
 LOCK_TABLES = "SELECT pg_advisory_xact_lock(7366818045271)"
 PATIENCE = "SET LOCAL lock_timeout = '30s'"
 HAS_TABLES = "SELECT to_regclass('penstock_stream_timers_due') IS NOT NULL"
 
-# Texts compare as bytes: faster, and the same order as in the other state stores. The last one says that all are there.
+# Text is compared as bytes (COLLATE "C"): faster, and the same order as in the other state stores. The last index is
+# created last: if it exists, so do all tables.
 TABLES = (
     """
     CREATE TABLE IF NOT EXISTS penstock_streams (
@@ -56,7 +57,7 @@ TABLES = (
     """,
 )
 
-# -- streams and fences ---------------------------------------------------------------------------------------
+# -- streams and fencing --------------------------------------------------------------------------------------
 
 TAKE_EPOCH = """
     INSERT INTO penstock_streams AS known (stream, epoch, parts, identity) VALUES (%s, 1, %s, %s)
@@ -67,11 +68,11 @@ MAKE_PARTS = """
     INSERT INTO penstock_stream_parts (stream, part) SELECT %s, number FROM generate_series(0, %s::integer - 1) number
     ON CONFLICT DO NOTHING
 """
-# A driver that starts updates this row, and so waits for every transaction that has seen the older epoch.
+# A starting driver updates this row, and so waits for all transactions that have seen the older epoch.
 HOLD_EPOCH = "SELECT 1 FROM penstock_streams WHERE stream = %s AND epoch = %s FOR SHARE"
 HOLD_PART = "SELECT 1 FROM penstock_stream_parts WHERE stream = %s AND part = %s AND token = %s FOR UPDATE"
 LOCK_PART = "SELECT 1 FROM penstock_stream_parts WHERE stream = %s AND part = %s FOR UPDATE"
-# Every statement of a part takes the stream and the part first.
+# The first two parameters of every statement on a state partition are the stream and the state partition.
 TAKE = """
     WITH part AS (SELECT %s::text AS stream, %s::integer AS part)
     UPDATE penstock_stream_parts AS held SET token = %s FROM part
@@ -81,9 +82,9 @@ TAKE = """
 STREAMS = "SELECT stream, epoch, parts, identity FROM penstock_streams ORDER BY stream"
 PARTS_OF = "SELECT parts FROM penstock_streams WHERE stream = %s"
 
-# -- one part -------------------------------------------------------------------------------------------------
+# -- one state partition --------------------------------------------------------------------------------------
 
-# In order, so that neighbours are written together.
+# Sorted, so that neighbouring rows are written together.
 ENTER = """
     INSERT INTO penstock_inbox (stream, part, event_id, replays, at)
     SELECT %s, %s, event_id, replays, now()
@@ -116,7 +117,7 @@ SET_TIMERS = """
     SELECT %s, %s, key, name, at FROM unnest(%s::text[], %s::text[], %s::double precision[]) given (key, name, at)
     ON CONFLICT (stream, part, key, name) DO UPDATE SET at = excluded.at
 """
-# The key alone finds the rows by the index; a join with pairs may read the whole part for each.
+# The condition on the key lets the index find the rows. A join with pairs may read the whole state partition for each.
 CANCEL_TIMERS = """
     DELETE FROM penstock_stream_timers
     WHERE stream = %s AND part = %s AND key = ANY(%s::text[])
@@ -128,7 +129,7 @@ DUE = """
     ORDER BY at, key, name LIMIT %s
 """
 
-# The part's row is locked: numbers are in the order of commits.
+# The state partition's row is locked, so the numbers are in the order of the commits.
 NEXT_BATCH = "UPDATE penstock_stream_parts SET batch = batch + 1 WHERE stream = %s AND part = %s RETURNING batch"
 EMIT = """
     INSERT INTO penstock_stream_outgoing (stream, part, batch, place, event)
@@ -138,11 +139,11 @@ BATCHES = "SELECT DISTINCT batch FROM penstock_stream_outgoing WHERE stream = %s
 OUTGOING = "SELECT event FROM penstock_stream_outgoing WHERE stream = %s AND part = %s AND batch = %s ORDER BY place"
 SENT = "DELETE FROM penstock_stream_outgoing WHERE stream = %s AND part = %s AND batch <= %s"
 
-# -- from outside ---------------------------------------------------------------------------------------------
+# -- access from outside the stream ---------------------------------------------------------------------------
 
 READ = "SELECT key, data, expires_at FROM penstock_stream_state WHERE stream = %s ORDER BY key"
 READ_PART = "SELECT key, data, expires_at FROM penstock_stream_state WHERE stream = %s AND part = %s ORDER BY key"
-# The parts are named also where all are wanted: with them the primary key finds single keys.
+# The state partitions are named even if all are wanted: the primary key then finds single keys.
 READ_KEYS = """
     SELECT key, data, expires_at FROM penstock_stream_state
     WHERE stream = %s AND part = ANY(%s::integer[]) AND key = ANY(%s::text[])

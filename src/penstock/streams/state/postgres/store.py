@@ -1,7 +1,7 @@
-"""State in PostgreSQL, for clusters: every machine sees the same, and the database's locks are the fence.
+"""State in PostgreSQL, for clusters. All machines see the same state; row locks fence drivers and tasks.
 
-The row of the stream is locked for sharing and that of the part for update, from the check to the commit: a starting
-driver waits for what is being committed, and nothing of an older epoch comes after it.
+A transaction locks the stream's row for sharing and the state partition's row for update, from the check to the commit.
+A starting driver therefore waits for running commits, and no commit of an older epoch follows.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ Rows = Sequence[tuple[Any, ...]]
 
 
 class PostgresTransaction:
-    """What one transaction does to its part."""
+    """Transaction on one state partition."""
 
     def __init__(self, connection: "Connection", part: tuple[str, int]) -> None:
         self._connection = connection
@@ -53,7 +53,7 @@ class PostgresTransaction:
         return set(map(Arrival._make, self._run(statements.ENTER, *columns)))
 
     def refuse(self, arrivals: Sequence[Arrival]) -> None:
-        ids: dict[int, list[str]] = {}  # nearly always one list, for few events were replayed
+        ids: dict[int, list[str]] = {}  # usually one list: few events were replayed
         for event_id, replays in sorted(arrivals):
             ids.setdefault(replays, []).append(event_id)
         for replays, known in ids.items():
@@ -107,7 +107,7 @@ class PostgresTransaction:
 
 
 class PostgresPart:
-    """A part, as one task has it, over a connection of its own."""
+    """A state partition, opened by one task with its own connection."""
 
     def __init__(self, connection: "Connection", started: Started, number: int) -> None:
         self._connection = connection
@@ -166,7 +166,7 @@ class PostgresPart:
 
 
 class PostgresState:
-    """Tables beside those of the store, if they share a database; `start` makes them."""
+    """State store in PostgreSQL. `start` creates its tables, which can share a database with the event store."""
 
     shared = True
 
@@ -190,7 +190,7 @@ class PostgresState:
         return Started(stream, epoch, kept, identity)
 
     def held(self, stream: str) -> AbstractContextManager[None]:  # noqa: ARG002
-        """The server is there anyway."""
+        """Do nothing: the server runs between tasks anyway."""
         return nullcontext()
 
     def open_part(self, started: Started, number: int) -> PostgresPart:
@@ -214,7 +214,7 @@ class PostgresState:
             parts = self._require(connection, stream)
             if part is not None:
                 checked_part(stream, part, parts)
-            with connection.cursor(name="penstock_read") as cursor:  # all of a state may be more than fits in memory
+            with connection.cursor(name="penstock_read") as cursor:  # the states may not fit in memory
                 cursor.itersize = READ_PAGE
                 for key, data, expires_at in cursor.execute(*_read(stream, parts, part, keys)):
                     yield key, Saved(data, expires_at)
@@ -226,20 +226,21 @@ class PostgresState:
                 parts = self._require(connection, stream)
             for number in range(parts):
                 with _transaction(connection):
-                    _run(connection, statements.LOCK_PART, stream, number)  # no task has loaded what goes now
+                    # Lock, so that no running task has loaded the deleted rows.
+                    _run(connection, statements.LOCK_PART, stream, number)
                     ((inbox,),) = _run(connection, statements.FORGET_INBOX, stream, number, older_than_seconds)
                     ((state,),) = _run(connection, statements.FORGET_STATE, stream, number)
                 dropped += inbox + state
         return dropped
 
     def close(self) -> None:
-        """Nothing stays open between calls."""
+        """Do nothing: no connection stays open between calls."""
 
     def _connect(self) -> "Connection":
         import psycopg
 
         try:
-            # Nothing is prepared: behind a pooler the next transaction may be on another connection of the server.
+            # Disable prepared statements: a pooler may run the next transaction on another server connection.
             return psycopg.connect(self._target, prepare_threshold=None, application_name="penstock-stream")
         except psycopg.Error as error:
             raise StoreUnavailable(f"can't connect to {mask_url(self.url)}: {error}") from error
@@ -248,7 +249,7 @@ class PostgresState:
         with _transaction(connection):
             if self._has_tables(connection):
                 return
-            _run(connection, statements.LOCK_TABLES)  # two that create a table at once would collide
+            _run(connection, statements.LOCK_TABLES)  # two processes that create a table at once would collide
             for statement in statements.TABLES:
                 _run(connection, statement)
 
@@ -266,7 +267,7 @@ class PostgresState:
 def _read(
     stream: str, parts: int, part: int | None, keys: Collection[str] | None
 ) -> tuple[LiteralString, tuple[Any, ...]]:
-    """The statement for these keys or all, in a part or in all, and its values."""
+    """Return the statement and the parameters for these keys or all, in one state partition or in all."""
     if keys is not None:
         return statements.READ_KEYS, (stream, list(range(parts)) if part is None else [part], list(keys))
     return (statements.READ, (stream,)) if part is None else (statements.READ_PART, (stream, part))
@@ -274,7 +275,7 @@ def _read(
 
 @contextmanager
 def _transaction(connection: "Connection") -> Iterator[None]:
-    """One that commits at its end, with the database's errors in Penstock's words."""
+    """Open a transaction with a lock time-out. Raise errors of the database as errors of Penstock."""
     import psycopg
 
     try:

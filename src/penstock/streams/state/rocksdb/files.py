@@ -1,4 +1,5 @@
-"""Opens RocksDB for the parts of a stream: one process has a database at a time, and others may look at it."""
+"""Open the RocksDB databases of state partitions. One process at a time has a database open; other processes can read
+it."""
 
 import fcntl
 import tempfile
@@ -24,8 +25,8 @@ MERGES_DUE = "rocksdb.compaction-pending"
 
 
 class HeldDatabase(NamedTuple):
-    """A database that this process has open, and a lock that tells others so. RocksDB has its own, but to be refused by
-    that takes a millisecond of work, and who waits for a database is refused often."""
+    """A database that this process has open, with a file lock that excludes other processes. RocksDB has its own lock,
+    but a refused open takes a millisecond of work, and a process that waits for a database is refused often."""
 
     database: "Rdict"
     lock: IO[bytes]
@@ -38,11 +39,11 @@ class HeldDatabase(NamedTuple):
 
 
 class Leaving(threading.Thread):
-    """Closes a database when its files are merged as far as they are to be.
+    """Thread that closes a database once its due compactions have finished.
 
-    It takes longer than to commit, and all that counts is on disk by then: nobody waits for it but who opens it next.
-    To close RocksDB while it merges throws that work away, to be begun anew after the next commit, and with many keys
-    it would come to no end.
+    Closing takes longer than committing, but all committed data is on disk, so only the next task that opens the
+    database waits. RocksDB discards a running compaction when it is closed. The compaction would start again after the
+    next commit, and with many keys it would never finish.
     """
 
     def __init__(self, held: HeldDatabase) -> None:
@@ -60,11 +61,12 @@ class Leaving(threading.Thread):
                 if self._wanted.is_set():
                     stack.pop_all()
                     self._kept = True
-        except Exception as error:  # every commit is on disk: it is opened as after a crash
+        except Exception as error:  # all commits are on disk, so the next open recovers as after a crash
             log.warn("state_partition_not_closed", error=brief(error))
 
     def _await_merges(self) -> None:
-        """Until nothing is merged any more, or a task wants the database. What is due begins soon, or not at all."""
+        """Wait until no compaction is running, or a task requests the database. Wait only `POLLS_FOR_DUE` polls for a
+        due compaction: it starts soon, or not at all."""
         polls, number_of = 0, self._held.database.property_int_value
         while polls < POLLS_FOR_DUE and not self._wanted.is_set():
             if number_of(MERGES_RUNNING):
@@ -76,14 +78,14 @@ class Leaving(threading.Thread):
             self._wanted.wait(POLL_SECONDS)
 
     def back(self) -> HeldDatabase | None:
-        """The database, open as it was, if it is not closed by now."""
+        """Stop waiting. Return the database if it is still open, else None."""
         self._wanted.set()
         self.join()
         return self._held if self._kept else None
 
 
 class Opened:
-    """The databases that this process has open. RocksDB opens one only once, so its tasks share what is there."""
+    """Databases that this process has open. A process can open a RocksDB database only once, so its tasks share it."""
 
     _lock = threading.Lock()
     _users: ClassVar[dict[Path, tuple[HeldDatabase, int]]] = {}
@@ -92,7 +94,8 @@ class Opened:
     @classmethod
     @contextmanager
     def at(cls, path: Path, *, create: bool = False) -> Iterator["Rdict"]:
-        """The database. Another process that has it may be a task that ends: it is waited for a little."""
+        """Open the database, or share the open one. If another process has it, wait up to `OPEN_SECONDS`: the process
+        may be a task that is about to end."""
         path = path.resolve()
         if not create and not (path / "CURRENT").exists():
             raise StoreError(f"{path} is missing: what it held is lost, unless you bring it back from a copy")
@@ -128,14 +131,14 @@ class Opened:
 
     @classmethod
     def settle(cls) -> None:
-        """Wait for those that are being closed."""
+        """Wait until all databases that are being closed are closed."""
         with cls._lock:
             while cls._leaving:
                 cls._leaving.popitem()[1].join()
 
 
 def _open(path: Path) -> HeldDatabase | None:
-    """The database, or None while another process has it."""
+    """Open the database. Return None while another process has it."""
     from rocksdict import Rdict
 
     with ExitStack() as stack:
@@ -146,7 +149,7 @@ def _open(path: Path) -> HeldDatabase | None:
         except BlockingIOError:
             return None
         except Exception as error:
-            if "/LOCK:" in str(error):  # who had it is about to be gone
+            if "/LOCK:" in str(error):  # the process that had it is about to exit
                 return None
             raise StoreError(f"can't open {path}: {error}") from error
         stack.pop_all()
@@ -155,7 +158,7 @@ def _open(path: Path) -> HeldDatabase | None:
 
 @contextmanager
 def follower(path: Path) -> Iterator["Rdict"]:
-    """The database as committed, beside the process that has it open."""
+    """Open the committed data for reading, while another process may have the database open."""
     from rocksdict import AccessType, Rdict
 
     with tempfile.TemporaryDirectory(prefix="penstock-") as own:
@@ -174,20 +177,22 @@ def _options() -> "Options":
     from rocksdict import BlockBasedOptions, DBCompactionStyle, DBCompressionType, Options
 
     blocks = BlockBasedOptions()
-    blocks.set_bloom_filter(10, False)  # most arrivals are not there, and are known not to be without a read
+    blocks.set_bloom_filter(10, False)  # most inbox keys are new, and the filter answers without a read
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_block_based_table_factory(blocks)
     options.set_compression_type(DBCompressionType.lz4())
-    # What was written lately is merged with its like. By levels, every few commits would write all of a part again.
+    # Universal compaction merges recently written files of similar size. Leveled compaction would rewrite a whole state
+    # partition every few commits.
     options.set_compaction_style(DBCompactionStyle.universal())
-    options.set_max_open_files(-1)  # followers need it
-    options.set_max_file_opening_threads(1)  # a part has few files, and is opened by every task: threads take longer
+    options.set_max_open_files(-1)  # required by `follower`
+    # A state partition has few files, and each task opens them: threads take longer.
+    options.set_max_file_opening_threads(1)
     options.set_keep_log_file_num(2)
-    # Nobody asks for them, and they have a thread that is started and ended with each task.
+    # Disable unused statistics: their thread would start and end with each task.
     options.set_stats_dump_period_sec(0)
     options.set_stats_persist_period_sec(0)
-    # What is in memory is slower to search than what is on disk behind its filters: little of it, with its own filter.
+    # Searching the memtable is slower than searching filtered files: keep the memtable small, with its own filter.
     options.set_write_buffer_size(8 * 2**20)
     options.set_memtable_whole_key_filtering(True)
     options.set_memtable_prefix_bloom_ratio(0.1)

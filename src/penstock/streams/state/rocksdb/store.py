@@ -1,7 +1,7 @@
-"""State in RocksDB: one database for each part, for state that is too large for comfort in SQLite. For one machine.
+"""State in RocksDB: one database for each state partition, for states too large for SQLite. For a single machine.
 
-A transaction is one batch of writes, synced at once. RocksDB lets one process have a database open; which driver and
-task that may be is fenced by the small SQLite file beside it, whose lock is held from the check to the write.
+A transaction is one write batch, synced once. Only one process can have a RocksDB database open. The small SQLite file
+beside the database fences drivers and tasks: its write lock is held from the check to the write.
 """
 
 import time
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from rocksdict import Rdict, WriteBatch
 
 CHUNK = 256
-# The first byte of a key says what it is of, t and k being timers; numbers are big-endian, to sort as numbers.
+# The first byte of a key is the kind of the entry; t and k are timers. Numbers are big-endian, so that they sort
+# numerically.
 INBOX, SOURCE_PARTITION, STATE, EVENT, LAST_BATCH = b"i", b"l", b"s", b"e", b"b"
 NUMBER = Struct(">Q")
 PLACE = Struct(">QI")
@@ -47,7 +48,7 @@ LENGTH = SECONDS.size
 
 
 class RocksTransaction:
-    """What one transaction will write, over what is there: nothing reaches the database before `apply`."""
+    """Buffered changes of one transaction, over the stored data. Nothing is written before `apply`."""
 
     def __init__(self, database: "Rdict") -> None:
         self._database = database
@@ -55,7 +56,7 @@ class RocksTransaction:
         self._offsets: dict[str, int] = {}
         self._changed: dict[str, Saved | None] = {}
         self._columns: tuple[StateColumns, float | None] | None = None
-        """States that came as columns and go as columns, unless they are asked for before."""
+        """States that were saved as columns. They are written as columns, unless they are read or changed first."""
         self._emitted: list[bytes] = []
         self._timers = RocksTimers(database)
 
@@ -115,7 +116,7 @@ class RocksTransaction:
         self._emitted += [pack_event(event) for event in events]
 
     def apply(self) -> None:
-        """Write all of it at once."""
+        """Write all changes in one batch."""
         batch = _batch()
         at = SECONDS.pack(time.time())
         for arrived in self._entered.values():
@@ -143,14 +144,14 @@ class RocksTransaction:
 
 
 class RocksPart:
-    """A part's database, as one task has it."""
+    """Database of a state partition, opened by one task."""
 
     def __init__(self, path: Path, started: Started, number: int) -> None:
         with ExitStack() as stack:
             fence_file = stack.enter_context(closing(open_database(path)))
             self._fence_file = fence_file
             self._fence = Fence(fence_file, started, number)
-            with self._fence.epoch_held():  # an older driver's task learns here that it is late, and opens nothing
+            with self._fence.epoch_held():  # fail here for a task of an older driver, before the database is opened
                 pass
             self._database = stack.enter_context(Opened.at(_database_of(path)))
             self._fence.take()
@@ -182,7 +183,7 @@ class RocksPart:
 
 
 class RocksState(FolderState):
-    """A folder with a folder for each stream, and a database in it for each part."""
+    """State store in a folder: one folder for each stream, with one database for each state partition."""
 
     def __init__(self, url: str) -> None:
         with needs_extra("State in RocksDB", "rocksdb"):
@@ -240,7 +241,7 @@ def _delete(database: "Rdict", keys: Collection[bytes]) -> int:
 
 
 def _get(database: "Rdict", keys: list[bytes]) -> list[bytes | None]:
-    # A few at a time: for thousands at once RocksDB takes a third longer.
+    # In chunks: one call for thousands of keys takes a third longer.
     values: list[bytes | None] = []
     for start in range(0, len(keys), CHUNK):
         chunk: list[Any] = keys[start : start + CHUNK]
@@ -285,7 +286,7 @@ def _put_columns(batch: "WriteBatch", columns: StateColumns, expires_at: float |
 
 
 def _state_keys(keys: "StringArray") -> list[bytes]:
-    """As they are in the database."""
+    """Return the database keys of states."""
     pa, pc = arrow()
 
     return values(pc.binary_join_element_wise(STATE, keys.cast(pa.binary()), b""))

@@ -1,4 +1,5 @@
-"""Timers in RocksDB: an entry in the order of time for each, and one by key and name, by which it is moved."""
+"""Timers in RocksDB. Each timer has two entries: one in order of time, and one by key and name, to move or cancel the
+timer."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import nsmallest
@@ -18,7 +19,7 @@ SIGN, ALL = 2**63, 2**64 - 1
 
 
 class RocksTimers:
-    """The timers of one transaction, over what is there: nothing reaches the database before `put`."""
+    """Buffered timer changes of one transaction, over the stored timers. Nothing is written before `put`."""
 
     def __init__(self, database: "Rdict") -> None:
         self._database = database
@@ -33,7 +34,7 @@ class RocksTimers:
         return nsmallest(limit, [*islice(kept, limit), *own])
 
     def put(self, batch: "WriteBatch") -> None:
-        """Write what was changed with the rest of the transaction."""
+        """Add the changes to the write batch of the transaction."""
         if not self._changed:
             return
         names = [_named(*named) for named in self._changed]
@@ -61,12 +62,14 @@ class RocksTimers:
 
 
 def _named(key: str, name: str) -> bytes:
-    """No key contains a NUL, so it ends one, and sorts shorter keys first."""
+    """Return the database key of a timer by key and name. A NUL, which no key contains, ends the key and sorts shorter
+    keys first."""
     return NAMED + key.encode() + b"\x00" + name.encode()
 
 
 def _sortable(at: float) -> bytes:
-    """A number as bytes of the same order: those below zero are turned round, so that they sort first and backwards."""
+    """Return a number as bytes that sort numerically. All bits of a negative number are inverted, so that negative
+    numbers sort first and in the right order."""
     (bits,) = BITS.unpack(SECONDS.pack(at + 0.0))
     return BITS.pack(bits ^ (ALL if bits & SIGN else SIGN))
 
