@@ -1,4 +1,4 @@
-"""Kafka topics for the tests of streams: create, fill, delete."""
+"""Create, fill and delete Kafka topics for the tests of streams."""
 
 import json
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ SECONDS = 90.0
 
 
 class Topics:
-    """A client of the broker. Names are new with each: topics outlive their tests."""
+    """Client of the broker. Each instance uses new topic names, because topics outlive their tests."""
 
     def __init__(self, server: KafkaServer) -> None:
         self.servers = f"127.0.0.1:{server.port}"
@@ -34,13 +34,13 @@ class Topics:
         return topic
 
     def create_anew(self, topic: str, partitions: int = 2) -> None:
-        """Delete a topic and make another of its name."""
+        """Delete a topic and create a new one with the same name."""
         old = self.topic_id(topic)
         self._admin.delete_topics([topic])[topic].result(SECONDS)
         assert wait_until(lambda: topic not in self._names(), SECONDS)
         self.create(partitions, topic)
         assert wait_until(lambda: self.topic_id(topic) != old, SECONDS)
-        # The old one remembers how far it was in the topic that is gone.
+        # Replace the producer: the old one remembers its progress in the deleted topic.
         self._producer = Producer(self._settings)
 
     def topic_id(self, topic: str) -> str:

@@ -1,4 +1,4 @@
-"""A stream over a topic in a process of its own, which opens its session by itself, or has opened one before.
+"""Run a stream over a topic in a separate process. With `before`, a session without the connector is opened first.
 
 python kafka_session.py STORE STATE SERVERS TOPIC [before]
 """

@@ -1,4 +1,4 @@
-"""Streams over sources other than queues, and their records and states, for tests."""
+"""Test helpers: a stream over any source, its state, and the records of its queues."""
 
 import threading
 from collections.abc import Callable
@@ -32,7 +32,7 @@ DEAD = frozenset({State.DEAD})
 
 
 def states(url: str, stream: str) -> dict[str, dict[str, Any]]:
-    """The state of every key; none before the stream first ran."""
+    """Return the state of every key, or no states before the stream's first run."""
     store = open_state(url)
     try:
         if stream not in {started.stream for started in store.streams()}:
@@ -47,7 +47,7 @@ def records(outbox: Outbox, queue: str, states: frozenset[State] | None = None) 
 
 
 class Shop:
-    """A stream called "shop" over any source: run, and then looked at."""
+    """A stream named "shop" over any source, with methods to run and inspect it."""
 
     def __init__(
         self, spark: "SparkSession", ground: Ground, source: Source, handler: Any = None, **given: Any
@@ -59,11 +59,11 @@ class Shop:
         self.app.stream(source, name="shop", parts=3, retry_seconds=0.01, **given)(handler or remember)
 
     def run(self, checkpoint: Path | None = None) -> None:
-        """All that is ready."""
+        """Process all ready events."""
         self._run(checkpoint, once=True)
 
     def run_until(self, holds: Callable[[], bool], checkpoint: Path | None = None) -> None:
-        """Failed events come again when their time has come."""
+        """Run repeatedly until the condition holds: failed events are ready again only after their delay."""
 
         def once_more() -> bool:
             self.run(checkpoint)
@@ -72,7 +72,7 @@ class Shop:
         assert wait_until(once_more, SECONDS)
 
     def run_beside(self, holds: Callable[[], bool]) -> None:
-        """Without an end, until it holds."""
+        """Run the stream in a thread until the condition holds."""
         stop = threading.Event()
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(self._run, None, stop=stop)
@@ -90,15 +90,15 @@ class Shop:
             close_stores()
 
     def seen(self) -> dict[str, list[Any]]:
-        """What `remember` has kept, by key."""
+        """Return the numbers that `remember` stored, by key."""
         return {key: found["seen"] for key, found in states(self.state, "shop").items()}
 
     def records(self, states: frozenset[State] | None = None) -> list[Record]:
-        """In the queue that its failures are moved to."""
+        """Return the records of the retry queue."""
         return records(self.ground.outbox, "streams/shop", states)
 
 
 def remember(event: StreamEvent, ctx: Context) -> None:
-    """The numbers of a key, in the order in which they were processed."""
+    """Append the event's number to the state of its key, in processing order, and emit an event."""
     ctx.state["seen"] = [*ctx.state.get("seen", []), event.json()["number"]]
     ctx.emit("order.seen", event.json(), queue="seen")

@@ -1,4 +1,4 @@
-"""A stream in a process of its own, to be killed: sums by key, an event emitted for each, some that fail.
+"""Run a stream in a separate process that tests kill. It sums by key, emits an event per order, and fails some events.
 
 python stream_processes.py STORE STATE CORES
 """
@@ -49,14 +49,14 @@ def emit_orders(outbox: Outbox) -> None:
 
 
 def unsettled(outbox: Outbox) -> int:
-    """How many events are not done with, those that failed and were moved included."""
+    """Return the number of events that are pending or claimed, including those in the retry queue."""
     live = frozenset({State.PENDING, State.CLAIMED})
     queues = ("orders", "streams/total")
     return sum(len(outbox.store.find(Selection(queue=queue, states=live), limit=10_000).records) for queue in queues)
 
 
 def check(outbox: Outbox, state: str) -> None:
-    """To the last digit: sums, emitted events once each, exactly the dead letters that must be."""
+    """Check that the sums are exact, each event was emitted once, and exactly the expected events are dead."""
     store = open_state(state)
     found = {key: dict(KeyState(saved))["sum"] for key, saved in store.read("total") if is_users(key)}
     assert found == _expected()

@@ -1,4 +1,4 @@
-"""Spark's connector to Kafka: its jars are found before Spark starts, or the error says how they are given."""
+"""Jars of Spark's Kafka connector: found before Spark starts, or an error says how to provide them."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.9.1"
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    """A machine with a Spark, and nothing else."""
+    """Return the environment of a machine with Spark but without the connector."""
     (tmp_path / "spark" / "jars").mkdir(parents=True)
     (tmp_path / "spark" / "jars" / "spark-core_2.13-4.9.1.jar").touch()
     return {"SPARK_HOME": str(tmp_path / "spark"), "XDG_CACHE_HOME": str(tmp_path / "cache")}

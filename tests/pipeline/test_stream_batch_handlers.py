@@ -1,4 +1,4 @@
-"""Batch handlers on Spark: from a queue and from a DataFrame, with events that fail and one that kills."""
+"""Batch handlers on Spark, over a queue and a DataFrame: failing events, and an event that kills its process."""
 
 import json
 import os
@@ -25,7 +25,7 @@ SCHEMA = "line STRING, offset BIGINT, partition_key STRING, number INT"
 
 
 def source_of(kind: str, ground: Ground, folder: Path, numbers: range) -> Source:
-    """These numbers of three customers, in a queue or in a file."""
+    """Write the numbers, spread over three customers, to a queue or a file; return the source."""
     if kind == "queue":
         outbox = ground.outbox
         outbox.emit_many(
@@ -71,7 +71,7 @@ def test_every_event_counts_once(spark: "SparkSession", embedded: Ground, tmp_pa
     shop = Shop(spark, embedded, source, count, batch="arrow", fields={"number": "int64"})
     shop.run()
     source_of(kind, embedded, tmp_path / "in", range(EVENTS, EVENTS + 30))
-    shop.run()  # without its checkpoint: what is in a file comes again
+    shop.run()  # with a new checkpoint: the rows of the first file are read again
     assert states(shop.state, "shop") == expected(set(range(EVENTS + 30)))
     assert emitted(embedded) == list(range(EVENTS + 30))
     assert not records(embedded.outbox, "orders", LIVE)

@@ -1,4 +1,4 @@
-"""Streams over streaming DataFrames: new files, and generated rows."""
+"""Streams over streaming DataFrames of new files and of generated rows."""
 
 import json
 from collections.abc import Callable
@@ -114,7 +114,7 @@ def test_what_the_payload_is(
 def test_failures_are_tried_again_die_and_are_driven_anew(
     spark: "SparkSession", embedded: Ground, tmp_path: Path
 ) -> None:
-    """In the stream's own queue: the DataFrame has no retries."""
+    """Failed events are retried, dead and replayed in the retry queue, because a DataFrame has no retries."""
     mended = tmp_path / "mended"
 
     def fail(event: StreamEvent, ctx: Context) -> None:
@@ -151,7 +151,7 @@ def test_failures_are_tried_again_die_and_are_driven_anew(
 
 
 def test_the_rate_source_by_its_own_count(spark: "SparkSession", embedded: Ground, tmp_path: Path) -> None:
-    """It never ends, and begins anew without its checkpoint: each number counts once all the same."""
+    """The rate source never ends and restarts its count without its checkpoint; each number still counts once."""
 
     def rate(session: "SparkSession") -> "DataFrame":
         made = session.readStream.format("rate").option("rowsPerSecond", 50).load()
@@ -195,7 +195,7 @@ def test_what_is_no_source_is_named(spark: "SparkSession", embedded: Ground, tmp
 
 
 def test_an_offset_below_nought_is_refused(spark: "SparkSession", embedded: Ground, tmp_path: Path) -> None:
-    """It would be below everything that the state knows, and never be processed."""
+    """A negative offset is below every offset in the state, so its event would never be processed."""
     source = Frame(json_files(tmp_path / "in", "line STRING, offset BIGINT, number INT"))
     write(tmp_path / "in", "one", [{"line": "a", "offset": -1, "number": 1}])
     with pytest.raises(PipelineError, match="no offset of 0 or more"):

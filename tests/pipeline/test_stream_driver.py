@@ -1,4 +1,4 @@
-"""The driver of streams, as far as it goes without Spark: what it refuses, and which code it sends to a cluster."""
+"""Driver of streams without Spark: the applications that it refuses, and the code that it sends to a cluster."""
 
 import sys
 import zipfile
@@ -22,7 +22,7 @@ from penstock.streams.state.registry import open_state
 @pytest.mark.parametrize("scheme", ["sqlite", "rocksdb"])
 @pytest.mark.parametrize("master", ["spark://127.0.0.1:7077", "yarn", "k8s://https://127.0.0.1:6443"])
 def test_state_on_one_machines_disk_is_refused_on_a_cluster(tmp_path: Path, scheme: str, master: str) -> None:
-    """Before anything starts: there is nothing at this address."""
+    """The refusal comes before Spark starts: no cluster exists at this address."""
     state = tmp_path / "state"
     app = Streams(state=f"{scheme}:///{state}")
     app.stream("orders", name="total")(lambda event, ctx: None)
@@ -73,7 +73,7 @@ def test_streams_that_are_not_there_are_told(names: list[str] | None, told: str)
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
-    """Imports modules of the user's: a package, and a module that takes another one along."""
+    """Return a function that imports user modules: a package, and a module that imports another module."""
     known = set(sys.modules)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "ship_package" / "inner").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Streams that read Kafka, through Spark's connector and from a real broker."""
+"""Streams that read a real Kafka broker through Spark's connector."""
 
 import os
 import subprocess
@@ -68,7 +68,7 @@ def test_a_checkpoint_that_is_lost_costs_nothing(
 def test_a_failure_lets_later_ones_pass_and_dies_with_its_origin_on_it(
     spark: "SparkSession", embedded: Ground, topics: Topics, tmp_path: Path
 ) -> None:
-    """Tried again in the stream's own queue, driven anew there; and Kafka, read once more, brings nothing twice."""
+    """Failed events are retried and replayed in the retry queue; reading Kafka again applies no event twice."""
     mended = tmp_path / "mended"
 
     def fail(event: StreamEvent, ctx: Context) -> None:
@@ -107,8 +107,10 @@ def test_a_failure_lets_later_ones_pass_and_dies_with_its_origin_on_it(
 def test_a_topic_that_was_deleted_and_made_anew_is_another_one(
     spark: "SparkSession", embedded: Ground, topics: Topics, tmp_path: Path
 ) -> None:
-    """Its offsets begin anew. By name and offset alone all of it would pass for known; with more records than the old
-    one had, Spark's checkpoint would go on in its middle."""
+    """A recreated topic starts again at offset 0. By name and offset alone its records would count as applied.
+
+    The new topic has more records than the old one, so that Spark's old checkpoint would continue in its middle.
+    """
     topic = topics.create()
     shop = Shop(spark, embedded, Kafka(topics.servers, topic))
     topics.put_orders(topic, range(50))
@@ -169,7 +171,7 @@ def test_records_that_are_no_plain_text(spark: "SparkSession", embedded: Ground,
 def test_topics_by_a_pattern_and_records_of_transactions(
     spark: "SparkSession", embedded: Ground, topics: Topics
 ) -> None:
-    """Those that are made later, too. What a transaction has given up was never there."""
+    """Topics created later are read, too, if they match the pattern. Records of aborted transactions are skipped."""
     first = topics.create(1)
     shop = Shop(spark, embedded, Kafka(topics.servers, f"{topics.stem}-[12]", pattern=True))
     topics.put_orders(first, range(10))

@@ -1,4 +1,4 @@
-"""State partition of an event: Spark and Python compute the same one."""
+"""Spark and Python compute the same state partition for an event."""
 
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -48,7 +48,7 @@ def _spec(**options: Any) -> StreamTaskSpec:
 
 
 def _own_key(event: StreamEvent) -> str:
-    """What Spark tells by itself for streams without a key function."""
+    """Return the default key from Python. A stream with a key function is not keyed by Spark itself."""
     return default_key(event)
 
 

@@ -1,4 +1,4 @@
-"""Situations in which a stream on Spark could lose, double or hold up events, one by one."""
+"""Situations in which a stream on Spark could lose, duplicate or delay events."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def outbox(postgres_url: str) -> Iterator[Outbox]:
 
 
 def adding(url: str, state: str, source: str | Source = "orders", **options: Any) -> Streams:
-    """Adds numbers up; 13 kills whoever handles it, and those below 0 fail once."""
+    """Return a stream that sums numbers. The number 13 kills its process, and negative numbers fail once."""
     app = Streams(url, state=state)
 
     @app.stream(source, key=lambda event: "a", name="total", parts=2, retry_seconds=0.01, **options)
@@ -91,7 +91,7 @@ def added(outbox: Outbox) -> list[int]:
 
 
 def folder_of(tmp_path: Path, *numbers: int) -> Callable[["SparkSession"], Any]:
-    """Files of numbers, as a streaming DataFrame."""
+    """Write one file per number; return a function that opens the folder as a streaming DataFrame."""
     folder = str(tmp_path / "numbers")
     os.makedirs(folder, exist_ok=True)
     for number in numbers:
@@ -100,7 +100,7 @@ def folder_of(tmp_path: Path, *numbers: int) -> Callable[["SparkSession"], Any]:
 
 
 def drain(spark: "SparkSession", app: Streams, outbox: Outbox, **options: Any) -> None:
-    """Run until nothing is left of what was emitted: an event that failed waits a moment."""
+    """Run repeatedly until all emitted events are settled: failed events are ready again only after their delay."""
 
     def done() -> bool:
         run_streams(app, spark=spark, once=True, **options)
@@ -154,7 +154,7 @@ def test_the_older_of_two_drivers_stops_and_says_why(
 def test_what_a_dead_driver_held_comes_back(
     spark: "SparkSession", outbox: Outbox, postgres_url: str, state: str
 ) -> None:
-    """Nobody else is there to reap its lease."""
+    """The new driver reaps the lease itself, because no other process runs."""
     emit(outbox, 1, 2, 3)
     outbox.store.claim("orders", limit=2, claimant="dead", lease_seconds=0.2)
     app, stop = adding(postgres_url, state, lease_seconds=1.0), threading.Event()
@@ -170,7 +170,7 @@ def test_what_a_dead_driver_held_comes_back(
 def test_the_checkpoint_is_lost(
     spark: "SparkSession", outbox: Outbox, postgres_url: str, state: str, tmp_path: Path
 ) -> None:
-    """A DataFrame then comes from its beginning, and the inbox knows its events."""
+    """Without a checkpoint a DataFrame is read from its beginning; the inbox ignores the applied events."""
     app = adding(postgres_url, state, Frame(folder_of(tmp_path, 1, 2, -3)))
     for numbers in ((), (4, 5), (6,)):
         folder_of(tmp_path, *numbers)
@@ -194,7 +194,7 @@ def test_half_a_checkpoint_is_told_and_not_taken(
 
 @pytest.mark.crash
 def test_an_event_that_kills_dies_alone(spark: "SparkSession", outbox: Outbox, postgres_url: str, state: str) -> None:
-    """Its neighbours need not wait for its lease to expire."""
+    """The other events of the batch are settled without waiting for the expiry of their lease."""
     emit(outbox, *range(8, 20), -1)
     run_streams(adding(postgres_url, state), spark=spark, once=True)
     assert len(found(outbox, "orders", State.PUBLISHED)) >= 11
@@ -225,7 +225,7 @@ def test_an_event_of_a_dataframe_that_kills_dies_alone(
 
 
 def test_leases_are_kept_while_a_handler_takes_its_time(outbox: Outbox, postgres_url: str, state: str) -> None:
-    """In its task, which needs no Spark: three times as long as its lease, and nobody can reap it."""
+    """The handler runs three times as long as the lease, and a reap finds nothing. The task is run without Spark."""
     reaped: list[int] = []
     app = Streams(postgres_url, state=state)
 
@@ -248,7 +248,7 @@ def test_leases_are_kept_while_a_handler_takes_its_time(outbox: Outbox, postgres
 
 
 def claimed(claim: Claim) -> Any:
-    """A claim as a task gets it."""
+    """Return a claim as the record batch that a task receives."""
     import pyarrow as pa
 
     kinds = {"BIGINT": pa.int64(), "INT": pa.int32(), "STRING": pa.string(), "BINARY": pa.binary()}
@@ -260,7 +260,7 @@ def claimed(claim: Claim) -> Any:
 
 
 def flaky_source(folder: Path, message: str) -> type:
-    """A source of three events, which fails when it is first asked for them, or dies."""
+    """Return a source of three events. Its first read raises an error or, for KILLED, kills its process."""
     from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 
     class Reader(SimpleDataSourceStreamReader):

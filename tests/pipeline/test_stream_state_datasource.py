@@ -1,4 +1,4 @@
-"""State as a DataFrame: all keys of each state partition, also while the stream runs."""
+"""State as a DataFrame: the keys of all state partitions, also while the stream runs."""
 
 import threading
 import time
@@ -36,7 +36,7 @@ SECONDS = 300.0
 
 @pytest.fixture(params=["sqlite", "rocksdb", "postgresql"])
 def state(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The state of a stream: of each key its number, of one that expires, of one that has, and of the stream's own."""
+    """Write a stream's state: numbered keys, a key that expires later, an expired key, and an internal key."""
     url: str = (
         request.getfixturevalue("postgres_url")
         if request.param == "postgresql"
@@ -127,7 +127,7 @@ def test_the_format_is_there_once_registered(spark: "SparkSession", state: str) 
 
 @contextmanager
 def running(app: Streams, spark: "SparkSession") -> Iterator["Future[Any]"]:
-    """The application's streams, in a thread of its own."""
+    """Run the application's streams in a separate thread."""
     stop = threading.Event()
     with ThreadPoolExecutor(1) as thread:
         done = thread.submit(run_streams, app, spark=spark, stop=stop)

@@ -1,4 +1,4 @@
-"""Timers and windows on Spark: they fire without new events, once each, also when another driver comes in between."""
+"""Timers and windows on Spark fire exactly once and without new events, also if another driver takes over."""
 
 import json
 import os
@@ -81,7 +81,7 @@ def payloads(outbox: Outbox, queue: str) -> list[dict[str, object]]:
 
 @contextmanager
 def running(app: Streams, spark: "SparkSession", *names: str) -> Iterator[None]:
-    """The streams, in a thread, until the block ends."""
+    """Run the streams in a thread until the block ends."""
     stop, ended = threading.Event(), []
 
     def run() -> None:
@@ -118,7 +118,7 @@ def test_timers_fire_without_events_and_once(spark: "SparkSession", outbox: Outb
 
 
 def dead(outbox: Outbox) -> dict[str, str]:
-    """The dead letters of timers, by key, and why."""
+    """Return the errors of the dead timers by key."""
     chosen = Selection(queue="streams/remind", states=frozenset({State.DEAD}))
     found = outbox.store.find(chosen, limit=10).records
     return {json.loads(record.payload)["key"]: record.last_error or "" for record in found}
@@ -164,7 +164,7 @@ def test_driver_closes_no_window_before_it_has_read_its_source(
 ) -> None:
     emit(outbox, "visits", ["key"])
     run_streams(application(tmp_path, idle_close_seconds=60.0), spark=spark, names=["visits"], once=True)
-    emit(outbox, "visits", ["key"])  # still to be read when the driver has run for longer than `idle_close_seconds`
+    emit(outbox, "visits", ["key"])  # not yet read when the driver has run for longer than `idle_close_seconds`
     app = application(tmp_path, idle_close_seconds=0.01)
     stream, state, over = app.streams["visits"], open_state(app.state), time.time() + WINDOW_SECONDS + 0.1
     with closing(state):

@@ -1,4 +1,4 @@
-"""Streams over Valkey's: acknowledged after the commit, taken over when idle, failures in the stream's own queue."""
+"""Streams over Valkey: entries are acknowledged after the commit and taken over when idle; failures are retried."""
 
 import json
 import time
@@ -30,7 +30,7 @@ SECONDS = 180.0
 
 
 class Ground:
-    """A stream of sums over the entries of `orders`."""
+    """A stream that sums the entries of the Valkey stream `orders`."""
 
     def __init__(self, spark: "SparkSession", valkey: ValkeyGround, outbox: Outbox, folder: Path) -> None:
         self.spark = spark
@@ -57,7 +57,7 @@ class Ground:
         app.run(spark=self.spark, once=True)
 
     def drain(self) -> None:
-        """Until nothing waits in the stream's own queue."""
+        """Run repeatedly until the retry queue has no pending or claimed events."""
         until = time.monotonic() + SECONDS
         self.run()
         while self.own(State.PENDING, State.CLAIMED):
@@ -95,7 +95,7 @@ def test_entries_are_applied_once_and_acknowledged(ground: Ground) -> None:
     for amount in range(1, 101):
         ground.add(amount, key=f"k{amount % 5}")
     ground.run()
-    ground.run()  # with another checkpoint: nothing comes of it
+    ground.run()  # with a new checkpoint: nothing is applied twice
     assert ground.sums() == {f"k{n}": sum(a for a in range(1, 101) if a % 5 == n) for n in range(5)}
     assert ground.counted() == list(range(1, 101))
     assert ground.pending() == 0

@@ -1,4 +1,4 @@
-"""Streams on Spark: state, emitted events and dead letters are exactly what they must be, whatever is killed."""
+"""Streams on Spark produce exactly the expected state, emitted events and dead letters on each state store."""
 
 import time
 from collections.abc import Iterator

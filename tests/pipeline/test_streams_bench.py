@@ -1,4 +1,4 @@
-"""The streams' benchmark, on little: all contenders read the same, and come to the same sums or are found out."""
+"""Benchmark of streams on a small input: all contenders read the same input, and wrong sums are detected."""
 
 from collections.abc import Iterator
 from dataclasses import replace

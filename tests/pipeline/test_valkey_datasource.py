@@ -1,5 +1,5 @@
-"""`format("penstock-valkey")` against a real server, its reader called as Spark calls it: what comes, what comes again,
-and what never does."""
+"""`format("penstock-valkey")` on a real server, with its reader called as by Spark: entries that are delivered,
+delivered again, or not delivered."""
 
 import threading
 
@@ -14,7 +14,7 @@ from penstock.testing.publishers import messages
 from tests.support.processes import wait_until
 from tests.support.servers import ValkeyServer
 
-# So short that what was left a moment ago is anybody's.
+# Milliseconds of idle time, short enough that entries can be taken over almost at once.
 SOON = 50
 
 
@@ -225,7 +225,7 @@ def test_deleted_entries_that_a_dead_consumer_left_are_forgotten(valkey):
 
 
 def test_new_entries_that_were_deleted_before_anyone_read_them_make_no_batch(valkey):
-    """The stream's last id is then beyond the last that was delivered, for ever."""
+    """The stream's last id stays higher than the last delivered id, although no entry is left to deliver."""
     query = valkey.query()
     valkey.add(1)
     assert len(query.work()) == 1
@@ -335,7 +335,7 @@ def test_a_task_waits_for_a_server_that_went_away_before_it_read(valkey):
 
 
 def test_a_lost_answer_costs_no_entry(valkey):
-    """The server has handed the entries to this very consumer, and nobody has heard of it."""
+    """The server has assigned the entries to the query's own consumer, but the query did not get the response."""
     valkey.group()
     query = valkey.query()
     added = valkey.add(3)

@@ -1,4 +1,4 @@
-"""Entries of streams as rows: without a server and without Spark."""
+"""Conversion of stream entries to rows, without a server and without Spark."""
 
 import json
 from datetime import UTC, datetime

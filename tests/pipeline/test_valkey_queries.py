@@ -1,4 +1,4 @@
-"""`format("penstock-valkey")` in queries on Spark: batches that fail, lost checkpoints, servers that go away."""
+"""`format("penstock-valkey")` in Spark queries: failed batches, lost checkpoints, and unavailable servers."""
 
 import socket
 from collections import Counter
@@ -24,7 +24,7 @@ Handle = Callable[["DataFrame", int], Any]
 
 
 class Queries:
-    """Streaming queries over the server's streams, all stopped in the end."""
+    """Streaming queries over the server's streams. `stop` stops all of them."""
 
     def __init__(self, spark: "SparkSession", valkey: ValkeyGround, folder: Path) -> None:
         self.valkey = valkey
@@ -44,7 +44,7 @@ class Queries:
         return query
 
     def run(self, handle: Handle, checkpoint: str = "checkpoint", **options: object) -> None:
-        """Run batches until nothing is left to take."""
+        """Run batches until no entries are available."""
         query = self.start(handle, checkpoint, **options)
         try:
             query.processAllAvailable()
@@ -52,7 +52,7 @@ class Queries:
             query.stop()
 
     def work(self, batch: "DataFrame", _number: int) -> None:
-        """Note what came, and acknowledge it."""
+        """Record the rows of the batch, and acknowledge them."""
         rows = batch.collect()
         self.seen += rows
         self.valkey.acknowledge([row.event_id for row in rows])
@@ -137,7 +137,7 @@ def test_a_patient_query_outlives_a_restart_of_the_server(queries: Queries) -> N
 
 
 def await_a_knock(port: int) -> None:
-    """Wait until somebody asks for the server that is away."""
+    """Wait until a client tries to connect to the port of the stopped server."""
     with socket.create_server(("127.0.0.1", port)) as door:
         door.settimeout(SECONDS)
         door.accept()[0].close()

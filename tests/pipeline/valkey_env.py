@@ -1,5 +1,4 @@
-"""A Valkey server for the tests of `format("penstock-valkey")`: streams to write to, and readers of them as Spark would
-call them."""
+"""A Valkey server for the tests of `format("penstock-valkey")`, with stream readers that are called as by Spark."""
 
 from typing import Any
 
@@ -18,22 +17,22 @@ Row = dict[str, Any]
 
 
 class ValkeyGround:
-    """A server with nothing in it."""
+    """An empty Valkey server and a client."""
 
     def __init__(self, server: ValkeyServer, client: Valkey) -> None:
         self.server = server
         self.url = server.url()
-        self.client: Any = client  # the answers of its methods have no useful types
+        self.client: Any = client  # the results of its methods have no useful types
 
     def add(self, count: int, stream: str = "orders", **fields: Any) -> list[str]:
-        """Append entries; the ids of their events."""
+        """Append entries; return the ids of their events."""
         pipeline = self.client.pipeline(transaction=False)
         for number in range(count):
             pipeline.xadd(stream, {"payload": f"{number}", **fields})
         return [f"{stream}/{entry_id.decode()}" for entry_id in pipeline.execute()]
 
     def add_as(self, entry_id: str, stream: str = "orders") -> str:
-        """Append an entry under an id of one's own."""
+        """Append an entry with the given id; return the id of its event."""
         self.client.xadd(stream, {"payload": entry_id}, id=entry_id)
         return f"{stream}/{entry_id}"
 
@@ -41,7 +40,7 @@ class ValkeyGround:
         self.client.xgroup_create(stream, GROUP, id=start, mkstream=True)
 
     def read_as(self, consumer: str, count: int, stream: str = "orders") -> list[str]:
-        """Read as a consumer of somebody else's, who acknowledges nothing."""
+        """Read new entries as another consumer, which acknowledges nothing."""
         [(_, entries)] = self.client.xreadgroup(GROUP, consumer, {stream: ">"}, count=count)
         return [f"{stream}/{entry_id.decode()}" for entry_id, _ in entries]
 
@@ -56,7 +55,7 @@ class ValkeyGround:
 
 
 class Query:
-    """A stream reader, called as Spark calls it: a batch begins once the one before it has ended."""
+    """A stream reader, called as by Spark: a batch begins after the previous batch has ended."""
 
     def __init__(self, ground: ValkeyGround, **options: object) -> None:
         given = {"url": ground.url, "stream": "orders", "group": GROUP, **options}
@@ -65,7 +64,7 @@ class Query:
         self.offset = self.reader.initialOffset()
 
     def batch(self) -> list[Row] | None:
-        """The rows of the next batch; None if there is nothing for one."""
+        """Return the rows of the next batch, or None if no entries are available."""
         end = self.reader.latestOffset(self.offset, None)
         if end == self.offset:
             assert list(self.reader.partitions(self.offset, end)) == []
@@ -74,12 +73,12 @@ class Query:
         return self.rows(start, end)
 
     def rows(self, start: Offset, end: Offset) -> list[Row]:
-        """The rows of a batch, as often as it is asked for."""
+        """Read a batch and return its rows. May be called repeatedly for the same batch."""
         batches = [batch for one in self.reader.partitions(start, end) for batch in self.reader.read(one)]
         return [row for batch in batches for row in batch.to_pylist()]
 
     def awaited(self) -> list[Row]:
-        """The rows of the next batch, for which something has to lie idle first."""
+        """Wait until entries are available, for example idle for long enough; return the rows of the next batch."""
         assert wait_until(lambda: self.reader.latestOffset(self.offset, None) != self.offset, SECONDS)
         rows = self.batch()
         assert rows is not None
@@ -90,7 +89,7 @@ class Query:
         return None if rows is None else [row["event_id"] for row in rows]
 
     def work(self) -> list[str] | None:
-        """A batch that is acknowledged; the ids of its events."""
+        """Read and acknowledge the next batch; return the ids of its events."""
         found = self.ids()
         self._ground.acknowledge(found or [])
         return found

@@ -1,4 +1,4 @@
-"""`penstock.Streams`: an application's streams, and the way to run them."""
+"""`penstock.Streams`: the streams of an application, and the method that runs them."""
 
 import threading
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Streams(StreamSet):
-    """An application's streams, over one store of events and one state store.
+    """Streams of an application, with one event store and one state store.
 
     app = penstock.Streams("postgresql://…")
 
@@ -37,10 +37,10 @@ class Streams(StreamSet):
         stop: threading.Event | None = None,
         jars: str | None = None,
     ) -> "Mapping[str, Counts]":
-        """Run all streams, or those of these names, until `stop` is set; with `once`, until nothing is ready.
+        """Run all streams, or the named ones, until `stop` is set; with `once`, until nothing is ready.
 
-        Without a session of yours one is opened on `master`, by default on all cores of this machine. If a
-        stream reads Kafka, `jars` may name a folder with Spark's connector.
+        Without `spark`, a session is opened on `master`, by default on all cores of this machine. If a stream
+        reads Kafka, `jars` may name a folder with the jars of Spark's Kafka connector.
         """
         return pipeline.run_streams(
             self, spark=spark, master=master, names=names, once=once, checkpoint=checkpoint, stop=stop, jars=jars

@@ -1,5 +1,7 @@
-"""Streams on Spark, the driver's side: streaming queries for each, whose micro-batches are claimed, shuffled to the
-parts that their keys belong to, processed there, and then acknowledged."""
+"""Driver of streams on Spark: starts, monitors and stops the streaming queries of each stream.
+
+A micro-batch is read, shuffled to the state partitions of its keys, processed there, and then acknowledged.
+"""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -41,12 +43,12 @@ def run_streams(
     progress: Progress | None = None,
     jars: str | None = None,
 ) -> Mapping[str, Counts]:
-    """Run an application's streams until `stop` is set, SIGTERM or Ctrl-C comes; with `once`, until nothing is ready.
-    The batch in hand is finished first. Returns what became of the events, by stream; `progress` hears it meanwhile.
+    """Run an application's streams until `stop`, SIGTERM or Ctrl-C; with `once`, until nothing is ready.
 
-    Spark's checkpoint keeps nothing that counts, except for sources that only it knows the progress of: without
-    `checkpoint` it lies in a temporary folder. `jars` is a folder with those of Spark's connector to Kafka, for streams
-    that read it. `Superseded` if another driver has started one of the streams.
+    The current batch is finished first. Return the counts of each stream; `progress` is called with the counts
+    meanwhile. Spark's checkpoint may be lost, unless it alone records the progress of a source. Without `checkpoint`, a
+    temporary folder is used. `jars` is a folder with the jars of Spark's Kafka connector, for streams that read Kafka.
+    Raise `Superseded` if another driver has started one of the streams.
     """
     _require_exactly_once(app.store)
     chosen = choose(app, names)
@@ -69,7 +71,7 @@ def run_streams(
 
 
 def _require_stores(app: StreamSet, master: str | None) -> None:
-    """Refuse state and events on one machine's disk where tasks run on others."""
+    """Refuse state or events on one machine's disk if tasks run on other machines."""
     require_reachable(open_state(app.state), master)
     if url_scheme(app.store).startswith("sqlite") and not is_local(master or ""):
         raise UsageError(f"{app.store} is on one machine's disk; on a cluster keep events in PostgreSQL")
@@ -82,7 +84,7 @@ def _runs(spark: SparkSession, app: StreamSet, streams: Sequence[Stream], parall
 
 
 def require_reachable(state: StateStore, master: str | None) -> None:
-    """Refuse state on one machine's disk where tasks run on others."""
+    """Refuse state on one machine's disk if tasks run on other machines."""
     if not state.shared and not is_local(master or ""):
         raise UsageError(f"{state.url} is on one machine's disk; on a cluster keep the state in PostgreSQL")
 
@@ -97,7 +99,7 @@ def _open_session(master: str | None, streams: Sequence[Stream], jars: str | Non
 
 
 def choose(app: StreamSet, names: Sequence[str] | None = None) -> list[Stream]:
-    """An application's streams, or those of these names."""
+    """Return the streams of an application, or only the named ones."""
     unknown = sorted(set(names or ()) - app.streams.keys())
     if unknown:
         raise UsageError(f"there is no stream {unknown[0]!r}; there are: {', '.join(sorted(app.streams)) or 'none'}")
@@ -107,21 +109,24 @@ def choose(app: StreamSet, names: Sequence[str] | None = None) -> list[Stream]:
 
 
 def _needed_jars(streams: Sequence[Stream], folder: str | None) -> Sequence[Path]:
-    """What must be on Java's class path; once Java runs, it is too late."""
+    """Return the jars for the class path of a new JVM. A running JVM takes no more jars."""
     reads_kafka = any(isinstance(stream.source, Kafka) for stream in streams)
     return connector_jars(folder) if reads_kafka and not is_running() else ()
 
 
 def _require_exactly_once(url: str) -> None:
-    """Refuse a store that can't take what streams emit exactly once."""
+    """Refuse a store without staging: it cannot store emitted events exactly once."""
     with closing(open_store(url)) as store:
         require_staging(store.url, store.capabilities)
 
 
 @contextmanager
 def _kept(app: StreamSet, streams: Sequence[Stream]) -> Iterator[None]:
-    """While these run, what dead ones held comes back, for nobody else may be there to reap it; and tasks find the
-    state as the ones before left it."""
+    """Reap expired leases and keep the state files open while the streams run.
+
+    This process must reap the leases, because possibly no other process does. Tasks open and close state files at a
+    lower cost while the files are open here, too.
+    """
     with ExitStack() as stack:
         store = stack.enter_context(closing(open_store(app.store)))
         stack.enter_context(Housekeeper(store, [], min(stream.lease_seconds for stream in streams)))
@@ -139,7 +144,7 @@ def _folder(checkpoint: str | None) -> AbstractContextManager[str]:
 
 @contextmanager
 def _java() -> Iterator[None]:
-    """While Spark's Java process lives; that it was killed is told in a line."""
+    """Convert errors of a lost JVM into a one-line error."""
     try:
         yield
     except Exception as error:

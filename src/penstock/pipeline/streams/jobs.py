@@ -1,4 +1,4 @@
-"""A stream's jobs on the driver; without events, those for the parts in which something is due."""
+"""Run the jobs of a stream on the driver: jobs for batches of events, and jobs that fire due timers and windows."""
 
 import re
 import time
@@ -29,11 +29,11 @@ Row = dict[str, Any]
 
 
 class TasksDied(Exception):
-    """The tasks of a job died, and not by an error of their own."""
+    """The processes that ran a job's tasks died; the tasks raised no error."""
 
 
 class JobRunner:
-    """The jobs of one stream, from which it also learns what time it is in its parts."""
+    """Runner of one stream's jobs. Keeps the clock reports that tasks return for their state partitions."""
 
     def __init__(self, spark: SparkSession, spec: StreamTaskSpec) -> None:
         stream = spec.stream
@@ -52,16 +52,16 @@ class JobRunner:
 
     @property
     def tasks(self) -> int:
-        """So many work at once."""
+        """Number of tasks of a job: at most one per state partition, and at most Spark's default parallelism."""
         return min(self._spec.started.parts, max(1, self._spark.sparkContext.defaultParallelism))
 
     def next_job(self, spec: StreamTaskSpec) -> StreamTaskSpec:
-        """For one more job: whoever is left over from those before it has no part any more."""
+        """Return the spec with the next job number, which fences tasks left over from earlier jobs."""
         self._job_number += 1
         return replace(spec, started=replace(spec.started, job=self._job_number))
 
     def collect(self, frame: DataFrame) -> list[Row]:
-        """Return what the tasks of a job report of events, and of parts that failed."""
+        """Run a job. Return the results of events and of failed state partitions; record the clock reports."""
         try:
             rows = self._collect(frame)
         except BaseException:
@@ -90,9 +90,9 @@ class JobRunner:
         return rows
 
     def run(self, *, drained: bool) -> bool:
-        """Fire what is due; returns whether there was anything. A part that can't be had is tried another time.
+        """Fire due timers and windows; return True if any fired.
 
-        `drained` says that the source had no more events.
+        A later call retries state partitions that were unavailable. `drained`: True if the source has no more events.
         """
         now, before = time.time(), self.fired
         if drained:
@@ -115,7 +115,10 @@ class JobRunner:
             log.warn("state_partition_waits", stream=spec.stream.name, partition=row["part"], error=row["error"])
 
     def _tick_carefully(self, spec: StreamTaskSpec) -> None:
-        """Fewer and fewer at a time, until the first one is alone with whoever dies of it. It is dead then, unrun."""
+        """Fire timers in ever smaller groups until the timer that kills its process is alone, then fail that timer.
+
+        After each task death the limit is divided by ten. The fatal timer becomes dead without being run again.
+        """
         limit = LIMIT
         while True:
             before = self.fired
@@ -132,5 +135,5 @@ class JobRunner:
 
 
 def superseded(started: Started) -> Superseded:
-    """What the driver of an earlier start ends with."""
+    """Return the error that ends a driver after another driver has started the stream."""
     return Superseded(f"another driver has started stream {started.stream!r} since; this one has stopped")

@@ -1,4 +1,4 @@
-"""Monitor of running streams: checks that they are well and still this driver's, and logs their progress."""
+"""Monitor of running streams: raises their errors, restarts queries, checks epochs and logs progress."""
 
 import re
 import threading
@@ -17,8 +17,9 @@ from penstock.telemetry import log
 LOOK_SECONDS = 0.2
 OWN_SECONDS = 5.0
 LOG_SECONDS = 10.0
-# What no stream is to end by: a machine with too much to do, as Spark waits ten seconds for a Python; and that the one
-# in which it asks a source how far it is was killed, of which Spark says no more than that the query ended.
+# Transient errors, after which a query is restarted. On an overloaded machine, a Python worker process may not connect
+# within Spark's time-out of ten seconds. If the process in which Spark asks a source for its offsets is killed, Spark
+# reports only that the query terminated.
 PASSING = re.compile(
     r"Python worker failed to connect back|Broken pipe|Connection reset|terminated with exception:\s+SQLSTATE"
 )
@@ -28,7 +29,7 @@ Progress = Callable[[Mapping[str, Counts]], None]
 
 
 class Monitor:
-    """Over streams that run. `Superseded` if another driver has started one of them, whether events come or not."""
+    """Monitor of running streams. Raises `Superseded` if another driver has started one, even if no events arrive."""
 
     def __init__(self, runs: Sequence[StreamRun], state: str, progress: Progress | None = None) -> None:
         self._runs = runs
@@ -41,14 +42,14 @@ class Monitor:
         self._changing = threading.Lock()
 
     def until(self, stop: threading.Event) -> None:
-        """Watch until told to stop."""
+        """Start the timer threads, and monitor the streams until `stop` is set."""
         for run in self._runs:
             run.start_ticking()
         while not stop.wait(LOOK_SECONDS):
             self._look()
 
     def until_drained(self, stop: threading.Event) -> None:
-        """Watch until nothing is ready, in one stream after the other, or told to stop."""
+        """Drain the streams one after the other, and monitor them until all are drained or `stop` is set."""
         draining = threading.Thread(target=self._drain, name="penstock-draining", daemon=True)
         draining.start()
         while draining.is_alive() and not stop.is_set():
@@ -61,13 +62,13 @@ class Monitor:
         try:
             for run in self._runs:
                 self._drain_events(run)
-                while run.tick():  # what fires may emit what is read here
+                while run.tick():  # fired timers may emit events that this stream reads
                     self._drain_events(run)
         except Exception as error:
             self._failure = error
 
     def _drain_events(self, run: StreamRun) -> None:
-        """The source first: what fails there comes to the queue beside it."""
+        """Drain the source, then the retry queue, to which failed events of the source are forwarded."""
         for at in range(len(run.queries)):
             drained = False
             while not drained:
@@ -79,7 +80,10 @@ class Monitor:
                         raise
 
     def _restarted(self, run: StreamRun, at: int) -> bool:
-        """Whether a query that failed by what passes was started again, here or just now by another thread."""
+        """Restart a query that failed with a transient error. Return True if it runs again.
+
+        True also if another thread has just restarted the query.
+        """
         with self._changing:
             error = run.queries[at].exception()
             if run.error is not None:
@@ -115,12 +119,12 @@ class Monitor:
                 raise PipelineError(f"stream {run.stream.name} has failed: {root_cause(str(error))}")
 
     def _require_own(self) -> None:
-        """A driver that has no events would else never hear of the one that took its place."""
+        """Raise `Superseded` if another driver has started a stream. A driver without events would not notice it."""
         try:
             with closing(open_state(self._state)) as state:
                 known = {found.stream: found for found in state.streams()}
         except (StoreConflict, StoreUnavailable):
-            return  # the next look may get through
+            return  # the next check may succeed
         for run in self._runs:
             if known.get(run.stream.name, run.started) != run.started:
                 raise superseded(run.started)

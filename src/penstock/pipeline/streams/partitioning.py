@@ -1,6 +1,6 @@
-"""Which part each row of a batch belongs to. An event's own key Spark tells by itself; a key function needs Python.
+"""Assign rows to state partitions. Spark computes the default key itself; a key function needs Python.
 
-All of it is planned anew for every batch, and every column takes its time in every row: as little as will do.
+Spark plans these columns anew for every batch, and each column takes time in every row, so their number is kept small.
 """
 
 from collections.abc import Collection
@@ -16,13 +16,15 @@ from penstock.streams.app import default_key
 from penstock.streams.event import KEY_HEADER, STREAM_HEADER
 
 NUL = "\x00"
-# Without one of these a source's own key is the partition key, and need not be told once more.
+# Without these columns the default key is the partition key, and a separate key column is not needed.
 MAKE_KEYS = frozenset({"headers", "ordering_key"})
 
 
 def keyed(frame: DataFrame, spec: StreamTaskSpec) -> DataFrame:
-    """Add to the rows of a source their part, and their key where it is not the partition key. Tasks add the columns
-    that the source lacks: see `rows.widened`."""
+    """Add the state partition to the rows of a source, and the key if it may differ from the partition key.
+
+    Tasks add the columns that the source lacks: see `rows.widened`.
+    """
     columns = {name: _column(frame, name) for name in frame.columns}
     own = spec.stream.key is default_key
     if own:
@@ -39,8 +41,10 @@ def keyed(frame: DataFrame, spec: StreamTaskSpec) -> DataFrame:
 
 
 def own_key(columns: Collection[str], stream: str) -> Column:
-    """The same as `default_key`, and for an event that was moved the key it had: what is empty doesn't count, and what
-    can't be a key is for Python to complain of."""
+    """Return the key as `default_key` does; for an event forwarded to the retry queue, return its original key.
+
+    Empty keys are skipped. A key with a NUL character becomes null, and Python reports the error.
+    """
     keys = [F.col(name) for name in ("partition_key", "ordering_key") if name in columns]
     if "headers" in columns:
         headers = F.col("headers")
@@ -51,12 +55,12 @@ def own_key(columns: Collection[str], stream: str) -> Column:
 
 
 def _column(frame: DataFrame, name: str) -> Column:
-    """A column of the source, as it travels."""
+    """Return a column of the source in the form in which tasks receive it."""
     column, kind = frame[name], COLUMNS[name]
     if frame.schema[name].dataType != _parse_datatype_string(kind):
         column = column.cast(kind)
     if name == "headers":
-        # JSON: Arrow's maps take so long to write that it grows with the square of their number where they are empty.
-        # Nothing where there are none at all: that is told faster than an empty object.
+        # Send headers as JSON: the time to write empty Arrow maps grows with the square of their number. Send null
+        # instead of an empty object, because null is recognised faster.
         return F.when(F.size(column) > 0, F.to_json(column))
     return F.coalesce(column, F.lit(BLANK[name]).cast(kind)) if name in BLANK else column

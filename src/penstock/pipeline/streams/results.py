@@ -1,4 +1,4 @@
-"""Results of tasks: of each event that its source waits for, and of parts that failed."""
+"""Results of tasks: of the events that their source settles or acknowledges, and of failed state partitions."""
 
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -15,27 +15,27 @@ OUTCOMES = (
     "seq BIGINT, lease STRING, token STRING, outcome STRING, error STRING, delay_seconds DOUBLE, "
     "part INT, event_id STRING, replays INT, clock STRING"
 )
-# Beside the outcomes of its events, what a part of a stream with timers reports of its time.
+# Outcome of the row with a state partition's clock report; only streams with timers have one.
 CLOCK_REPORT = "CLOCK_REPORT"
-# How many events are in the state that have no result of their own.
+# Outcome of the row that counts the events without individual results. The column `error` holds the count.
 APPLIED_COUNT = "APPLIED_COUNT"
-# An event of which nothing has become yet.
+# Outcome of an event that was only listed and not processed.
 LISTED = "LISTED"
 
 
 class TaskError(StrEnum):
-    """Why a part has no outcomes."""
+    """Reason why a state partition has no outcomes."""
 
     SUPERSEDED = "SUPERSEDED"
     """Another driver has started the stream."""
     WAITING = "WAITING"
-    """Its state or the outbox can't be reached, or another task has it: try it again."""
+    """The state store or the outbox is unavailable, or another task has the state partition: retry."""
     BROKEN = "BROKEN"
-    """Trying again won't help."""
+    """Any other error: a retry would not help, so the stream ends."""
 
 
 class TaskResult(NamedTuple):
-    """Result of an event, or of a part that failed."""
+    """Result of an event or of a state partition."""
 
     outcome: str
     error: str | None
@@ -51,7 +51,7 @@ def event_result(row: Row, outcome: Outcome) -> TaskResult:
 
 
 def to_batch(number: int, results: list[TaskResult]) -> RecordBatch:
-    """Return the results of a part as a batch of rows."""
+    """Return the results of a state partition as a record batch."""
     rows = [one.row for one in results]
     columns: dict[str, Any] = {
         "seq": pa.array([row and row.seq for row in rows], pa.int64()),
@@ -69,7 +69,7 @@ def to_batch(number: int, results: list[TaskResult]) -> RecordBatch:
 
 
 def all_published(spec: StreamTaskSpec, number: int, rows: Table) -> list[RecordBatch]:
-    """The same as `to_batch` for events that all succeeded."""
+    """Return the results of events that all succeeded. Events that need no individual result are only counted."""
     reported = rows if spec.wants_acknowledgements else rows.filter(rows.column("lease").is_valid())
     unreported = rows.num_rows - reported.num_rows
     results = [to_batch(number, [TaskResult(APPLIED_COUNT, str(unreported))])] if unreported else []
@@ -77,7 +77,7 @@ def all_published(spec: StreamTaskSpec, number: int, rows: Table) -> list[Record
 
 
 def all_alike(number: int, rows: Table, outcome: str) -> list[RecordBatch]:
-    """The same of each event, in the order of the rows."""
+    """Return a result with this outcome for each row, in the order of the rows."""
     schema = to_batch(number, []).schema
     same = {"outcome": outcome, "part": number, "error": None, "delay_seconds": None, "clock": None}
     columns = [

@@ -1,4 +1,4 @@
-"""The rows of a stream on their way from Spark to Python: as tables, one for each part, and as events."""
+"""Rows of a stream, converted from Spark to Python: as Arrow tables, one per state partition, and as events."""
 
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ Batches = Iterator[RecordBatch]
 
 
 def events_in(batch: RecordBatch | Table, keys: Sequence[str]) -> list[StreamEvent]:
-    """The events of rows, with these keys."""
+    """Return the events in the rows, with the given keys."""
     columns = {name: values(batch, name) for name in COLUMNS if name not in ("seq", "token", "created_at")}
     fields = zip(
         columns["event_id"],
@@ -51,13 +51,13 @@ def _positions(partitions: list[str | None], offsets: list[int | None]) -> list[
 
 
 def _times(batch: RecordBatch | Table, name: str) -> list[datetime | None]:
-    """Times, made by hand: Arrow takes twenty times as long for each that has a time zone."""
+    """Return a column of times. Arrow's own conversion takes twenty times as long for values with a time zone."""
     micros: list[int | None] = batch.column(name).cast(pa.int64()).to_pylist()
     return [None if one is None else EPOCH + timedelta(microseconds=one) for one in micros]
 
 
 def by_part(spec: StreamTaskSpec, batches: Batches) -> Iterator[tuple[int, Table]]:
-    """The rows that the task spec selects, in the order of their parts."""
+    """Yield the selected rows of each state partition with its number, in ascending order."""
     given = list(batches)
     if not given:
         return
@@ -69,14 +69,14 @@ def by_part(spec: StreamTaskSpec, batches: Batches) -> Iterator[tuple[int, Table
 
 
 def widened(rows: Table) -> Table:
-    """With all columns, those that the source hasn't being blank."""
+    """Return the rows with all columns. Columns that the source lacks are filled with blank values."""
     given: dict[str, Any] = dict(zip(rows.column_names, rows.columns, strict=True))
     for name, kind in _kinds().items():
         if name not in given:
             given[name] = pa.repeat(pa.scalar(BLANK.get(name), kind), rows.num_rows)
     if "stream_key" not in rows.column_names:
         given["stream_key"] = _partition_keys(given["partition_key"])
-    if given["event_id"].null_count:  # they are known by where they stand
+    if given["event_id"].null_count:  # events without an id are identified by their position
         places = pc.binary_join_element_wise(given["source_partition"], given["offset"].cast(pa.string()), "/")
         given["event_id"] = pc.coalesce(given["event_id"], places)
     whole: Table = pa.table(given)
@@ -84,13 +84,13 @@ def widened(rows: Table) -> Table:
 
 
 def _partition_keys(keys: Any) -> Any:
-    """Those that can be keys: see `partitioning.own_key`."""
+    """Return partition keys as stream keys, or null for invalid ones: see `partitioning.own_key`."""
     unfit = pc.or_(pc.equal(keys, ""), pc.match_substring(keys, "\x00"))
     return keys if not pc.any(unfit).as_py() else pc.if_else(unfit, pa.scalar(None, pa.string()), keys)
 
 
 def _kinds() -> dict[str, DataType]:
-    """All columns, with their types."""
+    """Return all columns with their Arrow types."""
     text, number = pa.string(), pa.int64()
     others = {"seq": number, "offset": number, "attempts": pa.int32(), "replays": pa.int32()}
     kinds = {name: others.get(name, text) for name in (*KEYING, *COLUMNS)}
@@ -98,7 +98,7 @@ def _kinds() -> dict[str, DataType]:
 
 
 def _named(spec: StreamTaskSpec, rows: Table) -> Table:
-    """With source partitions named by the ids of their topics."""
+    """Replace the topic name in each source partition by the topic's name with its id."""
     if spec.topics is None:
         return rows
     read = rows.column("source_partition")
@@ -125,10 +125,10 @@ def _chosen(spec: StreamTaskSpec, rows: Table) -> Table:
 
 
 class Row(NamedTuple):
-    """An event, and what its source knows it by."""
+    """Event with the sort key and the fields by which its source settles it."""
 
     place: tuple[str, int, int]
-    """Rows are processed in this order."""
+    """Source partition, offset and seq: the order in which rows are processed."""
     key_error: str | None
     seq: int
     lease: str | None
@@ -137,11 +137,11 @@ class Row(NamedTuple):
 
 
 def rows_in(spec: StreamTaskSpec, table: Table) -> list[Row]:
-    """In the order in which they are processed."""
+    """Return the rows of a table in processing order."""
     columns = {name: values(table, name) for name in (*KEYING, "source_partition", "offset", "seq", "lease", "token")}
     events = events_in(table, [key or "" for key in columns["stream_key"]])
     errors, seqs = columns["key_error"], columns["seq"]
-    if None in columns["stream_key"]:  # why, Spark doesn't say
+    if None in columns["stream_key"]:  # Spark gives no reason: compute the key in Python to get the error
         errors = [None if event.key else part_and_key(spec, event)[2] for event in events]
     partitions = [name or "" for name in columns["source_partition"]]
     places = zip(partitions, [offset or 0 for offset in columns["offset"]], seqs, strict=True)
@@ -150,11 +150,11 @@ def rows_in(spec: StreamTaskSpec, table: Table) -> list[Row]:
 
 
 def values(batch: RecordBatch | Table, name: str) -> list[Any]:
-    """A column."""
+    """Return a column as a list of Python values."""
     return batch.column(name).to_pylist()
 
 
-# What is made for each event is made without a call of Python's.
+# Create the tuples of each event with tuple.__new__, which is faster than the Python constructor of a NamedTuple.
 _new_event: Callable[[tuple[Any, ...]], StreamEvent] = partial(tuple.__new__, StreamEvent)
 _new_position: Callable[[tuple[Any, ...]], Position] = partial(tuple.__new__, Position)
 _new_row: Callable[[tuple[Any, ...]], Row] = partial(tuple.__new__, Row)

@@ -1,7 +1,7 @@
-"""The micro-batches of one stream, on the driver: run, tried again where a part could not be had, and acknowledged.
+"""Run of one stream on the driver: processes micro-batches, retries unavailable state partitions, acknowledges events.
 
-A batch whose tasks die time and again holds an event that kills whoever runs it. It is looked for by halving the
-batch, and dies alone.
+If the tasks of a batch die even after Spark's retries, the batch is split in halves until the event that kills them is
+found. That event becomes dead.
 """
 
 import threading
@@ -41,28 +41,28 @@ from penstock.streams.state.registry import open_state
 from penstock.telemetry import log
 
 TRIGGER = "100 milliseconds"
-# In a stream's checkpoint, that of the query for its own queue.
+# Subfolder of a stream's checkpoint, for the query over its retry queue.
 OWN_CHECKPOINT = "own-queue"
 SETTINGS = {
-    # Planning a job anew while it runs takes longer than all the rest of a small batch.
+    # Replanning a job while it runs takes longer than the rest of a small batch.
     "spark.sql.adaptive.enabled": "false",
-    # What a plan is made of goes to the tasks as it is: Spark needn't search closures for what they hold.
+    # Send operators to tasks as partition evaluators. Spark would have to search closures for captured objects.
     "spark.sql.execution.usePartitionEvaluator": "true",
-    # Spark checks its own optimizer after each of its steps.
+    # Skip the plan validation that Spark's optimizer runs after each rule.
     "spark.sql.lightweightPlanChangeValidation": "false",
-    # To keep within a number of bytes, Spark adds up all columns again for each row: a fifth of a task's time. So few
-    # rows at a time that they fit, if they have less than 4 MB each.
+    # To enforce the byte limit, Spark sums the sizes of all columns again for each row: a fifth of a task's time. Limit
+    # the number of rows instead: 500 rows fit into 2 GB if each has less than 4 MB.
     "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647b",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
-    # On a local disk Hadoop keeps a checksum beside each file, and starts a process for each to set its mode: 6 ms for
-    # every line of a checkpoint. Without, the file that is renamed into its place is all there is to a line.
+    # On a local disk Hadoop writes a checksum file beside each file, and starts a process per file to set its mode:
+    # 6 ms per checkpoint entry. With the raw file system, an entry is a single file that is renamed into place.
     "fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "fs.file.impl.disable.cache": "true",
 }
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 5.0
 FORGET_SECONDS = 3_600.0
-# More than this of one batch are no events that kill: whoever runs them is ill.
+# If more events of one batch than this kill their process, the fault lies with the processes and not with the events.
 MOST_FATAL_EVENTS = 10
 KILLED = "the process that handled it died, each time, with no other event in its hands"
 TICK_SECONDS = 1.0
@@ -72,31 +72,31 @@ Result = TypeVar("Result")
 
 
 class Stopped(Exception):
-    """The stream is told to stop while a batch waits."""
+    """The stream is stopping: its current batch is abandoned."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """What became of a stream's events so far."""
+    """Counts of a stream's batches, event outcomes and fired timers since the run began."""
 
     batches: int = 0
     applied: int = 0
     retried: int = 0
     dead: int = 0
     fired: int = 0
-    """Timers, and windows that closed."""
+    """Number of fired timers and closed windows."""
 
 
 class StreamRun:
-    """One stream's queries: one for its source, and one for the queue beside it, if there is one. One for both would be
-    planned for both, in every batch."""
+    """Run of one stream: a query over its source and, if the stream has a retry queue, a second query over that queue.
+    A single query would have to plan both sources in every batch."""
 
     def __init__(self, spark: SparkSession, app: StreamSet, stream: Stream, started: Started, parallelism: int) -> None:
         self.stream = stream
         self.started = started
         self.counts = Counts()
         self.error: PenstockError | None = None
-        """Why it ended, in its own words: Spark's would bury it."""
+        """Error that ended the stream. Spark's own error hides the cause in a long message."""
         self._spark = spark
         self.queries: list[StreamingQuery] = []
         self._sources = sources_of(stream, app.store, parallelism)
@@ -104,7 +104,7 @@ class StreamRun:
         self._acknowledged: dict[int, list[Arrival]] = {}
         self._stopping = threading.Event()
         self._busy = threading.Lock()
-        """Two jobs at once would fence one another."""
+        """Held while a job runs: two concurrent jobs would fence each other."""
         self._ticking: threading.Thread | None = None
         self._job_runner = JobRunner(spark, self._spec)
         self._folder = ""
@@ -113,17 +113,17 @@ class StreamRun:
         log.info("stream_started", stream=stream.name, epoch=started.epoch, parts=started.parts)
 
     def launch(self, folder: str) -> None:
-        """Start the queries, with their checkpoints in this folder."""
+        """Start the queries, with their checkpoints below `folder`."""
         self._folder = folder
         for at in range(len(self._sources)):
             self.queries.append(self._begin(at))
 
     def launch_again(self, at: int) -> None:
-        """Start one of them once more, where its checkpoint is."""
+        """Restart the query with index `at` from its checkpoint."""
         self.queries[at] = self._begin(at)
 
     def _begin(self, at: int) -> StreamingQuery:
-        """Start a query; what Spark has against it is told in a line."""
+        """Start a query. An error of Spark is raised as a one-line `PipelineError`."""
         try:
             return self._start(at)
         except PySparkException as error:
@@ -131,11 +131,11 @@ class StreamRun:
 
     def _start(self, at: int) -> StreamingQuery:
         source = self._sources[at]
-        # What a job is to know travels as a property of it where it is planned ahead, and has to be small then: not so
-        # where sources acknowledge.
+        # Tasks that are planned ahead get the values of each job as a job property, which must stay small. For sources
+        # with acknowledgements or leases the values include the acknowledged events, and may be large.
         ahead = not (source.wants_acknowledgements or source.leases)
         spec = replace(self._spec, ahead=ahead)
-        # Before the batches: what is here is planned once, what is in each of them every time, for a tenth of a second.
+        # Add these operators to the streaming query: in foreachBatch, planning them takes 0.1 s in every batch.
         rows = keyed(source.load(self._spark), spec)
         if ahead:
             rows = self._processed(rows, spec)
@@ -148,17 +148,17 @@ class StreamRun:
 
     def _processed(self, rows: DataFrame, spec: StreamTaskSpec) -> DataFrame:
         tasks = self._job_runner.tasks
-        # By number: a hash would give some tasks many parts, and others none.
+        # Assign tasks by number: a hash would give some tasks many state partitions and others none.
         return rows.repartitionById(tasks, F.col("part") % tasks).mapInArrow(process(spec), OUTCOMES)
 
     def stop(self) -> None:
-        """End what waits, and begin nothing more."""
+        """Interrupt pauses, start no more batches, and wait up to 30 s for the timer thread."""
         self._stopping.set()
         if self._ticking is not None:
             self._ticking.join(STOP_SECONDS)
 
     def finish(self) -> None:
-        """Wait for the batch in hand, which is acknowledged or has failed, and end the queries."""
+        """Wait until the current batch is acknowledged or has failed, then stop the queries and close the sources."""
         with self._busy:
             pass
         for query in self.queries:
@@ -170,13 +170,13 @@ class StreamRun:
         log.info("stream_stopped", stream=self.stream.name, **results)
 
     def start_ticking(self) -> None:
-        """From now on, fire what is due also while no events come."""
+        """Start a thread that fires due timers and windows while no events arrive."""
         if self.stream.has_timers:
             self._ticking = threading.Thread(target=self._tick_on, daemon=True)
             self._ticking.start()
 
     def tick(self) -> bool:
-        """Fire what is due now in parts that have no events; returns whether anything has."""
+        """Fire timers and windows that are due now, without a batch of events. Return True if any fired."""
         if not self.stream.has_timers:
             return False
         with self._busy:
@@ -185,7 +185,7 @@ class StreamRun:
         return fired
 
     def _is_drained(self) -> bool:
-        """True if the source had nothing new when Spark last asked. Before the first answer, the message is another."""
+        """True if the source had nothing new when Spark last asked. Before the first answer, the message differs."""
         if not self.queries:
             return False
         status = self.queries[0].status
@@ -202,7 +202,10 @@ class StreamRun:
                 return
 
     def _handle(self, source: SparkSource, spec: StreamTaskSpec, batch: DataFrame, _number: int) -> None:
-        """One batch. What ends the stream is kept, and Spark is not told: it would bury it, and shout."""
+        """Process one batch. Keep the error that ends the stream in `error`, because Spark wraps and logs errors.
+
+        For a source with leases, a Penstock error is not raised to Spark at all.
+        """
         with self._busy:
             try:
                 if self._stopping.is_set():
@@ -212,7 +215,7 @@ class StreamRun:
                 self.error = self.error or (error if isinstance(error, PenstockError) else None)
                 self._stopping.set()
                 if not source.leases:
-                    raise  # only Spark knows how far this source is: the batch must not count as done
+                    raise  # only Spark's checkpoint records the source's progress: it must not mark the batch as done
             except Exception as error:
                 if not self._stopping.is_set():
                     self.error = PipelineError(f"stream {self.stream.name} has failed: {brief(error)}")
@@ -231,7 +234,8 @@ class StreamRun:
         except Superseded:
             self._release(batch, spec)
             raise
-        # These parts have forgotten what their source has the acknowledgement of; the others are yet to hear.
+        # The state partitions in the result have removed their acknowledged events from the inbox. Keep those of the
+        # other state partitions for a later job.
         trimmed = {row["part"] for row in rows}
         self._acknowledged = {part: known for part, known in self._acknowledged.items() if part not in trimmed}
         self.counts.applied += sum(int(row["error"]) for row in rows if row["outcome"] == APPLIED_COUNT)
@@ -239,7 +243,7 @@ class StreamRun:
         self._acknowledge(source, rows if self._jobs == 1 else self._under_new_tokens(rows))
 
     def _release(self, batch: DataFrame, spec: StreamTaskSpec) -> None:
-        """The other driver is to have the batch's events at once, and not when their leases are over."""
+        """Release the batch's leases, so that the driver that took over need not wait for their expiry."""
         store = store_of(self._spec.store)
         try:
             listed = self._job(batch, replace(spec, listing=True))
@@ -250,7 +254,7 @@ class StreamRun:
             log.warn("release_failed", stream=self.stream.name, error=brief(error))
 
     def _run(self, batch: DataFrame, spec: StreamTaskSpec) -> list[Row]:
-        """What became of all events of the batch, however long the state of some of them can't be reached."""
+        """Run the batch and return the results of its events. Retry unavailable state partitions without limit."""
         done: list[Row] = []
         for pause in _pauses():
             rows = self._job(batch, spec)
@@ -274,14 +278,17 @@ class StreamRun:
         return self._job_runner.collect(self._processed(batch, spec))
 
     def _run_carefully(self, batch: DataFrame, spec: StreamTaskSpec) -> list[Row]:
-        listed = self._job(batch, replace(spec, listing=True))  # those of each part in order
+        listed = self._job(batch, replace(spec, listing=True))  # ordered within each state partition
         arrivals = list(dict.fromkeys(Arrival(row["event_id"], row["replays"]) for row in listed))
         return self._halve(batch, spec, arrivals, fatal=[])
 
     def _halve(
         self, batch: DataFrame, spec: StreamTaskSpec, arrivals: Sequence[Arrival], fatal: list[Arrival]
     ) -> list[Row]:
-        """Run these events, those before others first; where their tasks die, each half for itself."""
+        """Run the given events. If their tasks die, run each half separately, the earlier half first.
+
+        A single event that kills its task becomes dead, and is added to `fatal`.
+        """
         try:
             return self._run(batch, replace(spec, only=frozenset(arrivals)))
         except TasksDied as died:
@@ -297,15 +304,20 @@ class StreamRun:
         return self._run(batch, replace(spec, only=frozenset(arrivals), forced_failures=failures))
 
     def _under_new_tokens(self, rows: Sequence[Row]) -> list[Row]:
-        """Every job on a batch reads it again, and so repeats its claims: the tokens of the jobs before are void."""
+        """Return the rows with the current tokens of their leases.
+
+        Every job on a batch reads the batch again and so repeats its claims, which voids the tokens of earlier jobs.
+        """
         leases = [LeaseId(UUID(lease)) for lease in {row["lease"] for row in rows} if lease is not None]
         held = self._patiently(lambda: store_of(self._spec.store).held(leases))
         tokens = {str(one.lease.lease_id): str(one.lease.token) for one in held}
         return [{**row, "token": tokens.get(row["lease"], row["token"])} for row in rows]
 
     def _acknowledge(self, source: SparkSource, rows: Sequence[Row]) -> None:
-        """The state is committed: now the source may know. What it doesn't take any more comes again, and changes
-        nothing then."""
+        """Settle the leased rows and acknowledge the others, after their state is committed.
+
+        If the queue refuses to settle applied events, it delivers them again, and the inbox ignores them.
+        """
         leased = [row for row in rows if row["lease"] is not None]
         done = self._patiently(lambda: self._settle(leased))
         others = [row for row in rows if row["lease"] is None]
@@ -317,7 +329,7 @@ class StreamRun:
         self._count(rows)
 
     def _settle(self, rows: Sequence[Row]) -> set[int]:
-        """Returns the seqs of those that are in the state, and that the queue won't bring again."""
+        """Settle the rows. Return the seqs of the applied events that the queue will not deliver again."""
         store = store_of(self._spec.store)
         done: set[int] = set()
         for lease, outcomes in by_lease(rows).items():
@@ -334,8 +346,11 @@ class StreamRun:
         self.counts.fired = self._job_runner.fired
 
     def _forget(self) -> None:
-        """Now and then, what the inbox held for so long that nobody brings it again. Between batches: nobody else has
-        the parts."""
+        """Delete old inbox entries and expired state, at most once per hour.
+
+        Runs between batches, when no task has a state partition open. Inbox entries are old after the source's
+        `remember_seconds`.
+        """
         if time.monotonic() < self._forgot + FORGET_SECONDS and self._forgot:
             return
         self._forgot = time.monotonic()

@@ -1,10 +1,10 @@
-"""The state of a stream as a DataFrame, also while the stream runs: `read`, and `format("penstock-state")`.
+"""State of a stream as a DataFrame, also while the stream runs: `read` and `format("penstock-state")`.
 
-One partition for each part of the stream, which is read where its task runs: nothing goes through the driver's memory.
-Each part is read as it is committed at that time; parts don't wait for each other.
+Each state partition is one partition of the DataFrame and is read in its task: no state passes through the driver's
+memory. A task reads the state that is committed at that time; state partitions are not read in one common snapshot.
 
-Keys are named by an option, and not by the query's filters: Spark keeps what a filter has narrowed for every later
-query on the same DataFrame, also for those without it.
+Keys are selected by an option and not by pushed filters: Spark would keep the restriction of a pushed filter for every
+later query on the same DataFrame, also for queries without that filter.
 """
 
 import json
@@ -29,7 +29,7 @@ from penstock.streams.state.registry import DEFAULT_STATE, open_state
 from penstock.streams.state_reader import Kept, find_stream, look
 
 NAME = "penstock-state"
-# Those of `Kept`, in its order.
+# The fields of `Kept`, in the same order.
 COLUMNS = {"key": "STRING", "part": "INT", "state": "STRING", "expires_at": "TIMESTAMP"}
 READ_PAGE = 5_000
 
@@ -37,7 +37,7 @@ READ_PAGE = 5_000
 def read(
     spark: SparkSession, stream: str, *, state: str = DEFAULT_STATE, keys: Sequence[str] | None = None
 ) -> DataFrame:
-    """The state of a stream: a row for each key, or for each of these, with `state` as JSON."""
+    """Return the state of a stream: one row per key, or per given key, with `state` as JSON."""
     with closing(open_state(state)) as store:
         require_reachable(store, spark.sparkContext.master)
         find_stream(store, stream)
@@ -48,7 +48,7 @@ def read(
 
 @dataclass(frozen=True, slots=True)
 class StateOptions:
-    """The options of `format("penstock-state")`, checked."""
+    """Validated options of `format("penstock-state")`."""
 
     stream: str
     state: str = DEFAULT_STATE
@@ -73,7 +73,7 @@ def _keys(text: str) -> frozenset[str]:
 
 
 class StateDataSource(DataSource):
-    """Options: stream, the name of one; state, the URL of its state store; keys, an array of JSON, if only those."""
+    """Options: stream (its name), state (URL of the state store), keys (JSON array of keys; by default all keys)."""
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
@@ -91,7 +91,7 @@ class StateDataSource(DataSource):
 
 
 class StateInputPartition(InputPartition):
-    """One part of the stream."""
+    """One state partition of the stream."""
 
     def __init__(self, started: Started, number: int) -> None:
         super().__init__(number)
@@ -100,7 +100,7 @@ class StateInputPartition(InputPartition):
 
 
 class StateReader(DataSourceReader):
-    """Reads state part by part; single keys are looked up, and only in the parts that have them."""
+    """Reader of state partitions. Selected keys are looked up only in the state partitions that they belong to."""
 
     def __init__(self, options: StateOptions) -> None:
         self._options = options
@@ -111,7 +111,7 @@ class StateReader(DataSourceReader):
         if self._options.keys is None:
             return [StateInputPartition(started, number) for number in range(started.parts)]
         numbers = sorted({part_of(key, started.parts) for key in self._options.keys})
-        return [StateInputPartition(started, number) for number in numbers or [0]]  # of none Spark would make one
+        return [StateInputPartition(started, number) for number in numbers or [0]]  # Spark makes a partition of []
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
         assert isinstance(partition, StateInputPartition)

@@ -1,7 +1,7 @@
-"""A stream's work on the executors: which part a row belongs to, and the transaction of each part.
+"""Tasks of a stream on the executors: assign rows to state partitions, and run the transaction of each state partition.
 
-State stores and the outbox open once per worker process, lazily. What travels is the stream itself, a small value with
-the user's functions.
+State stores and the outbox are opened lazily, once per Python worker process. Spark sends the stream itself to the
+tasks: a small value with the user's functions.
 """
 
 import gc
@@ -41,12 +41,12 @@ from penstock.streams.engine.work import EventFailure
 from penstock.streams.state.api import Fenced, StatePartition, StateStore, Superseded
 from penstock.streams.state.registry import open_state
 
-# So many more things than before, so many times, until the young, the older and the oldest are searched for garbage.
+# Thresholds of Python's garbage collector for its young, middle and old generation.
 COLLECTING = (100_000, 20, 100)
 
 
 def assign(spec: StreamTaskSpec) -> Callable[[Batches], Batches]:
-    """Adds to each row its key and the part that belongs to. A key that can't be had fails its own event only."""
+    """Return a function that adds the key and the state partition to each row. An invalid key fails only its event."""
 
     def run(batches: Batches) -> Batches:
         for batch in batches:
@@ -62,7 +62,7 @@ def assign(spec: StreamTaskSpec) -> Callable[[Batches], Batches]:
 
 
 def process(spec: StreamTaskSpec) -> Callable[[Batches], Batches]:
-    """Runs the transaction of each part among the rows, and returns what became of every event."""
+    """Return a function that runs the transaction of each state partition in the rows, and yields the results."""
 
     def run(batches: Batches) -> Batches:
         current = spec.for_this_job()
@@ -77,7 +77,7 @@ def process(spec: StreamTaskSpec) -> Callable[[Batches], Batches]:
 
 
 def tick(spec: StreamTaskSpec) -> Callable[[Batches], Batches]:
-    """Processes, without events, those of the parts in the rows that the task spec names."""
+    """Return a function that processes state partitions without events: those in the rows that the spec selects."""
 
     def run(batches: Batches) -> Batches:
         for batch in batches:
@@ -90,8 +90,8 @@ def tick(spec: StreamTaskSpec) -> Callable[[Batches], Batches]:
 
 @contextmanager
 def _rarely_collecting() -> Iterator[None]:
-    """Let Python look for garbage less often: it does so whenever many small things were made, and rows are many small
-    things of which not one is garbage. It would take a third of the time."""
+    """Raise the thresholds of Python's garbage collector. Rows are many small objects and none of them is garbage, but
+    creating them triggers collections, which took a third of the time."""
     before = gc.get_threshold()
     gc.set_threshold(*COLLECTING)
     try:
@@ -124,7 +124,7 @@ def _process_part(spec: StreamTaskSpec, number: int, rows: Table | None) -> list
 
 
 def _as_a_table(spec: StreamTaskSpec, number: int, part: StatePartition, rows: Table) -> list[RecordBatch] | None:
-    """What became of the events of a batch handler; None if they have to be looked at one by one."""
+    """Run a batch handler on the whole table. Return None if the events must be processed one by one."""
     if spec.stream.batch is None or spec.forced_failures or not is_plain(rows):
         return None
     ordered = in_order(rows)
@@ -155,7 +155,7 @@ def _one_by_one(spec: StreamTaskSpec, number: int, part: StatePartition, rows: l
 
 @contextmanager
 def _held(spec: StreamTaskSpec, rows: Table | None) -> Iterator[None]:
-    """Keep the leases of these rows for as long as their handlers take."""
+    """Extend the leases of the rows while their handlers run."""
     if rows is None or rows.column("lease").null_count == rows.num_rows:
         yield
         return
@@ -171,7 +171,7 @@ def _held(spec: StreamTaskSpec, rows: Table | None) -> Iterator[None]:
 
 
 def _send(spec: StreamTaskSpec, number: int, part: StatePartition) -> None:
-    """Put what was emitted into the outbox, which takes each numbered batch once, however often it comes."""
+    """Write emitted events to the outbox, which commits each numbered batch once even if it is sent repeatedly."""
     write_id = uuid5(NAMESPACE_OID, f"{spec.started.identity}/{spec.stream.name}/{number}")
     store = store_of(spec.store)
     for outgoing in part.outgoing():

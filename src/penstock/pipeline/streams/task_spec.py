@@ -1,5 +1,4 @@
-"""What a task of a stream is sent out with: the stream, a small value with the user's functions, and what is to be done
-this time."""
+"""Task spec of a stream: the stream itself, a small value with the user's functions, and the parameters of a job."""
 
 import pickle
 from base64 import b64decode, b64encode
@@ -14,47 +13,47 @@ from penstock.streams.engine.work import EventFailure
 from penstock.streams.event import StreamEvent
 from penstock.streams.state.api import Arrival, Started
 
-# What the task spec of each job says anew; and the property of a job by which its tasks learn it.
+# Fields that differ from job to job, and the job property that carries their values to tasks that were planned ahead.
 JOB_FIELDS = ("started", "acknowledged", "parts", "only", "forced_failures", "firing", "topics", "listing")
 JOB_PROPERTY = "penstock.job"
-# An event without a key has a part all the same: that it failed is kept there.
+# Events without a key are assigned to this state partition, which stores their failures.
 PART_WITHOUT_KEY = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StreamTaskSpec:
-    """All that a task needs to know."""
+    """Parameters of a stream's tasks."""
 
     stream: Stream
     started: Started
     store: str
     state: str
     wants_acknowledgements: bool = False
-    """Whether the source is to hear of events one by one, also without a lease."""
+    """True if the source acknowledges events one by one: tasks then return a result also for events without a lease."""
     acknowledged: Mapping[int, Sequence[Arrival]] = field(default_factory=dict)
-    """By part, what the source has the acknowledgement of: the inbox may forget it."""
+    """Acknowledged events by state partition, which can be removed from the inbox."""
     parts: frozenset[int] | None = None
-    """Only these parts; the others are done."""
+    """State partitions to process; None for all."""
     only: frozenset[Arrival] | None = None
-    """Only these events."""
+    """Events to process; None for all."""
     forced_failures: Mapping[Arrival, EventFailure] = field(default_factory=dict)
     firing: Firing = USUAL
     idle_advances: Mapping[int, IdleAdvance] = field(default_factory=dict)
-    """Parts whose time moves on without events."""
+    """Idle advances by state partition, for state partitions that advance in event time without events."""
     topics: Mapping[str, str] | None = None
-    """By the names of topics, how their partitions are named; None: as they came."""
+    """Names for source partitions by topic name; None leaves source partitions as the source named them."""
     listing: bool = False
-    """Nothing is done: the task lists its events."""
+    """True if the task only lists its events and does not process them."""
 
     ahead: bool = False
-    """It was planned before there was a batch: what differs from job to job comes as a property of the job."""
+    """True if the tasks were planned before the batch was known; the `JOB_FIELDS` then come from a job property."""
 
     def encode_job(self) -> str:
-        """What of it differs from job to job, as a text."""
+        """Return the values of the `JOB_FIELDS`, encoded as text."""
         return b64encode(pickle.dumps({name: getattr(self, name) for name in JOB_FIELDS})).decode()
 
     def for_this_job(self) -> "StreamTaskSpec":
-        """In a task: it, with what the order for its job says."""
+        """Return the spec for the running job, with the values of its job property. Call this inside a task."""
         if not self.ahead:
             return self
         from pyspark import TaskContext
@@ -62,11 +61,11 @@ class StreamTaskSpec:
         context = TaskContext.get()
         text = None if context is None else context.getLocalProperty(JOB_PROPERTY)
         assert text is not None, "a job that was planned ahead has its order"
-        return replace(self, **pickle.loads(b64decode(text)))  # noqa: S301 # by the driver, whose code this runs anyway
+        return replace(self, **pickle.loads(b64decode(text)))  # noqa: S301 # by the driver, whose code runs here anyway
 
 
 def part_and_key(spec: StreamTaskSpec, event: StreamEvent) -> tuple[int, str, str | None]:
-    """Where an event belongs, and its key; or why it has none."""
+    """Return the state partition and the key of an event, and the error if it has no valid key."""
     try:
         key = spec.stream.key_of(event)
         key.encode()

@@ -1,4 +1,4 @@
-"""What a stream reads, on Spark: each source as a DataFrame of the same columns, and its acknowledgements."""
+"""Base class of stream sources on Spark: a DataFrame with common columns, and acknowledgements."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,40 +12,45 @@ COLUMNS = columns(
     *("seq", "event_id", "event_type", "payload", "headers", "partition_key", "ordering_key", "created_at"),
     *("attempts", "replays", "lease", "token"),
 ) | {"source_partition": "STRING", "offset": "BIGINT"}
-"""What every source brings. Rows are processed in the order of source partition, offset and seq. A lease and its
-token are of a queue, a source partition and an offset of a source whose order is fixed."""
+"""Columns of all sources. Rows are processed in the order of source partition, offset and seq. Queues set lease and
+token; sources with a fixed order set source partition and offset."""
 
 BLANK = {"attempts": 0, "replays": 0, "seq": 0, "event_type": ""}
-"""What stands in columns that are never null where a source has nothing."""
+"""Values of columns that are never null, for rows without a value from the source."""
 
 STREAM_HEADERS = (ORIGIN_HEADER, KEY_HEADER, STREAM_HEADER)
-"""What a stream writes on events that it moved to its own queue. From elsewhere they would say what isn't so."""
+"""Headers that a stream sets on events forwarded to its retry queue. On events from elsewhere they would be wrong."""
 
 
 class SparkSource:
-    """A source, on the driver: by default one that is the same from its first batch to its last, takes no
-    acknowledgements and holds nothing open."""
+    """A stream's source on the driver. By default source partitions keep their names, the source takes no
+    acknowledgements, and it holds no resources."""
 
     wants_acknowledgements = False
-    """Whether it is to hear of its events one by one."""
+    """True if the source needs an acknowledgement for each event."""
     remember_seconds = REMEMBER_SECONDS
-    """For how long the inbox keeps events that nothing else takes out of it."""
+    """Seconds for which the inbox keeps events that no acknowledgement removes."""
     checkpoint_version = ""
-    """What the checkpoint is of, once loaded: with another version another checkpoint begins."""
+    """Version of the checkpoint, set by `load`. Each version has a separate checkpoint."""
     leases = False
-    """Whether its events are claimed."""
+    """True if events are claimed under leases."""
 
     def load(self, spark: SparkSession) -> DataFrame:
-        """The stream, with those of the columns above that it has."""
+        """Return the streaming DataFrame, with those of the `COLUMNS` that the source has."""
         raise NotImplementedError
 
     def topics(self) -> Mapping[str, str] | None:
-        """Asked for each micro-batch: by the names of topics, how their partitions are named; None if they are named as
-        they came. `StoreUnavailable` if that can't be told now."""
+        """Return names for source partitions by topic name; None if source partitions keep their names.
+
+        Called for each micro-batch. Raise `StoreUnavailable` if the names are not available now.
+        """
         return None
 
     def acknowledge(self, event_ids: Sequence[str]) -> None:
-        """The state holds these. Without acknowledgements, the state, Spark's checkpoint or a lease has it."""
+        """Acknowledge events after their state is committed.
+
+        By default nothing is done: the state, Spark's checkpoint or a lease records the progress of the source.
+        """
 
     def close(self) -> None:
-        """Its stream has ended."""
+        """Release resources after the stream has ended."""

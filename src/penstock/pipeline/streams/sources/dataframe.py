@@ -1,4 +1,4 @@
-"""Any streaming DataFrame as a stream's source: what its rows are known by, and what of them is the payload."""
+"""Any streaming DataFrame as a stream's source: the identity of its rows, and the columns of the payload."""
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -9,7 +9,7 @@ from penstock.pipeline.streams.sources.base import STREAM_HEADERS, SparkSource
 from penstock.streams.sources import Frame
 
 POSITION = ("line", "offset")
-"""Columns of a row's place in a source whose order is fixed."""
+"""Columns of a row's position in a source with a fixed order."""
 FIELDS = (
     "event_id",
     "event_type",
@@ -20,11 +20,11 @@ FIELDS = (
     "created_at",
     *POSITION,
 )
-"""The columns that are fields of an event. All others are the user's own, whatever they are called."""
+"""Columns that are fields of an event. All other columns are user data, whatever their names."""
 
 
 class DataFrameSource(SparkSource):
-    """Rows of a DataFrame. Spark's checkpoint alone knows how far it is."""
+    """Rows of a streaming DataFrame. Only Spark's checkpoint records the progress of the source."""
 
     def __init__(self, source: Frame) -> None:
         self._source = source
@@ -38,7 +38,7 @@ class DataFrameSource(SparkSource):
 
 
 def events_of(frame: DataFrame) -> DataFrame:
-    """Rows as events. A row that can't be known by anything ends the stream: it could be processed twice."""
+    """Return the rows as events. A row without an id or position ends the stream: it could be processed twice."""
     given = set(frame.columns)
     by_id, by_offset = "event_id" in given, given.issuperset(POSITION)
     if not by_id and not by_offset:
@@ -55,7 +55,7 @@ def events_of(frame: DataFrame) -> DataFrame:
 
 
 def _position(frame: DataFrame, *, by_id: bool) -> dict[str, Column]:
-    """Where there is an id, too, a row may be without a line, and is known by the id then."""
+    """Return the columns of the position. If rows also have ids, a row without a `line` is identified by its id."""
     partition, offset = frame["line"].cast("string"), frame["offset"].cast("bigint")
     placed = _required(F.when(offset >= 0, offset), "offset of 0 or more")
     if not by_id:
@@ -70,7 +70,7 @@ def _required(column: Column, name: str) -> Column:
 
 
 def _payload(frame: DataFrame) -> Column:
-    """Text and bytes as they are, else JSON; without such a column a JSON object of the user's own ones."""
+    """Return text and bytes unchanged, and other payloads as JSON; without a payload, a JSON object of user columns."""
     if "payload" in frame.columns:
         nested = isinstance(frame.schema["payload"].dataType, ArrayType | MapType | StructType)
         payload = _json(frame["payload"]) if nested else frame["payload"]
@@ -87,7 +87,7 @@ def _is_binary(frame: DataFrame) -> bool:
 
 
 def _json(column: Column) -> Column:
-    """With a null where a value is missing: a handler is to find every name."""
+    """Return JSON with nulls for missing values, so that handlers find every field."""
     return F.to_json(column, {"ignoreNullFields": "false"})
 
 

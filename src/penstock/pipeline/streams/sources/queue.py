@@ -9,12 +9,12 @@ from penstock.pipeline.streams.sources.base import COLUMNS, SparkSource
 from penstock.streams.app import Stream
 
 QUEUE_LIMIT = 10_000
-# How often an event may be in the hands of a process that dies: what it fails by itself is counted by the stream.
+# Extra attempts for expired leases of processes that died. The stream itself counts the failures of its handler.
 LOST_ATTEMPTS = 50
 
 
 class QueueSource(SparkSource):
-    """Events of a queue, claimed under leases. Their outcomes are settled by lease, and not here."""
+    """Events of a queue, claimed under leases. `StreamRun` settles their outcomes by lease."""
 
     leases = True
 

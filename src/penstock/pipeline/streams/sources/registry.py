@@ -1,4 +1,4 @@
-"""Find the source of a stream. The one that needs a client library is imported with it, when a stream reads it."""
+"""Find the source of a stream. The Valkey source needs a client library and is imported only if a stream reads it."""
 
 from importlib import import_module
 
@@ -16,7 +16,7 @@ def sources_of(stream: Stream, store: str, parallelism: int) -> "tuple[SparkSour
     match stream.source:
         case Queue(name):
             source = QueueSource(stream, store, name, parallelism)
-            return (source, own) if stream.has_timers else (source,)  # timers that failed are there
+            return (source, own) if stream.has_timers else (source,)  # failed timers go there
         case Frame() as frame:
             return DataFrameSource(frame), own
         case Valkey() as valkey:

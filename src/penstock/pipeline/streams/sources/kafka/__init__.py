@@ -1,1 +1,1 @@
-"""Source of streams: topics of Apache Kafka."""
+"""Source of streams: Apache Kafka topics."""

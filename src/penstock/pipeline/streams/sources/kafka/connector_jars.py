@@ -1,6 +1,6 @@
-"""Finds the jars by which Spark reads Kafka: Spark's connector, which no Python package brings.
+"""Find the jars of Spark's Kafka connector, which no Python package contains.
 
-They must be on the class path of Spark's Java before it starts, and so are looked for before a session is opened.
+The jars must be on the class path when the JVM starts, so they are located before a session is opened.
 """
 
 import os
@@ -13,15 +13,16 @@ from penstock.pipeline.spark.java import cache_folder
 
 VARIABLE = "PENSTOCK_SPARK_JARS"
 _LAUNCHER_VARIABLES = ("PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR", "SPARK_REMOTE")
-# The connector, and what it needs and Spark doesn't have.
+# The connector and its dependencies that Spark lacks.
 PARTS = ("spark-sql-kafka-0-10", "spark-token-provider-kafka-0-10", "kafka-clients", "commons-pool2")
 
 
 def connector_jars(folder: str | None = None, environment: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
-    """The jars to put on the class path: of the folder that is named, else of where `make services` puts them.
+    """Return the jars to add to the class path: from the named folder, else from the folder that `make services` fills.
 
-    None if Spark's own folder has the connector, or its launcher has settings that may bring it. Otherwise a
-    `UsageError` says what is missing, and how it is given.
+    The folder is named by `folder` or by an environment variable. Return no jars if Spark's own folder has the
+    connector, or if settings of Spark's launcher may add it. Otherwise raise a `UsageError` that names the missing jar
+    and the ways to provide it.
     """
     named = folder or environment.get(VARIABLE)
     if named:
@@ -38,13 +39,13 @@ def connector_jars(folder: str | None = None, environment: Mapping[str, str] = o
 
 
 def coordinates(environment: Mapping[str, str] = os.environ) -> str:
-    """What Maven knows the connector by, for the Spark that is installed."""
+    """Return the connector's Maven coordinates for the installed version of Spark."""
     core = core_jar(spark_home(environment))
     return f"org.apache.spark:{PARTS[0]}_{core.scala}:{core.version}"
 
 
 def ways_to_give_it(environment: Mapping[str, str] = os.environ) -> str:
-    """What a person can do about a connector that is missing."""
+    """Return the text for error messages that says how to provide a missing connector."""
     package = coordinates(environment)
     return (
         f"it is {package}. Put its jars ({', '.join(PARTS)}) into a folder and name that, by jars= or {VARIABLE}; or "
@@ -53,7 +54,7 @@ def ways_to_give_it(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def _is_configured(home: Path, environment: Mapping[str, str]) -> bool:
-    """True if variables or files hold settings of Spark's launcher, which may name packages."""
+    """True if environment variables or files configure Spark's launcher, and so may name packages."""
     files = (home / "conf" / name for name in ("spark-defaults.conf", "spark-env.sh"))
     return any(map(environment.get, _LAUNCHER_VARIABLES)) or any(file.exists() for file in files)
 

@@ -1,7 +1,7 @@
-"""Topics of Kafka as a stream's source, through Spark's own connector.
+"""Kafka topics as a stream's source, through Spark's own connector.
 
-Their order is fixed: the state holds how far it is in each partition. A topic that was deleted and made anew has its
-old name and begins again at offset 0, so a partition is known by the id of its topic, too.
+The order of records is fixed: the state stores the offset reached in each partition. A topic that is deleted and
+recreated keeps its name and starts again at offset 0, so partitions are identified by the topic id, too.
 """
 
 import hashlib
@@ -20,22 +20,22 @@ from penstock.streams.sources import Kafka
 TYPE_HEADER = "penstock-event-type"
 TOMBSTONE_HEADER = "penstock-tombstone"
 KEY_ENCODING_HEADER = "penstock-key-encoding"
-# What only this side of Kafka may say of an event.
+# Headers that only Penstock sets; the same headers of Kafka records are dropped.
 OWN_HEADERS = (*STREAM_HEADERS, TOMBSTONE_HEADER, KEY_ENCODING_HEADER)
 
 DEFAULTS = {
     "startingOffsets": "earliest",
     "maxOffsetsPerTrigger": "100000",
-    # What Kafka has thrown away before it was read is an error to see: whoever can do without it says so.
+    # By default it is an error if Kafka deleted records before they were read. Users can accept the loss explicitly.
     "failOnDataLoss": "true",
-    # Records of transactions that were given up are none.
+    # Skip records of aborted transactions.
     "kafka.isolation.level": "read_committed",
 }
 NOT_THEIRS = ("kafka.bootstrap.servers", "subscribe", "subscribepattern", "assign", "includeheaders")
 
 
 class KafkaSource(SparkSource):
-    """Records of topics. Kafka isn't told anything: the state and Spark's checkpoint know how far it is."""
+    """Records of topics. Nothing is committed to Kafka: the state and Spark's checkpoint record the offsets."""
 
     def __init__(self, source: Kafka) -> None:
         self._source = source
@@ -51,13 +51,13 @@ class KafkaSource(SparkSource):
         except StoreUnavailable as error:
             self.close()
             raise PipelineError(str(error)) from error
-        # Of other topics the checkpoint says nothing, whatever their names are.
+        # The checkpoint is valid for these topics only, and not for other topics of the same names.
         known = ",".join(f"{name}@{topic_id}" for name, topic_id in sorted(self._known.items()))
         self.checkpoint_version = hashlib.sha256(known.encode()).hexdigest()[:12]
         return events_of(records)
 
     def topics(self) -> Mapping[str, str]:
-        """Each `topic` as `topic@id`; brokers before Kafka 2.8 have no ids."""
+        """Return `topic@id` for each topic name, or the plain name from brokers before Kafka 2.8, which have no ids."""
         assert self._ids is not None, "a batch comes after load"
         now = self._ids.ask()
         for name, topic_id in now.items():
@@ -76,11 +76,11 @@ class KafkaSource(SparkSource):
 
 
 def reader_options(source: Kafka) -> dict[str, str]:
-    """What Spark's connector is told: what was given, over the defaults."""
+    """Return the options of Spark's connector: the user's options over the defaults."""
     for name in source.options:
         if name.lower() in NOT_THEIRS:
             raise UsageError(f"the option {name} is not yours to set: Kafka(servers, topics, pattern=…) decides it")
-    # Spark doesn't tell capitals in the names of options.
+    # Spark ignores upper and lower case in option names.
     given = {name.lower() for name in source.options}
     usual = {name: value for name, value in DEFAULTS.items() if name.lower() not in given}
     return {
@@ -109,7 +109,7 @@ def _records(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
 
 
 def events_of(records: DataFrame) -> DataFrame:
-    """Records of Spark's connector as events, which are known by their places."""
+    """Return the records of Spark's connector as events, which are identified by their positions."""
     key, value = records["key"], records["value"]
     readable = _text(key).isNotNull() & ~F.contains(_text(key), F.lit("\x00"))
     source_partition = F.concat_ws("/", records["topic"], records["partition"].cast("string"))
@@ -130,17 +130,20 @@ def events_of(records: DataFrame) -> DataFrame:
 
 
 def _text(column: Column) -> Column:
-    """Bytes as text; null where they are none."""
+    """Return bytes as text; null if they are not valid UTF-8."""
     return F.try_validate_utf8(column.cast("string"))
 
 
 def _base64(column: Column) -> Column:
-    """Some settings of Spark break it into lines."""
+    """Return base64 without the line breaks that some Spark settings insert."""
     return F.replace(F.base64(column), F.lit("\r\n"), F.lit(""))
 
 
 def _headers(column: Column) -> Column:
-    """Kafka allows a name twice: the last one counts. What is no text is left out."""
+    """Return the headers as a map. For duplicate names, which Kafka allows, the last value wins.
+
+    Headers that are not text and the `OWN_HEADERS` are dropped.
+    """
 
     def add(found: Column, header: Column) -> Column:
         others = F.map_filter(found, lambda name, _: name != header["key"])

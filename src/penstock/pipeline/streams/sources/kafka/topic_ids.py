@@ -1,7 +1,7 @@
-"""The ids of Kafka's topics: a topic that is deleted and made anew gets another one.
+"""Ids of Kafka topics: a topic that is deleted and recreated gets a new id.
 
-They are asked for in Spark's Java, by the client that its connector brings, and so with the very settings that the
-connector reads by, keys and passwords among them.
+The ids are requested in Spark's JVM, with the Kafka client of Spark's connector. So the requests use the same settings
+as the connector, including keys and passwords.
 """
 
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ from pyspark.sql import SparkSession
 from penstock.model.errors import PipelineError, StoreUnavailable, UsageError
 from penstock.streams.sources import Kafka
 
-# What brokers before Kafka 2.8 say: they have no ids.
+# Reported by brokers before Kafka 2.8, which have no topic ids.
 NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 PREFIX = "kafka."
 TIMEOUT = {"default.api.timeout.ms": "30000", "request.timeout.ms": "15000"}
 
 
 class TopicIds:
-    """A client of the brokers, for as long as a stream runs."""
+    """Admin client of the brokers, open while a stream runs."""
 
     def __init__(self, spark: SparkSession, source: Kafka, options: Mapping[str, str]) -> None:
         self._source = source
@@ -29,8 +29,10 @@ class TopicIds:
         self._admin: Any = self._open({**TIMEOUT, **client})
 
     def ask(self) -> dict[str, str]:
-        """The id of each topic that the source names, empty where brokers have none. `StoreUnavailable` if they can't
-        tell now."""
+        """Return the id of each topic of the source by name, empty if the brokers have no ids.
+
+        Raise `StoreUnavailable` if the brokers cannot answer now.
+        """
         from py4j.protocol import Py4JJavaError
 
         try:
@@ -65,7 +67,7 @@ class TopicIds:
         return {topic.name(): topic.topicId().toString() for topic in listed if self._matches(topic.name())}
 
     def _matches(self, name: str) -> bool:
-        """By Java's rules for patterns, which are the connector's. A topic is asked about once."""
+        """Return True if the topic matches the pattern, by Java's rules as in the connector. Results are cached."""
         if name not in self._matching:
             self._matching[name] = self._jvm.java.util.regex.Pattern.matches(self._source.topics, name)
         return self._matching[name]
@@ -83,7 +85,7 @@ class TopicIds:
 
 
 def _reason(error: Any) -> str:
-    """The innermost cause, in its own words."""
+    """Return the class and message of the innermost cause."""
     cause = error.java_exception
     while cause.getCause() is not None:
         cause = cause.getCause()

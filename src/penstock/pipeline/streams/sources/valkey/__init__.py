@@ -1,1 +1,1 @@
-"""Source of streams: streams of Valkey and Redis."""
+"""Source of streams: Valkey and Redis streams."""

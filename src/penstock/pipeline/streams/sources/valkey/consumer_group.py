@@ -1,7 +1,8 @@
-"""Consumer groups of Valkey and Redis streams: whether there is anything to take, taking it, and acknowledging it.
+"""Consumer groups of Valkey and Redis streams: check for entries, take entries and acknowledge them.
 
-The group is the truth: what it has handed out and was never acknowledged is given again, first to whom it was given,
-and once it has lain idle to anybody. Clients open once per process and never travel.
+The server's consumer group is the authoritative record of delivery. Entries that were delivered and not acknowledged
+are delivered again: first to the same consumer, and after an idle time to any consumer. Clients are opened once per
+process and never sent to another process.
 """
 
 import re
@@ -34,19 +35,19 @@ from penstock.publish.valkey import CLIENT_OPTIONS, open_client, replies_of
 PAGE = 1_000
 BEGINNING = "0"
 ONLY_NEW = "$"
-# In place of an id: what no consumer was given yet.
+# Used as an entry id: selects entries that were not delivered to any consumer yet.
 UNDELIVERED = ">"
 
 _REFUSED = (AuthenticationError, AuthenticationWrongNumberOfArgsError, AuthorizationError, NoPermissionError)
 _PASSING = (LostConnection, NoAnswer, OSError, ReadOnlyError, ClusterDownError, TryAgainError)
-# What older servers say to XAUTOCLAIM, XPENDING with IDLE, and ranges that leave out their first id.
+# Errors of old servers for XAUTOCLAIM, for XPENDING with IDLE, and for ranges that exclude their first id.
 _TOO_OLD = re.compile(r"unknown command|syntax error|Invalid stream ID", re.IGNORECASE)
 _NO_GROUP = re.compile(r"NOGROUP|no such key", re.IGNORECASE)
 
 
 @lru_cache(maxsize=8)
 def client_of(url: str) -> Valkey:
-    """The process's own client, not connected before it is used."""
+    """Return this process's client for the URL. The client connects on first use."""
     return open_client(url, known_options(url, CLIENT_OPTIONS))
 
 
@@ -59,18 +60,18 @@ class Group:
         self._url = url
 
     def ensure(self, start: str) -> None:
-        """Create the group, and the stream, unless they are there; of those that are, nothing changes."""
+        """Create the group, and the stream if needed. An existing group is left unchanged."""
         with self._plain_errors() as client:
             if self._position(client) is not None:
                 return
             try:
                 client.xgroup_create(self.stream, self.name, id=start, mkstream=True)
             except ResponseError as error:
-                if not str(error).startswith("BUSYGROUP"):  # another was faster
+                if not str(error).startswith("BUSYGROUP"):  # another process has created the group
                     raise
 
     def has_something(self, consumers: Iterable[str], min_idle_time_ms: int) -> bool:
-        """Whether these consumers would be given anything: what is theirs, what nobody sees to, or what is new."""
+        """Return True if these consumers would get entries: pending entries, idle entries of others, or new ones."""
         with self._plain_errors() as client:
             return (
                 any(client.xpending_range(self.stream, self.name, "-", "+", 1, one) for one in consumers)
@@ -79,13 +80,16 @@ class Group:
             )
 
     def own(self, consumer: str, limit: int) -> list[StreamEntry]:
-        """What this consumer was given and never acknowledged. Entries deleted since are acknowledged away."""
+        """Return the entries delivered to this consumer and not acknowledged. Acknowledge those deleted since then."""
         with self._plain_errors() as client:
             return self._counted(client, consumer, self._read(client, consumer, BEGINNING, limit))
 
     def idle(self, consumer: str, limit: int, min_idle_time_ms: int) -> list[StreamEntry]:
-        """What others were given and have left for so long. Entries deleted since the server itself forgets, or, one
-        before version 7, hands over: then they are the consumer's own next time."""
+        """Take over entries that other consumers have left unacknowledged for `min_idle_time_ms`.
+
+        The server drops entries that were deleted since. Servers before version 7 assign deleted entries to this
+        consumer instead; they are then among its own entries the next time.
+        """
         found: list[StreamEntry] = []
         with self._plain_errors() as client:
             cursor = self._first_idle(client, min_idle_time_ms) if limit > 0 else None
@@ -97,12 +101,12 @@ class Group:
             return self._counted(client, consumer, found)
 
     def new(self, consumer: str, limit: int) -> list[StreamEntry]:
-        """What nobody was given yet."""
+        """Take entries that were not delivered to any consumer yet."""
         with self._plain_errors() as client:
             return self._read(client, consumer, UNDELIVERED, limit)
 
     def acknowledge(self, entry_ids: Sequence[str], *, delete: bool) -> int:
-        """Acknowledge entries, and delete them from the stream too if told so; how many were pending."""
+        """Acknowledge entries and, with `delete`, delete them from the stream. Return the number that were pending."""
         with self._plain_errors() as client:
             pipeline: Any = client.pipeline(transaction=delete)  # its methods have no types
             for start in range(0, len(entry_ids), PAGE):
@@ -116,7 +120,7 @@ class Group:
             return sum(int(str(reply)) for reply in (replies[::2] if delete else replies))
 
     def _position(self, client: Any) -> str | None:
-        """The id of the last entry that anybody was given; None where there is no group."""
+        """Return the id of the last entry delivered to any consumer; None if the group does not exist."""
         try:
             groups = client.xinfo_groups(self.stream)
         except ResponseError as error:
@@ -127,8 +131,11 @@ class Group:
         return next(found, None)
 
     def _has_new(self, client: Any) -> bool:
-        """The server's own count, the lag, is sometimes unknown, and its last id may be that of a deleted entry: it is
-        asked for the next entry instead."""
+        """Return True if the stream has undelivered entries.
+
+        Query the next entry, because the server's lag is sometimes unknown and the stream's last id may belong to a
+        deleted entry.
+        """
         position = self._position(client)
         if position is None:
             raise PipelineError(_gone(self.stream, self.name))
@@ -139,7 +146,10 @@ class Group:
         return found[0]["message_id"] if found else None
 
     def _read(self, client: Any, consumer: str, after: str, limit: int) -> list[StreamEntry]:
-        """Read what this consumer was given after an id, page by page, or what nobody was given yet."""
+        """Read entries page by page: those delivered to this consumer after an id, or undelivered ones.
+
+        Acknowledge entries that were deleted.
+        """
         found: list[StreamEntry] = []
         while len(found) < limit:
             streams = client.xreadgroup(self.name, consumer, {self.stream: after}, count=min(PAGE, limit - len(found)))
@@ -153,13 +163,13 @@ class Group:
         return found
 
     def _entries(self, page: Iterable[tuple[bytes | None, dict[bytes, bytes]]]) -> Iterator[StreamEntry]:
-        """An entry without fields was deleted: no other can have none."""
+        """Yield the entries that still exist. Only deleted entries have no fields."""
         for entry_id, fields in page:
             if entry_id is not None and fields:
                 yield StreamEntry(self.stream, EntryId.parse(entry_id), fields)
 
     def _counted(self, client: Any, consumer: str, entries: Sequence[StreamEntry]) -> list[StreamEntry]:
-        """The entries with how often they were delivered before, which the server counts."""
+        """Return the entries with the number of their earlier deliveries, which the server counts."""
         if not entries:
             return []
         ids = [entry.entry_id for entry in entries]
@@ -176,19 +186,19 @@ class Group:
 
     @contextmanager
     def _plain_errors(self) -> Iterator[Any]:
-        """The client, whose errors become those that a person can act upon."""
+        """Yield the client, and convert its errors into Penstock's errors."""
         client = client_of(self._url)
         try:
             yield client
         except (ValkeyError, OSError) as error:
             if isinstance(error, ReadOnlyError):
-                # The server became a replica: the next command looks up anew who answers at this address.
+                # The server became a replica: disconnect, so that the next command resolves the address again.
                 client.connection_pool.disconnect()
             raise plain_error(error, self._url, self.stream, self.name) from None
 
 
 def plain_error(error: Exception, url: str, stream: str, group: str) -> PenstockError:
-    """What a server's or the connection's error means, in words that say what to do."""
+    """Convert an error of the server or the connection into a Penstock error with an actionable message."""
     shown, said = mask_url(url), mask_url(str(error))
     if isinstance(error, _REFUSED):
         return UsageError(f"{shown} refuses these credentials, or they may not do this: {said}")
@@ -206,8 +216,11 @@ def plain_error(error: Exception, url: str, stream: str, group: str) -> Penstock
 
 
 def _gone(stream: str, group: str) -> str:
-    """From the beginning all would come twice that was acknowledged, from anywhere else what was not would be lost:
-    that is for a person to decide."""
+    """Return the message for a group that no longer exists. The user must decide where a new group starts.
+
+    From the beginning, acknowledged entries would be delivered again. From anywhere else, unacknowledged entries could
+    be lost.
+    """
     return (
         f"the consumer group {group!r} of the stream {stream!r} is gone, and with it the record of what was "
         f"acknowledged; make it again with XGROUP CREATE {stream} {group} 0 MKSTREAM, after which all entries come "
@@ -218,8 +231,11 @@ def _gone(stream: str, group: str) -> str:
 def take(
     groups: Sequence[Group], consumer: str, *, limit: int, min_idle_time_ms: int, rotation: int = 0
 ) -> list[StreamEntry]:
-    """Up to `limit` entries for this consumer, the oldest first: its own unacknowledged ones before those that others
-    left, and those before new ones. Which stream comes first changes with `rotation`, so that none starves."""
+    """Take up to `limit` entries for this consumer; return them oldest first.
+
+    The consumer's own unacknowledged entries are taken first, then idle entries of other consumers, then new ones.
+    `rotation` selects the stream that is read first, so that no stream starves.
+    """
     start = rotation % len(groups)
     rotated = [*groups[start:], *groups[:start]]
     taken: list[StreamEntry] = []
@@ -233,10 +249,10 @@ def take(
 
 
 def acknowledge(url: str, group: str, event_ids: Iterable[str], *, delete_acknowledged: bool = False) -> int:
-    """Tell the group that these events are done with, and say how many of them were pending.
+    """Acknowledge events to the consumer group. Return the number of events that were pending.
 
-    To be called once their effects are committed. A server that is away is a `SourceUnavailable`, and may be left at
-    that: what was not acknowledged comes again. Events of a group that is not there any more count for nothing.
+    Call this after the effects of the events are committed. `SourceUnavailable` is raised if the server is unavailable,
+    and may be ignored: unacknowledged events are delivered again. Events of a group that no longer exists do not count.
     """
     by_stream: dict[str, list[str]] = {}
     for event_id in event_ids:

@@ -1,8 +1,9 @@
-"""`format("penstock-valkey")`: the entries of Valkey and Redis streams as a streaming DataFrame, by consumer groups.
+"""`format("penstock-valkey")`: entries of Valkey and Redis streams as a streaming DataFrame, read by consumer groups.
 
-Partition i reads as a consumer of its own, and what that consumer was given and never acknowledged is given to it
-again, first of all. So a batch that runs again has at least what is left of it, and may have more. The group is the
-truth; Spark's offset only counts, and remembers the consumers' names. `acknowledge` is for when all is committed.
+Each partition reads as a separate consumer, and first gets the entries that this consumer has not acknowledged. So a
+batch that runs again has at least its unacknowledged entries, and may have more. The consumer group is the
+authoritative record; Spark's offset only counts batches and stores the names of the consumers. Call `acknowledge` after
+everything is committed.
 """
 
 import time
@@ -45,13 +46,13 @@ Offset = dict[str, Any]
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("penstock-valkey")` known to a session."""
+    """Register `format("penstock-valkey")` with a session."""
     spark.dataSource.register(ValkeyDataSource)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """The options of `format("penstock-valkey")`, checked."""
+    """Validated options of `format("penstock-valkey")`."""
 
     url: str
     stream: str
@@ -81,19 +82,19 @@ class StreamOptions:
         return checked
 
     def groups(self) -> list[Group]:
-        """The group in each of the streams."""
+        """Return the consumer group of each stream."""
         names = dict.fromkeys(name.strip() for name in self.stream.split(","))
         return [Group(self.url, name, self.group) for name in names if name]
 
 
 class ValkeyDataSource(DataSource):
-    """Options: url, stream (several with commas), group, consumer (a prefix), partitions, limit (entries a batch and
-    partition), min_idle_time_ms, payload_field, start (beginning or new, for a group that is not there yet) and
-    patient (a server that can't be reached is waited for, and doesn't end the stream)."""
+    """Options: url, stream (or several, comma-separated), group, consumer (a name prefix), partitions, limit (entries
+    per batch and partition), min_idle_time_ms, payload_field, start (beginning or new; for a group that does not exist
+    yet) and patient (wait for a server that is unavailable, instead of ending the stream)."""
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        # Here, at `load()`: PySpark hides an error of a stream's reader behind one of its own.
+        # Validate in `load()`: PySpark would wrap an error raised by the stream reader.
         self._checked = StreamOptions.parse(options)
 
     @classmethod
@@ -108,7 +109,7 @@ class ValkeyDataSource(DataSource):
 
 
 class ConsumerPartition(InputPartition):
-    """One consumer's part of micro-batch `batch`."""
+    """Partition of micro-batch `batch` that one consumer reads."""
 
     def __init__(self, batch: int, index: int, consumer: str) -> None:
         super().__init__((batch, index, consumer))
@@ -118,19 +119,22 @@ class ConsumerPartition(InputPartition):
 
 
 class EntryReader(DataSourceStreamReader):
-    """Takes entries, on the executors."""
+    """Stream reader that takes entries on the executors."""
 
     def __init__(self, options: StreamOptions) -> None:
         self._options = options
         self._waits = False
 
     def initialOffset(self) -> Offset:  # noqa: N802
-        """Without a name given, the consumers get one that no other query has; the checkpoint keeps it."""
+        """Return the first offset. Without the option consumer, generate a unique name; the checkpoint keeps it."""
         return {"b": 0, "n": 0, "c": self._options.consumer or f"penstock-{uuid4().hex[:12]}"}
 
     def latestOffset(self, start: Offset, limit: Any) -> Offset:  # noqa: ARG002, N802
-        """The next batch, if there is anything for it. The batch before it has ended, and all that it was going to
-        acknowledge is acknowledged: what is still pending for its consumers is to come again."""
+        """Return the offset of the next batch if entries are available, else `start`.
+
+        The previous batch has ended by now, and has sent all its acknowledgements. Entries that are still pending for
+        its consumers must be delivered again.
+        """
         following = {
             "b": start["b"] + 1,
             "n": self._options.partitions,
@@ -147,14 +151,15 @@ class EntryReader(DataSourceStreamReader):
     def _finds_something(self, following: Offset) -> bool:
         groups = self._options.groups()
         if following["b"] == 1:
-            # Later a group that is gone must not come back unnoticed: it would give again what was acknowledged.
+            # Create groups only before the first batch. If a group disappears later, a new one would silently deliver
+            # acknowledged entries again.
             for group in groups:
                 group.ensure(STARTS[self._options.start])
         consumers = [partition.consumer for partition in _partitions(following)]
         return any(group.has_something(consumers, self._options.min_idle_time_ms) for group in groups)
 
     def _wait_for(self, error: SourceUnavailable) -> None:
-        """Only the patient wait, and say so once."""
+        """Log the first error and let the caller wait, if the option patient is set; otherwise raise the error."""
         if not self._options.patient:
             raise error
         if not self._waits:
@@ -177,7 +182,10 @@ class EntryReader(DataSourceStreamReader):
             )
 
     def _take(self, partition: ConsumerPartition) -> list[StreamEntry]:
-        """From the beginning again after a connection was lost: what got lost with it is the consumer's own by now."""
+        """Take entries for a partition. After a lost connection, take all entries again.
+
+        Entries in the lost response are pending for this consumer by now, so none is lost.
+        """
         while True:
             try:
                 return take(

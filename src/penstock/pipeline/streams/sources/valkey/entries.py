@@ -1,4 +1,4 @@
-"""Entries of Valkey and Redis streams as rows: their ids, their fields, and what of both becomes which column. Pure."""
+"""Convert entries of Valkey and Redis streams to rows: ids, fields and columns. Needs neither a server nor Spark."""
 
 import json
 import re
@@ -15,21 +15,21 @@ COLUMNS = columns(
 )
 
 PAGE_ROWS = 1_000
-# Arrow takes two gigabytes in a batch.
+# An Arrow batch holds at most 2 GB.
 PAGE_BYTES = 64 * 1024 * 1024
 
-# What our own publisher writes beside the payload, and has a column of its own.
+# Fields with a separate column, which Penstock's publisher writes beside the payload.
 _COLUMN_FIELDS = (b"event_type", b"partition_key", b"ordering_key")
 
 _SEQUENCE_BITS = 20
 _LARGEST = 2**63 - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-# Ids need not be times: one beyond what Python can hold is shown as the last that it can.
+# An id need not be a time: an id beyond Python's range of dates is shown as this time.
 _LAST_MILLISECOND = (datetime(9999, 12, 31, tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
 
 
 class EntryId(NamedTuple):
-    """An entry's id, which compares as the server compares it: as two numbers."""
+    """Id of an entry. Ids compare as two numbers, as on the server."""
 
     milliseconds: int
     sequence: int
@@ -44,7 +44,7 @@ class EntryId(NamedTuple):
         return f"{self.milliseconds}-{self.sequence}"
 
     def seq(self) -> int:
-        """One number that keeps the order within a batch, but for more than a million entries in one millisecond."""
+        """Return one number that preserves the order of entries, up to a million entries in one millisecond."""
         within = min(self.sequence, (1 << _SEQUENCE_BITS) - 1)
         return min(self.milliseconds << _SEQUENCE_BITS | within, _LARGEST)
 
@@ -53,7 +53,7 @@ class EntryId(NamedTuple):
 
 
 class StreamEntry(NamedTuple):
-    """An entry that was taken from a stream. `attempts` counts the deliveries before this one."""
+    """Entry taken from a stream. `attempts` counts the earlier deliveries."""
 
     stream: str
     entry_id: EntryId
@@ -66,7 +66,7 @@ class StreamEntry(NamedTuple):
 
 
 def entry_of(event_id: str) -> tuple[str, str]:
-    """The stream and the entry's id that an event's id was made of. The stream's key may hold slashes itself."""
+    """Return the stream and the entry id that form an event id. The stream's name may contain slashes."""
     found = re.fullmatch(r"(.*)/([0-9]+-[0-9]+)", event_id, re.DOTALL)
     if found is None:
         raise UsageError(f"{event_id!r} is not the id of a stream's entry; one looks like orders/1767225600000-0")
@@ -74,7 +74,7 @@ def entry_of(event_id: str) -> tuple[str, str]:
 
 
 class Rows:
-    """Makes rows of entries, and counts the headers that a row can't hold."""
+    """Converter from entries to rows. Counts the headers that are dropped because they are not UTF-8."""
 
     def __init__(self, payload_field: str) -> None:
         self._payload_field = payload_field.encode()
@@ -96,7 +96,7 @@ class Rows:
         }
 
     def _headers(self, fields: Mapping[bytes, bytes]) -> dict[str, str]:
-        """The fields that have no column, and over them the headers that our own publisher writes as one field."""
+        """Return fields without a column as headers, overridden by the field of headers that our publisher writes."""
         headers: dict[str, str] = {}
         carried: dict[str, str] = {}
         for name, value in fields.items():
@@ -113,8 +113,8 @@ class Rows:
 
 
 def _carried_headers(value: bytes) -> dict[str, str] | None:
-    """The headers in a field that is a JSON object of strings; None if it is anything else."""
-    if value == b"{}":  # most have none, and to decode that takes time
+    """Return the headers in a field that is a JSON object of strings; None for any other field."""
+    if value == b"{}":  # skip decoding in the most common case
         return {}
     try:
         found = json.loads(value)
@@ -126,7 +126,7 @@ def _carried_headers(value: bytes) -> dict[str, str] | None:
 
 
 def _is_text(text: Any) -> bool:
-    """JSON can spell halves of characters, which no column holds."""
+    """True if this is a string that a column can hold. JSON may contain lone surrogates, which no column can hold."""
     try:
         return isinstance(text, str) and text.encode() is not None
     except UnicodeEncodeError:
@@ -139,12 +139,12 @@ def _as_json(fields: Mapping[bytes, bytes]) -> bytes:
 
 
 def _text(value: bytes | None) -> str | None:
-    """Bytes that are no text are spelt out: what differed must not become the same key."""
+    """Return bytes as text. Invalid UTF-8 is escaped, so that different bytes do not become the same key."""
     return None if value is None else value.decode(errors="backslashreplace")
 
 
 def in_order(entries: Iterable[StreamEntry]) -> list[StreamEntry]:
-    """Each entry once, the oldest first."""
+    """Return each entry once, oldest first."""
     once = {(entry.entry_id, entry.stream): entry for entry in entries}
     return sorted(once.values(), key=lambda entry: entry.entry_id)
 
@@ -152,7 +152,7 @@ def in_order(entries: Iterable[StreamEntry]) -> list[StreamEntry]:
 def pages(
     entries: Sequence[StreamEntry], *, rows: int = PAGE_ROWS, size: int = PAGE_BYTES
 ) -> Iterator[list[StreamEntry]]:
-    """The entries in pages of so many rows and about so many bytes at most."""
+    """Yield the entries in pages of at most `rows` rows and, unless a single entry is larger, `size` bytes."""
     page: list[StreamEntry] = []
     held = 0
     for entry in entries:

@@ -1,4 +1,4 @@
-"""Streams of Valkey and Redis as a source of a stream."""
+"""Valkey and Redis streams as a source of a stream."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,10 @@ from penstock.streams.sources import Valkey
 
 
 class ValkeySource(SparkSource):
-    """Entries of Valkey's streams. Only one driver reads under the stream's name: it has its entries again at once."""
+    """Entries of Valkey streams. The consumer has the name of the stream, which only one driver runs.
+
+    So a new driver gets the unacknowledged entries of the previous driver at once, without an idle time.
+    """
 
     wants_acknowledgements = True
 
@@ -25,7 +28,7 @@ class ValkeySource(SparkSource):
             "patient": "true",
             **source.options,
         }
-        StreamOptions.parse(self._options)  # Spark would bury what is wrong with them
+        StreamOptions.parse(self._options)  # validate here: Spark would wrap the error
 
     def load(self, spark: SparkSession) -> DataFrame:
         register(spark)
