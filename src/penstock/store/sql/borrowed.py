@@ -45,7 +45,7 @@ def _modules(given: object) -> list[str]:
 
 
 def _cursor(raw: Any, driver: str) -> Any:
-    """Return a cursor that returns tuples, whatever row type the caller configured."""
+    """Return a cursor with tuples as rows, whatever row type the caller configured."""
     if driver == "psycopg":
         from psycopg.rows import tuple_row
 

@@ -1,5 +1,5 @@
-"""SQL fragments for the columns that move with an event, shared by all statements that move rows; and the tables of
-the unsettled states."""
+"""SQL fragments for the columns that move with an event, shared by all statements that move rows; and the tables of the
+unsettled states."""
 
 from penstock.model.lifecycle import State
 from penstock.store.sql.schema import CHANGING

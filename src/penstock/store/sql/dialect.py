@@ -191,7 +191,10 @@ class Dialect(Steps):
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Translate driver errors into Penstock errors; an error without a translation is raised unchanged."""
+        """Translate driver errors into Penstock errors; raise an error without a translation unchanged.
+
+        If the server is unavailable, also replace the pool's connections.
+        """
         expected: tuple[type[BaseException], ...] = (SQLAlchemyError, *self._driver_errors())
         generation = self._connections.current
         try:

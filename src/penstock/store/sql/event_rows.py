@@ -17,7 +17,7 @@ def headers_text(event: Event) -> str | None:
 def event_row(
     event_id: object, event: Event, now: object, encode: Callable[[Event], object] = headers_text
 ) -> tuple[Any, ...]:
-    """Return the id, type, payload, headers, keys and time of an event, in the column order of `penstock_events`."""
+    """Return a row of `penstock_events` in column order, without its seq."""
     return (event_id, event.event_type, event.payload, encode(event), event.partition_key, event.ordering_key, now)
 
 

@@ -95,8 +95,8 @@ class StepwiseStore(SqlStore):
     def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None:
         """Count a lost attempt for each event of the lease.
 
-        Exhausted events die. Of the others, those whose increased weights fit into one claim stay claimed; the rest
-        returns to pending.
+        Exhausted events die. Of the others, as many stay claimed as fit into one claim with their increased weights;
+        the rest returns to pending.
         """
         held = tx.rows(CHOOSE_HELD, lease_id=lease_id, max_attempts=max_attempts)
         dead = [seq for seq, _, exhausted in held if exhausted]

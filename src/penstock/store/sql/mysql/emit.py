@@ -28,8 +28,8 @@ SELECT e.seq FROM JSON_TABLE(:rows, '$[*]' COLUMNS (given_id CHAR(32) PATH '$[0]
 STRAIGHT_JOIN penstock_events e ON e.event_id = UNHEX(given_id)
 """
 
-# Opens a deduplication window unless it is open. Both servers support VALUES(). Assignments run from left to right, so
-# `expires_at` is set last.
+# Opens a deduplication window unless it is open. Both servers support VALUES(). Assignments run from left to right, and
+# both test `expires_at`, so that column is set last.
 OPEN_WINDOWS = """
 INSERT INTO penstock_dedupe (queue, dedupe_key, event_id, expires_at) VALUES (%s, %s, %s, %s)
 ON DUPLICATE KEY UPDATE event_id = IF(expires_at <= {now}, VALUES(event_id), event_id),

@@ -10,7 +10,7 @@ from penstock.store.sql.mysql.statements import CLAIMED_ROWS, GIVEN
 
 _ARCHIVED = f"{GIVEN} penstock_archive a ON a.seq = given_seq"
 
-# The ordering key is restored from the event: under the policy `skip` a failed event loses the key of its row.
+# The ordering key is restored from the event: under the policy `skip` a retried event loses the key of its row.
 OWN_KEYS = f"""
 SELECT a.queue, e.ordering_key FROM {_ARCHIVED} STRAIGHT_JOIN penstock_events e ON e.seq = a.seq
 WHERE e.ordering_key IS NOT NULL

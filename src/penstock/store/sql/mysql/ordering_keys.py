@@ -35,8 +35,8 @@ WHERE queue = :queue AND lease_id IS NULL AND next_at <= {now} ORDER BY next_at 
 TAKE = f"UPDATE {KEYS} SET lease_id = :lease_id WHERE queue = :queue AND ordering_key IN :names"
 
 KEY_QUEUE = "penstock_pending p FORCE INDEX (penstock_pending_line)"
-# The key that has waited longest goes first: otherwise a key that is always full would starve the others. A key is long
-# if it has more pending events than `key_queue_limit`.
+# The key that has waited longest goes first: otherwise a key with enough events for every claim would starve the
+# others. A key is long if it has more pending events than `key_queue_limit`.
 TAKEN = f"""
 SELECT k.ordering_key, (
     SELECT p.seq FROM {KEY_QUEUE} WHERE p.queue = k.queue AND p.ordering_key = k.ordering_key

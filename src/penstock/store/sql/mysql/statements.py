@@ -171,7 +171,7 @@ HELD_KEYS_BY_SEQ = """
 SELECT seq, ordering_key FROM penstock_claimed WHERE lease_id = :lease_id AND ordering_key IS NOT NULL FOR UPDATE
 """
 
-# Retried and released events are in pending again, without the lease; their history entries name it.
+# Retried and released events are in pending again, without a lease id; their history entries have one.
 SETTLED_BEFORE = f"""
 SELECT a.seq FROM {GIVEN} penstock_archive a ON a.seq = given_seq WHERE a.lease_id = :lease_id
 UNION

@@ -7,7 +7,7 @@ from penstock.store.sql.columns import COLUMNS, FRESH, REPLAYED, UNSETTLED, chan
 
 _FRESH = FRESH | {"last_error": "CAST(NULL AS text)"}
 
-# The ordering key is restored from the event: under the policy `skip` a failed event loses the key of its row.
+# The ordering key is restored from the event: under the policy `skip` a retried event loses the key of its row.
 REPLAY = f"""
 WITH gone AS (
     DELETE FROM penstock_archive a USING penstock_events e

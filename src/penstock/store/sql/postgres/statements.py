@@ -135,7 +135,7 @@ WHERE k.queue = :queue AND k.ordering_key = free.ordering_key
 """
 
 # The first pending events of each key, up to the first that is not claimable yet, which blocks the later ones. The key
-# that has waited longest goes first: otherwise a key that is always full would starve the others.
+# that has waited longest goes first: otherwise a key with enough events for every claim would starve the others.
 _TAKE_KEYED = f"""
 WITH front AS MATERIALIZED (
     SELECT k.next_at, k.ordering_key, line.seq, line.suspect, line.may_go
@@ -268,7 +268,7 @@ recorded AS (
 SELECT seq, outcome FROM gone
 """
 
-# Retried and released events are in pending again, without the lease; their history entries name it.
+# Retried and released events are in pending again, without a lease id; their history entries have one.
 SETTLED_BEFORE = """
 SELECT seq FROM penstock_archive WHERE seq = ANY (CAST(:seqs AS bigint[])) AND lease_id = :lease_id
 UNION

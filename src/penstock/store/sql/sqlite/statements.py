@@ -56,7 +56,7 @@ WHERE queue = :queue AND ordering_key IN (
 """
 
 # The first pending events of each key, up to the first that is not claimable yet, which blocks the later ones. The key
-# that has waited longest goes first: otherwise a key that is always full would starve the others.
+# that has waited longest goes first: otherwise a key with enough events for every claim would starve the others.
 CHOOSE_KEYED = """
 SELECT seq, suspect FROM (
     SELECT p.seq, p.suspect, p.ordering_key, front.next_at,
@@ -177,7 +177,7 @@ WHERE c.lease_id = :lease_id AND c.ordering_key IS NOT NULL AND EXISTS (
     WHERE p.queue = c.queue AND p.ordering_key = c.ordering_key AND p.seq < c.seq AND p.seq IN {_SEQS})
 """
 
-# Retried and released events are in pending again, without the lease; their history entries name it.
+# Retried and released events are in pending again, without a lease id; their history entries have one.
 SETTLED_BEFORE = f"""
 SELECT seq FROM penstock_archive WHERE seq IN {_SEQS} AND lease_id = :lease_id
 UNION
