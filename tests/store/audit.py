@@ -1,4 +1,4 @@
-"""What really happened in a store, by the word of the database's own triggers, and whether it was allowed to."""
+"""Audit of a store: triggers of the database log every transition; the functions here find the forbidden ones."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -78,7 +78,7 @@ MYSQL = (
 
 
 class Seen(NamedTuple):
-    """One line of the triggers' log: a row that appeared in a state, a token that was given, a settle that was told."""
+    """One entry of the log: a row written to a state's table, a new token of a lease, or a settle by a claimer."""
 
     what: str
     seq: int
@@ -106,7 +106,7 @@ def moves(log: Sequence[Seen]) -> list[Seen]:
 
 
 def successors(life: Life, max_attempts: int) -> set[Life]:
-    """All that may become of an event from here, by the pure core."""
+    """Return every life that may follow, by `penstock.model.lifecycle`. `last_error` is ignored."""
     match life.state:
         case State.PENDING:
             following = {lifecycle.claim(life)}
@@ -133,13 +133,13 @@ def illegal_moves(log: Sequence[Seen], max_attempts: int) -> list[tuple[int, Lif
 
 
 def settled_twice(log: Sequence[Seen]) -> list[tuple[int, int]]:
-    """Events that were archived more than once in one life."""
+    """Return the events that were archived more than once without a replay in between."""
     ends = Counter((line.seq, line.replays) for line in moves(log) if line.what in ("PUBLISHED", "DEAD"))
     return [end for end, count in ends.items() if count > 1]
 
 
 def stale_settles(log: Sequence[Seen]) -> list[Seen]:
-    """Settles that took effect under a token that was no longer the newest of its lease."""
+    """Return the settles that took effect under a token that was no longer the newest of its lease."""
     newest: dict[object, object] = {}
     found: list[Seen] = []
     for line in log:
@@ -151,7 +151,7 @@ def stale_settles(log: Sequence[Seen]) -> list[Seen]:
 
 
 def shared_keys(log: Sequence[Seen]) -> list[Seen]:
-    """Claims of a key while another lease held some of it."""
+    """Return the claims of an ordering key while another lease held events of this key."""
     held: dict[str, dict[int, object]] = {}
     found: list[Seen] = []
     for line in moves(log):
@@ -167,7 +167,8 @@ def shared_keys(log: Sequence[Seen]) -> list[Seen]:
 
 
 def out_of_order(log: Sequence[Seen]) -> list[Seen]:
-    """Events of a key that were published after a later one. Those of one transaction were published together."""
+    """Return the events of an ordering key that were published after a later event of the key. Events of one
+    transaction count as published together."""
     last: dict[str, tuple[str | None, int, int]] = {}
     found: list[Seen] = []
     for line in moves(log):

@@ -1,5 +1,5 @@
-"""Processes that fight over one store, to be killed: claimers that fail, sleep, walk away and come back with a lease id
-that others use too; reapers; and an emitter that adds to the lines of ordering keys meanwhile."""
+"""Processes that compete for one store and are killed by the tests: claimers that fail, sleep, abandon claims and claim
+under lease ids that others use too; reapers; and an emitter that meanwhile adds events to ordering keys."""
 
 import sqlite3
 import time
@@ -31,8 +31,8 @@ KEYS = 60
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Where they fight, and how many events a claim takes at most. Files in the folder say what is to happen: `calm`
-    ends the failures, `stop` ends it all; and who has settled anything."""
+    """Store and settings of a run; `most` is the largest limit of a claim. Files in the folder are signals: `calm` ends
+    the failures, `stop` ends the processes, and a file named after a process shows that it has settled a claim."""
 
     url: str
     folder: Path
@@ -46,7 +46,7 @@ class Ring:
         (self.folder / word).touch()
 
     def connect(self) -> Any:
-        """A connection of the database's own driver, with a transaction at the first statement."""
+        """Open a connection of the database's own driver, which begins a transaction at the first statement."""
         if self.url.startswith("sqlite"):
             return sqlite3.connect(self.url.removeprefix("sqlite:///"), timeout=30)
         if self.url.startswith("mysql"):
@@ -55,7 +55,7 @@ class Ring:
 
     @contextmanager
     def store(self, who: str) -> Iterator[SqlStore]:
-        """What goes wrong is left in a file: a process that is killed leaves none."""
+        """Open the store of a process. Write an exception to the file `<who>.error`; a killed process leaves none."""
         store = open_store(self.url)
         try:
             yield store
@@ -81,7 +81,7 @@ def claimer(ring: Ring, who: str) -> None:
 
 
 def take(store: SqlStore, ring: Ring, random: Random, who: str) -> Claim:
-    """Under a lease id of its own, or one that others come with at about the same time."""
+    """Claim under a new lease id, or under one that other claimers use at about the same time."""
     calm = ring.said("calm")
     shared = uuid5(QUERY, str(int(time.time() * 10) - random.randint(0, 2)))
     return store.claim(
@@ -95,7 +95,7 @@ def take(store: SqlStore, ring: Ring, random: Random, who: str) -> Claim:
 
 
 def bears(store: SqlStore, random: Random, claimed: Claim) -> bool:
-    """Whether the claimer comes to settle what it claimed, in time or not."""
+    """Return True if the claimer will settle its claim, in time or late."""
     chance = random.random()
     if chance < 0.03:
         return False
@@ -120,7 +120,8 @@ def settle(store: SqlStore, connection: Any, random: Random, claimed: Claim, cal
 
 
 def settle_until_it_wins(store: SqlStore, connection: Any, lease: Lease, part: dict[int, Outcome]) -> Settlement:
-    """MySQL may choose this transaction to end a deadlock with. Only its owner can begin it anew."""
+    """Repeat the settle until it commits. MySQL may roll back this transaction to end a deadlock, and only its owner
+    can start it again."""
     while True:
         try:
             told = store.settle_in(connection, lease, part)
@@ -135,7 +136,7 @@ def settle_until_it_wins(store: SqlStore, connection: Any, lease: Lease, part: d
 
 
 def decide(random: Random, claimed: Claim, calm: bool) -> dict[int, Outcome]:
-    """After a failure, the rest of an ordering key was never tried."""
+    """Choose an outcome for each event. After a retry, release the later events of its ordering key as untried."""
     failed: set[str] = set()
     outcomes: dict[int, Outcome] = {}
     for event in claimed.events:
@@ -151,7 +152,7 @@ def decide(random: Random, claimed: Claim, calm: bool) -> dict[int, Outcome]:
 
 
 def log(connection: Any, lease: Lease, settled: frozenset[int]) -> None:
-    """In the transaction of the settle: who says that it had the right to."""
+    """Record the lease and token of a settle, in the transaction of the settle."""
     ids = (lease.lease_id, lease.token)
     if isinstance(connection, sqlite3.Connection):
         rows = [("settled", seq, *(one.hex for one in ids)) for seq in settled]
@@ -172,7 +173,7 @@ def reaper(ring: Ring, who: str) -> None:
 
 
 def emitter(ring: Ring, who: str, count: int) -> None:
-    """Adds events by ones and sevens while everything else goes on."""
+    """Emit events in batches of 1, 7 or 30 while the other processes run."""
     random = Random(f"{ring.seed}-{who}")
     with ring.store(who) as store:
         while count > 0:

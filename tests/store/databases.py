@@ -1,4 +1,4 @@
-"""What the tests of the databases ask about their tables and connections."""
+"""Helpers of the database tests: connections, comparison and emptying of tables, tables of older releases."""
 
 import traceback
 from functools import partial
@@ -18,7 +18,7 @@ TABLES = """
 SELECT table_name FROM information_schema.tables
 WHERE table_name LIKE 'penstock_%' AND table_name <> 'penstock_version' AND table_type = 'BASE TABLE'
 """
-# Types between which a query sees no difference.
+# Types that are equivalent to a query.
 SAME_TYPES = {
     **dict.fromkeys(("SMALLINT", "BIGINT"), "INTEGER"),
     **dict.fromkeys(("BOOL", "TINYINT"), "BOOLEAN"),
@@ -26,7 +26,7 @@ SAME_TYPES = {
     **dict.fromkeys(("LONGBLOB", "BINARY"), "BLOB"),
 }
 
-# As the releases before this runner created it.
+# The version table as created by the releases before the present migration runner.
 OLD_VERSION_TABLE = """
 CREATE TABLE penstock_version (
 \tversion_num VARCHAR(32) NOT NULL,\x20
@@ -38,7 +38,7 @@ Columns = list[tuple[str, str]]
 
 
 class MysqlConnection(pymysql.Connection):  # type: ignore[misc]
-    """The driver's own connection, with as much of the others' manners as the suites ask for."""
+    """PyMySQL connection with a method `execute`, as the suites use it on the connections of all drivers."""
 
     def execute(self, statement: str, values: Any = None) -> Any:
         cursor = self.cursor()
@@ -47,7 +47,7 @@ class MysqlConnection(pymysql.Connection):  # type: ignore[misc]
 
 
 def connect_mysql(url: str, isolation: str = "REPEATABLE READ") -> MysqlConnection:
-    """As strict as the server would make it, unless told."""
+    """Open a connection, by default with the isolation level that is the server's default."""
     parts = make_url(url)
     options = {"host": parts.host, "port": parts.port, "user": parts.username, "password": str(parts.password)}
     return MysqlConnection(
@@ -58,7 +58,7 @@ def connect_mysql(url: str, isolation: str = "REPEATABLE READ") -> MysqlConnecti
 
 
 def empty_mysql(url: str) -> None:
-    """Empty the tables of a MySQL store, which is faster there than to make them anew."""
+    """Empty the tables of a MySQL store, which is faster than to create them again."""
     with connect_mysql(url) as connection:
         found = connection.execute(f"{TABLES} AND table_schema = DATABASE()")
         for (table,) in found.fetchall():
@@ -67,14 +67,14 @@ def empty_mysql(url: str) -> None:
 
 
 def empty_postgres(url: str) -> None:
-    """Empty the tables of a PostgreSQL store, which is faster than to make them anew."""
+    """Empty the tables of a PostgreSQL store, which is faster than to create them again."""
     with psycopg.connect(url) as connection:
         found = connection.execute(TABLES)
         connection.execute(f"TRUNCATE {', '.join(name for (name,) in found)} RESTART IDENTITY")
 
 
 def differences(store: SqlStore) -> dict[str, tuple[Columns, Columns]]:
-    """Compare the tables in the code with those that the migrations created; of the view only the names."""
+    """Compare the tables in the code with those that the migrations created; of the view only the column names."""
     found = {}
     with store.transaction() as connection:
         kind = partial(_kind, dialect=connection.dialect)
@@ -97,7 +97,7 @@ def _kind(type_: TypeEngine[Any], dialect: Dialect) -> str:
 
 
 def told(error: BaseException) -> str:
-    """All that a log would show of an error, with its causes."""
+    """Return the text that a log would show of an error, including its causes."""
     return "".join(traceback.format_exception(error))
 
 

@@ -1,4 +1,4 @@
-"""How PostgreSQL means to run a statement of the store, and what running it costs."""
+"""Plans and costs of the store's statements on PostgreSQL."""
 
 import json
 import re
@@ -32,19 +32,19 @@ _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 
 
 class Plan:
-    """A plan as EXPLAIN tells it: a tree of nodes."""
+    """Plan of a statement: the tree of nodes that EXPLAIN returns."""
 
     def __init__(self, told: Any) -> None:
         (self.root,) = json.loads(told) if isinstance(told, str) else told
         self.nodes = list(_walk(self.root["Plan"]))
 
     def scans(self, kind: str) -> set[str]:
-        """The tables that are read in this way."""
+        """Return the tables that nodes of this type read."""
         return {node["Relation Name"] for node in self.nodes if node["Node Type"] == kind}
 
     @property
     def sorted(self) -> set[str]:
-        """The tables whose rows are sorted before they are cut down to the ones that are wanted."""
+        """Tables below a sort: all their rows are read before a limit applies."""
         sorts = [node for node in self.nodes if "Sort" in node["Node Type"]]
         return {below["Relation Name"] for node in sorts for below in _walk(node) if "Relation Name" in below}
 
@@ -58,13 +58,13 @@ class Plan:
 
     @property
     def pages(self) -> int:
-        """How many pages were looked at, by all of its nodes together."""
+        """Number of pages that all nodes together accessed."""
         top = self.root["Plan"]
         return int(top["Shared Hit Blocks"] + top["Shared Read Blocks"])
 
     @property
     def rows(self) -> float:
-        """How many rows the scans read, the ones that they threw away included."""
+        """Number of rows that the scans read, including rows removed by a filter."""
         return sum(
             (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
             for node in self.nodes
@@ -83,7 +83,7 @@ def pages(plans: list[Plan]) -> int:
 
 
 def explain(connection: psycopg.Connection, mode: str, statement: str, **values: Any) -> Plan:
-    """The plan of a prepared statement, made for these values (`force_custom_plan`) or for any others."""
+    """Return the plan of a prepared statement: for these values (`force_custom_plan`), or generic."""
     names = list(dict.fromkeys(_PARAMETER.findall(statement)))
     numbered = _PARAMETER.sub(lambda match: f"${names.index(match[1]) + 1}", statement.replace("{now}", "now()"))
     types = ", ".join(TYPES[name] for name in names)
@@ -101,7 +101,7 @@ def explain(connection: psycopg.Connection, mode: str, statement: str, **values:
 
 @contextmanager
 def explaining(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
-    """The plans of all that stores run meanwhile, with what running them took."""
+    """Collect the plans, with actual costs, of all statements that stores run in the block."""
     plans: list[Plan] = []
     execute = Transaction._execute
 

@@ -1,5 +1,5 @@
-"""Dead rows that vacuum may not remove, because an older snapshot could still see them: claims pass them by, and
-upkeep leaves them to vacuum. Counted in pages and rows, never in time."""
+"""Dead rows that vacuum may not remove, because an older snapshot could still see them: claims skip them, and
+`maintain` leaves them to vacuum. Costs are counted in pages and rows, never in time."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,7 +32,7 @@ def store(postgres_url: str, clock: ManualClock) -> Iterator[SqlStore]:
 
 @contextmanager
 def old_snapshot(url: str) -> Iterator[psycopg.Connection]:
-    """Another connection's long transaction, because of which no dead row may be removed."""
+    """Open a long transaction on another connection: its snapshot prevents the removal of dead rows."""
     with psycopg.connect(url) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.execute("SELECT count(*) FROM penstock_history")
@@ -40,7 +40,7 @@ def old_snapshot(url: str) -> Iterator[psycopg.Connection]:
 
 
 def swell(store: SqlStore, clock: ManualClock, rounds: int) -> None:
-    """Emit, claim and settle 5,000 events a round."""
+    """Emit, claim and settle 5,000 events per round."""
     for _ in range(rounds):
         store.append([event() for _ in range(5_000)])
         clock.advance(1)
@@ -64,7 +64,7 @@ def test_dead_rows_that_vacuum_may_not_remove_are_not_looked_at(
         with explaining(monkeypatch) as looking:
             assert not emitter.ready("outbox")
         emitter.close()
-    # Without the floor, all that is dead is looked at: or this would show nothing.
+    # A store without a scan floor reads all dead rows, which shows that there are enough of them.
     assert pages(looking) > 300
     assert pages(probing) < 30
     assert sum(plan.rows for plan in claiming) < 1_500
@@ -75,7 +75,7 @@ def test_dead_rows_that_vacuum_may_not_remove_are_not_looked_at(
 def test_claim_reads_each_event_once_whatever_the_statistics(
     store: SqlStore, postgres_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, keys: int
 ) -> None:
-    """ANALYZE may find no live row in a table of many pages: a claim is then planned for a single event."""
+    """ANALYZE may find no live row in a table of many pages; a claim is then planned for a single event."""
     with old_snapshot(postgres_url):
         swell(store, clock, 1)
         with psycopg.connect(postgres_url) as connection:
@@ -89,14 +89,15 @@ def test_claim_reads_each_event_once_whatever_the_statistics(
 def test_claims_beside_a_million_dead_rows(
     store: SqlStore, postgres_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An older snapshot keeps them. Claims between full looks do not read them, and it still sees its own events."""
+    """An older snapshot keeps the dead rows. Claims between full scans do not read them, and the snapshot still sees
+    the events of its time."""
     monkeypatch.setattr(hints, "FULL_LOOK_SECONDS", 3_600)
     emitted = store.append([event() for _ in range(65)])
     with old_snapshot(postgres_url) as report:
         leave_dead_rows(postgres_url, DEAD, before=clock())
         clock.advance(60)
         publish(store, claim(store, 100))
-        claim(store)  # the probe and the claims after it begin at the time of this one
+        claim(store)  # sets the scan floor of the following claims
         store.append([event() for _ in range(100)])
         claim(store, 1)
         with explaining(monkeypatch) as claiming:

@@ -1,5 +1,5 @@
-"""Many processes on one store, some of which die: nothing is lost, settled twice, settled by the wrong one or out of
-order. What happened is told by the database's own triggers, and judged by the pure core."""
+"""Many processes on one store, some of them killed: no event is lost, settled twice, settled under a stale token or
+published out of order. Triggers log each transition; `penstock.model.lifecycle` decides which ones are legal."""
 
 import multiprocessing
 import os
@@ -35,7 +35,7 @@ KILLS = 10
 
 
 class Crew:
-    """The processes of a fight, and the one who kills them."""
+    """The processes of a run; kills claimers and replaces them."""
 
     def __init__(self, ring: Ring, claimers_wanted: int) -> None:
         self.ring = ring
@@ -56,7 +56,7 @@ class Crew:
         self.others.append(self._start(claimers.emitter, "emitter", count))
 
     def kill_one(self) -> None:
-        """One dies in the middle of whatever it does, and another takes its place; but not before it did anything."""
+        """Kill a claimer at an arbitrary point and start another one. Spare claimers that have not settled anything."""
         at_work = [place for place, one in enumerate(self.claimers) if self.ring.said(one.name)]
         if not at_work:
             return
@@ -87,14 +87,14 @@ def fight(ring: Ring, claimers_wanted: int) -> Iterator[Crew]:
 
 @pytest.fixture
 def seed() -> int:
-    """Another one each time; PENSTOCK_SEED repeats one, as far as the scheduler lets it."""
+    """A new seed for each run. PENSTOCK_SEED repeats a run, except for the order of the scheduler."""
     seed = int(os.environ.get("PENSTOCK_SEED") or random.randrange(10**6))
     print(f"PENSTOCK_SEED={seed}")
     return seed
 
 
 def run(ring: Ring, store: SqlStore, *, events: int, claimers_wanted: int, seconds: float) -> list[audit.Seen]:
-    """Emit, fight, calm down, and return what was seen when everything was settled."""
+    """Emit, let processes compete and fail, let them settle the rest without failures, and return the log."""
     dice = random.Random(ring.seed)
     early = events * 4 // 5
     for _ in range(early // 1_000):
@@ -120,7 +120,7 @@ def run(ring: Ring, store: SqlStore, *, events: int, claimers_wanted: int, secon
 
 
 def tried_again(store: SqlStore) -> bool:
-    """Whether it was a fight so far: a slow machine takes longer to come to blows."""
+    """Return True if an event was tried more than once, which takes longer on a slow machine."""
     found = store.find(Selection(everything=True), limit=100_000).records
     return any(record.attempts > 1 for record in found)
 
@@ -131,7 +131,8 @@ def left(store: SqlStore) -> int:
 
 
 def replay_some(store: SqlStore, dice: random.Random) -> int:
-    """Not those with a key: they would go back to the head of their line, and rightly be published again."""
+    """Replay some published events without an ordering key. An event with a key would rightly be published after later
+    events of its key, and the audit would report it."""
     found = store.find(Selection(states=frozenset({State.PUBLISHED})), limit=200).records
     chosen = [record.event_id for record in found if record.ordering_key is None and dice.random() < 0.2]
     return store.replay(Selection(ids=frozenset(chosen)))
@@ -146,7 +147,7 @@ def judge(log: list[audit.Seen], events: int) -> None:
     ends = {line.seq: line.what for line in audit.moves(log)}
     assert len(ends) == events
     assert set(ends.values()) <= {"PUBLISHED", "DEAD"}
-    # It was a fight: leases were lost and taken over, and events tried again.
+    # The processes did compete: leases were lost and taken over, and events tried again.
     tokens = [line.lease_id for line in log if line.what == "token"]
     assert len(tokens) > len(set(tokens))
     assert max(line.suspect for line in audit.moves(log)) > 0

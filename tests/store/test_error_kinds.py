@@ -1,4 +1,4 @@
-"""Kinds of errors by their text, and patterns that match a text in any case."""
+"""Grouping of error texts by kind, and patterns that match a text in any case."""
 
 import re
 

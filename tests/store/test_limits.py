@@ -1,5 +1,5 @@
-"""Pauses and limits while many claim at once on PostgreSQL: never more than allowed, nothing after a pause, and all of
-it handled in the end."""
+"""Pauses and limits under concurrent claims on PostgreSQL: never more events than allowed, none after a pause, and all
+of them handled in the end."""
 
 import time
 from collections import Counter
@@ -34,7 +34,7 @@ def store(postgres_url: str) -> Iterator[SqlStore]:
 
 
 def emit(store: SqlStore, count: int) -> None:
-    """Some with ordering keys, some with priorities: they are claimed in ways of their own."""
+    """Emit events, some with ordering keys and some with priorities: each kind is claimed in a different way."""
     dice = Random(count)
     keys = [f"key-{dice.randrange(9)}" if dice.random() < 0.3 else None for _ in range(count)]
     store.append([Event(event_type="t", ordering_key=key, priority=0 if key else dice.choice([0, 5])) for key in keys])
@@ -52,7 +52,7 @@ def left(store: SqlStore) -> int:
 
 
 class Claimers:
-    """Threads with a store each, that claim and settle until they are told to stop."""
+    """Threads, each with a separate store, that claim and settle until `end`."""
 
     def __init__(self, url: str, count: int, check: Callable[[int, Claim], None]) -> None:
         self._url = url
@@ -61,7 +61,7 @@ class Claimers:
         self._threads = ThreadPoolExecutor(count)
         self._lock = Lock()
         self.began: list[tuple[float, int]] = []
-        """Of each claim when it began, and how many events it brought."""
+        """Start time (monotonic) and number of events of each claim."""
         self.handled: Counter[int] = Counter()
         self._work: list[Future[None]] = [self._threads.submit(self._claim_on, number) for number in range(count)]
 
@@ -72,7 +72,7 @@ class Claimers:
         self.end()
 
     def end(self) -> None:
-        """What went wrong in a thread is raised here."""
+        """Stop the threads; raise the error of a failed one."""
         self._stop.set()
         self._threads.shutdown()
         for work in self._work:
@@ -83,7 +83,7 @@ class Claimers:
         return any(work.done() for work in self._work)
 
     def since(self, moment: float) -> list[int]:
-        """What the claims that began after that moment brought."""
+        """Return the number of events of each claim that began after `moment`."""
         with self._lock:
             return [brought for began, brought in self.began if began > moment]
 
@@ -110,13 +110,13 @@ class Claimers:
 
 
 def test_no_more_than_the_limit_is_claimed_at_any_time(store: SqlStore, postgres_url: str) -> None:
-    """Each thread looks while it holds a claim, and a watcher all the time: any snapshot of the table must do."""
+    """The limit must hold in every snapshot of the table. Each thread checks during a claim, a watcher all the time."""
     emit(store, EVENTS)
     store.limit("outbox", LIMIT)
     full = Flag()
 
     def look(number: int, claim: Claim) -> None:
-        """The first claims are held until the queue is full: from then on they have to fight for the room."""
+        """Check the limit. Hold the first claims until the queue is full, so that later claims compete for the room."""
         held = claimed(looks[number])
         while held < LIMIT and not full.is_set():
             held = claimed(looks[number])
@@ -138,7 +138,7 @@ def test_no_more_than_the_limit_is_claimed_at_any_time(store: SqlStore, postgres
 
 
 def test_a_limit_can_change_while_events_are_claimed(store: SqlStore, postgres_url: str) -> None:
-    """Lowered, it counts for the claims to come; what is held may be more until it is settled."""
+    """A lowered limit applies to later claims; events claimed before may exceed the limit until they are settled."""
     store.limit("outbox", LIMIT)
     with Claimers(postgres_url, 4, lambda *_: None) as claimers:
         for limit in (1, 3, None, 2, LIMIT):

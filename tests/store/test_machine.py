@@ -1,4 +1,4 @@
-"""The lifecycle as the stores live it: a state machine drives real stores and holds each step against the pure core."""
+"""Lifecycle of events in the stores: a state machine drives real stores and compares each step with the model."""
 
 import tempfile
 from pathlib import Path
@@ -13,7 +13,7 @@ from penstock.store.sql.store import SqlStore
 from penstock.testing.stores.machine import StoreMachine
 from penstock.testing.stores.scenario import ManualClock
 
-# To shrink a failure on a real database takes minutes: add Phase.shrink to look into one.
+# Without Phase.shrink: shrinking a failure on a real database takes minutes. Add it to investigate a failure.
 MACHINE = settings(stateful_step_count=40, deadline=None, phases=[Phase.reuse, Phase.generate])
 UNBOUNDED = StoreOptions(max_lease_age_seconds=1e9)
 

@@ -1,4 +1,4 @@
-"""Create and upgrade the tables: older databases, processes that start together, locks that others hold."""
+"""Creation and upgrade of tables: databases of older releases, concurrent upgrades, locks of other transactions."""
 
 import multiprocessing
 import re
@@ -23,7 +23,7 @@ from tests.support.processes import wait_until
 
 STARTS = 4
 WAIT_SECONDS = 60.0
-# Digests of the steps that databases have had, without their comments.
+# Digests of the released steps, computed without comments.
 RELEASED = {
     "mysql/0001_spine": "d12909cef78033a9",
     "mysql/0002_copies": "ab45866d39d193a1",
@@ -67,7 +67,7 @@ def store(url: str) -> Iterator[SqlStore]:
 
 @pytest.fixture
 def add_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AddStep:
-    """Write a file after the last one of every dialect."""
+    """Return a function that adds a migration after the last one of every dialect."""
     folder = shutil.copytree(migrate.MIGRATIONS, tmp_path / "migrations")
     monkeypatch.setattr(migrate, "MIGRATIONS", folder)
 
@@ -131,7 +131,7 @@ def initialise(url: str, together: Any, done: Any) -> None:
 
 
 def test_step_is_a_file(store: SqlStore, add_step: AddStep) -> None:
-    """A percent sign and a semicolon before a line with a statement are no business of the runner's."""
+    """The runner passes a percent sign on unchanged, and ends a statement only at `;` before an empty line."""
     store.initialise()
     add_step("-- More: of everything.\n\nCREATE TABLE more (a INTEGER);\n\nINSERT INTO more VALUES\n(7 % 4);\n")
     upgrade = store.initialise()
@@ -148,7 +148,7 @@ def test_failed_step_is_repeated(store: SqlStore, add_step: AddStep) -> None:
     with pytest.raises(StoreError):
         store.initialise()
     assert store.versions()[0] == before[0]
-    if not store.url.startswith("mysql"):  # which commits each CREATE by itself
+    if not store.url.startswith("mysql"):  # MySQL commits each CREATE
         with pytest.raises(StoreError), store.transaction() as connection:
             connection.exec_driver_sql("SELECT a FROM more")
     add_step("-- More\n\nCREATE TABLE IF NOT EXISTS more (a INTEGER);\n\nINSERT INTO more VALUES (1);\n")
@@ -157,7 +157,7 @@ def test_failed_step_is_repeated(store: SqlStore, add_step: AddStep) -> None:
 
 @pytest.mark.parametrize("url", ["postgres", "mariadb"], indirect=True)
 class TestLocks:
-    """A reader's transaction stays open on a table that a step wants to alter."""
+    """Upgrades while a reader's open transaction locks a table that a step alters."""
 
     @pytest.fixture
     def altering(self, store: SqlStore, add_step: AddStep) -> None:

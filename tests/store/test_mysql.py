@@ -1,4 +1,4 @@
-"""The store on MariaDB: the conformance suite, and what only MySQL and MariaDB have to get right."""
+"""The store on MariaDB: the conformance suite, and behaviour specific to MySQL and MariaDB."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,7 +23,7 @@ from tests.support.servers import MariadbServer
 
 @pytest.fixture(scope="module")
 def shared_url(mariadb_server: MariadbServer) -> Iterator[str]:
-    """A database with its tables, for all tests of the suite: emptying it is faster than making another."""
+    """A database with its tables, shared by all tests of the suite: emptying it is faster than creating another."""
     url = mariadb_server.create_database()
     store = open_store(url)
     store.initialise()
@@ -50,7 +50,7 @@ class TestMysqlStore(SqlStoreConformance):
 
     @pytest.fixture
     def connection(self, database: str) -> Iterator[MysqlConnection]:
-        """As the server makes it: REPEATABLE READ, which is stricter than the store's own."""
+        """A connection in REPEATABLE READ, the server's default, which is stricter than the store's own level."""
         with connect_mysql(database) as connection:
             yield connection
 
@@ -67,7 +67,7 @@ SECRET = "s3cr3t/pass:word"
 
 class TestTables:
     def test_the_tables_are_the_ones_in_the_code(self, store: SqlStore) -> None:
-        """Nothing is inserted into the view, so it lacks what is there only to be inserted."""
+        """The view does not support INSERT on MySQL, so it lacks the columns that exist only for an INSERT."""
         found = differences(store)
         assert found.keys() == {"penstock_outbox"}
         here, there = found["penstock_outbox"]
@@ -79,7 +79,8 @@ class TestTables:
         assert there == here[: len(there)]
 
     def test_a_start_that_was_interrupted_is_repeated(self, mariadb_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A CREATE commits by itself here: what an interrupted start has made is there, and nothing says so."""
+        """MySQL commits each CREATE: an interrupted upgrade leaves tables behind without a recorded version. The test
+        interrupts the upgrade after each of its statements."""
         store = open_store(mariadb_url)
         run = SqlConnection.exec_driver_sql
         done: list[str] = []
@@ -177,7 +178,8 @@ class TestConnecting:
         assert len(claim(store)) == 1
 
     def test_the_store_is_as_it_must_be_whatever_the_server_prefers(self, mariadb_server: MariadbServer) -> None:
-        """READ COMMITTED, because stricter levels lock what is not there; refusing what doesn't fit; and UTC."""
+        """The session must use READ COMMITTED, because stricter levels lock index gaps. It must refuse values that do
+        not fit, and use UTC."""
         url = mariadb_server.create_database()
         preferred = {
             "tx_isolation": "SERIALIZABLE",

@@ -1,4 +1,4 @@
-"""Who waits for whom on MariaDB, and who doesn't; and what a deadlock costs."""
+"""Lock waits and deadlocks on MariaDB: operations that wait for each other, operations that must not, and retries."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +38,7 @@ def store(mariadb_url: str) -> Iterator[SqlStore]:
 
 
 def impatient(url: str, isolation: str = "READ COMMITTED") -> MysqlConnection:
-    """A connection that would rather fail than wait for a lock."""
+    """Open a connection that waits only 1 s for a lock, then fails."""
     connection = connect_mysql(url, isolation)
     connection.execute("SET SESSION innodb_lock_wait_timeout = 1")
     return connection
@@ -76,7 +76,7 @@ class TestEmittersAndClaimers:
         assert found == [second]
 
     def test_new_keys_side_by_side_are_no_deadlock(self, store: SqlStore, mariadb_url: str, level: str) -> None:
-        """A stricter transaction that locked what isn't there yet would lock the place of the other's key too."""
+        """If a stricter transaction locked a missing row, it would lock the index gap of the other's key, too."""
         with impatient(mariadb_url, level) as one, impatient(mariadb_url, level) as other:
             emitted = [
                 store.append([event(ordering_key=f"order-{number}")], connection=connection)[0]
@@ -125,8 +125,8 @@ class TestEmittersAndClaimers:
 def waits(url: str) -> bool:
     """Return whether a transaction waits for a lock.
 
-    By the server's status: InnoDB doesn't refresh the tables of information_schema for a reader that comes more often
-    than every 0.1 s, so a test that polls would see the state of its first question for ever.
+    Read the server's status variable: InnoDB does not refresh the tables of information_schema for a reader that
+    queries more often than every 0.1 s, so a polling test would see the result of its first query forever.
     """
     with connect_mysql(url) as connection:
         found = connection.execute("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'").fetchall()
@@ -153,11 +153,12 @@ def test_batches_whose_keys_come_in_another_order_never_wait_for_each_other(
 
 
 def test_a_deadlock_is_tried_again(store: SqlStore, mariadb_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real one: a stranger locks pending, then wants the lease that a release has locked and that wants pending."""
+    """Another connection locks the claimed events, then waits for the lease. A release has locked the lease and waits
+    for the claimed events: a real deadlock."""
     store.append([event() for _ in range(3)])
     held = claim(store)
     stranger = connect_mysql(mariadb_url)
-    # The server gives up the one that has changed less.
+    # The server rolls back the transaction that has changed fewer rows.
     stranger.execute("CREATE TABLE weight (number int)")
     stranger.execute("INSERT INTO weight SELECT seq FROM seq_1_to_1000")
     stranger.execute("SELECT * FROM penstock_claimed FOR UPDATE")
@@ -288,7 +289,7 @@ def test_claimers_at_once_never_hold_more_than_a_queue_allows(store: SqlStore, m
 def test_what_another_process_gave_back_is_found_by_probing(
     store: SqlStore, mariadb_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A claim starts to look near the present, where new events are; once in a while it looks at everything."""
+    """A claim scans from its floor, near the present, where new events are; every FULL_LOOK_SECONDS it scans all."""
     monkeypatch.setattr(hints, "FULL_LOOK_SECONDS", 0.2)
     store.append([event()])
     assert claim(store)
@@ -307,7 +308,7 @@ def test_the_oldest_snapshot_is_shown_to_those_who_may_see_it(
         shown = store.stats().oldest_snapshot_seconds
         assert shown is not None
         assert 0 <= shown < 60
-    # Who asks more often than every tenth of a second is told the same again.
+    # InnoDB returns the same result again to queries less than 0.1 s apart.
     assert wait_until(lambda: Signal().wait(0.2) or store.stats().oldest_snapshot_seconds is None, 60)
     name = store.engine.url.database
     mariadb_server.execute(f"CREATE USER {name[:30]}@'127.0.0.1' IDENTIFIED BY 'word'")

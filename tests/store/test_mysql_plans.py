@@ -1,4 +1,4 @@
-"""How much a verb costs on MariaDB as a store grows: by the plans that it makes, and by the rows that it reads."""
+"""Cost of the verbs on MariaDB as a store grows, measured by plans and by the number of rows read."""
 
 from collections.abc import Callable, Iterator
 
@@ -16,7 +16,7 @@ from tests.support.servers import MariadbServer
 PENDING = 100_000
 CLAIM = 100
 LONG = 5_000
-# Half of them wait for a far time, at a priority above the others; one line in a thousand is long.
+# Half of the pending events are not available before tomorrow, at a priority above the others.
 LOAD = (
     f"""
     INSERT INTO penstock_events (seq, event_id, event_type, payload, created_at)
@@ -40,7 +40,7 @@ LOAD = (
 
 @pytest.fixture(scope="module")
 def big_url(mariadb_server: MariadbServer) -> Iterator[str]:
-    """A database with a hundred thousand pending events, and as many settled."""
+    """A database with 100,000 pending and 100,000 settled events, one key with LONG events, and LONG short keys."""
     url = mariadb_server.create_database()
     store = open_store(url)
     store.initialise()
@@ -70,7 +70,7 @@ def connection(big_url: str) -> Iterator[MysqlConnection]:
 
 
 def rows_read(connection: MysqlConnection, verb: Callable[[], object]) -> int:
-    """How many rows the whole server read meanwhile, in all of its ways; without those that it takes to ask."""
+    """Return the number of rows that the whole server reads during `verb`, without the rows that counting reads."""
 
     def counted(work: Callable[[], object]) -> int:
         before = _reads(connection)
@@ -92,7 +92,7 @@ def test_a_claim_follows_its_index_and_sorts_nothing(store: SqlStore, connection
         statement = statement.replace(f":{name}", value)
     ((_, _, table, kind, _, key, length, _, _, extra),) = connection.execute(f"EXPLAIN {statement}").fetchall()
     assert (table, kind, key) == ("p", "range", "penstock_pending_ready")
-    # All of queue, ordering key, priority and time bound the range.
+    # Bytes of the key parts that bound the range: queue, ordering key, priority and time.
     assert int(length) == (255 * 4 + 2) + (255 * 4 + 2 + 1) + 2 + 8
     assert "filesort" not in extra
 
@@ -103,14 +103,14 @@ def test_a_claim_and_its_settle_read_about_what_they_take(store: SqlStore, conne
         assert len(held) == CLAIM
         store.settle(held.lease, all_to(PUBLISHED, held))
 
-    # Chosen, moved, deleted and read, here and in the events; then the same again for the settle.
+    # The claim chooses, moves, deletes and reads each event, in its table and in the events; the settle does so again.
     assert rows_read(connection, turn) < 20 * CLAIM
 
 
 @pytest.mark.parametrize("size", [1, 5, 20])
 @pytest.mark.parametrize("statement", [statements.LOCK_HELD, statements.OUTCOMES, upkeep.ROUTED, *statements.PUBLISH])
 def test_a_settle_looks_up_its_own_rows_however_small_the_lease(mariadb_url: str, size: int, statement: str) -> None:
-    """Through the index on leases it would lock rows of the lease that it does not settle."""
+    """A settle through the index on leases would lock rows of the lease that are not settled."""
     store = open_store(mariadb_url)
     store.initialise()
     store.append([event() for _ in range(100)])

@@ -1,4 +1,4 @@
-"""Permissions of the files that Penstock creates: nothing is for other users, however wide the umask."""
+"""Permissions of the files that Penstock creates: other users have no access, whatever the umask is."""
 
 import os
 import sqlite3
@@ -30,7 +30,7 @@ def permissions(path: Path) -> int:
 
 
 def modes(folder: Path) -> Mapping[str, int]:
-    """Return the permissions of a folder and of all that is in it, by path."""
+    """Return the permissions of a folder and everything in it, by path."""
     return {str(path): permissions(path) for path in (folder, *folder.rglob("*"))}
 
 

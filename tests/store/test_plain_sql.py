@@ -1,4 +1,5 @@
-"""Emitting by plain SQL: events that cannot be delivered are refused, and those of older tables become dead letters."""
+"""Emits by plain SQL: events that cannot be delivered are refused; in tables of older releases they become dead letters
+at the upgrade."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ ANY = ["sqlite", "postgres"]
 FAR = {"sqlite": "253402300800000000", "postgres": "'infinity'"}
 LONG = "'" + 256 * "x" + "'"
 
-# A column, a value by SQL, and the message that refuses it.
+# Column, value in SQL, and the start of the error message.
 REFUSED = [
     ("event_type", "''", "event_type must"),
     ("event_type", LONG, "event_type must"),
@@ -97,7 +98,7 @@ def emit(store: SqlStore, **values: str) -> None:
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory, postgres_server: Any) -> Iterator[dict[str, SqlStore]]:
-    """An empty store of each kind, for the tests whose events are refused."""
+    """An empty store on each database, shared by the tests in which every event is refused."""
     url = postgres_server.create_database()
     stores = {
         "sqlite": open_store(f"sqlite:///{tmp_path_factory.mktemp('plain')}/p.db"),
@@ -193,7 +194,7 @@ def test_an_upgrade_leaves_events_alone_that_can_be_read(opened: Open, dialect: 
 
 
 def test_an_emit_that_fails_leaves_nothing_in_the_callers_transaction(opened: Open) -> None:
-    """SQLite goes on with a transaction in which a statement failed."""
+    """On SQLite, a transaction can continue after a failed statement."""
     store = opened("sqlite")
     store.initialise()
     (known,) = store.append([Event(event_type="a")])

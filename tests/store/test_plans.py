@@ -1,4 +1,4 @@
-"""How much a verb costs as a store grows: by the plans that PostgreSQL makes, and by counting, never by time."""
+"""Cost of the verbs on PostgreSQL as a store grows, measured by plans and counts, never by time."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -176,7 +176,7 @@ def test_plans_made_while_the_tables_are_empty_use_indexes(postgres_url: str, st
 
 
 def test_a_claim_among_a_million_looks_at_few(big: psycopg.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a plan promises: also where EXPLAIN alone doesn't show all of it."""
+    """Count the rows and pages of real executions: plain EXPLAIN does not show all of them."""
     store = open_store(f"postgresql://{big.info.user}@{big.info.host}:{big.info.port}/{big.info.dbname}")
     with explaining(monkeypatch) as probing:
         assert store.ready("queue-1")
@@ -193,15 +193,15 @@ def test_a_claim_among_a_million_looks_at_few(big: psycopg.Connection, monkeypat
 
 
 def test_a_claim_is_planned_once_for_all_values() -> None:
-    """A plan for all values must not look dearer than one for these: at millions of rows every claim would be planned
-    anew. So the planner is to know none of them but the queue and the lease, whatever is added to the statement."""
+    """If the generic plan looked costlier than a custom one, every claim among millions of rows would be planned again.
+    So no value but the queue and the lease may be visible to the planner, also in later versions of the statement."""
     bare = re.sub(r"\(SELECT CAST\(:\w+ AS \w+\)\)", "", statements.TAKE_READY)
     assert set(re.findall(r"(?<!:):(\w+)", bare)) == {"queue", "lease_id"}
 
 
 @contextmanager
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The statements that stores run meanwhile."""
+    """Collect the statements that stores run in the block."""
     ran: list[str] = []
     execute = Transaction._execute
 
@@ -265,12 +265,12 @@ def test_thousands_take_as_many_statements_as_five(
         store.close()
     (claiming_few, few), (claiming_many, many) = counts
     assert claiming_many == claiming_few < 12
-    assert many <= few + 3  # keys that are to be freed take one more, suspects that go back three
+    assert many <= few + 3  # freeing keys takes one more, returning suspects three more
     assert many < 16
 
 
 def drain(store: SqlStore, clock: ManualClock) -> None:
-    """Leave nothing behind for the next one."""
+    """Publish all events that are left, so that the next store starts empty."""
     for _ in range(100):
         clock.advance(60)
         store.reap()

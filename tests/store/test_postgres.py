@@ -1,4 +1,4 @@
-"""The store on PostgreSQL: the conformance suite, and what only PostgreSQL has to get right."""
+"""The store on PostgreSQL: the conformance suite, and behaviour specific to PostgreSQL."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +23,7 @@ from tests.support.servers import PostgresServer
 
 @pytest.fixture(scope="module")
 def shared_url(postgres_server: PostgresServer) -> Iterator[str]:
-    """A database with its tables, for all tests of the suite: emptying it is faster than making another."""
+    """A database with its tables, shared by all tests of the suite: emptying it is faster than creating another."""
     url = postgres_server.create_database()
     store = open_store(url)
     store.initialise()
@@ -107,7 +107,7 @@ def test_no_error_shows_a_password(url: str) -> None:
 
 
 def test_no_error_of_a_store_in_use_shows_its_password(database: str) -> None:
-    """The server trusts everybody, and so takes any password."""
+    """The test server uses trust authentication, so it accepts the URL with a password."""
     store = open_store(database.replace("penstock@", "penstock:s3cr3t@"))
     assert "s3cr3t" not in store.url
     with psycopg.connect(database) as connection:
@@ -132,7 +132,7 @@ def test_a_server_that_is_not_there_is_named() -> None:
 
 
 def test_read_committed_whatever_the_server_prefers(postgres_url: str) -> None:
-    """A stricter level would turn ordinary waiting for a lock into an error."""
+    """A stricter isolation level would make ordinary lock waits end in errors."""
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         name = connection.info.dbname
         connection.execute(f'ALTER DATABASE "{name}" SET default_transaction_isolation TO serializable')
@@ -164,8 +164,8 @@ def test_a_lost_connection_is_an_error_once(database: str) -> None:
 
 
 def test_a_lost_connection_renews_all_and_leaves_none_open(database: str) -> None:
-    """Those that other threads have in hand are renewed, too, when they are next used. One that was left open would
-    fail this test by Python's warning."""
+    """Connections that are in use when the server is lost are also replaced at their next checkout. A connection left
+    open would fail this test by its ResourceWarning."""
     store = open_store(database)
     pid = "SELECT pg_backend_pid()"
     with store.transaction() as in_hand:
@@ -208,7 +208,7 @@ def test_a_batch_and_a_single_event_take_dedupe_keys_before_ordering_keys(store:
 
 
 def emit_while_held_up(store: SqlStore, database: str, batches: list[list[Event]]) -> None:
-    """Emit batches at once, each in a transaction that has to wait for the dedupe key "m" or for another batch."""
+    """Emit batches concurrently, each in a transaction that has to wait for the dedupe key "m" or for another batch."""
 
     def emit(batch: list[Event]) -> int:
         with psycopg.connect(database) as connection:
@@ -225,7 +225,7 @@ def emit_while_held_up(store: SqlStore, database: str, batches: list[list[Event]
 
 
 def waiting(database: str) -> int:
-    """Return how many transactions wait for another."""
+    """Return the number of transactions that wait for a lock."""
     with psycopg.connect(database) as connection:
         found = connection.execute(
             "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
@@ -264,7 +264,7 @@ def test_neither_an_emitter_nor_a_claimer_waits_for_the_other(store: SqlStore, d
 def test_what_another_process_gave_back_is_found_by_probing(
     store: SqlStore, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A claim starts to look near the present, where new events are; once in a while it looks at everything."""
+    """A claim scans from its floor, near the present, where new events are; every FULL_LOOK_SECONDS it scans all."""
     monkeypatch.setattr(hints, "FULL_LOOK_SECONDS", 0.2)
     store.append([event()])
     assert claim(store)
@@ -299,7 +299,7 @@ def test_time_is_the_servers_where_no_clock_is_given(store: SqlStore, database: 
 
 
 def test_claim_returns_no_event_that_was_deleted_by_hand(store: SqlStore, database: str) -> None:
-    """Its lease expires, and at last it is dead; the others are delivered."""
+    """The other events are delivered. The row of the deleted event stays claimed until its lease expires."""
     kept, deleted, last = store.append([event() for _ in range(3)])
     with psycopg.connect(database) as connection:
         connection.execute("DELETE FROM penstock_events WHERE event_id = %s", [deleted])

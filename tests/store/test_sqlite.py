@@ -1,4 +1,4 @@
-"""The store on SQLite: the conformance suite, and what only SQLite has to get right."""
+"""The store on SQLite: the conformance suite, and behaviour specific to SQLite."""
 
 import shutil
 import sqlite3
@@ -36,7 +36,7 @@ from penstock.testing.stores.scenario import EVERYTHING, ManualClock, all_to, cl
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with its tables and nothing else, to copy."""
+    """A database with empty tables, which each test copies."""
     path = tmp_path_factory.mktemp("template") / "penstock.db"
     store = open_store(f"sqlite:///{path}")
     store.initialise()
@@ -81,7 +81,7 @@ def test_a_transaction_has_the_database_for_itself_from_its_beginning(store: Sql
 
 @pytest.fixture
 def writer(database: Path) -> Iterator[sqlite3.Connection]:
-    """Another process's connection, that may hold the one lock on writing."""
+    """A connection as of another process, which may hold the write lock."""
     connection = sqlite3.connect(database, isolation_level=None, check_same_thread=False)
     yield connection
     connection.close()
@@ -197,7 +197,7 @@ def test_a_connection_is_left_as_it_was_after_a_failed_emit(
 
 
 def test_a_settle_in_a_transaction_begins_with_the_lock(store: SqlStore, database: Path) -> None:
-    """Between looking at the lease and writing, nobody else may take it over."""
+    """The lease must not be taken over between its check and the write."""
     store.append([event()])
     held = claim(store)
     connection = sqlite3.connect(database)
@@ -222,7 +222,7 @@ def test_a_claim_from_a_long_line_costs_no_more_than_from_a_short_one(store: Sql
 
 
 def count_steps(store: SqlStore, work: Callable[[], object]) -> int:
-    """How many hundreds of instructions SQLite's machine runs for this."""
+    """Return the cost of `work` in hundreds of instructions of SQLite's virtual machine."""
     steps = 0
 
     def count() -> None:

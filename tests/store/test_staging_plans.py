@@ -1,4 +1,4 @@
-"""What a commit of staged rows costs on PostgreSQL: in step with their number, though nobody has statistics on them."""
+"""Cost of a commit of staged rows on PostgreSQL: proportional to their number, without statistics on these rows."""
 
 from collections.abc import Iterator
 from uuid import uuid4
@@ -12,7 +12,7 @@ from penstock.store.sql.store import SqlStore
 from penstock.testing.stores.scenario import event
 
 ROWS = 3_000
-# A handful of statements, each reading a row a few times; a loop over both sides of a join would read millions.
+# A few statements read each row a few times; a nested loop over both sides of a join would read millions of rows.
 READS_A_ROW = 40
 
 
@@ -25,7 +25,7 @@ def store(postgres_url: str) -> Iterator[SqlStore]:
 
 
 def read(plan: Plan) -> float:
-    """How many rows all of a plan's nodes handled, those thrown away included."""
+    """Return the number of rows that all nodes of a plan handled, including removed rows."""
     removed = ("Rows Removed by Filter", "Rows Removed by Join Filter")
     return sum(
         (node["Actual Rows"] + sum(node.get(kind, 0) for kind in removed)) * node["Actual Loops"] for node in plan.nodes
@@ -34,7 +34,7 @@ def read(plan: Plan) -> float:
 
 def test_a_commit_reads_each_staged_row_a_few_times(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     write = uuid4()
-    for batch in range(2):  # the second meets the windows and keys of the first
+    for batch in range(2):  # the second batch meets the windows and keys of the first
         part = StagedPart(uuid4(), write, batch)
         rows = [event(dedupe_key=f"d{batch}/{n}", ordering_key=f"k{n}") for n in range(ROWS)]
         store.stage(part, [*rows, *rows[:10]])

@@ -1,4 +1,4 @@
-"""Emitting: whose connection to use, and how an event becomes a row. The same for every SQL backend."""
+"""Cursors on a caller's connection, for emits and settlements inside the caller's transaction."""
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -10,16 +10,16 @@ from penstock.model.errors import UsageError
 
 _DRIVERS = {"psycopg": "postgresql", "psycopg2": "postgresql", "sqlite3": "sqlite", "pymysql": "mysql"}
 
-# MySQL says so in every answer.
+# Flag of the server status, which MySQL sends with every response.
 _IN_TRANSACTION = 1
 
 
 @contextmanager
 def borrowed(connection: object, dialect: str) -> Iterator[Any]:
-    """A cursor on the caller's connection, inside the caller's transaction.
+    """Open a cursor on the caller's connection, inside the caller's transaction.
 
-    Takes a SQLAlchemy Session or Connection, a Django connection, or a psycopg, sqlite3 or PyMySQL connection. One that
-    commits every statement by itself gets a transaction for the emit.
+    Accepts a SQLAlchemy Session or Connection, a Django connection, or a psycopg, sqlite3 or PyMySQL connection. A
+    connection in autocommit mode without an open transaction gets one for the block.
     """
     if dialect == "mysql" and _is_async(connection):
         raise UsageError("an async session can't emit to MySQL or MariaDB: pass one that is not async")
@@ -40,12 +40,12 @@ def borrowed(connection: object, dialect: str) -> Iterator[Any]:
 
 
 def _modules(given: object) -> list[str]:
-    """The top-level modules that the type of something and its bases come from."""
+    """Return the top-level modules of an object's type and its base classes."""
     return [base.__module__.partition(".")[0] for base in type(given).__mro__]
 
 
 def _cursor(raw: Any, driver: str) -> Any:
-    """One that gives tuples, whatever kind of rows the caller likes."""
+    """Return a cursor with tuples as rows, whatever row type the caller configured."""
     if driver == "psycopg":
         from psycopg.rows import tuple_row
 
@@ -65,7 +65,8 @@ def _is_async(connection: object) -> bool:
 
 
 def _driver_connection(connection: object) -> Any:
-    """The driver's own connection. Kinds are told by their modules: importing them all would slow every start."""
+    """Return the driver's own connection. Recognise its kind without importing the libraries, which would slow every
+    start."""
     given: Any = connection
     if _is_async(connection):
         raise UsageError("with an async session, execute the statement: await session.execute(outbox.insert(event))")
@@ -81,7 +82,7 @@ def _driver_connection(connection: object) -> Any:
 
 @contextmanager
 def _own_transaction(connection: object, raw: Any, driver: str) -> Iterator[None]:
-    """Begin and commit here if, and only if, nothing is under way and the connection commits by itself."""
+    """Begin and commit a transaction only if the connection is in autocommit mode and has no open transaction."""
     if hasattr(connection, "in_atomic_block"):
         from django.db.transaction import atomic
 
@@ -115,8 +116,9 @@ def _mysql_transaction(raw: Any) -> Iterator[None]:
 
 @contextmanager
 def _sqlite_transaction(raw: Any) -> Iterator[None]:
-    """A transaction that may write from its beginning: one that first reads can be overtaken. Unless the connection
-    commits by itself, the driver would begin one with the first write anyway, and its end is the caller's."""
+    """Run the block after BEGIN IMMEDIATE: a transaction that reads before its first write fails if another connection
+    writes in between. Commit only in autocommit mode. Otherwise the driver would have begun a transaction at the first
+    write anyway, and the caller ends it."""
     commits_by_itself = raw.isolation_level is None or getattr(raw, "autocommit", None) is True
     raw.execute("BEGIN IMMEDIATE")
     try:

@@ -1,5 +1,5 @@
-"""What a process learns from its own claims, to make the next ones cheaper. Hints only: without them a claim brings the
-same events, more slowly."""
+"""Hints that a process collects from its claims to make the next ones cheaper. They affect only speed: without them a
+claim returns the same events, more slowly."""
 
 import time
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from penstock.store.sql.dialect import AVAILABLE_AT, PRIORITY
 
 ALWAYS = datetime(1, 1, 1, tzinfo=UTC)
 FULL_LOOK_SECONDS = 3.0
-# More than the time between two full looks: what comes in between them lies above the floor.
+# Longer than FULL_LOOK_SECONDS: events that become available between two full scans are above the floor.
 FLOOR_MARGIN = timedelta(seconds=5)
 
 _available_at = itemgetter(AVAILABLE_AT)
@@ -21,9 +21,9 @@ _ordering_key = attrgetter("ordering_key")
 
 
 class ScanFloor:
-    """Where a claim starts to look. Deleted rows stay in the index until nobody's snapshot needs them, and they gather
-    at its front; starting behind them keeps a claim fast. Every few seconds a claim looks at everything, for
-    what came back with an older time or was committed late."""
+    """Lower bound of `available_at` for the claims of a queue. Deleted rows stay in the index while a snapshot may need
+    them, and they gather at its front; a scan that starts behind them stays fast. Every FULL_LOOK_SECONDS a claim scans
+    the whole queue, to find events that became pending with an earlier time or were committed late."""
 
     def __init__(self) -> None:
         self._value: datetime | None = None
@@ -38,13 +38,13 @@ class ScanFloor:
         return self._value
 
     def learn_all(self, at: datetime, lowest: int | None, oldest: datetime | None) -> None:
-        """After a full look: the lowest priority and the oldest time of what it left."""
+        """Set the floor after a full scan, from the lowest priority and the oldest time of the events left pending."""
         self._lowest = lowest
         self._value = min(at - FLOOR_MARGIN, oldest or at)
 
     def learn(self, at: datetime, rows: Sequence[Delivery]) -> None:
-        """After a look from the floor up. One that was filled before it came to the lowest priority knows nothing of
-        how old its events are."""
+        """Set the floor after a scan that began at the floor. If the claim was full before it reached the lowest
+        priority, keep the floor: the age of the events of that priority is unknown."""
         if not rows:
             self._lowest, self._value = None, at - FLOOR_MARGIN
         elif self._lowest is None or min(map(_priority, rows)) <= self._lowest:
@@ -56,8 +56,8 @@ class ScanFloor:
 
 
 class KeyQueueLength:
-    """How many events a queue's ordering keys have had waiting: so that a claim takes about as many keys as it can
-    use, and not a thousand of which it must give back all but ten."""
+    """Events per ordering key in the last claim of a queue. The next claim locks about as many keys as it can use,
+    instead of, for example, a thousand keys of which it would return all but ten."""
 
     def __init__(self) -> None:
         self._length = 1.0
@@ -66,6 +66,6 @@ class KeyQueueLength:
         return max(1, min(limit, int(limit / self._length * 1.25) + 1))
 
     def learn(self, rows: Sequence[Delivery]) -> None:
-        """From what a claim got out of its keys: those for which it had no room left say nothing."""
+        """Record the events per key of a claim. Keys without a claimed event are ignored: the claim may be full."""
         if rows:
             self._length = len(rows) / len(set(map(_ordering_key, rows)))

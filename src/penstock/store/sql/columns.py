@@ -1,5 +1,5 @@
-"""The columns that travel with an event, as pieces of SQL: so that every move lists them once and alike.
-And the tables that they travel through."""
+"""SQL fragments for the columns that move with an event, shared by all statements that move rows; and the tables of the
+unsettled states."""
 
 from penstock.model.lifecycle import State
 from penstock.store.sql.schema import CHANGING
@@ -9,7 +9,7 @@ UNSETTLED = {State.PENDING: "penstock_pending", State.CLAIMED: "penstock_claimed
 
 CHANGED_BY = "(SELECT claimant FROM penstock_leases WHERE lease_id = :lease_id)"
 
-# What becomes of the columns of an event that begins anew, and of one that is to be tried again.
+# Column values of an event that starts over (FRESH), is replayed (REPLAYED) or is retried (RETRIED).
 FRESH = {
     "attempts": "0",
     "deliveries": "0",
@@ -26,7 +26,7 @@ RETRIED = {
     "last_error": "error",
 }
 
-# In the order of `Delivery`, from a changing row and its event `e`.
+# Columns in the order of `Delivery`, from a row of a state table and its event `e`.
 DELIVERY = (
     "{row}.seq, coalesce(e.origin, e.event_id), e.event_type, {row}.queue, e.payload, e.headers, e.partition_key, "
     "{row}.ordering_key, {row}.priority, e.created_at, {row}.available_at, {row}.attempts, {deliveries}, "
@@ -35,7 +35,7 @@ DELIVERY = (
 
 
 def changing(**expressions: str) -> str:
-    """The travelling columns in order, some of them replaced by an expression."""
+    """Return the columns that move with an event, in order; replace those named by their expression."""
     unknown = expressions.keys() - set(CHANGING)
     assert not unknown, unknown
     return ", ".join(expressions.get(name, name) for name in CHANGING)

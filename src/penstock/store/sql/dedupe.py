@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from penstock.model.event import Event, EventId
 
 Window = tuple[str, str]
-"""A queue and a dedupe key in it."""
+"""A queue and a deduplication key."""
 Named = tuple[EventId, Event]
-"""An event with the id that it is written under."""
+"""An event with the id under which it is written."""
 
 
 def window(event: Event) -> Window | None:
@@ -15,7 +15,7 @@ def window(event: Event) -> Window | None:
 
 
 def first_of_windows(given: Sequence[Named]) -> dict[Window, Named]:
-    """Return the event of a batch that is to open each dedupe window."""
+    """Return the first event of each deduplication window in a batch; it opens the window unless one is open."""
     first: dict[Window, Named] = {}
     for event_id, event in given:
         of_event = window(event)
@@ -25,6 +25,6 @@ def first_of_windows(given: Sequence[Named]) -> dict[Window, Named]:
 
 
 def without_duplicates(given: Sequence[Named], opened: Mapping[Window, Named]) -> list[Named]:
-    """Return the events of a batch that opened their dedupe window, or have none."""
+    """Return the events of a batch that opened their deduplication window or have no deduplication key."""
     openers = {event_id for event_id, _ in opened.values()}
     return [(event_id, event) for event_id, event in given if event.dedupe_key is None or event_id in openers]

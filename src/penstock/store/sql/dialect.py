@@ -1,5 +1,5 @@
-"""What a SQL backend supplies: connections, and steps that are each set-based. It also holds how a transaction
-is run, tried again and its errors translated; which steps make up a verb is `penstock.store.sql.store`'s matter."""
+"""Interface of the SQL backends: connections and set-based steps. Also runs and retries transactions and translates
+driver errors. `penstock.store.sql.store` combines the steps into verbs."""
 
 import random
 import time
@@ -39,13 +39,13 @@ CLOSE_LEASE = """
 UPDATE penstock_leases SET closed_at = {now}
 WHERE lease_id = :lease_id AND NOT EXISTS (SELECT 1 FROM penstock_claimed WHERE lease_id = :lease_id)
 """
-# Where a delivery keeps what claims are sorted by: compared raw, without decoding every time.
+# Positions of the fields that claims are sorted by: sorting compares the raw values, without decoding them.
 SEQ, PRIORITY, AVAILABLE_AT = map(Delivery._fields.index, ("seq", "priority", "available_at"))
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimTerms:
-    """What one claim asks for."""
+    """Parameters of one claim."""
 
     lease: Lease
     types: Sequence[str] | None
@@ -53,7 +53,10 @@ class ClaimTerms:
     limit: int
 
     def parameters(self, room: int) -> dict[str, Any]:
-        """For a statement that takes events as long as they weigh no more than `room`, of the whole limit."""
+        """Return the parameters of a statement that takes events up to a total weight of `room`.
+
+        `alone` is true while the claim is empty: its first event is taken even if it is heavier than `room`.
+        """
         return {
             "lease_id": self.lease.lease_id,
             "queue": self.lease.queue,
@@ -66,7 +69,7 @@ class ClaimTerms:
 
 
 class Steps(Protocol):
-    """What differs from database to database: a connection, and steps that are each set-based."""
+    """Operations that differ between databases: connections, and steps that are each set-based."""
 
     def _create_engine(self, url: str) -> Engine: ...
     def _begin(self, *, write: bool = True) -> AbstractContextManager[Transaction]: ...
@@ -98,23 +101,30 @@ class Steps(Protocol):
     def _move_staged(self, tx: Transaction, write_id: UUID, batch_id: int, parts: list[UUID]) -> Committed: ...
 
     def scan_everything(self) -> None:
-        """Events may have become pending with an older time: a backend that bounds its claims looks at all again."""
+        """Make the next claim and probe scan whole queues: events may have become pending with an earlier time.
+
+        Backends without a `ScanFloor` always scan whole queues, and do nothing here.
+        """
 
     def _oldest_snapshot_seconds(self, tx: Transaction) -> float | None:
-        """The age of the oldest snapshot that holds up vacuum, where a backend has such a thing."""
+        """Return the age in seconds of the oldest snapshot that keeps deleted rows from removal; None if unknown."""
 
     def _heads(self, tx: Transaction, prefix: str, queues: list[str] | None) -> list[Any]:
-        """Rows of (queue, priority, time, seq)."""
+        """Return (queue, priority, time, seq) of the ready heads of the queues.
+
+        A queue has up to two heads: its first event without an ordering key, and its first free key, with priority
+        and seq 0.
+        """
 
     def _archive_as_dead(self, tx: Transaction, state: State, seqs: list[int], reason: str, by: str) -> int:
-        """Move those that still are pending, or claimed, to the archive, under no lease: a claimant has lost them."""
+        """Move the events that are still in `state` to the archive, without a lease: their claimant has lost them."""
 
     def _wake_keys(self, tx: Transaction, keys: Sequence[tuple[str, str]]) -> None:
-        """Let these keys, (queue, ordering key), be looked at now: their events change."""
+        """Lock these keys, pairs of (queue, ordering key), and make free ones claimable now: their events change."""
 
 
 class Dialect(Steps):
-    """The half of a SQL store that differs from database to database."""
+    """The database-specific half of a SQL store."""
 
     capabilities: Capabilities
     statements: ModuleType
@@ -122,7 +132,7 @@ class Dialect(Steps):
     upserts: ModuleType = upserts
 
     _conflict_seconds = inf
-    """Seconds after which a conflict is not tried again: by then a database that waits for locks itself has waited."""
+    """Seconds after which a conflict is not retried: a database with a lock time-out has waited that long itself."""
 
     def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
         self.url = mask_url(url)
@@ -131,7 +141,7 @@ class Dialect(Steps):
         try:
             self.engine = self._create_engine(url)
         except (ValueError, ArgumentError):
-            # Nothing of it is shown: where it can't be read, nobody knows what in it is the password.
+            # Do not show the URL: in a malformed URL the password cannot be found and masked.
             example = "postgresql://user:password@host:5432/database or sqlite:///penstock.db"
             raise UsageError(f"the store's URL can't be read; one looks like {example}") from None
         self._connections = PoolGenerations(self.engine)
@@ -139,7 +149,7 @@ class Dialect(Steps):
     # -- transactions -----------------------------------------------------------------------------------------
 
     def _transact(self, work: Callable[[Transaction], Result]) -> Result:
-        """Run `work` in a transaction of its own; a conflict with concurrent work is tried again."""
+        """Run `work` in a new transaction; retry it on a conflict with concurrent transactions."""
         began = time.monotonic()
         for attempt in range(CONFLICT_TRIES):
             try:
@@ -152,14 +162,17 @@ class Dialect(Steps):
         raise AssertionError("unreachable")
 
     def _look(self, look: Callable[[Transaction], Result]) -> Result:
-        """Like `_transact`, for work that only reads and so needn't wait for a writer."""
+        """Run a query in a new read-only transaction, which does not wait for a writer and is not retried."""
         with self._translated(), self._begin(write=False) as tx:
             return look(tx)
 
     def _in_batches(
         self, choose: Callable[[Transaction, int], Sequence[Row]], move: Callable[[Transaction, Sequence[Row]], int]
     ) -> Iterator[int]:
-        """Move the chosen rows by seq, a transaction a batch: an interruption loses nothing. Yield the counts."""
+        """Move the chosen rows in seq order, one transaction per batch, and yield the count of each batch.
+
+        An interruption keeps the batches that were moved before.
+        """
         after: int | None = 0
         while after is not None:
 
@@ -172,13 +185,16 @@ class Dialect(Steps):
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """A transaction for several steps: pass its connection to each, and they commit together, or none does."""
+        """Open a transaction for several steps: pass its connection to each step; all commit together or none does."""
         with self._translated(), self._begin() as tx:
             yield tx.connection
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Turn the driver's errors into ours; what they don't name stays as it is."""
+        """Translate driver errors into Penstock errors; raise an error without a translation unchanged.
+
+        If the server is unavailable, also replace the pool's connections.
+        """
         expected: tuple[type[BaseException], ...] = (SQLAlchemyError, *self._driver_errors())
         generation = self._connections.current
         try:
@@ -203,7 +219,7 @@ class Dialect(Steps):
 
 
 def reading(query: Callable[Concatenate[Connection, Given], Result]) -> Callable[Concatenate[Dialect, Given], Result]:
-    """Return a method that runs a query in a transaction of its own."""
+    """Return a method that runs `query` in a new read-only transaction."""
 
     @wraps(query)
     def method(self: Dialect, /, *given: Given.args, **named: Given.kwargs) -> Result:
@@ -213,7 +229,7 @@ def reading(query: Callable[Concatenate[Connection, Given], Result]) -> Callable
 
 
 def total_of(counts: Iterable[int], progress: Progress | None) -> int:
-    """Return the sum of the counts, and report each sum on the way to `progress`."""
+    """Return the sum of the counts; report each running total to `progress`."""
     total = 0
     for count in counts:
         total += count

@@ -1,4 +1,4 @@
-"""Rows of an emitted event. A dialect says how it encodes ids and times."""
+"""Table rows of an emitted event. The dialect passes functions that encode ids and times."""
 
 import json
 from collections.abc import Callable
@@ -17,14 +17,14 @@ def headers_text(event: Event) -> str | None:
 def event_row(
     event_id: object, event: Event, now: object, encode: Callable[[Event], object] = headers_text
 ) -> tuple[Any, ...]:
-    """Return the id, type, payload, headers, keys and time of an event, as the tables of the events have them."""
+    """Return a row of `penstock_events` in column order, without its seq."""
     return (event_id, event.event_type, event.payload, encode(event), event.partition_key, event.ordering_key, now)
 
 
 def pending_row(
     seq: int, event: Event, now: Any, encode_time: Callable[[datetime], Any], wait: Callable[[float], Any]
 ) -> tuple[Any, ...]:
-    """Return a row of `penstock_pending`: the event may go at its own time, after its delay, or now."""
+    """Return a row of `penstock_pending`, available at the event's own time, after its delay, or now."""
     available = now
     if event.available_at is not None:
         available = encode_time(event.available_at)
@@ -47,7 +47,7 @@ def staged_row(
     headers: object,
     now: int,
 ) -> tuple[Any, ...]:
-    """Return a row of `penstock_staged`, in the order of its columns."""
+    """Return a row of `penstock_staged`, in column order."""
     return (
         encode_id(part.write_id),
         part.batch_id,

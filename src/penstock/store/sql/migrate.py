@@ -1,8 +1,8 @@
-"""Create and upgrade the tables: runs the numbered SQL files in `migrations/` that a database has not had yet.
+"""Create and upgrade the tables: run the numbered SQL files in `migrations/` that a database does not have yet.
 
 A step is a file, `migrations/<dialect>/<number>_<name>.sql`. Its first line is a comment, the title that
-`penstock init` prints; a statement ends with `;` before an empty line. Each step runs in a transaction of its own,
-under a lock that admits one process at a time, and is recorded in `penstock_version`.
+`penstock init` prints; a statement ends with `;` before an empty line. Each step runs in a separate transaction, under
+a lock that admits one process at a time, and is recorded in `penstock_version`.
 """
 
 import random
@@ -19,7 +19,7 @@ from penstock.model.errors import NotInitialised, StoreConflict
 from penstock.store.api import Upgrade
 
 MIGRATIONS = Path(__file__).parent / "migrations"
-# The table and the locks are those of the releases before this runner: either knows the other's databases.
+# Version table and locks are the same as in releases before this runner: each recognises databases of the other.
 VERSION_TABLE = "penstock_version"
 CREATE_VERSION_TABLE = """
 CREATE TABLE IF NOT EXISTS penstock_version (
@@ -28,18 +28,18 @@ CREATE TABLE IF NOT EXISTS penstock_version (
 )
 """
 UPGRADE_LOCK = 7_367_686_563
-# A statement that waits for a table makes all later users of that table wait behind it. So no statement waits for
-# longer than this; the step is rolled back and tried again after a pause in which the others go on. It is longer than
+# Greatest wait for a table lock. While a statement waits for one, all later users of the table wait behind it. After
+# the time-out the step is rolled back, and retried after a pause in which the other users proceed. The limit exceeds
 # PostgreSQL's deadlock_timeout of 1 s, after which a waiting statement cancels an autovacuum that holds the table.
 LOCK_SECONDS = 2
 RETRY_SECONDS = 60.0
-# The collations that compare names byte by byte, trailing spaces included: each server has its own name for it.
+# The collation that compares names byte by byte, including trailing spaces, on MariaDB (True) and MySQL (False).
 COLLATIONS = {True: "utf8mb4_nopad_bin", False: "utf8mb4_0900_bin"}
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One file of the history of a dialect."""
+    """One migration file of a dialect."""
 
     version: str
     title: str
@@ -47,7 +47,7 @@ class Step:
 
 
 def steps(dialect: str) -> list[Step]:
-    """Read the history of a dialect, oldest step first."""
+    """Read the migrations of a dialect, oldest first."""
     return [_read(path) for path in sorted((MIGRATIONS / dialect).glob("*.sql"))]
 
 
@@ -58,7 +58,7 @@ def _read(path: Path) -> Step:
 
 
 def head(dialect: str) -> str:
-    """Return the version that this code wants."""
+    """Return the version of the newest migration."""
     return steps(dialect)[-1].version
 
 
@@ -71,7 +71,7 @@ def current(connection: Connection) -> str | None:
 
 
 def upgrade(transaction: Callable[[], AbstractContextManager[Connection]]) -> Upgrade:
-    """Run the steps that the database has not had yet, each in a `transaction` of its own."""
+    """Run the steps that the database does not have yet, each in a new `transaction`."""
     before, step = _advance(transaction)
     after, done = before, []
     while step is not None:
@@ -82,7 +82,7 @@ def upgrade(transaction: Callable[[], AbstractContextManager[Connection]]) -> Up
 
 
 def _advance(transaction: Callable[[], AbstractContextManager[Connection]]) -> tuple[str | None, Step | None]:
-    """Run the next step, if there is one; return the version before it, and the step."""
+    """Run the next step, if any; return the version before the step, and the step."""
     deadline = time.monotonic() + RETRY_SECONDS
     while True:
         try:
@@ -103,7 +103,7 @@ def _advance(transaction: Callable[[], AbstractContextManager[Connection]]) -> t
 
 
 def _after(version: str | None, history: Sequence[Step]) -> Step | None:
-    """Return the step after `version`; refuse a version that newer code made and this code doesn't know."""
+    """Return the step after `version`; raise `NotInitialised` if only newer code knows this version."""
     versions = [None, *(step.version for step in history)]
     if version not in versions:
         raise NotInitialised(f"the tables are at version {version}, which this Penstock doesn't know: upgrade Penstock")
@@ -114,7 +114,7 @@ def run(connection: Connection, step: Step) -> None:
     """Run a step and record its version, in the transaction of `connection`."""
     collation = COLLATIONS[bool(getattr(connection.dialect, "is_mariadb", False))]
     for statement in step.statements:
-        # Given parameters, even none, the drivers would take a % for the beginning of a placeholder.
+        # Pass no parameters: with a parameter list, even an empty one, drivers read % as the start of a placeholder.
         options = {"no_parameters": True}
         connection.exec_driver_sql(statement.replace("{collation}", collation), execution_options=options)
     if current(connection) is None:
@@ -126,14 +126,14 @@ def run(connection: Connection, step: Step) -> None:
 
 
 def _lock(connection: Connection) -> None:
-    """Let other upgrades of the database wait until this transaction ends. SQLite has one writer at a time anyway."""
+    """Make other upgrades of the database wait until this transaction ends. SQLite has one writer at a time anyway."""
     match connection.dialect.name:
         case "postgresql":
             connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": UPGRADE_LOCK})
             connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_SECONDS}s'")
         case "mysql":
-            # A transaction's lock would end with the first CREATE. The session's ends with the connection, which is
-            # closed after the commit instead of going back to the pool.
+            # A session lock, because each CREATE commits implicitly and would end a transaction's lock. The session
+            # lock ends with the connection: detached, it is closed after the commit instead of returned to the pool.
             connection.detach()
             name = f"penstock-upgrade-{sha256(str(connection.engine.url.database).encode()).hexdigest()[:32]}"
             given = {"name": name, "wait": RETRY_SECONDS}

@@ -1,5 +1,5 @@
-"""Claims and upkeep in plain steps: choose, insert, delete, read. For databases without statements that change and
-return rows at once: what SQLite and MySQL share; each says how it chooses."""
+"""Claims and maintenance in separate statements: choose, insert, delete, read. Shared by SQLite and MySQL, which have
+no statement that moves rows and returns them. Each dialect supplies the statements that choose."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -19,7 +19,8 @@ ABOVE_ALL = 32_767
 
 PAUSED = "SELECT EXISTS (SELECT 1 FROM penstock_queues WHERE queue = :queue AND paused_at IS NOT NULL)"
 
-# What goes back comes from the end: of an ordering key's line it is never the head.
+# Events that do not fit return to pending from the end of this order: an ordering key never loses its first event while
+# it keeps later ones.
 CHOOSE_HELD = """
 SELECT seq, suspect, attempts + 1 >= coalesce(max_attempts, :max_attempts) FROM penstock_claimed
 WHERE lease_id = :lease_id
@@ -28,7 +29,7 @@ ORDER BY ordering_key IS NULL, ordering_key, CASE WHEN ordering_key IS NULL THEN
 
 
 class StepwiseStore(SqlStore):
-    """A SQL store whose every move is some statements after each other, in one transaction."""
+    """A SQL store that moves rows by several statements in one transaction."""
 
     # -- claiming ---------------------------------------------------------------------------------------------
 
@@ -43,7 +44,7 @@ class StepwiseStore(SqlStore):
         return self._move(tx, terms, chosen, room)
 
     def _move(self, tx: Transaction, terms: ClaimTerms, chosen: list[tuple[int, int]], room: int) -> list[Delivery]:
-        """Claim as many of the chosen (seq, suspect) as fit: the pure core decides how many that are."""
+        """Claim as many of the chosen (seq, suspect) rows as fit; `penstock.model.lifecycle.fitting` counts them."""
         count = fitting((suspect for _, suspect in chosen), terms.limit, taken=terms.limit - room)
         seqs = [seq for seq, _ in chosen[:count]]
         if not seqs:
@@ -64,7 +65,7 @@ class StepwiseStore(SqlStore):
         return statement.replace("{of_types}", of_types).replace("{of_head}", of_head)
 
     def _levels(self, tx: Transaction, queue: str) -> Iterator[int]:
-        """The priorities that have anything, highest first."""
+        """Yield the priorities of the pending events without an ordering key, highest first."""
         priority = tx.scalar(self.statements.LEVEL, queue=queue, above=ABOVE_ALL)
         while priority is not None:
             yield priority
@@ -92,7 +93,11 @@ class StepwiseStore(SqlStore):
         return tx.run_all(self.statements.RELEASE, lease_id=lease_id)
 
     def _count_lost(self, tx: Transaction, lease_id: LeaseId, limit: int, max_attempts: int) -> None:
-        """Let those of the living stay that fit into one claim."""
+        """Count a lost attempt for each event of the lease.
+
+        Exhausted events die. Of the others, as many stay claimed as fit into one claim with their increased weights;
+        the rest returns to pending.
+        """
         held = tx.rows(CHOOSE_HELD, lease_id=lease_id, max_attempts=max_attempts)
         dead = [seq for seq, _, exhausted in held if exhausted]
         alive = [(seq, suspect) for seq, suspect, exhausted in held if not exhausted]
@@ -136,7 +141,7 @@ class StepwiseStore(SqlStore):
         return [row for name in wanted for row in self._heads_of(tx, name)]
 
     def _queues(self, tx: Transaction) -> Iterator[str]:
-        """The queues that have anything pending."""
+        """Yield the queues with pending events."""
         queue = tx.scalar(self.maintenance.NEXT_QUEUE, after="")
         while queue is not None:
             yield queue

@@ -1,5 +1,5 @@
-"""Outcomes on their way into a database: the plain successes, and rows for the rest. What a publisher or handler says
-of an error may hold anything; what is stored may not."""
+"""Outcomes in the form of the settling statements: seqs of published events, and rows for all other outcomes. Error
+texts of publishers and handlers may contain anything; `storable` replaces characters that databases refuse."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from penstock.model.text import storable
 
 @dataclass(frozen=True, slots=True)
 class OutcomeRow:
-    """A failure or a release, as the settling statement takes it."""
+    """Row of a failure or a release, for the settling statement."""
 
     seq: int
     kind: str
@@ -24,7 +24,7 @@ class OutcomeRow:
 
 
 class RouteRow(NamedTuple):
-    """An event's way into one queue: the first takes the event itself, each further one a copy under an id given."""
+    """Route of an event to one queue. The first queue gets the event itself, each further one a copy with `copy_id`."""
 
     seq: int
     queue: str
@@ -32,7 +32,7 @@ class RouteRow(NamedTuple):
 
 
 def route_rows(queues: Mapping[int, Sequence[str]]) -> list[RouteRow]:
-    """In the order of the events: copies are numbered as they come, and a line stays one."""
+    """Return the rows in seq order. Copies are numbered in this order, which keeps the order within an ordering key."""
     rows: list[RouteRow] = []
     for seq in sorted(queues):
         first, *others = dict.fromkeys(queues[seq])
@@ -43,7 +43,7 @@ def route_rows(queues: Mapping[int, Sequence[str]]) -> list[RouteRow]:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a settle asks for: the published by seq, a row for each of the others, and what to keep of either."""
+    """Outcomes of one settle: seqs to publish, rows of the other outcomes, results to store, and seqs to delete."""
 
     published: list[int]
     others: list[OutcomeRow]
@@ -56,7 +56,7 @@ class Asked:
 
 
 def split(outcomes: Mapping[int, Outcome]) -> Asked:
-    """Outcomes as the settling statements take them. All published, the usual case, costs no loop."""
+    """Convert outcomes for the settling statements. If all are `PUBLISHED`, the usual case, skip the loop."""
     if list(outcomes.values()).count(PUBLISHED) == len(outcomes):
         return Asked(list(outcomes), [], {}, frozenset())
     published: list[int] = []

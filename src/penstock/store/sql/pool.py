@@ -1,4 +1,4 @@
-"""Connections of a pool that a lost server took with it."""
+"""Replacement of pooled connections after the server was lost."""
 
 import threading
 from typing import Any
@@ -11,10 +11,10 @@ GENERATION = "penstock_generation"
 
 
 class PoolGenerations:
-    """After `renew`, connections from before it are closed and opened anew when they are next asked for.
+    """Generation counter of a connection pool: after `renew`, older connections are replaced at their next checkout.
 
-    Throwing the pool away would do it, too, but for those that other threads have in hand: they would come back to a
-    pool that nobody knows any more, and stay open until Python collects them.
+    Replacing the whole pool would leak connections: those checked out by other threads would return to the discarded
+    pool and stay open until Python's garbage collector frees them.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -24,8 +24,8 @@ class PoolGenerations:
         hooks.listen(engine, "checkout", self._on_checkout)
 
     def renew(self, seen: int) -> None:
-        """For work that began in the generation `seen`, and lost its server. Where many threads did, the first one that
-        says so is enough."""
+        """Start a new generation after work begun in generation `seen` lost the server. Repeated calls with an older
+        `seen`, as from other threads that lost the same server, have no effect."""
         with self._lock:
             self.current = max(self.current, seen + 1)
 

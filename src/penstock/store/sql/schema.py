@@ -1,7 +1,7 @@
-"""The columns that queries name, for every SQL backend. The files in `migrations/` create the tables.
+"""Tables and columns as SQLAlchemy queries use them, for every SQL backend. The files in `migrations/` create them.
 
-An event is written once; its state is where its number lives. `penstock_events` holds what never changes. A narrow row
-in pending, claimed or archive holds the rest, and a transition moves that row from one to the other in one transaction.
+`penstock_events` holds the columns of an event that never change. A narrow row with the same seq holds the others. The
+table of this row, pending, claimed or archive, is the event's state; a transition moves the row in one transaction.
 """
 
 from datetime import UTC, datetime
@@ -27,8 +27,8 @@ from penstock.model.times import from_micros, to_micros
 
 
 class UtcTime(TypeDecorator[datetime]):
-    """A point in time with its zone. SQLite has no such type: there it is microseconds since 1970, as a number,
-    because numbers compare and add up where its date strings do neither. Nor has MySQL: there it is in UTC."""
+    """Point in time with its time zone. SQLite stores integer microseconds since 1970, because its date strings support
+    neither comparison nor addition. MySQL stores a DATETIME in UTC, because it has no type with a time zone."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -59,7 +59,7 @@ class UtcTime(TypeDecorator[datetime]):
 
 
 class BinaryId(TypeDecorator[UUID]):
-    """An id as its 16 bytes."""
+    """UUID stored as its 16 bytes."""
 
     impl = LargeBinary
     cache_ok = True
@@ -76,19 +76,19 @@ class BinaryId(TypeDecorator[UUID]):
 
 metadata = MetaData()
 
-# No headers is NULL, which costs a reader nothing to decode.
+# Store NULL for an event without headers: readers need not decode anything.
 Headers = JSON(none_as_null=True).with_variant(postgresql.JSONB(none_as_null=True), "postgresql")
-# Text on SQLite, so that a person with a shell can read and type it.
+# Ids are text on SQLite, readable and typeable in a shell.
 Id = Uuid().with_variant(Uuid(native_uuid=False), "sqlite").with_variant(BinaryId(), "mysql")
 
 
 def columns(kind: Any, *names: str) -> list[Column[Any]]:
-    """Return columns of one type."""
+    """Return columns with these names and one type."""
     return [Column(name, kind) for name in names]
 
 
 def _changing() -> list[Column[Any]]:
-    """The columns that travel with an event from state to state."""
+    """Return the columns that move with an event from state to state."""
     return [
         Column("seq", BigInteger),
         *columns(Text, "queue", "ordering_key"),
@@ -138,7 +138,7 @@ leases = Table(
     *columns(UtcTime, "claimed_at", "expires_at", "closed_at"),
 )
 
-# Every transition but the plain good way: the timeline, and the audit trail.
+# Timeline and audit trail: failures, releases, lost attempts, expired leases, replays and cancellations.
 history = Table(
     "penstock_history",
     metadata,
@@ -159,7 +159,7 @@ relays = Table(
     Column("stopping", Boolean),
 )
 
-# What the tasks of a Spark write have brought, until its commit makes events of it.
+# Rows written by the tasks of a Spark write, until its commit turns them into events.
 staged = Table(
     "penstock_staged",
     metadata,
@@ -181,7 +181,7 @@ staged = Table(
     Column("staged_at", UtcTime),
 )
 
-# Queues that somebody has paused or limited.
+# Queues that are or were paused or limited, and the number of published events purged from each queue.
 queues = Table(
     "penstock_queues",
     metadata,
@@ -192,7 +192,7 @@ queues = Table(
     Column("purged", BigInteger),
 )
 
-# What a handler said of an event: how far it has come, and what came of it.
+# Progress and result of an event, as recorded by its handler.
 notes = Table(
     "penstock_notes",
     metadata,
@@ -201,7 +201,7 @@ notes = Table(
     Column("noted_at", UtcTime),
 )
 
-# The view that shows an event as one row. Inserting into it emits: the way in for async sessions and plain SQL.
+# View of each event as one row. An INSERT into the view emits an event, for async sessions and plain SQL.
 outbox = Table(
     "penstock_outbox",
     metadata,

@@ -1,4 +1,4 @@
-"""What the databases with a server share: a pool of connections, a clock in the statements, and hints for claims."""
+"""Parts common to databases with a server: connection pool, clock in statements, and hints for claims."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,12 +20,12 @@ CONNECT_SECONDS = 10
 
 
 class ServerDialect(Dialect):
-    """A dialect whose statements run on a server, in READ COMMITTED."""
+    """Dialect of a database server, with transactions in READ COMMITTED."""
 
     _clock_now: str
-    """The server's time in a statement."""
+    """SQL expression of the server's time."""
     _given_now: str
-    """The time of an injected clock in a statement."""
+    """SQL expression of an injected clock's time, with the parameter `now`."""
 
     def __init__(self, url: str, options: StoreOptions, clock: Clock | None = None) -> None:
         super().__init__(url, options, clock)
@@ -46,7 +46,7 @@ class ServerDialect(Dialect):
         )
 
     def _time_given(self) -> dict[str, Any]:
-        """The parameter of a statement that takes its time from an injected clock."""
+        """Return the parameter `now` of an injected clock; empty if the server's clock is used."""
         return {} if self.clock is None else {"now": self.clock()}
 
     def _prepare(self, statement: str) -> str:
@@ -69,14 +69,14 @@ class ServerDialect(Dialect):
 
     @abstractmethod
     def _left(self, tx: Transaction, queue: str) -> tuple[int | None, datetime | None]:
-        """The lowest priority and the oldest time of what a claim has left."""
+        """Return the lowest priority and the oldest time of the events that a claim left pending."""
 
     def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:
         floor = ScanFloor() if types is not None else self._floors.setdefault(queue, ScanFloor())
         start = floor.use()
         found = self._ready_from(tx, queue, types, start)
         if found and start == ALWAYS:
-            floor.forget()  # what only a full look finds, only a full look can claim
+            floor.forget()  # the event may be below the floor, where only a full scan can claim it
         return found
 
     def scan_everything(self) -> None:
@@ -85,6 +85,6 @@ class ServerDialect(Dialect):
 
 
 def by_queue(keys: Iterable[tuple[str, str]]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each queue with its ordering keys: sorted, and each once."""
+    """Yield each queue with its ordering keys, sorted and without duplicates."""
     for queue, of_queue in groupby(sorted(set(keys)), itemgetter(0)):
         yield queue, [key for _, key in of_queue]

@@ -1,5 +1,5 @@
-"""The verbs, as every SQL backend carries them out. A backend supplies the steps, each one set-based; this module
-says in which order they happen, inside which transaction, and what a caller gets back."""
+"""Verbs of a SQL store, common to all backends: the order of their steps, the transaction around them and the result.
+The backend supplies the steps, each of them set-based."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -33,7 +33,7 @@ RELAY_RETENTION_SECONDS = 300.0
 
 
 class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs):
-    """The shared half of a SQL store. See `penstock.store.api.Store` for what each verb promises."""
+    """The database-independent half of a SQL store. `penstock.store.api.Store` documents the verbs."""
 
     _keyed_first = False
 
@@ -95,7 +95,7 @@ class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs):
         return Claim(lease, _in_delivery_order(events), repeated=bool(repeats))
 
     def _take(self, tx: Transaction, terms: ClaimTerms, limit: int) -> list[Delivery]:
-        """Events with a key and events without one, each first every other time: neither can starve the other."""
+        """Take events with and without an ordering key. The kind taken first alternates, so that neither starves."""
         self._keyed_first = not self._keyed_first
         takers = (self._take_keyed, self._take_ready)
         first, second = takers if self._keyed_first else reversed(takers)
@@ -156,7 +156,7 @@ class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs):
         return self._settled_in_batches(chosen, batch, self._purge_and_count, progress)
 
     def _purge_and_count(self, tx: Transaction, seqs: list[int]) -> int:
-        """How many published events a queue has ever had is still known when they are gone."""
+        """Purge settled events, and add the published ones to the purged count of their queue."""
         published = queries.published_by_queue(tx.connection, seqs)
         purged = self._purge(tx, seqs)
         for queue in sorted(published):
@@ -206,15 +206,15 @@ class SqlStore(SettleVerbs, ControlVerbs, StagingVerbs):
         )
 
     def initialise(self) -> Upgrade:
-        """Create or upgrade the tables; says what it did, and is safe to repeat."""
+        """Create or upgrade the tables; return the steps that ran. Safe to repeat."""
         return migrate.upgrade(self.transaction)
 
     def versions(self) -> tuple[str | None, str]:
-        """The version of the tables, None where there are none, and the one that this code wants."""
+        """Return the version of the tables (None if there are none) and the version of the newest migration."""
         return self._look(lambda tx: (migrate.current(tx.connection), migrate.head(self.engine.dialect.name)))
 
     def now(self) -> datetime:
-        """The time by the store's clock, which is the one that counts."""
+        """Return the time of the store's clock, which applies to all its events and leases."""
         return self._look(lambda tx: self._time(tx.scalar(CLOCK)))
 
     def close(self) -> None:
@@ -228,7 +228,7 @@ _ordering_key = attrgetter("ordering_key")
 
 
 def _in_delivery_order(events: list[Delivery]) -> list[Delivery]:
-    """By priority, then time; events of an ordering key strictly as they were emitted."""
+    """Sort events by priority, then time. Events with an ordering key follow, in the order of their emission."""
     keyed: list[Delivery] = []
     if any(map(_ordering_key, events)):
         keyed = sorted((event for event in events if event.ordering_key is not None), key=_by_seq)

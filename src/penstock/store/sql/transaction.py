@@ -1,7 +1,6 @@
 """One short transaction: runs statements on the driver's own cursor, and turns rows into deliveries.
 
-SQLAlchemy lends the connection from its pool; the statements go past it, because a relay reads a hundred thousand
-rows a second.
+The connection comes from SQLAlchemy's pool. Statements bypass SQLAlchemy, because a relay reads 100,000 rows a second.
 """
 
 import re
@@ -18,13 +17,13 @@ _NAMED = re.compile(r"(?<![:\w]):([a-z_]+)")
 
 @cache
 def percent_style(statement: str) -> str:
-    """From `:name` to `%(name)s`, the style of the PostgreSQL drivers."""
+    """Convert `:name` placeholders to `%(name)s`, the style of psycopg and PyMySQL."""
     return _NAMED.sub(r"%(\1)s", statement.replace("%", "%%"))
 
 
 class Transaction:
-    """What a verb works with. `prepare` puts the clock and the driver's parameter style into a statement; `bare` gives
-    a cursor for rows that become deliveries, where they may stay undecoded."""
+    """Open transaction of a verb. `prepare` puts the clock and the driver's parameter style into a statement; `bare`
+    returns a cursor for deliveries, whose rows may stay undecoded."""
 
     def __init__(
         self,
@@ -46,12 +45,12 @@ class Transaction:
         self._delivery = delivery
 
     def run(self, statement: str, **parameters: Any) -> int:
-        """Execute; returns the number of rows touched."""
+        """Execute a statement; return the number of affected rows."""
         self._execute(self._cursor, statement, parameters)
         return int(self._cursor.rowcount)
 
     def run_all(self, statements: Iterable[str], **parameters: Any) -> int:
-        """Execute statements in turn; returns the number of rows that the last one touched."""
+        """Execute the statements in order; return the number of rows affected by the last one."""
         count = 0
         for statement in statements:
             count = self.run(statement, **parameters)

@@ -1,4 +1,4 @@
-"""Rows that are added or changed by one statement, on PostgreSQL and SQLite."""
+"""Statements that insert or update a row (upserts), for PostgreSQL and SQLite."""
 
 PAUSE = """
 INSERT INTO penstock_queues AS q (queue, paused_at, paused_by) VALUES (:queue, {now}, :by)

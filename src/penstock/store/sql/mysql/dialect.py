@@ -1,5 +1,5 @@
-"""The store on MySQL and MariaDB: READ COMMITTED, `SKIP LOCKED` so that claimers never wait for each other, and moves
-of a few statements each, because neither server has data-modifying CTEs. A deadlock is tried again."""
+"""Store on MySQL and MariaDB: READ COMMITTED, `SKIP LOCKED` so that claims never wait for each other, and several
+statements per move, because neither server has data-modifying CTEs. A deadlock is retried."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ from penstock.store.sql.outcome_rows import RouteRow
 from penstock.store.sql.server_dialect import ServerDialect
 from penstock.store.sql.transaction import Transaction
 
-# Servers close connections that nobody has used for a while, some after minutes.
+# Servers close idle connections, some after minutes.
 RECYCLE_SECONDS = 240
 SQL_MODE = "STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION,ERROR_FOR_DIVISION_BY_ZERO"
 
@@ -56,7 +56,7 @@ class MysqlStore(ServerDialect, StepwiseStore):
         with needs_extra("a MySQL or MariaDB store", "mysql"):
             import pymysql  # noqa: F401
         target = make_url(url).set(drivername="mysql+pymysql")
-        # What doesn't fit is refused, not cut off, whatever the server prefers.
+        # Strict mode, whatever the server's default is: a value that does not fit is refused instead of truncated.
         always = {"sql_mode": SQL_MODE, "program_name": "penstock"}
         return self._create_pool(target, always, pool_recycle=RECYCLE_SECONDS)
 
@@ -65,7 +65,7 @@ class MysqlStore(ServerDialect, StepwiseStore):
         try:
             connected = self.engine.connect()
         except (TypeError, ValueError) as error:
-            # Nothing of it is shown: it may hold the password.
+            # Do not show the driver's message: it may contain the password.
             raise UsageError(f"the URL {self.url} has options that the driver doesn't know or can't read") from error
         with connected as connection, connection.begin():
             raw: Any = connection.connection.dbapi_connection
@@ -101,7 +101,7 @@ class MysqlStore(ServerDialect, StepwiseStore):
         return time.replace(tzinfo=UTC)
 
     def _clock(self, tx: Transaction) -> datetime:
-        """The time as a DATETIME holds it."""
+        """Return the current time as DATETIME stores it: in UTC, without a time zone."""
         return utc(self.clock()) if self.clock is not None else tx.scalar(CLOCK)
 
     # -- emitting ---------------------------------------------------------------------------------------------
@@ -117,13 +117,14 @@ class MysqlStore(ServerDialect, StepwiseStore):
         lengths = self._key_queues.setdefault(lease.queue, KeyQueueLength())
         if not ordering_keys.take(tx, lease.queue, lease.lease_id, lengths.key_limit(room)):
             return []
-        # Statements of their own: what they see is newer than the locks that the last one took.
+        # Separate statements, which read everything that was committed before the keys were locked.
         of_types = "" if terms.types is None else statements.OF_TYPES
         chosen = ordering_keys.front(tx, terms, room, of_types)
         kept = {row[0] for row in tx.rows(statements.LOCK_WAITING, seqs=sorted(seq for seq, _ in chosen))}
         rows = self._move(tx, terms, [row for row in chosen if row[0] in kept], room)
         lengths.learn(rows)
-        # Those of other types at the head of their lines would be in the way of the next claim.
+        # Free the keys without a claimed event. After a claim by type they go behind the others: their first event may
+        # have another type, and the next claim would take the same keys again.
         self._free_keys(tx, [lease.lease_id], served=terms.types is not None)
         return rows
 
@@ -195,5 +196,5 @@ class MysqlStore(ServerDialect, StepwiseStore):
         except OperationalError as error:
             if error.args[0] != NOT_ALLOWED:
                 raise
-            return None  # to see others' transactions needs the PROCESS privilege
+            return None  # the PROCESS privilege is needed to see the transactions of others
         return None if age is None else float(age)

@@ -1,4 +1,4 @@
-"""Emitting on MySQL and MariaDB: INSERTs of many rows at once, in the caller's transaction if there is one."""
+"""Emits on MySQL and MariaDB: multi-row INSERTs, in the caller's transaction if there is one."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -16,38 +16,39 @@ from penstock.store.sql.mysql.transaction import utc
 from penstock.store.sql.schema import CHANGING
 from penstock.store.sql.transaction import Transaction
 
-# The driver puts as many rows as fit into a megabyte into one statement.
+# The driver combines rows into multi-row statements of up to about 1 MB.
 _INSERT = "INSERT INTO {} ({}) VALUES ({})"
 _EVENT = ("event_id", "event_type", "payload", "headers", "partition_key", "ordering_key", "created_at")
 EVENTS = _INSERT.format("penstock_events", ", ".join(_EVENT), ", ".join(["%s"] * len(_EVENT)))
 PENDING = _INSERT.format("penstock_pending", COLUMNS, ", ".join(["%s"] * len(CHANGING)))
 
-# Which numbers the events got. They rise in the order of the rows, but nobody promises that they follow each other.
+# The seqs of the inserted events. They increase in the order of the rows, but are not guaranteed to be consecutive.
 NUMBERS = """
 SELECT e.seq FROM JSON_TABLE(:rows, '$[*]' COLUMNS (given_id CHAR(32) PATH '$[0]')) given
 STRAIGHT_JOIN penstock_events e ON e.event_id = UNHEX(given_id)
 """
 
-# Opens a window where none is open. VALUES() is what both servers know; assignments are made from left to right, so the
-# time comes last.
+# Opens a deduplication window unless it is open. Both servers support VALUES(). Assignments run from left to right, and
+# both test `expires_at`, so that column is set last.
 OPEN_WINDOWS = """
 INSERT INTO penstock_dedupe (queue, dedupe_key, event_id, expires_at) VALUES (%s, %s, %s, %s)
 ON DUPLICATE KEY UPDATE event_id = IF(expires_at <= {now}, VALUES(event_id), event_id),
     expires_at = IF(expires_at <= {now}, VALUES(expires_at), expires_at)
 """
-# With a lock, which this transaction has: it sees what a stricter transaction's plain read would not.
+# A locking read of rows that this transaction has locked already: in a caller's stricter transaction a plain read could
+# miss the newest versions.
 WINDOWS = """
 SELECT dedupe_key, event_id FROM penstock_dedupe WHERE queue = :queue AND dedupe_key IN :names LOCK IN SHARE MODE
 """
 NAME_OPENER = "UPDATE penstock_dedupe SET event_id = %s WHERE queue = %s AND dedupe_key = %s"
 
-# With payloads below this no statement comes near what any server takes.
+# Bytes. With payloads below this size no statement comes near any server's max_allowed_packet.
 LARGE = 1_000_000
 LARGEST = "SELECT @@max_allowed_packet"
 
 
 def append(tx: Transaction, cursor: Any, events: Sequence[Event], now: datetime) -> list[EventId]:
-    """Write events; returns their ids, and for a duplicate that of the first."""
+    """Write events; return their ids, and for a duplicate the id of the first event."""
     _refuse_too_large(tx, events)
     ids = list(ids_for(events))
     written = list(zip(ids, events, strict=True))
@@ -64,7 +65,10 @@ def append(tx: Transaction, cursor: Any, events: Sequence[Event], now: datetime)
 
 
 def _refuse_too_large(tx: Transaction, events: Sequence[Event]) -> None:
-    """A server that is sent more than it takes only hangs up. The driver sends bytes as hexadecimal digits."""
+    """Raise `InvalidEvent` for payloads above max_allowed_packet, at which a server only closes the connection.
+
+    The driver sends bytes as hexadecimal digits, two for each byte.
+    """
     large = [event.payload for event in events if len(event.payload) > LARGE]
     if not large:
         return
@@ -89,7 +93,8 @@ def _open_windows(
 ) -> tuple[dict[Window, Named], dict[Window | None, EventId]]:
     """Return the events that opened a window, and the event of each window.
 
-    A window is opened under an id that nobody else can have put there; where its event was given one, it is renamed.
+    A window is opened under a new id, which no other emit can have stored: finding this id shows that the window was
+    opened here. If the caller has set the event's id, the new id is then replaced by it.
     """
     first = first_of_windows(given)
     named = {key: event_id for key, (event_id, event) in first.items() if event.event_id is not None}

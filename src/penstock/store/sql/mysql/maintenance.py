@@ -1,6 +1,7 @@
-"""The statements beside the flow on MySQL and MariaDB: replay, routes, purge, steering, relays and maintenance.
+"""Statements on MySQL and MariaDB outside claims and settlements: replay, routes, purge, limits, cancels, maintenance.
 
-As in `statements`: values are bound, lists of numbers travel as JSON, and `{now}`, the clock, is put in.
+As in `statements`: values are bound, lists of numbers are passed as JSON, and `{now}`, the clock's expression, is
+substituted.
 """
 
 from penstock.store.sql.columns import COLUMNS, FRESH, REPLAYED, UNSETTLED, changing
@@ -9,7 +10,7 @@ from penstock.store.sql.mysql.statements import CLAIMED_ROWS, GIVEN
 
 _ARCHIVED = f"{GIVEN} penstock_archive a ON a.seq = given_seq"
 
-# The key comes back from the event itself: one that had left its line returns to it.
+# The ordering key is restored from the event: under the policy `skip` a retried event loses the key of its row.
 OWN_KEYS = f"""
 SELECT a.queue, e.ordering_key FROM {_ARCHIVED} STRAIGHT_JOIN penstock_events e ON e.seq = a.seq
 WHERE e.ordering_key IS NOT NULL
@@ -30,14 +31,14 @@ REPLAY = (
     f"DELETE a FROM {_ARCHIVED}",
 )
 
-# A key whose turn would come later has an event again that may go now.
+# Make keys claimable now that were scheduled for later: their events have changed.
 WAKE_KEYS = f"""
 UPDATE {KEYS} SET next_at = {{now}}
 WHERE queue = :queue AND ordering_key IN :names AND lease_id IS NULL AND next_at > {{now}}
 """
 
-# Rows of seq, queue and the copy's id; the event itself goes to its first queue, without one. Copies are numbered as
-# they are inserted, in the order of the events: an ordering key's line stays one.
+# :rows is a list of [seq, queue, id of the copy]. The event itself moves to its first queue; that row has no id. Copies
+# get their seqs as they are inserted, in the order of the events, which keeps the order within an ordering key.
 _ROUTED = f"""
 JSON_TABLE(:rows, '$[*]' COLUMNS (
     place FOR ORDINALITY, given_seq BIGINT PATH '$[0]',
@@ -80,7 +81,7 @@ STRAIGHT_JOIN penstock_claimed c ON c.lease_id = l.lease_id WHERE l.closed_at IS
 """
 
 
-# From the table of a state, pending or claimed, to the archive.
+# Moves events from the table of a state, pending or claimed, to the archive.
 _STATE = f"{GIVEN} {{state}} s ON s.seq = given_seq"
 _TO_ARCHIVE = (
     f"SELECT s.seq FROM {_STATE} FOR UPDATE",
@@ -98,13 +99,13 @@ ARCHIVE_AS_DEAD = {
     state: tuple(statement.replace("{state}", table) for statement in _TO_ARCHIVE) for state, table in UNSETTLED.items()
 }
 
-# The next queue that has anything pending: one look into an index.
+# The next queue with pending events, found by one index lookup.
 NEXT_QUEUE = "SELECT min(queue) FROM penstock_pending FORCE INDEX (penstock_pending_ready) WHERE queue > :after"
 
 DROP_OLD_LEASES = """
 DELETE FROM penstock_leases WHERE closed_at < {now} - INTERVAL ROUND(:seconds * 1000000) MICROSECOND LIMIT :limit
 """
-# One that an emitter is just opening anew is left alone.
+# Skips expired windows that an emitter has locked to reopen them.
 DROP_OLD_DEDUPES = """
 DELETE d FROM (
     SELECT queue, dedupe_key FROM penstock_dedupe FORCE INDEX (penstock_dedupe_expiry) WHERE expires_at < {now}
@@ -114,7 +115,7 @@ STRAIGHT_JOIN penstock_dedupe d ON d.queue = old.queue AND d.dedupe_key = old.de
 DROP_OLD_RELAYS = "DELETE FROM penstock_relays WHERE seen_at < {now} - INTERVAL ROUND(:seconds * 1000000) MICROSECOND"
 
 
-# An open transaction keeps what was deleted since it began. Its start is told in the time zone of the system.
+# An open transaction keeps the rows deleted since its start. `trx_started` is in the time zone of the system.
 OLDEST_SNAPSHOT = """
 SELECT max(TIMESTAMPDIFF(SECOND, trx_started, CONVERT_TZ(UTC_TIMESTAMP(), '+00:00', 'SYSTEM')))
 FROM information_schema.innodb_trx WHERE trx_mysql_thread_id <> CONNECTION_ID()

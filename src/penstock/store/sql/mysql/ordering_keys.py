@@ -1,9 +1,9 @@
-"""Ordering keys on MySQL and MariaDB: who holds one, whose turn it is, and when it may go.
+"""Ordering keys on MySQL and MariaDB: the lease that holds a key, and the time from which the key can be claimed.
 
-PostgreSQL has a lock that keeps a row from being deleted and lets it be changed. InnoDB has not, so a key has two rows:
-its turn in `penstock_keys`, which claimers lock and change, and one in `penstock_holds`, which an emitter shares until
-it commits. Both are made together and deleted together, and nobody deletes them while a hold is shared. So emitters
-and claimers don't wait for each other, and no event is left in a line without a key.
+PostgreSQL has a row lock that prevents a DELETE but permits an UPDATE. InnoDB has none, so a key has two rows: one in
+`penstock_keys`, which claims lock and update, and one in `penstock_holds`, which an emitter locks in share mode until
+it commits. Both are inserted together and deleted together, and never deleted while an emitter holds its lock. So
+emitters and claims do not wait for each other, and no event is left with an ordering key that has no row.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,17 +15,18 @@ from penstock.store.sql.dialect import ClaimTerms
 from penstock.store.sql.server_dialect import by_queue
 from penstock.store.sql.transaction import Transaction
 
-# Fewer than a server would turn into a join, which could then scan, and lock, the whole table.
+# Names in one IN list: few enough that no server turns the list into a join, which could scan and lock the whole table.
 NAMES = 500
 
-# Without a lock: one on a row that isn't there would, in a caller's stricter transaction, lock the place where others
-# want to put theirs.
+# A plain read: in a caller's stricter transaction, a locking read of a missing row would lock the gap in the index, and
+# block inserts by others.
 KNOWN = "SELECT ordering_key FROM penstock_holds WHERE queue = :queue AND ordering_key IN :names"
 HOLD = f"{KNOWN} ORDER BY ordering_key LOCK IN SHARE MODE"
 ADD_HOLDS = "INSERT IGNORE INTO penstock_holds (queue, ordering_key) VALUES (%s, %s)"
 ADD_KEYS = "INSERT IGNORE INTO penstock_keys (queue, ordering_key, next_at) VALUES (%s, %s, %s)"
 
-# By their names: a server that knows little of a young table may go through those of other claims, and wait for them.
+# Forces the lookup by name: with few statistics on a new table, a server may scan keys of other claims and wait for
+# their locks.
 KEYS = "penstock_keys FORCE INDEX (PRIMARY)"
 FREE = """
 SELECT ordering_key FROM penstock_keys FORCE INDEX (penstock_keys_ready)
@@ -34,8 +35,8 @@ WHERE queue = :queue AND lease_id IS NULL AND next_at <= {now} ORDER BY next_at 
 TAKE = f"UPDATE {KEYS} SET lease_id = :lease_id WHERE queue = :queue AND ordering_key IN :names"
 
 KEY_QUEUE = "penstock_pending p FORCE INDEX (penstock_pending_line)"
-# The key that has waited longest goes first, or one that always has more than enough would keep the others waiting.
-# Keys with a long line are told by the event that a claim would be cut at.
+# The key that has waited longest goes first: otherwise a key with enough events for every claim would starve the
+# others. A key is long if it has more pending events than `key_queue_limit`.
 TAKEN = f"""
 SELECT k.ordering_key, (
     SELECT p.seq FROM {KEY_QUEUE} WHERE p.queue = k.queue AND p.ordering_key = k.ordering_key
@@ -43,7 +44,7 @@ SELECT k.ordering_key, (
 FROM penstock_keys k FORCE INDEX (penstock_keys_lease) WHERE k.lease_id = :lease_id ORDER BY k.next_at, k.ordering_key
 """
 _FRONT = "SELECT p.ordering_key, p.seq, p.suspect, p.available_at <= {now}{of_types}"
-# Short lines in one go, to their ends; the front of a long one by itself.
+# All events of many short keys are read by one statement; the first events of a long key by a separate one.
 SHORT_KEY_QUEUES = (
     f"{_FRONT} FROM {KEY_QUEUE} WHERE p.queue = :queue AND p.ordering_key IN :names ORDER BY p.ordering_key, p.seq"
 )
@@ -60,9 +61,9 @@ SELECT lease_id, ordering_key FROM penstock_claimed
 WHERE lease_id IN :lease_ids AND ordering_key IS NOT NULL FOR UPDATE
 """
 
-# A key that an emitter holds is skipped: it is not to be deleted.
+# Skips a key that an emitter holds, which must not be deleted.
 UNHELD = f"{KNOWN} FOR UPDATE SKIP LOCKED"
-# Statements of their own: what an emitter committed before the lock was had is seen.
+# Separate statements, which see everything that emitters committed before the keys were locked.
 DROP_DRAINED = """
 DELETE FROM penstock_keys WHERE queue = :queue AND ordering_key IN :names AND NOT EXISTS (
     SELECT 1 FROM penstock_pending p
@@ -72,8 +73,8 @@ DROP_HOLDS = """
 DELETE FROM penstock_holds WHERE queue = :queue AND ordering_key IN :names AND NOT EXISTS (
     SELECT 1 FROM penstock_keys k WHERE k.queue = penstock_holds.queue AND k.ordering_key = penstock_holds.ordering_key)
 """
-# A key that was not served keeps its turn, one that was goes to the back. A key whose only events are not yet
-# committed looks empty: its next claimer looks again in 50 ms.
+# A key that was served is queued behind the others; an unserved key keeps its position. A key looks empty while none of
+# its events is committed; it becomes claimable again after 50 ms.
 FREE_KEYS = f"""
 UPDATE {KEYS} SET lease_id = NULL, next_at = coalesce(
     (SELECT GREATEST(p.available_at, CASE WHEN :served THEN {{now}} ELSE penstock_keys.next_at END) FROM {KEY_QUEUE}
@@ -86,8 +87,8 @@ KeyQueue = tuple[str, str]
 
 
 def hold(tx: Transaction, cursor: Any, keys: Iterable[KeyQueue], now: Any) -> None:
-    """Make sure that each of these keys has its rows, and hold them until the transaction ends. Sorted: two batches
-    that held theirs in the order of their events could wait for each other."""
+    """Insert the missing rows of these keys, and hold all keys until the transaction ends. Keys are locked in sorted
+    order: in the order of their events, two batches could deadlock."""
     for queue, names in in_bounds(keys):
         left = names
         while left:
@@ -96,13 +97,13 @@ def hold(tx: Transaction, cursor: Any, keys: Iterable[KeyQueue], now: Any) -> No
             missing = [name for name in left if name not in held]
             if missing and _add(cursor, ADD_HOLDS, [(queue, name) for name in missing]):
                 _add(cursor, ADD_KEYS, [(queue, name, now) for name in missing])
-            # Others may have added, or dropped, some of them meanwhile.
+            # Other transactions may have inserted or deleted some of the rows meanwhile.
             held = {row[0] for row in tx.rows(HOLD, queue=queue, names=missing)} if missing else set()
             left = [name for name in missing if name not in held]
 
 
 def take(tx: Transaction, queue: str, lease_id: LeaseId, key_limit: int) -> bool:
-    """Put free keys under a lease, those that have waited longest."""
+    """Put free keys under a lease, longest waiting first; return True if there were any."""
     free = sorted(row[0] for row in tx.rows(FREE, queue=queue, key_limit=key_limit))
     for names in in_parts(free):
         tx.run(TAKE, queue=queue, names=names, lease_id=lease_id)
@@ -110,8 +111,10 @@ def take(tx: Transaction, queue: str, lease_id: LeaseId, key_limit: int) -> bool
 
 
 def front(tx: Transaction, terms: ClaimTerms, room: int, of_types: str) -> list[tuple[int, int]]:
-    """The head of each line under the lease, up to the first event that may not go yet: what stands behind it waits
-    too. Rows of seq and suspect, in turn."""
+    """Return (seq, suspect) of the first events of each key under the lease, longest waiting key first.
+
+    The first event that is not claimable yet blocks the later events of its key.
+    """
     given = terms.parameters(room)
     keys = tx.rows(TAKEN, lease_id=given["lease_id"], key_queue_limit=given["key_queue_limit"])
     chosen: list[tuple[int, int]] = []
@@ -130,7 +133,7 @@ def front(tx: Transaction, terms: ClaimTerms, room: int, of_types: str) -> list[
 
 
 def free(tx: Transaction, lease_ids: Sequence[LeaseId], *, served: bool) -> None:
-    """Give up the keys under these leases that hold nothing claimed any more; those without a line go altogether."""
+    """Free the keys of these leases without claimed events; delete those that also have no pending events."""
     ids = list(lease_ids)
     keys = tx.rows(HELD_KEYS, lease_ids=ids)
     claimed = {(row[0], row[1]) for row in tx.rows(STILL_CLAIMED, lease_ids=ids)} if keys else set()
@@ -142,7 +145,7 @@ def free(tx: Transaction, lease_ids: Sequence[LeaseId], *, served: bool) -> None
 
 
 def wake(tx: Transaction, statement: str, keys: Iterable[KeyQueue]) -> None:
-    """Let keys be looked at now that were to be looked at later."""
+    """Run `statement`, which makes keys claimable now, for these keys."""
     for queue, names in in_bounds(keys):
         tx.run(statement, queue=queue, names=names)
 
@@ -154,7 +157,7 @@ def in_parts(names: Iterable[str], size: int = NAMES) -> Iterator[list[str]]:
 
 
 def in_bounds(keys: Iterable[KeyQueue]) -> Iterator[tuple[str, list[str]]]:
-    """Queue by queue, the names that go with it, not too many at a time."""
+    """Yield each queue with its ordering keys, at most NAMES keys at a time."""
     for queue, names in by_queue(keys):
         for some in in_parts(names):
             yield queue, some

@@ -1,36 +1,37 @@
 """Every statement of claims and settlements on MySQL and MariaDB.
 
-One text serves both. MySQL returns nothing from an INSERT or DELETE, and neither has a data-modifying CTE: a move is a
-locking SELECT, an INSERT ... SELECT and a DELETE, and a text that has to change and then to tell is two statements,
-parted by a line of `--;`. Values are bound (`:name`), lists of numbers as one JSON text; `{now}`, the clock, is put in.
+One text serves both servers. MySQL returns no rows from an INSERT or DELETE, and neither server has a data-modifying
+CTE. So a move is a locking SELECT, an INSERT ... SELECT and a DELETE, and a text that changes rows and returns some is
+two statements, separated by a line `--;`. Values are bound (`:name`), lists of numbers as one JSON text; `{now}`, the
+clock's expression, is substituted.
 
-The transaction is READ COMMITTED: each plain read sees what was committed before it began, locks nothing and waits for
-nobody. In a caller's own transaction (`settle_in`) it may be stricter and see an old state; so whatever decides over an
-event reads with a lock, which always sees the newest. Lock order: lease, keys (sorted), claimed, pending or archive.
+In READ COMMITTED, a plain read sees everything committed before it began, locks nothing and does not wait. A caller's
+transaction (`settle_in`) may be stricter and see an older state. So a read that decides about an event takes a lock,
+and thereby sees the newest version. Lock order: lease, keys (sorted), claimed, pending or archive.
 """
 
 from penstock.store.sql.columns import CHANGED_BY, COLUMNS, DELIVERY, RETRIED, changing
 from penstock.store.sql.mysql.ordering_keys import KEY_QUEUE
 
-# As `Delivery` decodes it when asked: microseconds since 2000.
+# Microseconds since 2000, which `Delivery` decodes on access.
 _RAW_TIME = "TIMESTAMPDIFF(MICROSECOND, '2000-01-01', {})"
 _DELIVERY = DELIVERY.format(row="s", deliveries="s.deliveries")
 for _column in ("e.created_at", "s.available_at"):
     _DELIVERY = _DELIVERY.replace(_column, _RAW_TIME.format(_column))
 
-# `lease_seconds` and `delay` may have fractions, of which the INTERVAL of a float would lose some.
+# In microseconds, because seconds may have fractions, and the INTERVAL of a float would lose digits.
 _LATER = "{{now}} + INTERVAL ROUND({} * 1000000) MICROSECOND"
 
-# The numbers of a list, to be looked up one by one: an IN of thousands is planned as a scan by one server or the other.
+# The seqs of a list, each looked up by key: one server or the other plans an IN list of thousands as a scan.
 GIVEN = "JSON_TABLE(:seqs, '$[*]' COLUMNS (given_seq BIGINT PATH '$')) given STRAIGHT_JOIN"
 PENDING = f"{GIVEN} penstock_pending p ON p.seq = given_seq"
-# By their numbers: through the index on leases, which a server prefers for small leases, a locking read would take the
-# locks of a row in another order than the DELETE that follows, and those of rows that it does not settle.
+# Forces the lookup by seq. For small leases a server prefers the index on leases. Through that index, a locking read
+# would take the locks of a row in another order than the DELETE that follows, and lock rows that are not settled.
 CLAIMED_ROWS = "penstock_claimed c FORCE INDEX (PRIMARY)"
 CLAIMED = f"{GIVEN} {CLAIMED_ROWS} ON c.seq = given_seq"
 
-# A fresh token at every claim: whoever holds an older one has lost. A closed lease stays as it was. Assignments are
-# made from left to right: `moved` first, while `claimant` is still the last one.
+# Every claim writes a new token, which invalidates the token of an earlier claimant. A closed lease keeps its expiry.
+# Assignments run from left to right: `moved` is set first, while `claimant` is still the previous one.
 OPEN_LEASE = f"""
 INSERT INTO penstock_leases (lease_id, queue, claimant, token, claims, moved, max_attempts, claimed_at, expires_at)
 VALUES (:lease_id, :queue, :claimant, :token, 0, 0, :max_attempts, {{now}}, {_LATER.format(":lease_seconds")})
@@ -45,10 +46,10 @@ FROM penstock_leases l WHERE lease_id = :lease_id
 """
 
 _READY = "penstock_pending p FORCE INDEX (penstock_pending_ready)"
-# No subquery that could become a join: the order of the index must stay.
+# A scalar subquery, which cannot become a join: the rows must stay in index order.
 OF_TYPES = " AND (SELECT t.event_type FROM penstock_events t WHERE t.seq = p.seq) IN :types"
 
-# The next lower priority that has anything: one look into the index. A recursive query would read whole levels.
+# The next lower priority with pending events: one index lookup. A recursive query would read all rows of a priority.
 LEVEL = f"SELECT max(priority) FROM {_READY} WHERE queue = :queue AND ordering_key IS NULL AND priority < :above"
 
 _MAY_GO = f"""
@@ -59,23 +60,23 @@ ORDER BY p.available_at, p.seq LIMIT :room
 """
 CHOOSE_READY = f"SELECT p.seq, p.suspect {_MAY_GO} FOR UPDATE SKIP LOCKED"
 HEAD = f"SELECT p.available_at, p.seq {_MAY_GO}"
-# An ordering key counts with its own time, whatever the priority of its events.
+# An ordering key counts with its own `next_at`, whatever the priority of its events.
 KEY_HEAD = """
 SELECT k.next_at FROM penstock_keys k FORCE INDEX (penstock_keys_ready)
 WHERE k.queue = :queue AND k.lease_id IS NULL AND k.next_at <= {now}{of_head} ORDER BY k.next_at LIMIT 1
 """
-# The type that counts for a key is that of the event at the head of its line.
+# An ordering key matches a type if its first pending event has this type.
 HEAD_OF_TYPES = f"""
   AND (SELECT t.event_type FROM {KEY_QUEUE} STRAIGHT_JOIN penstock_events t ON t.seq = p.seq
        WHERE p.queue = k.queue AND p.ordering_key = k.ordering_key ORDER BY p.seq LIMIT 1) IN :types"""
 
-# What is left of a priority: its oldest time.
+# The oldest time among the pending events of a priority.
 OLDEST = (
     f"SELECT min(available_at) FROM {_READY} WHERE queue = :queue AND ordering_key IS NULL AND priority = :priority"
 )
 
-# The line of a key is chosen without locks, so as not to wait for an emitter. What was chosen may be gone by now. By
-# number, as an operator's cancel locks them, or the two could wait for each other.
+# The events of a key are chosen without locks, so as not to wait for an emitter; some may be gone by now. Locked in seq
+# order, as by a cancel, so that the two cannot deadlock.
 LOCK_WAITING = f"SELECT p.seq FROM {PENDING} FOR UPDATE"
 TAKE = (
     f"""
@@ -93,7 +94,7 @@ SELECT {_DELIVERY} FROM penstock_claimed s STRAIGHT_JOIN penstock_events e ON e.
 
 _LOST = {"attempts": "attempts + 1", "last_error": ":error"}
 
-# A lost attempt or an expired lease, for the claimed events of a list.
+# Records a lost attempt or an expired lease for the claimed events of a list.
 RECORD_LOST = f"""
 INSERT INTO penstock_history (seq, at, what, attempts, lease_id, `by`, detail)
 SELECT c.seq, {{now}}, :what, c.attempts + 1, c.lease_id,
@@ -128,8 +129,8 @@ PUBLISH = (
     DROP_CLAIMED,
 )
 
-# What was given, next to what is held: :rows is a list of [seq, kind, error, delay in microseconds]. The character set
-# is named, or texts would pass through the database's own.
+# Joins the given outcomes with the claimed events: :rows is a list of [seq, kind, error, delay in microseconds].
+# Without a named character set, texts would be converted to the database's default.
 _OUTCOMES = f"""
 JSON_TABLE(:rows, '$[*]' COLUMNS (
     given_seq BIGINT PATH '$[0]', kind VARCHAR(8) PATH '$[1]',
@@ -140,7 +141,7 @@ _OUTCOME = """
 CASE WHEN kind = 'RETRY' AND c.attempts + 1 >= coalesce(c.max_attempts, :max_attempts) THEN 'DEAD' ELSE kind END
 """
 OUTCOMES = f"SELECT c.seq, {_OUTCOME} FROM {_OUTCOMES} FOR UPDATE"
-# The outcomes are told by then: :rows says DEAD where a retry was the last.
+# Runs after OUTCOMES: in :rows, a retry of the last attempt is already DEAD.
 APPLY = (
     f"""
     INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
@@ -164,13 +165,13 @@ APPLY = (
     f"DELETE c FROM {_OUTCOMES}",
 )
 
-# What stands behind an event that went back to its line goes back with it: whoever repeats the claim would overtake.
+# Later events of a key return to pending with an event that did: a repeated claim would otherwise process them first.
 WENT_BACK = f"SELECT p.ordering_key, p.seq FROM {PENDING} WHERE p.ordering_key IS NOT NULL"
 HELD_KEYS_BY_SEQ = """
 SELECT seq, ordering_key FROM penstock_claimed WHERE lease_id = :lease_id AND ordering_key IS NOT NULL FOR UPDATE
 """
 
-# What went back to pending left its line in the history.
+# Retried and released events are in pending again, without a lease id; their history entries have one.
 SETTLED_BEFORE = f"""
 SELECT a.seq FROM {GIVEN} penstock_archive a ON a.seq = given_seq WHERE a.lease_id = :lease_id
 UNION
@@ -178,7 +179,7 @@ SELECT h.seq FROM {GIVEN} penstock_history h ON h.seq = given_seq
 WHERE h.lease_id = :lease_id AND h.what IN ('retried', 'released')
 """
 
-# Refused past the greatest age, or a hung handler with a live heartbeat would never be freed.
+# Refused beyond the maximum lease age: otherwise a hung handler with a live heartbeat would hold its events forever.
 LOCK_LIVING = """
 SELECT lease_id, token FROM penstock_leases
 WHERE lease_id IN :lease_ids AND closed_at IS NULL

@@ -1,4 +1,4 @@
-"""What a transaction on MySQL or MariaDB does differently: statements in two parts, and values for the driver."""
+"""Transactions on MySQL and MariaDB: statements in several parts, and conversion of values for the driver."""
 
 import json
 from datetime import UTC, datetime
@@ -12,7 +12,7 @@ PART = "\n--;\n"
 
 
 class MysqlTransaction(Transaction):
-    """Runs a statement part by part; the last one's rows and count are the statement's."""
+    """Transaction that runs the parts of a statement in order; rows and count are those of the last part."""
 
     def _execute(self, cursor: Any, statement: str, parameters: dict[str, Any]) -> None:
         for part in statement.split(PART):
@@ -20,13 +20,15 @@ class MysqlTransaction(Transaction):
 
 
 def utc(time: datetime) -> datetime:
-    """As a DATETIME holds it: in UTC, and without saying so. The driver would drop the zone without a look at it."""
+    """Return the time as DATETIME stores it: in UTC, without a zone. The driver would drop the zone unconverted."""
     return time.astimezone(UTC).replace(tzinfo=None)
 
 
 def adapt(value: Any) -> Any:
-    """Ids as bytes and times in UTC. A list of numbers or rows becomes JSON; one of names or ids stays a list, for IN,
-    and an empty one holds NULL, which nothing equals."""
+    """Convert a value for the driver: ids to bytes, times to UTC, a list of numbers or rows to JSON text.
+
+    A list of names or ids becomes a tuple, for IN. An empty one becomes (NULL), which no value equals.
+    """
     match value:
         case UUID():
             return value.bytes
@@ -41,5 +43,5 @@ def adapt(value: Any) -> Any:
 
 
 def delivery(row: Any) -> Delivery:
-    """Ids stay bytes and times numbers, which `Delivery` decodes when asked."""
+    """Return a delivery in which ids stay bytes and times numbers; `Delivery` decodes them on access."""
     return Delivery._make(row if row[5] is None else (*row[:5], json.loads(row[5]), *row[6:]))

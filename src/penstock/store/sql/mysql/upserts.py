@@ -1,6 +1,6 @@
-"""Rows that are added or changed by one statement, on MySQL and MariaDB. See `penstock.store.sql.upserts`."""
+"""Statements that insert or update a row (upserts), for MySQL and MariaDB. See `penstock.store.sql.upserts`."""
 
-# Assignments are made from left to right: `paused_at` last, while it still says whether there was a pause.
+# Assignments run from left to right: `paused_by` is set while `paused_at` still shows an earlier pause.
 PAUSE = """
 INSERT INTO penstock_queues (queue, paused_at, paused_by) VALUES (:queue, {now}, :by)
 ON DUPLICATE KEY UPDATE paused_by = CASE WHEN paused_at IS NULL THEN :by ELSE paused_by END,

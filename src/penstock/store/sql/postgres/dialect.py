@@ -1,5 +1,5 @@
-"""The store on PostgreSQL: data-modifying CTEs that move rows, `SKIP LOCKED` so that claimers never wait for each
-other, COPY for bulk emits, and a lower bound on claims that keeps them fast while vacuum is held up."""
+"""Store on PostgreSQL: data-modifying CTEs move rows, `SKIP LOCKED` keeps claims from waiting for each other, COPY
+serves bulk emits, and a lower bound on scans keeps claims fast while vacuum is held up."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -38,7 +38,7 @@ from penstock.store.sql.transaction import Transaction, percent_style
 
 COPY_FROM = 20
 
-# Dedupe windows are opened by a statement of their own.
+# Without the deduplication columns: a separate statement opens the windows.
 EMIT_COLUMNS = (
     *("event_id", "event_type", "queue", "payload", "headers", "partition_key", "ordering_key", "priority"),
     *("max_attempts", "available_at", "delay_seconds", "created_at"),
@@ -52,7 +52,8 @@ class PostgresStore(ServerDialect, SqlStore):
     maintenance = maintenance
     staging = staging
 
-    # The statement's time, not the transaction's or the clock's: an index can be searched for it.
+    # Constant within a statement, so that an index condition can use it, unlike clock_timestamp(); and more recent than
+    # now(), the start of the transaction.
     _clock_now = "statement_timestamp()"
     _given_now = "CAST(:now AS timestamptz)"
 
@@ -113,9 +114,9 @@ class PostgresStore(ServerDialect, SqlStore):
         return self._write(cursor, ids_for(events), events)
 
     def _append_once(self, cursor: Any, events: Sequence[Event]) -> list[EventId]:
-        """Open the dedupe windows of a batch, and write the events that opened one or have no dedupe key.
+        """Open the deduplication windows of a batch; write the events that opened one or have no deduplication key.
 
-        All windows are taken at once and sorted, and before any ordering key: two emits cannot wait for each other.
+        All windows are locked in sorted order by one statement, before any ordering key: two emits cannot deadlock.
         """
         given = list(zip(ids_for(events), events, strict=True))
         first = first_of_windows(given)
@@ -141,7 +142,7 @@ class PostgresStore(ServerDialect, SqlStore):
         written = list(ids)
         rows = list(map(self._emit_row, events, written))
         if len(rows) == 1:
-            cursor.execute(INSERT, rows[0])  # executemany would open a pipeline, which costs a third more
+            cursor.execute(INSERT, rows[0])  # executemany opens a pipeline, a third slower for one row
         elif rows:
             cursor.executemany(INSERT, rows)
         return written
@@ -163,14 +164,14 @@ class PostgresStore(ServerDialect, SqlStore):
         )
 
     def _hold_keys(self, cursor: Any, events: Sequence[Event]) -> None:
-        """All keys of a batch at once and sorted: two batches that held theirs one by one could wait for each other."""
+        """Hold the ordering keys of a batch, all at once and sorted. Held one by one, two batches could deadlock."""
         keys = ((event.queue, event.ordering_key) for event in events if event.ordering_key is not None)
         for queue, names in by_queue(keys):
             given = {"queue": queue, "names": names, **self._time_given()}
             cursor.execute(self._prepare(statements.HOLD_KEYS), given)
 
     def _copy(self, cursor: Any, new_ids: Iterator[EventId], events: Sequence[Event]) -> list[EventId]:
-        """Two COPYs, under numbers taken beforehand: the fastest way in."""
+        """Write the events by two COPYs, the fastest way, with seqs taken from the sequence beforehand."""
         given = {"count": len(events), "now": None if self.clock is None else self.clock()}
         cursor.execute(percent_style(maintenance.TAKE_NUMBERS), given)
         numbers, now = cursor.fetchone()
@@ -219,11 +220,12 @@ class PostgresStore(ServerDialect, SqlStore):
         keys = tx.run(statements.TAKE_KEYS, **given, key_limit=lengths.key_limit(room))
         if not keys:
             return []
-        # A statement of its own: its snapshot is newer than the locks that the last one took.
+        # A separate statement, so that its snapshot is newer than the locks on the keys.
         statement = statements.TAKE_KEYED if terms.types is None else statements.TAKE_KEYED_TYPED
         rows = tx.deliveries(statement, **given)
         lengths.learn(rows)
-        # Those of other types at the head of their lines would be in the way of the next claim.
+        # Free the keys without a claimed event. After a claim by type they go behind the others: their first event may
+        # have another type, and the next claim would take the same keys again.
         self._free_keys(tx, [terms.lease.lease_id], served=terms.types is not None)
         return rows
 
@@ -318,12 +320,12 @@ class PostgresStore(ServerDialect, SqlStore):
 
 
 def _array(seqs: Sequence[int]) -> str:
-    """A list of numbers as PostgreSQL writes an array: the driver takes ten times as long over a list."""
+    """Return the numbers as a PostgreSQL array literal: the driver takes ten times as long to convert a list."""
     return "{" + ",".join(map(str, seqs)) + "}"
 
 
 def _jsonb(event: Event) -> bytes | None:
-    """The headers as COPY takes them: the version of the format, and the text."""
+    """Return the headers in the binary format of jsonb: the format's version, then the text."""
     return b"\x01" + json.dumps(dict(event.headers)).encode() if event.headers else None
 
 

@@ -1,13 +1,13 @@
-"""The statements beside the flow on PostgreSQL: replay, purge, relays, maintenance, and the bulk way in.
+"""Statements on PostgreSQL outside claims and settlements: replay, routes, purge, heads, maintenance and bulk emits.
 
-As in `statements`, values are bound and only `{now}`, the clock, is put in.
+As in `statements`, values are bound, and only `{now}`, the clock's expression, is substituted.
 """
 
 from penstock.store.sql.columns import COLUMNS, FRESH, REPLAYED, UNSETTLED, changing
 
 _FRESH = FRESH | {"last_error": "CAST(NULL AS text)"}
 
-# The key comes back from the event itself: one that had left its line returns to it.
+# The ordering key is restored from the event: under the policy `skip` a retried event loses the key of its row.
 REPLAY = f"""
 WITH gone AS (
     DELETE FROM penstock_archive a USING penstock_events e
@@ -27,7 +27,7 @@ recorded AS (
 SELECT queue, own_key FROM gone
 """
 
-# A key whose turn would come later has an event again that may go now.
+# Make keys claimable now that were scheduled for later: their events have changed.
 WAKE_KEYS = """
 UPDATE penstock_keys k SET next_at = {now}
 FROM (
@@ -38,8 +38,9 @@ FROM (
 WHERE k.queue = :queue AND k.ordering_key = idle.ordering_key
 """
 
-# The event itself goes to its first queue. Copies take their numbers in the order of the events, after the sort: an
-# ordering key's line stays one. Their time is now: claimers look for new events from where they last found some.
+# The event itself moves to its first queue. Copies get their seqs after the sort, in the order of the events, which
+# keeps the order within an ordering key. All become available now: an earlier time could be below the scan floor of the
+# claims.
 ROUTE = f"""
 WITH given AS MATERIALIZED (
     SELECT * FROM unnest(CAST(:seqs AS bigint[]), CAST(:queues AS text[]), CAST(:copy_ids AS uuid[]))
@@ -84,7 +85,7 @@ SELECT count(*) FROM gone
 """
 
 LOCK_QUEUE = "SELECT max_claimed FROM penstock_queues WHERE queue = :queue FOR UPDATE"
-# By way of the open leases, of which there are few: an index of its own would cost every claim.
+# Counted through the open leases, which are few: a separate index on claimed events would slow every claim.
 CLAIMED_OF_QUEUE = """
 SELECT count(*) FROM penstock_leases l JOIN penstock_claimed c ON c.lease_id = l.lease_id
 WHERE l.closed_at IS NULL AND l.queue = :queue
@@ -107,8 +108,8 @@ ARCHIVE_AS_DEAD = {
     for state, table in UNSETTLED.items()
 }
 
-# The queues that have anything pending: one index probe each. Of each, the first event that may go: one probe for each
-# of its priorities. An ordering key counts with its own time, whatever the priority of its events.
+# The queues with pending events are found by one index probe each, the first ready event of a queue by one probe per
+# priority. An ordering key counts with its own `next_at`, whatever the priority of its events.
 HEADS = """
 WITH RECURSIVE loose AS (
     (SELECT queue FROM penstock_pending WHERE ordering_key IS NULL AND CAST(:queues AS text[]) IS NULL
@@ -166,7 +167,7 @@ WHERE d.queue = old.queue AND d.dedupe_key = old.dedupe_key
 DROP_OLD_RELAYS = "DELETE FROM penstock_relays WHERE seen_at < {now} - :seconds * interval '1 second'"
 
 
-# Opens windows where none is open, and locks all of them. In sorted order: two batches cannot wait for each other.
+# Opens the windows that are not open, and locks all of them, in sorted order: two batches cannot deadlock.
 OPEN_WINDOWS = """
 INSERT INTO penstock_dedupe AS d (queue, dedupe_key, event_id, expires_at)
 SELECT queue, name, id, {now} + seconds * interval '1 second'
@@ -187,8 +188,8 @@ SELECT extract(epoch FROM max(now() - xact_start)) FROM pg_stat_activity
 WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
 """
 
-# The time as microseconds since 2000, as COPY takes it. The sequence is found once by its own query, not anew for every
-# number.
+# The time is in microseconds since 2000, the binary format of COPY. A subquery looks up the sequence once, instead of
+# once per number.
 TAKE_NUMBERS = """
 SELECT array_agg(nextval((SELECT CAST(pg_get_serial_sequence('penstock_events', 'seq') AS regclass)))),
        CAST(extract(epoch FROM coalesce(CAST(:now AS timestamptz), clock_timestamp()) - timestamptz '2000-01-01 UTC')
@@ -196,7 +197,7 @@ SELECT array_agg(nextval((SELECT CAST(pg_get_serial_sequence('penstock_events', 
 FROM generate_series(1, :count)
 """
 
-# Ids, JSON and times go as the bytes and numbers that they are on the wire: the driver takes far longer over objects.
+# Ids, JSON and times are passed as the bytes and numbers of the wire format: the driver converts objects far slower.
 COPY_EVENTS = """
 COPY penstock_events (seq, event_id, event_type, payload, headers, partition_key, ordering_key, created_at)
 FROM STDIN (FORMAT binary)

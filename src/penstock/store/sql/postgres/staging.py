@@ -1,14 +1,14 @@
-"""The statements of staging on PostgreSQL: rows kept aside by COPY, and one set-based move that makes events of them.
+"""Statements of staging on PostgreSQL: rows are staged by COPY, and one set-based move turns them into events.
 
-As in `statements`, values are bound and only `{now}`, the clock, is put in.
+As in `statements`, values are bound, and only `{now}`, the clock's expression, is substituted.
 """
 
 from penstock.store.sql.columns import COLUMNS
 from penstock.store.sql.schema import staged
 
-# In the order of a `staged_row`.
+# Columns in the order of `staged_row`.
 COPY = f"COPY penstock_staged ({', '.join(staged.columns.keys())}) FROM STDIN (FORMAT binary)"
-# As the bytes and numbers that they are on the wire: see `maintenance.COPY_EVENTS`.
+# Values are passed in the wire format, as in `maintenance.COPY_EVENTS`.
 TYPES = (
     *("bytea", "int8", "int4", "bytea", "int8"),
     *("bytea", "text", "text", "bytea", "bytea", "text", "text", "int2", "int4", "int8", "float8", "text", "float8"),
@@ -17,7 +17,7 @@ TYPES = (
 
 _CHOSEN = "write_id = :write_id AND batch_id = :batch_id AND part_id = ANY (CAST(:parts AS uuid[]))"
 
-# Queue by queue in sorted order, and the function sorts the keys: two commits can't wait for each other.
+# Queues are sorted here, and the function sorts the keys of a queue: two commits cannot deadlock.
 HOLD_KEYS = f"""
 SELECT penstock_hold_keys(queue, names, {{now}}) FROM (
     SELECT queue, array_agg(DISTINCT ordering_key) AS names FROM penstock_staged
@@ -25,17 +25,17 @@ SELECT penstock_hold_keys(queue, names, {{now}}) FROM (
 ) lines
 """
 
-# Three steps, each a join over the windows' primary key: nobody has statistics on rows just staged, and a join with the
-# rows that an INSERT returns was planned as a loop over both (20,000 rows took half a minute).
+# Deduplication takes three steps, each a join over the primary key of the windows. There are no statistics on rows just
+# staged: a join with the rows that an INSERT returns was planned as a nested loop (half a minute for 20,000 rows).
 _DUPLICATES = f"""
 DELETE FROM penstock_staged s USING penstock_dedupe d
 WHERE {_CHOSEN} AND d.queue = s.queue AND d.dedupe_key = s.dedupe_key AND {{}}
 """
 
-# Where a window is open.
+# Drops the rows with an open deduplication window.
 DROP_KNOWN = _DUPLICATES.format("d.expires_at > {now}")
 
-# The first of each key opens one. Somebody else may have done so meanwhile: then nothing changes here.
+# The first row of each deduplication key opens the window, unless another transaction has opened it meanwhile.
 OPEN_WINDOWS = f"""
 INSERT INTO penstock_dedupe AS d (queue, dedupe_key, event_id, expires_at)
 SELECT DISTINCT ON (queue, dedupe_key)
@@ -46,10 +46,10 @@ ON CONFLICT (queue, dedupe_key) DO UPDATE
 SET event_id = excluded.event_id, expires_at = excluded.expires_at WHERE d.expires_at <= {{now}}
 """
 
-# Those whose window another row opened.
+# Drops the rows with a deduplication window that another row opened.
 DROP_OTHERS = _DUPLICATES.format("d.event_id <> s.event_id")
 
-# The sequence is found once by its own query, not anew for every number.
+# A subquery looks up the sequence once, instead of once per number.
 MOVE = f"""
 WITH moved AS MATERIALIZED (
     SELECT nextval((SELECT CAST(pg_get_serial_sequence('penstock_events', 'seq') AS regclass))) AS seq, s.*

@@ -1,12 +1,12 @@
 """Every statement of claims and settlements on PostgreSQL.
 
-Values are bound (`:name`); only `{now}`, the clock, is put in when the store is made. Lock order, always: lease,
-then ordering keys (sorted), then claimed, then pending or archive.
+Values are bound (`:name`); only `{now}`, the clock's expression, is substituted, once per statement text. Locks are
+always taken in this order: lease, ordering keys (sorted), claimed, then pending or archive.
 """
 
 from penstock.store.sql.columns import CHANGED_BY, COLUMNS, DELIVERY, RETRIED, changing
 
-# A fresh token at every claim: whoever holds an older one has lost. A closed lease stays as it was.
+# Every claim writes a new token, which invalidates the token of an earlier claimant. A closed lease keeps its expiry.
 OPEN_LEASE = """
 INSERT INTO penstock_leases AS l
     (lease_id, queue, claimant, token, claims, moved, max_attempts, claimed_at, expires_at)
@@ -20,16 +20,16 @@ RETURNING claims, moved, closed_at, max_attempts, {now},
     (SELECT CASE WHEN q.paused_at IS NULL THEN q.max_claimed ELSE 0 END FROM penstock_queues q WHERE q.queue = l.queue)
 """
 
-# Bounds that the planner can't see through. If it knew them it would believe its statistics, expect fewer rows than it
-# may take, and fetch and sort all there are, however many have come since.
+# Subqueries hide these bounds from the planner. With known bounds it would trust its statistics, expect fewer rows than
+# the limit, and fetch and sort all rows, even if many were added since the statistics were collected.
 _FLOOR = "(SELECT CAST(:floor AS timestamptz))"
 _ROOM = "(SELECT CAST(:room AS bigint))"
-# These too, so that a plan for all values costs no more than one for these: or each claim would be planned anew.
+# Also hidden, so that a generic plan costs no more than a custom one: otherwise every claim would be planned again.
 _LOAD = "(SELECT CAST(:room AS float8))"
 _MOST = "(SELECT CAST(:limit AS float8))"
 _ALONE = "(SELECT CAST(:alone AS boolean))"
 
-# The priority levels that have anything, highest first: one index probe each.
+# The priorities of the pending events, highest first, found by one index probe each.
 _LEVELS = f"""
 RECURSIVE level AS (
     (SELECT priority FROM penstock_pending
@@ -47,10 +47,10 @@ _OF_TYPES = """
           AND EXISTS (SELECT 1 FROM penstock_events t WHERE t.seq = p.seq
                       AND t.event_type = ANY (CAST(:types AS text[])))"""
 
-# The events are looked up by the list of them: one walk along the index instead of a search for each. The join is a
-# FULL one because PostgreSQL cannot run that as a nested loop. If ANALYZE has found no live row in pending, it would
-# plan an inner join for one event, and walk for each: 990 ms for a claim of 5,000 instead of 24. The condition makes
-# the result that of an inner join; `e.seq IS NOT NULL` would make the planner use one.
+# Events are fetched by an array of their seqs: one index scan instead of one lookup per event. FULL JOIN, because
+# PostgreSQL cannot run that as a nested loop. If ANALYZE has found no live row in pending, an inner join would be
+# planned for one event and repeat the index scan for each: 990 ms for a claim of 5,000 events instead of 24 ms. The
+# WHERE clause restores the result of an inner join; `e.seq IS NOT NULL` would let the planner use an inner join.
 _MOVE_TAKEN = f"""\
 moved AS (
     INSERT INTO penstock_claimed ({COLUMNS}, lease_id)
@@ -61,7 +61,7 @@ FROM taken s FULL JOIN (SELECT * FROM penstock_events WHERE seq = ANY (ARRAY(SEL
 WHERE coalesce(e.seq, 0) <> 0
 """
 
-# What is left after a claim that looked at everything: its lowest priority and its oldest time.
+# The lowest priority and the oldest time of the events that a full scan has left pending.
 LEFT = """
 WITH RECURSIVE level AS (
     (SELECT priority, available_at FROM penstock_pending WHERE queue = :queue AND ordering_key IS NULL
@@ -76,8 +76,8 @@ WITH RECURSIVE level AS (
 SELECT min(priority), min(available_at) FROM level
 """
 
-# Rows are deleted by their place (ctid), which the lock holds still: a join would read all of pending. The load is a
-# running sum in the order chosen, so nothing is sorted.
+# Rows are deleted by ctid, which cannot change while the row is locked; a join would read all of pending. The load is a
+# running sum in the order of the choice, so nothing is sorted.
 _TAKE_READY = f"""
 WITH {_LEVELS},
 chosen AS MATERIALIZED (
@@ -115,7 +115,7 @@ SELECT (EXISTS (
 ) OR EXISTS (SELECT 1 FROM penstock_keys k WHERE queue = :queue AND lease_id IS NULL AND next_at <= {{now}}{{head}}))
    AND NOT EXISTS (SELECT 1 FROM penstock_queues q WHERE q.queue = :queue AND q.paused_at IS NOT NULL)
 """
-# The type that counts for a key is that of the event at the head of its line.
+# An ordering key matches a type if its first pending event has this type.
 _HEAD_OF_TYPES = """
       AND (SELECT e.event_type FROM penstock_pending p JOIN penstock_events e ON e.seq = p.seq
            WHERE p.queue = k.queue AND p.ordering_key = k.ordering_key ORDER BY p.seq LIMIT 1)
@@ -123,7 +123,7 @@ _HEAD_OF_TYPES = """
 READY = _READY.replace("{of_types}", "").replace("{head}", "")
 READY_TYPED = _READY.replace("{of_types}", _OF_TYPES).replace("{head}", _HEAD_OF_TYPES)
 
-# Emitters hold their keys FOR KEY SHARE, which this lock doesn't wait for, nor they for it.
+# Emitters hold their keys FOR KEY SHARE. FOR NO KEY UPDATE does not conflict with that, so neither waits.
 TAKE_KEYS = """
 WITH free AS MATERIALIZED (
     SELECT ordering_key FROM penstock_keys
@@ -134,8 +134,8 @@ UPDATE penstock_keys k SET lease_id = :lease_id FROM free
 WHERE k.queue = :queue AND k.ordering_key = free.ordering_key
 """
 
-# The head of each key's line, up to the first event that may not go yet: what stands behind it waits too. The key
-# that has waited longest goes first, or one that always has more than enough would keep the others waiting.
+# The first pending events of each key, up to the first that is not claimable yet, which blocks the later ones. The key
+# that has waited longest goes first: otherwise a key with enough events for every claim would starve the others.
 _TAKE_KEYED = f"""
 WITH front AS MATERIALIZED (
     SELECT k.next_at, k.ordering_key, line.seq, line.suspect, line.may_go
@@ -170,7 +170,7 @@ SELECT {DELIVERY.format(row="s", deliveries="s.deliveries")}
 FROM penstock_claimed s JOIN penstock_events e ON e.seq = s.seq WHERE s.lease_id = :lease_id
 """
 
-# A lost attempt or an expired lease.
+# Moves the events of a lost attempt or an expired lease: exhausted ones to the archive, the others to pending.
 _LOSE = f"""\
 buried AS (
     INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
@@ -183,8 +183,8 @@ returned AS (
     FROM gone WHERE NOT dead
 )"""
 
-# A repeat by another claimant: the first one's attempt is lost. Suspects that no longer fit into one claim go back,
-# from the end: what goes back of an ordering key's line is never its head.
+# A repeated claim by another claimant: the attempt of the previous claimant is lost. Suspects that no longer fit into
+# one claim return to pending, from the end: an ordering key never loses its first event while it keeps later ones.
 COUNT_LOST = f"""
 WITH weighed AS MATERIALIZED (
     SELECT seq, dead, count(*) FILTER (WHERE NOT dead) OVER line AS number,
@@ -233,7 +233,7 @@ kept AS (
 SELECT count(*), CASE WHEN count(*) < cardinality(CAST(:seqs AS bigint[])) THEN array_agg(seq) END FROM done
 """
 
-# Everything but success. A retry at the last attempt is a death; a retry with :skip leaves its key's line.
+# All outcomes except success. A retry of the last attempt is a death; a retry with :skip removes the ordering key.
 APPLY = f"""
 WITH given AS MATERIALIZED (
     SELECT * FROM unnest(
@@ -268,7 +268,7 @@ recorded AS (
 SELECT seq, outcome FROM gone
 """
 
-# What went back to pending left its line in the history.
+# Retried and released events are in pending again, without a lease id; their history entries have one.
 SETTLED_BEFORE = """
 SELECT seq FROM penstock_archive WHERE seq = ANY (CAST(:seqs AS bigint[])) AND lease_id = :lease_id
 UNION
@@ -276,20 +276,20 @@ SELECT seq FROM penstock_history WHERE seq = ANY (CAST(:seqs AS bigint[])) AND l
   AND what IN ('retried', 'released')
 """
 
-# Keys under these leases that hold nothing claimed any more. NOT IN is hashed; NOT EXISTS may be a nested loop that
+# Keys of these leases without a claimed event. NOT IN is planned as a hash; NOT EXISTS may become a nested loop that
 # reads all claimed events for each key.
 _IDLE = """\
 WHERE lease_id = ANY (CAST(:lease_ids AS uuid[])) AND (lease_id, ordering_key) NOT IN (
     SELECT lease_id, ordering_key FROM penstock_claimed
     WHERE lease_id = ANY (CAST(:lease_ids AS uuid[])) AND ordering_key IS NOT NULL)"""
-# FOR UPDATE skips a key that an emitter holds.
+# FOR UPDATE SKIP LOCKED skips a key that an emitter holds.
 LOCK_IDLE_KEYS = f"""
 SELECT queue, ordering_key FROM penstock_keys k
 {_IDLE}
 ORDER BY queue, ordering_key FOR UPDATE SKIP LOCKED
 """
 
-# A statement of its own: what an emitter committed before the lock was had is in its snapshot.
+# A separate statement: its snapshot includes everything that emitters committed before the keys were locked.
 DROP_DRAINED_KEYS = """
 DELETE FROM penstock_keys k
 USING unnest(CAST(:queues AS text[]), CAST(:names AS text[])) AS idle (queue, ordering_key)
@@ -297,8 +297,8 @@ WHERE k.queue = idle.queue AND k.ordering_key = idle.ordering_key AND NOT EXISTS
     SELECT 1 FROM penstock_pending p WHERE p.queue = k.queue AND p.ordering_key = k.ordering_key)
 """
 
-# A key that was not served keeps its turn, one that was goes to the back. A key whose only events are not yet
-# committed looks empty: its next claimer looks again in 50 ms.
+# A key that was served is queued behind the others; an unserved key keeps its position. A key looks empty while none of
+# its events is committed; it becomes claimable again after 50 ms.
 FREE_KEYS = f"""
 UPDATE penstock_keys k SET lease_id = NULL, next_at = coalesce(
     (SELECT greatest(p.available_at, CASE WHEN :served THEN {{now}} ELSE k.next_at END) FROM penstock_pending p
@@ -309,7 +309,7 @@ UPDATE penstock_keys k SET lease_id = NULL, next_at = coalesce(
 
 HOLD_KEYS = "SELECT penstock_hold_keys(:queue, CAST(:names AS text[]), {now})"
 
-# Refused past the greatest age, or a hung handler with a live heartbeat would never be freed.
+# Refused beyond the maximum lease age: otherwise a hung handler with a live heartbeat would hold its events forever.
 EXTEND = """
 WITH given AS (
     SELECT * FROM unnest(CAST(:lease_ids AS uuid[]), CAST(:tokens AS uuid[]), CAST(:seconds AS float8[]))
@@ -326,7 +326,7 @@ FROM held h WHERE l.lease_id = h.lease_id
 RETURNING l.lease_id, l.token
 """
 
-# Whole leases, as many as their events fit into :limit, and always one.
+# Ends whole leases, as many as their events fit into :limit, and always at least one.
 REAP = f"""
 WITH expired AS MATERIALIZED (
     SELECT lease_id, claimant, max_attempts FROM penstock_leases WHERE closed_at IS NULL AND expires_at < {{now}}
@@ -370,7 +370,7 @@ RELEASE = f"""
 WITH gone AS (DELETE FROM penstock_claimed WHERE lease_id = :lease_id RETURNING *),
 {_RELEASE}"""
 
-# What stands behind an event that went back to its line goes back with it: whoever repeats the claim would overtake.
+# Later events of a key return to pending with an event that did: a repeated claim would otherwise process them first.
 RELEASE_BEHIND = f"""
 WITH back AS (
     SELECT ordering_key, min(seq) AS seq FROM penstock_pending

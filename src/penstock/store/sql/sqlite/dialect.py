@@ -1,5 +1,5 @@
-"""The store on SQLite, the embedded default: one writer at a time, so a claim chooses, moves and reads in plain
-steps, and the pure core decides how many suspects fit."""
+"""Store on SQLite, the embedded default. There is one writer at a time, so a claim chooses, moves and reads events in
+separate statements; `penstock.model.lifecycle.fitting` decides how many suspects fit."""
 
 import json
 import os
@@ -59,10 +59,10 @@ class SqliteStore(StepwiseStore):
         if not target.database or target.database == ":memory:":
             raise UsageError("an SQLite store needs a file that other processes can open: sqlite:///penstock.db")
         self._path = Path(target.database)
-        self._may_create = target.database.startswith("file:")  # a URI names a file in ways of its own
+        self._may_create = target.database.startswith("file:")  # a URI is not a path that could be checked here
         engine = create_engine(target, connect_args={"timeout": BUSY_SECONDS, "check_same_thread": False})
         hooks.listen(engine, "connect", _set_up)
-        # Python's driver would begin late and deferred: two writers would then collide instead of queueing.
+        # sqlite3 begins transactions late and deferred: two writers would fail with SQLITE_BUSY instead of waiting.
         hooks.listen(engine, "begin", _begin)
         return engine
 
@@ -70,7 +70,7 @@ class SqliteStore(StepwiseStore):
     def _begin(self, *, write: bool = True) -> Iterator[Transaction]:
         if not self._path.parent.is_dir():
             raise StoreUnavailable(f"can't open {self.url}: the folder {self._path.parent} doesn't exist")
-        if not self._may_create and not self._path.exists():  # opening it would leave an empty file behind
+        if not self._may_create and not self._path.exists():  # opening it would create an empty file
             raise NotInitialised(f"{self.url} doesn't exist yet; run: penstock init --store {self.url}")
         options = {"reads_only": not write}
         with self.engine.connect().execution_options(**options) as connection, connection.begin():
@@ -79,7 +79,7 @@ class SqliteStore(StepwiseStore):
 
     def initialise(self) -> Upgrade:
         if not self._may_create:
-            with suppress(OSError):  # the file exists, or opening it says why it can't be created
+            with suppress(OSError):  # the file exists, or opening it raises the reason
                 os.close(create_file(self._path))
         self._may_create = True
         return super().initialise()
@@ -121,13 +121,13 @@ class SqliteStore(StepwiseStore):
     # -- emitting ---------------------------------------------------------------------------------------------
 
     def _append(self, cursor: Any, events: Sequence[Event]) -> list[EventId]:
-        """Write events past the view and its trigger, which would cost twice as much: all of them, or none."""
+        """Write all events or none, without the view and its trigger, which would take twice as long."""
         now = self._micros()
         cursor.execute("SAVEPOINT penstock_emit")
         try:
             ids = self._write(cursor, list(zip(ids_for(events), events, strict=True)), now)
         except BaseException:
-            if cursor.connection.in_transaction:  # after some errors SQLite has rolled all of it back
+            if cursor.connection.in_transaction:  # some errors roll back the whole transaction
                 cursor.execute("ROLLBACK TO penstock_emit")
                 cursor.execute("RELEASE penstock_emit")
             raise
@@ -148,7 +148,7 @@ class SqliteStore(StepwiseStore):
             cursor.execute(maintenance.WINDOWS, {"rows": json.dumps(rows)})
             holders = {(queue, key): EventId(UUID(hexed)) for queue, key, hexed in cursor.fetchall()}
         cursor.executemany(maintenance.EMIT_EVENT, [event_row(event_id.hex, event, now) for event_id, event in written])
-        # One writer at a time: the numbers of these events follow each other.
+        # With one writer at a time the seqs of these events are consecutive.
         (last,) = cursor.execute(maintenance.LAST_NUMBER).fetchone()
         numbered = enumerate((event for _, event in written), last - len(written) + 1)
         pending = [pending_row(seq, event, now, to_micros, microseconds) for seq, event in numbered]
@@ -178,7 +178,7 @@ class SqliteStore(StepwiseStore):
     # -- claiming ---------------------------------------------------------------------------------------------
 
     def _take_ready(self, tx: Transaction, terms: ClaimTerms, room: int) -> list[Delivery]:
-        """Look at everything: SQLite leaves no dead rows behind."""
+        """Scan the whole queue: SQLite leaves no dead rows that would slow the scan."""
         return self._take_from(tx, terms, room, ALWAYS)
 
     def _take_keyed(self, tx: Transaction, terms: ClaimTerms, room: int) -> list[Delivery]:
@@ -186,7 +186,8 @@ class SqliteStore(StepwiseStore):
         if not tx.run(statements.TAKE_KEYS, **given):
             return []
         rows = self._move(tx, terms, tx.rows(self._of_types(statements.CHOOSE_KEYED, terms.types), **given), room)
-        # Those of other types at the head of their lines would be in the way of the next claim.
+        # Free the keys without a claimed event. After a claim by type they go behind the others: their first event may
+        # have another type, and the next claim would take the same keys again.
         self._free_keys(tx, [terms.lease.lease_id], served=terms.types is not None)
         return rows
 
@@ -236,7 +237,7 @@ class SqliteStore(StepwiseStore):
 
 def _set_up(connection: Any, _record: Any) -> None:
     connection.isolation_level = None
-    # Readers don't wait for the writer; a commit is on disk before it is answered.
+    # WAL: readers do not wait for the writer. FULL: a commit is on disk before it returns.
     for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
         connection.execute(f"PRAGMA {pragma}")
 

@@ -1,4 +1,4 @@
-"""The statements beside the flow on SQLite: replay, purge, relays and maintenance."""
+"""Statements on SQLite outside claims and settlements: emits, replay, routes, purge, limits, cancels, maintenance."""
 
 from penstock.store.sql.columns import COLUMNS, FRESH, REPLAYED, UNSETTLED, changing
 from penstock.store.sql.schema import CHANGING
@@ -27,8 +27,9 @@ REPLAY = (
 
 LAST_NUMBER = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'penstock_events'"
 
-# Rows of seq, queue, the copy's number and its id; the event itself goes to its first queue, without a number. The
-# CROSS JOIN below makes SQLite look each row up; otherwise it searches the list for each event: 10 s for 2,000 events.
+# :rows is a list of [seq, queue, seq of the copy, id of the copy]. The event itself moves to its first queue; that row
+# has no copy. The CROSS JOIN below makes SQLite look up each row; otherwise it searches the list for each event (10 s
+# for 2,000 events).
 _GIVEN = """
 (SELECT value ->> 0 AS given_seq, value ->> 1 AS to_queue, value ->> 2 AS number, value ->> 3 AS copy_id
  FROM json_each(:rows)) g
@@ -63,7 +64,7 @@ PURGE = (
     f"DELETE FROM penstock_archive WHERE seq IN {_SEQS}",
 )
 
-# Nothing to lock: there is one writer at a time.
+# No lock is needed: there is one writer at a time.
 LOCK_QUEUE = "SELECT max_claimed FROM penstock_queues WHERE queue = :queue"
 CLAIMED_OF_QUEUE = """
 SELECT count(*) FROM penstock_leases l JOIN penstock_claimed c ON c.lease_id = l.lease_id
@@ -71,7 +72,7 @@ WHERE l.closed_at IS NULL AND l.queue = :queue
 """
 
 
-# From the table of a state, pending or claimed, to the archive.
+# Moves events from the table of a state, pending or claimed, to the archive.
 _TO_ARCHIVE = (
     f"""
     INSERT INTO penstock_archive ({COLUMNS}, state, settled_at, lease_id)
@@ -92,7 +93,7 @@ WHERE lease_id IS NULL AND next_at > :now
   AND (queue, ordering_key) IN (SELECT value ->> 0, value ->> 1 FROM json_each(:rows))
 """
 
-# The next queue that has anything pending: one look into either index.
+# The next queue with pending events: one lookup in the index of each table.
 NEXT_QUEUE = """
 SELECT min(queue) FROM (
     SELECT min(queue) AS queue FROM penstock_pending WHERE ordering_key IS NULL AND queue > :after

@@ -1,18 +1,18 @@
-"""The statements of staging on SQLite: rows kept aside, and a move of a few steps that makes events of them.
+"""Statements of staging on SQLite: rows are staged, and a move of several statements turns them into events.
 
-As in `statements`: lists travel as JSON, times as microseconds (`:now`), ids as hexadecimal text.
+As in `statements`: lists are passed as JSON, times as microseconds (`:now`), ids as hexadecimal text.
 """
 
 from penstock.store.sql.columns import COLUMNS
 from penstock.store.sql.schema import staged
 
-# In the order of a `staged_row`.
+# Columns in the order of `staged_row`.
 _COLUMNS = staged.columns.keys()
 INSERT = f"INSERT INTO penstock_staged ({', '.join(_COLUMNS)}) VALUES ({', '.join(['?'] * len(_COLUMNS))})"
 
 _CHOSEN = "write_id = :write_id AND batch_id = :batch_id AND part_id IN (SELECT value FROM json_each(:parts))"
 
-# All but the first of each key, and that one too where its window is still open.
+# Drops all rows of a deduplication key but the first, and the first one too if the window is still open.
 DROP_DUPLICATES = f"""
 DELETE FROM penstock_staged WHERE rowid IN (
     SELECT number_of_row FROM (
@@ -38,7 +38,7 @@ SELECT DISTINCT queue, ordering_key, :now FROM penstock_staged WHERE {_CHOSEN} A
 ON CONFLICT DO NOTHING
 """
 
-# Numbered as they are inserted.
+# Events get their seqs in the order of insertion.
 WRITE = f"""
 INSERT INTO penstock_events (event_id, event_type, payload, headers, partition_key, ordering_key, created_at)
 SELECT event_id, event_type, payload, headers, partition_key, ordering_key, :now

@@ -1,7 +1,8 @@
 """Every statement of claims and settlements on SQLite.
 
-One writer at a time (`BEGIN IMMEDIATE`), so nothing is locked row by row. SQLite has no data-modifying CTE: a move is
-an INSERT ... SELECT and then a DELETE. Lists travel as JSON, times as microseconds (`:now`), ids as hexadecimal text.
+There is one writer at a time (`BEGIN IMMEDIATE`), so no row locks are needed. SQLite has no data-modifying CTE: a move
+is an INSERT ... SELECT and then a DELETE. Lists are passed as JSON, times as microseconds (`:now`), ids as hexadecimal
+text.
 """
 
 from penstock.store.sql.columns import CHANGED_BY, COLUMNS, DELIVERY, RETRIED, changing
@@ -24,7 +25,7 @@ OF_TYPES = """
   AND EXISTS (SELECT 1 FROM penstock_events t
               WHERE t.seq = p.seq AND t.event_type IN (SELECT value FROM json_each(:types)))"""
 
-# The next lower priority that has anything: one look into the index.
+# The next lower priority with pending events, found by one index lookup.
 LEVEL = """
 SELECT max(priority) FROM penstock_pending WHERE queue = :queue AND ordering_key IS NULL AND priority < :above
 """
@@ -36,12 +37,12 @@ ORDER BY p.available_at, p.seq LIMIT :room
 """
 CHOOSE_READY = f"SELECT p.seq, p.suspect {_MAY_GO}"
 HEAD = f"SELECT p.available_at, p.seq {_MAY_GO}"
-# An ordering key counts with its own time, whatever the priority of its events.
+# An ordering key counts with its own `next_at`, whatever the priority of its events.
 KEY_HEAD = """
 SELECT k.next_at FROM penstock_keys k
 WHERE k.queue = :queue AND k.lease_id IS NULL AND k.next_at <= :now{of_head} ORDER BY k.next_at LIMIT 1
 """
-# The type that counts for a key is that of the event at the head of its line.
+# An ordering key matches a type if its first pending event has this type.
 HEAD_OF_TYPES = """
   AND (SELECT t.event_type FROM penstock_pending p JOIN penstock_events t ON t.seq = p.seq
        WHERE p.queue = k.queue AND p.ordering_key = k.ordering_key ORDER BY p.seq LIMIT 1)
@@ -54,8 +55,8 @@ WHERE queue = :queue AND ordering_key IN (
     WHERE queue = :queue AND lease_id IS NULL AND next_at <= :now ORDER BY next_at LIMIT :room)
 """
 
-# The head of each key's line, up to the first event that may not go yet: what stands behind it waits too. The key
-# that has waited longest goes first, or one that always has more than enough would keep the others waiting.
+# The first pending events of each key, up to the first that is not claimable yet, which blocks the later ones. The key
+# that has waited longest goes first: otherwise a key with enough events for every claim would starve the others.
 CHOOSE_KEYED = """
 SELECT seq, suspect FROM (
     SELECT p.seq, p.suspect, p.ordering_key, front.next_at,
@@ -91,7 +92,7 @@ FROM penstock_claimed s JOIN penstock_events e ON e.seq = s.seq WHERE s.lease_id
 
 _LOST = {"attempts": "attempts + 1", "last_error": ":error"}
 
-# A lost attempt or an expired lease, for the claimed events of a list.
+# Records a lost attempt or an expired lease for the claimed events of a list.
 RECORD_LOST = f"""
 INSERT INTO penstock_history (seq, at, what, attempts, lease_id, "by", detail)
 SELECT c.seq, :now, :what, c.attempts + 1, c.lease_id,
@@ -127,8 +128,8 @@ PUBLISH = (
     DROP_CLAIMED,
 )
 
-# What was given, next to what is held: :rows is a list of [seq, kind, error, delay in microseconds]. The CROSS JOIN
-# makes SQLite look each of them up: it would rather search the whole list for every event of the lease.
+# Joins the given outcomes with the claimed events: :rows is a list of [seq, kind, error, delay in microseconds]. The
+# CROSS JOIN makes SQLite look up each row; otherwise it searches the whole list for every event of the lease.
 _GIVEN = """
 WITH gone AS (
     SELECT c.*, value ->> 1 AS kind, value ->> 2 AS error, value ->> 3 AS delay
@@ -141,7 +142,7 @@ SELECT seq, CASE
     WHEN kind = 'RETRY' AND attempts + 1 >= coalesce(max_attempts, :max_attempts) THEN 'DEAD' ELSE kind END
 FROM gone
 """
-# The outcomes are told by then: :rows says DEAD where a retry was the last.
+# Runs after OUTCOMES: in :rows, a retry of the last attempt is already DEAD.
 APPLY = (
     f"""
     {_GIVEN}
@@ -168,7 +169,7 @@ APPLY = (
     "DELETE FROM penstock_claimed WHERE lease_id = :lease_id AND seq IN (SELECT value ->> 0 FROM json_each(:rows))",
 )
 
-# What stands behind an event that went back to its line goes back with it: whoever repeats the claim would overtake.
+# Later events of a key return to pending with an event that did: a repeated claim would otherwise process them first.
 BEHIND = f"""
 SELECT c.seq FROM penstock_claimed c
 WHERE c.lease_id = :lease_id AND c.ordering_key IS NOT NULL AND EXISTS (
@@ -176,7 +177,7 @@ WHERE c.lease_id = :lease_id AND c.ordering_key IS NOT NULL AND EXISTS (
     WHERE p.queue = c.queue AND p.ordering_key = c.ordering_key AND p.seq < c.seq AND p.seq IN {_SEQS})
 """
 
-# What went back to pending left its line in the history.
+# Retried and released events are in pending again, without a lease id; their history entries have one.
 SETTLED_BEFORE = f"""
 SELECT seq FROM penstock_archive WHERE seq IN {_SEQS} AND lease_id = :lease_id
 UNION
@@ -188,7 +189,7 @@ WHERE lease_id IN {_LEASES} AND NOT EXISTS (
     SELECT 1 FROM penstock_claimed c
     WHERE c.lease_id = penstock_keys.lease_id AND c.ordering_key = penstock_keys.ordering_key)
 """
-# A key that was not served keeps its turn, one that was goes to the back.
+# A key that was served is queued behind the others; an unserved key keeps its position.
 FREE_KEYS = (
     f"""
     DELETE FROM penstock_keys {_IDLE} AND NOT EXISTS (

@@ -1,1 +1,1 @@
-"""The verbs of a SQL store, the same for every database."""
+"""Verbs of a SQL store, common to all databases."""

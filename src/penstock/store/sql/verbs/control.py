@@ -1,5 +1,5 @@
-"""Control of queues and single events: pauses, limits, cancellations, notes, heads of queues; and presence of relays.
-`penstock.store.api` says what each verb promises."""
+"""Control of queues, single events and relays: pauses, limits, cancellations, notes, queue heads, presence of relays.
+`penstock.store.api` documents the verbs."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
@@ -54,8 +54,11 @@ class ControlVerbs(Dialect):
     controls = reading(queries.controls)
 
     def _allowed(self, tx: Transaction, queue: str, limit: int, control: int | None) -> int:
-        """How many events a claim may take. `control` is what the lease learnt when it was opened: 0 for a paused
-        queue, a number for a limited one. Claimers of a limited queue wait for each other, or they'd count the same."""
+        """Return the number of events that a claim may take.
+
+        `control` was read when the lease was opened: None for an unrestricted queue, 0 for a paused one, a positive
+        number for a limited one. Claims on a limited queue lock its row, so that no two count the same claimed events.
+        """
         if not control:
             return limit if control is None else 0
         most = tx.scalar(self.maintenance.LOCK_QUEUE, queue=queue)
@@ -94,7 +97,7 @@ class ControlVerbs(Dialect):
         return total_of(chain.from_iterable(batches), progress)
 
     def _cancel(self, selection: Selection, state: State, move: Move) -> Iterator[int]:
-        """What is emitted meanwhile is not meant."""
+        """Cancel the selected events of one state in batches. Events emitted after the start are left out."""
         _, until = self._look(lambda tx: queries.bounds(tx.connection))
 
         def choose(tx: Transaction, after: int) -> Sequence[Row]:
@@ -106,12 +109,12 @@ class ControlVerbs(Dialect):
     unsettled_counts = reading(queries.unsettled_counts)
 
     def _cancel_waiting(self, tx: Transaction, rows: Sequence[Any], reason: str, by: str) -> int:
-        """The keys are locked first, as by everyone who claims, or the two would wait for each other."""
+        """Cancel pending events. Lock the ordering keys first, in the order of claims, to prevent deadlocks."""
         self._wake_keys(tx, [(row.queue, row.ordering_key) for row in rows if row.ordering_key is not None])
         return self._archive_as_dead(tx, State.PENDING, [row.seq for row in rows], reason, by)
 
     def _cancel_held(self, tx: Transaction, rows: Sequence[Any], reason: str, by: str) -> int:
-        """The leases are locked first, as by everyone who ends a claim."""
+        """Cancel claimed events. Lock the leases first, like all operations that end a claim."""
         seqs = [row.seq for row in rows]
         leases = [LeaseId(row[0]) for row in tx.connection.execute(queries.leases_over(seqs))]
         count = self._archive_as_dead(tx, State.CLAIMED, seqs, reason, by)

@@ -1,4 +1,4 @@
-"""Looking at the dead in a SQL database. Reads only, and no payloads: they may be large."""
+"""Queries of the dead letters in a SQL database. Payloads are not read, because they may be large."""
 
 from sqlalchemy import ColumnElement, Connection, FromClause, and_, func, literal_column, or_, select
 
@@ -9,7 +9,7 @@ from penstock.store.sql.schema import archive, events
 from penstock.store.sql.verbs.queries import EVENT_ID, SETTLED, chosen_settled
 
 ROWS_AT_A_TIME = 1_000
-# Spelled out, because an index of only the dead is of no use to SQLite where the state is a parameter.
+# A literal: SQLite cannot use the partial index on dead events if the state is a parameter.
 IS_DEAD: ColumnElement[bool] = archive.c.state == literal_column("'DEAD'")
 ERROR = func.substr(func.coalesce(archive.c.last_error, ""), 1, BEGINNING)
 
@@ -17,7 +17,7 @@ ERROR = func.substr(func.coalesce(archive.c.last_error, ""), 1, BEGINNING)
 def deaths(
     connection: Connection, selection: Selection, *, after: DeathMark | None = None, limit: int = 100
 ) -> DeathPage:
-    """The latest first, and of those at the same time the one emitted last."""
+    """Return a page of dead letters: latest death first; at equal times, latest emitted first."""
     statement = (
         select(
             archive.c.seq,
@@ -39,7 +39,7 @@ def deaths(
 
 
 def death_counts(connection: Connection, selection: Selection) -> list[DeathCount]:
-    """Errors that are alike to the letter are counted by the database, and their kinds here, as the rows come."""
+    """Count dead letters by kind of error. The database groups identical error texts, this function their kinds."""
     statement = (
         select(archive.c.queue, ERROR, func.count())
         .select_from(_needed(selection))
@@ -51,7 +51,7 @@ def death_counts(connection: Connection, selection: Selection) -> list[DeathCoun
 
 
 def _needed(selection: Selection) -> FromClause:
-    """Events are large, and read only where the selection asks for something that they alone know."""
+    """Return the tables to query: the archive alone, unless the selection needs columns of the large events table."""
     asked = (selection.ids, selection.event_type, selection.event_types, selection.since, selection.until)
     return archive if all(part is None for part in asked) else SETTLED
 

@@ -1,4 +1,4 @@
-"""Looking at events: selections as SQL, pages, timelines, the state of a store at a glance. Reads only."""
+"""Queries of events: selections as SQL conditions, pages, timelines, statistics. Nothing is changed."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -31,14 +31,14 @@ from penstock.store.sql.schema import history as timeline
 from penstock.store.sql.schema import notes as noted
 
 SETTLED = archive.join(events, events.c.seq == archive.c.seq)
-# A copy goes by the id of the event that it is a copy of.
+# A copy is shown under the id of its original event.
 EVENT_ID = func.coalesce(events.c.origin, events.c.event_id, type_=events.c.event_id.type)
 TOP_ERRORS = 5
 
 
 def find(connection: Connection, selection: Selection, *, after: int | None = None, limit: int = 100) -> Page:
-    """Newest first. Each state's table is cut to the page before they are put together, so that a page costs the
-    same however long the history."""
+    """Return a page of events, newest first. Each state's table is limited to one page before the union, so that the
+    cost of a page does not grow with the history."""
     parts = [part.order_by(events.c.seq.desc()).limit(limit + 1) for part in _parts(selection, after)]
     if not parts:
         return Page((), None)
@@ -49,7 +49,7 @@ def find(connection: Connection, selection: Selection, *, after: int | None = No
 
 
 def settled(connection: Connection, selection: Selection, *, after: int, until: int, limit: int) -> Sequence[Any]:
-    """The next settled events of the selection, locked where the database locks rows."""
+    """Return the next settled events of the selection, locked if the database has row locks."""
     statement = (
         select(archive.c.seq)
         .select_from(SETTLED)
@@ -62,7 +62,7 @@ def settled(connection: Connection, selection: Selection, *, after: int, until: 
 
 
 def settled_counts(connection: Connection, selection: Selection) -> list[SettledCount]:
-    """What a replay or purge of the selection would touch, by kind, the commonest first."""
+    """Count the events that a replay or purge would affect, by state, queue and type, largest count first."""
     kind = (archive.c.state, archive.c.queue, events.c.event_type)
     statement = (
         select(*kind, func.count())
@@ -75,7 +75,7 @@ def settled_counts(connection: Connection, selection: Selection) -> list[Settled
 
 
 def unsettled_counts(connection: Connection, selection: Selection) -> list[SettledCount]:
-    """What a cancel of the selection would touch, by kind, the commonest first."""
+    """Count the events that a cancel would affect, by state, queue and type, largest count first."""
     chosen = cancellable(selection)
     found = []
     for state, table in ((State.PENDING, pending), (State.CLAIMED, claimed)):
@@ -88,7 +88,7 @@ def unsettled_counts(connection: Connection, selection: Selection) -> list[Settl
 
 
 def published_by_queue(connection: Connection, seqs: list[int]) -> dict[str, int]:
-    """How many of these settled events are published, in each queue."""
+    """Count the published events among these settled events, by queue."""
     statement = (
         select(archive.c.queue, func.count())
         .where(archive.c.seq.in_(seqs), archive.c.state == State.PUBLISHED.value)
@@ -117,7 +117,7 @@ def history(connection: Connection, event_id: EventId) -> Sequence[HistoryEntry]
 
 
 def held(connection: Connection, lease_ids: Sequence[LeaseId]) -> list[Held]:
-    """The open leases among these, in the order given."""
+    """Return the open leases among `lease_ids`, in the given order."""
     wanted = select(leases.c.lease_id, leases.c.token, leases.c.queue, leases.c.claimant).where(
         leases.c.lease_id.in_(lease_ids), leases.c.closed_at.is_(None)
     )
@@ -132,13 +132,13 @@ def held_seqs(connection: Connection, lease_id: LeaseId, seqs: list[int]) -> lis
 
 
 def leases_over(seqs: list[int]) -> Select[Any]:
-    """The leases that hold these events, locked where the database locks rows."""
+    """Return a query of the leases that hold these events, locked if the database has row locks."""
     holders = select(claimed.c.lease_id).where(claimed.c.seq.in_(seqs))
     return select(leases.c.lease_id).where(leases.c.lease_id.in_(holders)).order_by(leases.c.lease_id).with_for_update()
 
 
 def live(connection: Connection, selection: Selection, state: State, *, after: int, limit: int) -> Sequence[Any]:
-    """The next events of the selection in one of the two unsettled states: their numbers, queues and ordering keys."""
+    """Return seq, queue and ordering key of the selection's next events in one of the two unsettled states."""
     table = pending if state is State.PENDING else claimed
     statement = (
         select(table.c.seq, table.c.queue, table.c.ordering_key)
@@ -157,7 +157,7 @@ def controls(connection: Connection) -> list[QueueControl]:
 
 
 def notes(connection: Connection, ids: Collection[EventId]) -> dict[EventId, Note]:
-    """Of an event that was copied to several queues, the last copy's note."""
+    """Return the notes of these events; for an event copied to several queues, the last copy's note."""
     statement = (
         select(EVENT_ID, noted.c.progress, noted.c.result)
         .select_from(noted.join(events, events.c.seq == noted.c.seq))
@@ -214,7 +214,7 @@ def _queues(connection: Connection, now: datetime) -> list[QueueStats]:
 
 
 def _dead_errors(connection: Connection) -> list[tuple[str, int]]:
-    """Why events died, the commonest reasons first: what an operator asks next."""
+    """Return the most frequent errors of dead events, with their counts."""
     error = func.substr(func.coalesce(archive.c.last_error, ""), 1, 200)
     statement = (
         select(error, func.count().label("count"))
@@ -241,7 +241,7 @@ def _parts(selection: Selection, after: int | None) -> list[Select[Any]]:
     return parts if after is None else [part.where(events.c.seq < after) for part in parts]
 
 
-# The columns of a record that are in both tables, those that change with its state, and those that not each state has.
+# Columns of a record from the events table, columns from the table of its state, and columns that only some states set.
 _OF_EVENT = ("event_type", "payload", "headers", "partition_key", "ordering_key", "created_at")
 _OF_TABLE = tuple(name for name in CHANGING if name not in ("seq", "ordering_key"))
 _NO_TIME = null().cast(UtcTime())
@@ -254,7 +254,7 @@ _UNSET: dict[str, ColumnElement[Any]] = {
 
 
 def _part(table: Table, selection: Selection, **known: ColumnElement[Any]) -> Select[Any]:
-    """Records of one table; `known` are their state and the columns that it has."""
+    """Return a query of the records in one state's table; `known` are the state and the columns set in this state."""
     return (
         select(
             events.c.seq,
@@ -269,7 +269,7 @@ def _part(table: Table, selection: Selection, **known: ColumnElement[Any]) -> Se
 
 
 def conditions(selection: Selection, table: Any) -> list[ColumnElement[bool]]:
-    """A selection but for its states, as conditions on events and on one of the tables of states."""
+    """Return the conditions of a selection, except its states, on the events table and one state's table."""
     tests: list[tuple[Any, Callable[[Any], ColumnElement[bool]]]] = [
         (selection.ids, _is_one_of),
         (selection.queue, lambda queue: table.c.queue == queue),
@@ -284,17 +284,17 @@ def conditions(selection: Selection, table: Any) -> list[ColumnElement[bool]]:
 
 
 def _error_matches(last_error: ColumnElement[str], text: str) -> ColumnElement[bool]:
-    """Whether an error has this text. An empty pattern is none to every database."""
+    """Return the condition that an error contains `text`, in any case. Not every database accepts an empty pattern."""
     return last_error.regexp_match(error_pattern(text)) if text else last_error.is_not(None)
 
 
 def _is_one_of(ids: Collection[EventId]) -> ColumnElement[bool]:
-    """Two conditions, because each has an index and what they say together has none."""
+    """Return the condition on event ids. It has two parts, because each column has an index, but EVENT_ID has none."""
     return or_(events.c.event_id.in_(ids), events.c.origin.in_(ids))
 
 
 def settled_states(selection: Selection) -> list[ColumnElement[bool]]:
-    """For the archive: which of its two states."""
+    """Return the condition on the archive's two states; empty if the selection includes both."""
     if selection.states is None or selection.states >= {State.PUBLISHED, State.DEAD}:
         return []
     return [archive.c.state.in_(sorted(state.value for state in selection.states))]

@@ -1,5 +1,5 @@
-"""Settling: what becomes of claimed events, on every SQL backend. One lease is locked, its token is checked, and all
-that happens to its events happens in that transaction."""
+"""Settling of claimed events, on every SQL backend. Each verb locks the lease, checks its token, and changes the events
+in one transaction."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from penstock.store.sql.transaction import Transaction
 
 
 class SettleVerbs(Dialect):
-    """The verbs that end a claim. See `penstock.store.api.Store` for what each promises."""
+    """Verbs that end a claim. `penstock.store.api.Store` documents them."""
 
     def settle(self, lease: Lease, outcomes: Mapping[int, Outcome]) -> Settlement:
         if not outcomes:
@@ -70,7 +70,7 @@ class SettleVerbs(Dialect):
         )
 
     def _keep_or_drop(self, tx: Transaction, asked: Asked, settlement: Settlement) -> None:
-        """Results are kept with what was published now; what was settled now and is not to be kept goes."""
+        """Store the results of the events published now; delete events settled now with `keep=False`."""
         for seq in settlement.published & asked.results.keys():
             tx.run(self.upserts.NOTE_RESULT, seq=seq, result=asked.results[seq])
         dropped = asked.dropped & (settlement.published | settlement.dead)

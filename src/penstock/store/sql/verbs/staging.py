@@ -1,7 +1,7 @@
-"""Staging: what the tasks of a Spark write bring is kept aside, and becomes events in one transaction, or never.
+"""Staging: rows from the tasks of a Spark write become events in one transaction, or never.
 
-A task that dies, is run again or runs twice leaves parts that no commit names; they are dropped with the next commit
-of their stream, or by age.
+A task that dies, is run again or runs twice leaves parts that no commit names. They are dropped by the next commit of
+the same write, or by age.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -14,22 +14,22 @@ from penstock.store.api import Committed, StagedPart, require_staging
 from penstock.store.sql.dialect import Dialect
 from penstock.store.sql.transaction import Transaction
 
-# Longer than any write takes: its staged rows must not go while it still runs.
+# Longer than any write takes: staged rows must not be dropped while their write runs.
 STAGED_RETENTION_SECONDS = 7 * 86_400.0
 
-# No row is touched if that batch, or a later one, was committed before. Whoever commits the same batch meanwhile waits.
+# Affects no row if this batch, or a later one, was committed before. A concurrent commit of the same write waits.
 REMEMBER = """
 INSERT INTO penstock_sinks AS s (query_id, batch_id, committed_at) VALUES (:write_id, :batch_id, {now})
 ON CONFLICT (query_id) DO UPDATE SET batch_id = excluded.batch_id, committed_at = excluded.committed_at
 WHERE s.batch_id < excluded.batch_id
 """
-# Of this batch, whatever attempt staged it, and of older ones.
+# Rows of this batch, staged by any attempt, and of earlier batches.
 DROP_BATCH = "DELETE FROM penstock_staged WHERE write_id = :write_id AND batch_id <= :batch_id"
 DROP_WRITE = "DELETE FROM penstock_staged WHERE write_id = :write_id"
 
 
 class StagingVerbs(Dialect):
-    """The verbs that stage and commit. See `penstock.store.api.Store` for what each promises.
+    """Verbs that stage and commit. `penstock.store.api.Store` documents them.
 
     A store that declares the capability supplies `staging`, `_stage` and `_move_staged`.
     """
@@ -67,7 +67,7 @@ class StagingVerbs(Dialect):
 
 
 def require_all(found: int, expected: int) -> None:
-    """Half a batch is worse than none."""
+    """Raise `StoreError` if staged rows are missing, rather than emit part of a batch."""
     if found != expected:
         raise StoreError(
             f"of {expected} staged rows {found} are left, so nothing was emitted: the database was restarted, or the "
