@@ -191,7 +191,7 @@ class Jobs(JobQueries):
             return None
         return claimed_job(delivery, claim.lease, payload)
 
-    # -- operations of the worker that holds a job -------------------------------------------------------------
+    # -- operations of the worker that holds a job ------------------------------------------------------------
 
     def heartbeat(self, held: Held, progress: Any = None) -> None:
         """Extend the lease of a job and store its progress. Raise `JobLost` if the worker should stop."""
@@ -280,7 +280,7 @@ class Jobs(JobQueries):
     def _still_named(self, holds: HeldJob) -> bool:
         return any(held.lease.token == holds.lease.token for held in self.store.held([holds.lease.lease_id]))
 
-    # -- administration ----------------------------------------------------------------------------------------
+    # -- administration ---------------------------------------------------------------------------------------
 
     def cancel(self, job_id: UUID | str, reason: str = "cancelled", *, by: str = "operator") -> None:
         """Make an unsettled job DEAD. The next heartbeat of its worker raises `JobLost`."""

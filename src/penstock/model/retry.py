@@ -17,7 +17,7 @@ class RetryPolicy:
 
     All limits except `max_attempts` are optional; the first limit reached is final. `jitter` is the share of the delay
     that may be randomly subtracted, from 0 to 1. With the defaults an event survives an outage of up to 13 h, and of
-    6.5 h on average: 24 delays that grow from 1 s to 1 h, each with full jitter.
+    6.6 h on average: 24 delays that grow from 1 s to 1 h, each with full jitter.
     """
 
     shape: Shape = "exponential"
