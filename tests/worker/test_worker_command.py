@@ -1,4 +1,4 @@
-"""`penstock worker`, as real processes: it handles, stops, restarts what dies, reloads, and says how it is."""
+"""`penstock worker` as real processes: handling, stopping, restarting dead processes, reloading, health reports."""
 
 import os
 import signal
@@ -138,7 +138,7 @@ def test_processes_do_not_outlive_their_supervisor(ground: Ground, db: Outbox) -
     assert len(command.children()) == 2
     command.send(signal.SIGKILL)
     command.wait()
-    ground.open_gate()  # what was under way ends in good order
+    ground.open_gate()  # the call in progress ends normally
     assert wait_until(lambda: command.group() == set(), PATIENCE)
     stats = db.store.stats()
     assert (stats.total("claimed"), stats.open_leases) == (0, 0)
@@ -167,7 +167,7 @@ def test_signal_that_reaches_every_process_is_graceful(ground: Ground, db: Outbo
     command.send_to_all(signal.SIGTERM)
     command.await_log("stopping hint=")
     assert wait_until(lambda: command.children() == {busy}, PATIENCE)
-    os.kill(busy, signal.SIGTERM)  # only the supervisor's second signal counts
+    os.kill(busy, signal.SIGTERM)  # repeated signals count only at the supervisor
     ground.open_gate()
     assert command.wait() == 0
     assert ground.handled() == ["v1 gate"]
@@ -256,7 +256,7 @@ def test_changed_code_is_run(ground: Ground, db: Outbox) -> None:
 
 
 def test_changes_of_other_files_do_not_delay_a_stop(ground: Ground, db: Outbox) -> None:
-    """Log and database files in the working folder change all the time."""
+    """Log and database files in the working folder may change constantly."""
     command = ground.run("workers:worker", "--reload")
     command.await_running()
     over = threading.Event()
@@ -283,7 +283,7 @@ def test_mistake_ends_all_processes_with_one_line(ground: Ground) -> None:
 
 @pytest.mark.crash
 def test_later_mistake_does_not_end_the_other_processes(ground: Ground, db: Outbox) -> None:
-    """A process that dies while new code is being deployed is restarted until the code can be imported."""
+    """A process that dies during a deployment is restarted until the new code can be imported."""
     command = ground.run("workers:worker", "--processes", "2")
     command.await_running(2)
     ground.write(version=2, more="def oops(:\n")
@@ -312,7 +312,7 @@ MODULES = {
 
 @pytest.fixture
 def modules_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The command runs in this process and in the modules' folder, and leaves this process as it was."""
+    """Run the command in this process, in the folder of the modules; restore the process afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(log, "to_stderr", lambda: None)

@@ -1,4 +1,4 @@
-"""Heartbeats of the leases that a process holds, from one thread."""
+"""Heartbeats for the leases of a process, sent from one thread."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ from penstock.telemetry import log
 
 
 class LeaseKeeper:
-    """Heartbeats for whatever leases this process holds, from one thread, so that slow publishing keeps its lease."""
+    """Extends the leases that this process holds, from one thread, so that slow publishing does not lose a lease."""
 
     def __init__(self, store: Store, every_seconds: float) -> None:
         self._store = store
@@ -47,4 +47,4 @@ class LeaseKeeper:
         try:
             self._store.extend(leases)
         except PenstockError as error:
-            log.warn("heartbeat_failed", count=len(leases), error=error)  # the next one may get through
+            log.warn("heartbeat_failed", count=len(leases), error=error)  # the next heartbeat may succeed

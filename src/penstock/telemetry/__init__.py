@@ -1,1 +1,1 @@
-"""Reports of a running process."""
+"""Logging."""
