@@ -184,7 +184,7 @@ def test_a_failed_batch_runs_again_and_an_outage_of_the_store_is_waited_for(
     monkeypatch.setattr(writer, "PATIENCE", replace(writer.PATIENCE, first_seconds=0.05))
     if isinstance(error, StoreUnavailable):
         assert run_relay(options()).published == 30
-        assert caplog.text.count("a batch failed, trying again") == 5
+        assert caplog.text.count("batch_failed retry_in=") == 5
     else:
         with pytest.raises(PipelineError, match=r"^a slice failed for good: LookupError: broken$"):
             run_relay(options())
@@ -324,7 +324,9 @@ def test_a_folder_that_only_the_move_stumbles_over_is_a_retry_too(
     (lake / f"day={day}").mkdir(parents=True)
     (lake / f"day={day}" / "event_type=b").write_text("in the way")
     report = run_relay(options(retry=RetryPolicy.constant(0.5)))
-    assert (report.published, report.retried) == (0, 15)
+    # A slow machine may find the retries due, and try them once more, before the relay ends.
+    assert (report.published, report.retried % 15) == (0, 0)
+    assert report.retried
     assert [path.name for path in lake.rglob("*.parquet")] == []
     assert left_over(lake) == []
     (lake / f"day={day}" / "event_type=b").unlink()
