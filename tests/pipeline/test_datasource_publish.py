@@ -21,7 +21,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Picky:
-    """A publisher in this process: keeps what it is given, fails what it is told to, and refuses twins."""
+    """A publisher in this process: records the payloads, fails selected ones, and rejects two copies of an event."""
 
     in_order = False
 
@@ -71,7 +71,7 @@ def event(seq: int, payload: str, ordering_key: str | None = None) -> Delivery:
 
 
 def send(sender: Sender, events: Sequence[Delivery], stopped: Callable[[], bool] = bool) -> list[tuple[int, str]]:
-    """The outcome of each copy, by seq and kind."""
+    """Return the seq and kind of outcome of each copy, sorted."""
     sent = send_rows(sender, OrderPolicy.BLOCK, events, stopped)
     return sorted((seq, type(outcome).__name__) for seq, outcome in sent)
 

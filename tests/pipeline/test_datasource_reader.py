@@ -1,4 +1,4 @@
-"""`format("penstock")` as a source: streams that claim under leases, batches that only read, and settling."""
+"""`format("penstock")` as a source: streams that claim under leases, batches that only read, and settlement."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -102,7 +102,7 @@ def test_partitions_of_an_old_plan_still_split_all_events(
     emit_to(outbox, 60)
     read = [[seq for batch in reader.read(one) for seq in batch.column("seq").to_pylist()] for one in partitions]
     assert sorted(seq for seqs in read for seq in seqs) == list(range(1, planned + 61))
-    assert all(len(seqs) >= 16 for seqs in read)  # none of them is left with all that is new
+    assert all(len(seqs) >= 16 for seqs in read)  # no partition gets all the new events
 
 
 def test_what_retention_has_removed_is_not_looked_for(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def session(spark: "SparkSession") -> Iterator["SparkSession"]:
 
 
 class Stream:
-    """An outbox, and streaming queries over it that share a checkpoint, one after the other."""
+    """An outbox, and streaming queries on it that run one after the other with the same checkpoint."""
 
     def __init__(self, spark: "SparkSession", url: str, outbox: Outbox, folder: Path) -> None:
         self.url = url
@@ -171,7 +171,7 @@ class Stream:
         return query
 
     def die(self, **options: object) -> list["Row"]:
-        """Claim a batch, and fail before it is settled; what was claimed."""
+        """Claim a batch and fail before it is settled; return the claimed rows."""
         claimed: list[Row] = []
 
         def claim_and_fail(batch: "DataFrame", _number: int) -> None:
@@ -246,7 +246,7 @@ def test_a_batch_that_died_before_it_was_settled_comes_again_as_it_was(stream: S
     assert sorted(row.event_id for row in again) == sorted(row.event_id for row in died)
     assert {row.lease for row in again} == {row.lease for row in died}
     assert {row.token for row in again}.isdisjoint(row.token for row in died)
-    # Another run is another claimant: the first one's attempt is lost, and counted.
+    # Another run is another claimant: the attempt of the first run counts as lost.
     assert {(row.attempts, row.deliveries) for row in died} == {(0, 1)}
     assert {(row.attempts, row.deliveries) for row in again} == {(1, 2)}
     assert sorted(row.event_id for row in rest) == sorted(map(str, later))
@@ -296,7 +296,7 @@ def test_settling_takes_outcomes_and_the_worst_of_copies(stream: Stream) -> None
         choices = on.array(*(on.array(*map(on.lit, outcomes)) for outcomes in wanted))
         copies = batch.withColumn("outcome", on.explode(choices[number])).withColumn("delay_seconds", on.lit(3_600.0))
         settled.append(settle(copies.withColumn("error", on.lit("as told")).repartition(3), stream.url))
-        # Only once: what was released would come again and again.
+        # End after one batch: the released events would be claimed again and again.
         raise LookupError("enough")
 
     with pytest.raises(Exception, match="enough"):
@@ -318,7 +318,7 @@ def test_settling_without_the_columns_it_needs_is_refused(stream: Stream) -> Non
         with pytest.raises(UsageError) as refused:
             settle(batch.drop("token", "lease"), stream.url)
         told.append(str(refused.value))
-        batch.collect()  # else nothing is claimed, and the batches never end
+        batch.collect()  # claim the events, or the batches would never end
 
     stream.emit(1)
     stream.run(handle)

@@ -32,7 +32,7 @@ TARGET = Target("sqlite:///nowhere.db")
 
 
 def struct(**kinds: Any) -> Any:
-    """A DataFrame's schema, of a type and a payload and what is given; None takes one away."""
+    """Return a schema with event_type, payload and the given columns; None as a type removes a column."""
     from pyspark.sql.types import StructType
 
     wanted = {"event_type": "string", "payload": "string", **kinds}
@@ -142,7 +142,7 @@ def session(spark: "SparkSession") -> Iterator["SparkSession"]:
 
 
 class Ground:
-    """An outbox to write to, and a folder for streams."""
+    """An outbox to write to, and a folder with the files and checkpoint of a stream."""
 
     def __init__(self, spark: "SparkSession", url: str, outbox: Outbox, folder: Path) -> None:
         self.spark = spark
@@ -160,11 +160,11 @@ class Ground:
         return frame.selectExpr("'order.placed' AS event_type", "CAST(id AS STRING) AS payload")
 
     def arrive(self, name: str, first: int, last: int) -> None:
-        """A file of numbers, for the stream to find."""
+        """Write a file of numbers for the stream to read."""
         (self._files / name).write_text("".join(f"{number}\n" for number in range(first, last)))
 
     def stream(self, change: Callable[["DataFrame"], "DataFrame"] = lambda frame: frame, **options: str) -> str:
-        """Emit what the files hold and was not yet emitted; the query's id."""
+        """Emit the numbers of the files that were not yet emitted; return the query's id."""
         lines = self.spark.readStream.option("maxFilesPerTrigger", 1).text(str(self._files))
         frame = change(lines.selectExpr("'order.placed' AS event_type", "value AS payload"))
         sink = frame.writeStream.format("penstock").options(store=self.url, **options)
@@ -240,7 +240,7 @@ def test_stream_without_staging_emits_nothing(ground: Ground) -> None:
 @pytest.mark.spark
 @only_on_mysql
 def test_batch_without_staging_is_appended(ground: Ground, small_batches: None) -> None:
-    """Several batches of rows in each task; the second attempt of a task emits again what the first had emitted."""
+    """Each task has several Arrow batches, and the second attempt of a task emits the events of the first again."""
     ground.write(ground.numbers(1_000))
     assert ground.payloads() == list(range(1_000))
     ids = [str(uuid4()) for _ in range(3)]
@@ -262,7 +262,7 @@ def test_events_are_numbered_in_the_order_of_the_rows(ground: Ground) -> None:
 
 @pytest.mark.spark
 def test_what_is_read_can_be_written_on(ground: Ground) -> None:
-    """From one queue into another, as a DataFrame job would."""
+    """Copy events from one queue to another, as a DataFrame job would."""
     ground.write(ground.numbers(10))
     events = ground.spark.read.format("penstock").option("store", ground.url).load().where("queue = 'outbox'")
     ground.write(events.select("event_type", "payload", "headers"), queue="copies")
@@ -270,7 +270,7 @@ def test_what_is_read_can_be_written_on(ground: Ground) -> None:
 
 
 def failing(attempts: int) -> Callable[[Any], Any]:
-    """For `mapInArrow`: the task of the last rows fails at its end, until it was tried that often."""
+    """Return a function for `mapInArrow` that fails the first `attempts` attempts of the last task, after its rows."""
 
     def work(batches: Any) -> Any:
         from pyspark import TaskContext
@@ -285,7 +285,7 @@ def failing(attempts: int) -> Callable[[Any], Any]:
 
 @pytest.fixture
 def small_batches(session: "SparkSession") -> Iterator[None]:
-    """So that a task has staged rows before it fails."""
+    """Make Arrow batches small, so that a task has staged rows before it fails."""
     name = "spark.sql.execution.arrow.maxRecordsPerBatch"
     before = session.conf.get(name)
     session.conf.set(name, "50")
@@ -304,8 +304,8 @@ def test_a_task_that_is_tried_again_doubles_nothing(ground: Ground, small_batche
 
 @pytest.mark.spark
 def test_a_write_that_fails_emits_nothing_and_leaves_nothing(ground: Ground, small_batches: None) -> None:
-    # The other tasks have no rows: one that Spark hasn't ended yet could stage some after all were dropped, and those
-    # stay until they are old.
+    # Only the failing task has rows: another task that Spark has not ended yet could stage rows after the abort, and
+    # such rows remain until they are old enough to be purged.
     numbers = ground.numbers(1_000).where("CAST(payload AS INT) >= 700")
     with pytest.raises(Exception, match="the task died here"):
         ground.write(numbers.mapInArrow(failing(99), numbers.schema))

@@ -1,4 +1,4 @@
-"""Which Java is found, and how Spark's launcher starts it without warnings."""
+"""The search for a JVM, and its start by Spark's launcher without warnings."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The relay to a lake, in this process on the shared Spark session: what is in the files, and what fails."""
+"""The relay to a lake, in this process on the shared Spark session: contents of the files, and failures."""
 
 import logging
 import re
@@ -124,7 +124,7 @@ def lake(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def options(url: str, lake: Path, session: "SparkSession") -> Options:
-    """What a relay of these tests is told: drain the queue into the lake, unless the test says otherwise."""
+    """A factory of relay options that drain the queue into the lake, unless a test overrides them."""
     usual = {"store": url, "destination": f"lake:{lake}?every_seconds=0.2&batch_events=500", "once": True}
     return lambda **given: RelayOptions(**(usual | {"lease_seconds": 20.0} | given))
 
@@ -135,7 +135,7 @@ def records(outbox: Outbox, *states: State) -> list[Record]:
 
 
 def plain(lake: Path) -> Counter[str]:
-    """How often each event stands in the files, as any reader of Parquet sees them."""
+    """Return the number of rows of each event in the files, as any Parquet reader sees them."""
     if not any(lake.glob("day=*")):
         return Counter()
     return Counter(arrow.dataset(str(lake), partitioning="hive").to_table(columns=["event_id"])["event_id"].to_pylist())

@@ -48,7 +48,7 @@ def outbox(postgres_url: str) -> Iterator[Outbox]:
 
 @pytest.fixture
 def options(postgres_url: str, tmp_path: Path) -> Options:
-    """What a relay of these tests is told: drain the queue into files, unless the test says otherwise."""
+    """A factory of relay options that drain the queue into files, unless a test overrides them."""
     usual = {"store": postgres_url, "destination": f"file://{tmp_path}/out", "once": True}
     usual |= {"slice_seconds": 1.0, "lease_seconds": 5.0, "batch": 500}
     return lambda **given: RelayOptions(**(usual | given))
@@ -169,7 +169,7 @@ def test_two_tasks_print_whole_lines_into_one_pipe(outbox: Outbox, options: Opti
     read: list[str] = []
 
     def reader() -> None:
-        # Opened for writing too, so that it doesn't end whenever no task is writing.
+        # Open the pipe for writing too, so that reading does not end whenever no task is writing.
         with os.fdopen(os.open(pipe, os.O_RDWR)) as output:
             read.extend(iter(output.readline, "end\n"))
 

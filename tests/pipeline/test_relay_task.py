@@ -1,4 +1,4 @@
-"""What a relay is told and what its tasks decide, without Spark."""
+"""Options of a relay and decisions of its tasks, without Spark."""
 
 import gc
 from collections.abc import Iterator
@@ -107,7 +107,7 @@ def outbox(tmp_path: Path) -> Iterator[Outbox]:
 
 
 def drain(outbox: Outbox) -> SliceCounts:
-    """Run a task of a relay that drains, one event at a time."""
+    """Run a task of a draining relay, one event at a time."""
     assert isinstance(outbox.store, SqlStore)
     until = outbox.store.now() + timedelta(seconds=1)
     spec = RelayTaskSpec(

@@ -66,7 +66,7 @@ def test_a_cluster_keeps_what_its_administrators_chose(master: str) -> None:
 
 
 class Builder:
-    """Writes down what it is told, as a session builder does."""
+    """A session builder that records its settings."""
 
     def __init__(self) -> None:
         self.told: dict[str, str] = {}
@@ -109,7 +109,7 @@ def test_the_log_settings_ship_with_the_package() -> None:
 
 
 def test_settings_that_a_spark_has_never_heard_of_would_be_ignored_silently() -> None:
-    """So their names are looked up in the jars."""
+    """Check that the jars contain each setting's name, because Spark ignores unknown settings silently."""
     jars = [jar for part in ("core", "catalyst") for jar in (spark_home({}) / "jars").glob(f"spark-{part}_*.jar")]
     assert len(jars) == 2
     named = b"".join(archive.read(name) for archive in map(ZipFile, jars) for name in archive.namelist())
@@ -118,7 +118,7 @@ def test_settings_that_a_spark_has_never_heard_of_would_be_ignored_silently() ->
 
 
 def make_installation(folder: Path) -> tuple[Path, Path]:
-    """Lay out a Java with an archive of its own, and a Spark."""
+    """Create the folders of a JVM with a base archive, and of a Spark installation."""
     java, spark = folder / "java", folder / "spark"
     (java / "lib" / "server").mkdir(parents=True)
     (java / "lib" / "server" / "classes.jsa").touch()

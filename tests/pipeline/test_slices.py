@@ -1,4 +1,4 @@
-"""The slices on a real Spark session; what doesn't need one comes first."""
+"""Slices: first the tests without Spark, then those on a real Spark session."""
 
 import os
 import shutil
@@ -285,7 +285,7 @@ def test_a_checkpoint_carries_the_numbers_on(spark: "SparkSession", tmp_path: Pa
             options=QueryOptions(checkpoint=str(tmp_path / "checkpoint")),
         )
     assert numbers[:2] == [0, 1]
-    assert numbers[2] in (1, 2, 3)  # the last one may run again: a crash looks the same
+    assert numbers[2] in (1, 2, 3)  # the last batch may run again, as after a crash
     assert numbers[3] == numbers[2] + 1
 
 
@@ -308,7 +308,7 @@ spark.stop()
 
 @contextmanager
 def a_driver(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """A relay of its own, and the processes that belong to it: Java and the workers."""
+    """A driver in a separate process, and the ids of its JVM and its Python worker processes."""
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     command = [sys.executable, "-c", DRIVER, str(folder)]
     environment = {**os.environ, "PYTHONPATH": path}

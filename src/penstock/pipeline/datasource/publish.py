@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Publishable: TypeAlias = DataFrame | Mapping[str, DataFrame]
 
 NEEDED = ("seq", "event_id", "event_type", "payload")
-# A transformation that removes one of these publishes it empty.
+# Columns that a transformation may remove; the events are then published without them.
 MAY_BE_MISSING = ("headers", "partition_key", "ordering_key")
 NEVER_NULL = (*NEEDED, "queue", "priority", "created_at", "available_at", "attempts", "deliveries")
 OUTCOMES = "seq BIGINT, outcome STRING, error STRING, delay_seconds DOUBLE"
@@ -56,7 +56,7 @@ def publish(
 
     `batch` is a DataFrame for the destination `to`, or a mapping from the URLs of destinations to DataFrames. Columns
     that a transformation has removed are taken from `claimed`, the batch as it was claimed. An event may have several
-    rows: all are published, and the worst outcome is the event's.
+    rows: all rows are published, and the event gets the worst of their outcomes.
     """
     spec = Dispatch(
         destination=to or "null:",
@@ -69,7 +69,7 @@ def publish(
 
 
 def frames_of(batch: object, to: str | None) -> "dict[str, DataFrame]":
-    """Return DataFrames by destination; refuse other types, unusable URLs and missing columns."""
+    """Return DataFrames by destination; raise UsageError for other types, unusable URLs and missing columns."""
     if not isinstance(batch, Mapping) and to is None:
         raise UsageError("publish needs a destination: publish(batch, to='kafka://broker:9092')")
     frames: dict[Any, Any] = dict(batch) if isinstance(batch, Mapping) else {to: batch}
@@ -101,7 +101,7 @@ def send_frames(
 ) -> dict[int, Outcome]:
     """Compute all rows, call `computed`, then send them; return the worst outcome of each event by seq.
 
-    Once the driver hangs up at `stop_address`, tasks release the rows they have not begun.
+    Once the driver closes the stop channel at `stop_address`, tasks release the rows that they have not begun to send.
     """
     outcomes: dict[int, Outcome] = {}
     with ExitStack() as persisted:
@@ -156,7 +156,7 @@ def send_partition(
 ) -> "Iterator[RecordBatch]":
     """Publish the rows of a partition; yield a row of `OUTCOMES` for each."""
     rows = [row for batch in batches for row in batch.to_pylist()]
-    events = [delivery_of(row) for row in rows]  # all of them before the first is sent: a bad row fails its partition
+    events = [delivery_of(row) for row in rows]  # convert all rows before sending: a bad row fails its partition
     if not events:
         return
     connection = None if stop_address is None else connection_to(stop_address)
@@ -184,9 +184,10 @@ def send_rows(
 
 
 def _waves(events: Sequence[Delivery]) -> list[list[Delivery]]:
-    """Split the events into waves without two copies of one event; an ordering key never goes backwards.
+    """Split the events into waves, so that no wave has two copies of an event and ordering keys stay in order.
 
-    Rows of an ordering key are sorted by seq, since a transformation may have shuffled them; others keep their place.
+    Rows with an ordering key are sorted by seq, since a transformation may have shuffled them. Rows without one come
+    first, in their original order.
     """
     copies: dict[int, int] = {}
     last_wave: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Options of a relay, and what the driver sends to its tasks."""
+"""Options of a relay, and its lanes with their task specs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -31,11 +31,11 @@ STEP = ImportTarget("step", Callable, "shop.steps:only_paid")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayOptions:
-    """What a relay is told: from where, to where, how."""
+    """Options of a relay: store, queue, destinations, and settings of claims and delivery."""
 
     store: str
     destination: str | None = None
-    """One destination for all; or else `routes`."""
+    """URL of the destination of all events; None if `routes` is set."""
     routes: Routes | None = None
     queue: str = DEFAULT_QUEUE
     batch: int = 2_000
@@ -50,7 +50,7 @@ class RelayOptions:
     checkpoint: str | None = None
     slice_seconds: float = 5.0
     step: "Step | str | None" = None
-    """A function from a DataFrame of claimed events to what is dispatched, or its name: `module:function`."""
+    """Function from a DataFrame of claimed events to the events to dispatch, or its name: `module:function`."""
     dropped: Dropped = Dropped.DEAD
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class RelayOptions:
             raise UsageError("a step says itself where its events go: give it a destination (--to), and not routes")
         if self.step is not None and is_lake(self.destination or "null:"):
             raise UsageError("a step's events can't go to a lake: write its result there yourself, with Spark")
-        for lane in lanes_of(self, None):  # connects to nothing: a bad URL or template is told at once
+        for lane in lanes_of(self, None):  # opens no connection: a bad URL or template fails at once
             _require_destination(lane.spec.dispatch.destination)
         if self.step is not None:
             load_step(self.step)
@@ -72,7 +72,7 @@ class RelayOptions:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A queue with its destination, as a relay serves it; or with several, to whose queues the relay routes."""
+    """A queue with its destination, as a relay serves it; or a queue that the relay routes to several destinations."""
 
     spec: RelayTaskSpec
     to: str
