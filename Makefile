@@ -39,12 +39,12 @@ test-heavy: setup ## Run what `make test` leaves out: process kills, clusters, c
 
 test-all: test test-heavy ## Run all tests
 
-check: setup ## Check style, types, the direction of imports, tidiness and links
+check: setup ## Check style, types, the direction of imports, tidiness, links and prose
 	@echo "ruff check";    $(BIN)/ruff check --quiet .
 	@echo "ruff format";   $(BIN)/ruff format --check --quiet .
 	@echo "mypy --strict"; $(BIN)/mypy --strict
 	@echo "lint-imports";  $(BIN)/lint-imports --no-logo
-	@echo "tidy, links";   $(BIN)/python -m pytest tests/test_tidy.py tests/test_tree.py tests/test_links.py tests/architecture
+	@echo "tidy, links, prose"; $(BIN)/python -m pytest tests/test_tidy.py tests/test_tree.py tests/test_links.py tests/test_prose.py tests/architecture
 	@$(BIN)/python -m tests.test_tidy
 
 surface: setup ## Accept changes of what users can depend on: write the files in tests/surface/frozen anew

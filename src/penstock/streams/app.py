@@ -157,7 +157,6 @@ class StreamSet:
 
         Without `key`, the key is the event's `partition_key`, else its `ordering_key`.
         """
-
         taken = as_source(source)
 
         def register(function: Decorated) -> Decorated:
@@ -176,12 +175,10 @@ class StreamSet:
 
     def on_timer(self, stream: str) -> Callable[[DecoratedTimer], DecoratedTimer]:
         """Register the timer function of a stream. The function gets a due timer and the state of its key."""
-
         return self._register_once(stream, "on_timer", "a timer function")
 
     def on_close(self, stream: str) -> Callable[[DecoratedClose], DecoratedClose]:
         """Register the function that a stream with windows calls with each closing window and its final state."""
-
         return self._register_once(stream, "on_close", "a function for windows that close")
 
     def _register_once(self, stream: str, option: str, what: str) -> Callable[[Called], Called]:

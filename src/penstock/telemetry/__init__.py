@@ -1,1 +1,1 @@
-"""Logging."""
+"""Log lines of a running process."""

@@ -134,7 +134,9 @@ class SourceOptions:
 
 
 class PenstockDataSource(DataSource):
-    """The Spark data source `penstock`. Its options:
+    """The Spark data source `penstock`.
+
+    Options:
 
     - always: store, queue
     - for a stream: limit (events per claim), partitions, lease_seconds, max_attempts, patient (wait for an unavailable
