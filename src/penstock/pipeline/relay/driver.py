@@ -51,8 +51,8 @@ def run_relay(
     with closing(open_store(options.store, StoreOptions(order_policy=options.order_policy))) as store:
         if options.routes is not None and not store.capabilities.routing:
             raise NotSupported(
-                f"{store.url} can't route events to several queues: give the relay one destination (--to), emit to a "
-                "queue for each destination, or use PostgreSQL, MySQL or SQLite"
+                f"{store.url} does not support routes; set one destination (--to), emit to a queue for each "
+                "destination, or use PostgreSQL, MySQL or SQLite"
             )
         store.ready(options.queue)  # an unreachable or uninitialised store is told before Spark starts
         lanes = lanes_of(options, _until_now(store) if options.once else None)
@@ -128,7 +128,7 @@ def _master(options: RelayOptions, lanes: int, one_writer: bool) -> str:
 def _parallelism(options: RelayOptions, slots: int, lanes: int, one_writer: bool) -> int:
     """Every lane has its share of the slots; one where the store takes one writer at a time and more would queue up."""
     if lanes > slots:
-        log.warn("too_few_cores", cores=slots, needed=lanes, hint="a slow destination delays the others")
+        log.warn("too_few_cores", cores=slots, needed=lanes, hint="a slow destination can delay the others")
     return options.parallelism or (1 if one_writer else max(1, slots // lanes))
 
 
