@@ -113,5 +113,5 @@ def test_nothing_is_begun_after_a_stop_request(picky: Picky, sender: Sender, cha
 
 @pytest.mark.parametrize("name", ["seq", "event_type", "payload", "created_at"])
 def test_row_without_a_needed_value_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"^a row of the step's result has no {name}$"):
+    with pytest.raises(ValueError, match=rf"^step returned a row with NULL in {name}$"):
         delivery_of(row(2, "2") | {name: None})

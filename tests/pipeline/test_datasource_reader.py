@@ -63,7 +63,7 @@ def test_outcomes_are_grouped_by_lease_and_token() -> None:
 
 def test_an_outcome_that_is_none_is_refused() -> None:
     row = {"seq": 1, "lease": str(uuid4()), "token": str(uuid4()), "outcome": "LOST"}
-    with pytest.raises(UsageError, match=r"^'LOST' is not an outcome; there are PUBLISHED, RETRY, DEAD and RELEASED$"):
+    with pytest.raises(UsageError, match=r"^unknown outcome 'LOST'; expected one of PUBLISHED, RETRY, DEAD, RELEASED$"):
         by_lease([row])
 
 
@@ -322,7 +322,7 @@ def test_settling_without_the_columns_it_needs_is_refused(stream: Stream) -> Non
 
     stream.emit(1)
     stream.run(handle)
-    assert told == ["settling needs the columns seq, lease, token; a step dropped lease, token"]
+    assert told == ["missing columns: lease, token; a step must keep seq, lease, token"]
 
 
 @pytest.mark.spark
@@ -393,11 +393,11 @@ def test_an_empty_store_reads_as_no_rows(stream: Stream, session: "SparkSession"
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"quue": "mail"}, "format penstock has no option 'quue'; it takes store, queue, limit, "),
-        ({"limit": "many"}, "limit must be a number, not 'many'"),
-        ({"partitions": "0"}, "partitions must be greater than 0, not 0"),
-        ({"state": "alive"}, "'alive' is not a state; there are PENDING, CLAIMED, PUBLISHED, DEAD"),
-        ({"since": "yesterday"}, "'yesterday' is not a time; one looks like 2026-01-31T12:00:00+00:00"),
+        ({"quue": "mail"}, "unknown option 'quue' for format penstock; supported: store, queue, limit, "),
+        ({"limit": "many"}, "limit must be a number, got 'many'"),
+        ({"partitions": "0"}, "partitions must be greater than 0, got 0"),
+        ({"state": "alive"}, "unknown state 'alive'; expected one of PENDING, CLAIMED, PUBLISHED, DEAD"),
+        ({"since": "yesterday"}, "invalid time 'yesterday'; expected ISO 8601 such as 2026-01-31T12:00:00+00:00"),
     ],
 )
 def test_an_option_that_can_not_be_is_told_in_one_line_at_once(

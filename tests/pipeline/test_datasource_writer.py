@@ -47,14 +47,14 @@ def mapping(value: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kinds", "told"),
     [
-        ({"Customer": "string", "x": "integer"}, "events have no column Customer, x; the columns are"),
-        ({"payload": None}, "events need the column payload"),
-        ({"event_type": None}, 'events need the column event_type (or the option "event_type")'),
-        ({"payload": "integer"}, "the column payload must be binary or string, not int"),
-        ({"headers": mapping("integer")}, "the column headers must be map<string,string>, not map<string,int>"),
-        ({"available_at": "timestamp_ntz"}, "the column available_at must be timestamp, not timestamp_ntz"),
-        ({"priority": "double"}, "the column priority must be tinyint or smallint or int or bigint, not double"),
-        ({"Payload": "string"}, "each column may come once; there are event_type, payload, payload"),
+        ({"Customer": "string", "x": "integer"}, "unknown columns: Customer, x; supported: "),
+        ({"payload": None}, "missing columns: payload"),
+        ({"event_type": None}, 'missing columns: event_type (or the option "event_type")'),
+        ({"payload": "integer"}, "column payload must be binary or string, got int"),
+        ({"headers": mapping("integer")}, "column headers must be map<string,string>, got map<string,int>"),
+        ({"available_at": "timestamp_ntz"}, "column available_at must be timestamp, got timestamp_ntz"),
+        ({"priority": "double"}, "column priority must be tinyint or smallint or int or bigint, got double"),
+        ({"Payload": "string"}, "columns must be unique, got event_type, payload, payload"),
     ],
 )
 def test_columns_that_can_not_be_are_refused(kinds: dict[str, Any], told: str) -> None:
@@ -64,7 +64,7 @@ def test_columns_that_can_not_be_are_refused(kinds: dict[str, Any], told: str) -
 
 
 def test_an_unknown_column_is_told_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=f"the columns are {', '.join(COLUMNS)}$"):
+    with pytest.raises(UsageError, match=f"supported: {', '.join(COLUMNS)}$"):
         check(struct(body="string"), TARGET, overwrite=False)
 
 
@@ -75,13 +75,13 @@ def test_columns_that_can_be_are_taken() -> None:
 
 
 def test_events_are_never_overwritten() -> None:
-    with pytest.raises(UsageError, match="events are only ever added"):
+    with pytest.raises(UsageError, match="events cannot be overwritten"):
         check(struct(), TARGET, overwrite=True)
 
 
 def test_an_option_for_reading_is_refused() -> None:
     given = {"store": "s", "limit": "7", "state": "dead", "checkpointLocation": "c", "queue": "q"}
-    with pytest.raises(UsageError, match="limit, state is for reading; writing takes store, queue, event_type"):
+    with pytest.raises(UsageError, match="reading only: limit, state; supported for writing: store, queue, event_type"):
         SourceOptions.parse(given).target()
 
 
@@ -118,8 +118,8 @@ def test_a_null_is_as_good_as_no_column() -> None:
 @pytest.mark.parametrize(
     ("columns", "told"),
     [
-        ({"payload": ["x", None]}, "payload is NULL; write an empty one if that is meant (row 8 of partition 3)"),
-        ({"payload": ["x"], "event_id": ["42"]}, "event_id must be a UUID, not '42' (row 7 of partition 3)"),
+        ({"payload": ["x", None]}, "payload must not be NULL; use an empty payload instead (row 8 of partition 3)"),
+        ({"payload": ["x"], "event_id": ["42"]}, "invalid event id '42'; expected a UUID (row 7 of partition 3)"),
         ({"payload": ["x"], "priority": [200]}, "priority must lie in -100 to 100, not 200 (row 7 of partition 3)"),
         ({"payload": ["x"], "event_type": [None]}, "event_type must be a string, not NoneType (row 7 of partition 3)"),
     ],
@@ -328,9 +328,9 @@ def test_a_refused_commit_emits_nothing_and_leaves_nothing(ground: Ground) -> No
 @pytest.mark.parametrize(
     ("mode", "change", "options", "told"),
     [
-        ("append", "id AS number", {}, "events have no column number; the columns are event_type, payload, queue, "),
-        ("append", "'x' AS queue", {"partitions": "3"}, "partitions is for reading; writing takes store, queue, "),
-        ("overwrite", "'x' AS queue", {}, 'events are only ever added: write with mode("append")'),
+        ("append", "id AS number", {}, "unknown columns: number; supported: event_type, payload, queue, "),
+        ("append", "'x' AS queue", {"partitions": "3"}, "options for reading only: partitions; supported for "),
+        ("overwrite", "'x' AS queue", {}, 'events cannot be overwritten; use mode("append")'),
     ],
 )
 def test_a_write_that_can_not_be_is_refused_before_any_job(
@@ -387,7 +387,7 @@ def test_a_batch_that_failed_comes_again_once(ground: Ground, small_batches: Non
 @only_on_postgres
 def test_a_stream_with_a_column_that_can_not_be_stops_at_once(ground: Ground) -> None:
     ground.arrive("a", 0, 3)
-    with pytest.raises(Exception, match="events have no column body; the columns are event_type, payload"):
+    with pytest.raises(Exception, match="unknown columns: body; supported: event_type, payload"):
         ground.stream(lambda frame: frame.withColumnRenamed("payload", "body"))
 
 

@@ -133,7 +133,7 @@ def test_a_row_that_belongs_to_no_event_is_a_failure_of_the_step(ground: Ground)
     emit(ground.outbox, 1)
     ground.relay(lambda events: events.withColumn("seq", _expression("NULL")), retry=RetryPolicy.constant(3_600))
     (record,) = ground.records()
-    assert record.last_error == "step failed: ValueError: a row of the step's result has no seq"
+    assert record.last_error == "step failed: ValueError: step returned a row with NULL in seq"
 
 
 def _expression(text: str) -> Any:

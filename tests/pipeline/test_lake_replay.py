@@ -185,5 +185,5 @@ def test_the_command_shows_it_first_and_then_does_it(shore: Shore, capsys: pytes
     assert json.loads(penstock("--since", "1h", "--json")[1]) == {"replayed": 0, "emitted": 0, "waiting": 3}
     assert penstock("--type", "none") == (0, "0 events replayed\n", "")
     code, _, error = penstock("--state", "dead")
-    assert (code, error.startswith("error: the lake doesn't know states and errors")) == (2, True)
+    assert (code, error.startswith("error: --state and --error are not available for a lake")) == (2, True)
     assert penstock()[0] == 2

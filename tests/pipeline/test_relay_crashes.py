@@ -223,7 +223,9 @@ def test_a_relay_whose_java_is_killed_says_so_and_loses_nothing(ground: Ground, 
         (java,) = [pid for pid in process.processes() if b"pyspark-shell" in command_of(pid)]
         os.kill(java, signal.SIGKILL)
         assert process.wait() == 1
-    assert re.search(r"^PipelineError: Spark's Java process is gone \(\w+\); start again$", process.log, re.MULTILINE)
+    assert re.search(
+        r"^PipelineError: lost the connection to Spark's JVM \(\w+\); start again$", process.log, re.MULTILINE
+    )
     ground.drain()
     assert_delivered(ids, delivered(ground.files), repeats=IN_HAND)
 

@@ -33,7 +33,7 @@ from penstock.testing.events import delivery
 
 @pytest.mark.parametrize("name", ["batch", "parallelism", "lease_seconds", "slice_seconds", "max_deliveries"])
 def test_numbers_that_can_not_be_are_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=f"^{name.replace('_', ' ')} must be greater than 0, not 0$"):
+    with pytest.raises(UsageError, match=f"^{name} must be greater than 0, got 0$"):
         RelayOptions(store="sqlite://", destination="null:", **{name: 0})  # type: ignore[arg-type]
 
 

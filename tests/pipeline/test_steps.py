@@ -237,8 +237,8 @@ def told_by(ground: Ground, step: Any) -> str:
 def test_columns_that_are_missing_are_named_before_anything_is_published(ground: Ground) -> None:
     told = told_by(ground, lambda events: events.drop("seq", "payload"))
     assert told == (
-        f"the step's result for file://{ground.files} lacks seq, payload; "
-        "the columns seq, event_id, event_type, payload must survive a step"
+        f"missing columns in the step's result for file://{ground.files}: seq, payload; "
+        "a step must keep seq, event_id, event_type, payload"
     )
 
 
@@ -247,9 +247,9 @@ def test_columns_that_are_missing_are_named_before_anything_is_published(ground:
     [
         (
             lambda _: None,
-            "a step returns a DataFrame, or a mapping from URLs to DataFrames; this one returned NoneType",
+            "step must return a DataFrame or a mapping from URLs to DataFrames, got NoneType",
         ),
-        (lambda _: {"null:": 7}, "or a mapping from URLs to DataFrames; this one returned int for null:"),
+        (lambda _: {"null:": 7}, "or a mapping from URLs to DataFrames, got int for null:"),
         (lambda events: {"pigeon://x": events}, "no destination answers to pigeon: URLs"),
     ],
 )

@@ -71,22 +71,22 @@ def publish(
 def frames_of(batch: object, to: str | None) -> "dict[str, DataFrame]":
     """Return DataFrames by destination; raise UsageError for other types, unusable URLs and missing columns."""
     if not isinstance(batch, Mapping) and to is None:
-        raise UsageError("publish needs a destination: publish(batch, to='kafka://broker:9092')")
+        raise UsageError("missing destination; use publish(batch, to='kafka://broker:9092')")
     frames: dict[Any, Any] = dict(batch) if isinstance(batch, Mapping) else {to: batch}
     for url, frame in frames.items():
         if not hasattr(frame, "mapInArrow"):
             raise UsageError(
-                f"a step returns a DataFrame, or a mapping from URLs to DataFrames; this one returned "
+                "step must return a DataFrame or a mapping from URLs to DataFrames, got "
                 f"{type(frame).__name__}{f' for {url}' if isinstance(batch, Mapping) else ''}"
             )
         if not isinstance(url, str):
-            raise UsageError(f"a step maps the URLs of destinations to DataFrames; {url!r} is no URL")
+            raise UsageError(f"step must return a mapping from URLs to DataFrames, got the key {url!r}")
         open_publisher(url).close()  # connects to nothing: an unusable URL fails before anything is published
         missing = [name for name in NEEDED if name not in frame.columns]
         if missing:
             raise UsageError(
-                f"the step's result for {mask_url(url)} lacks {', '.join(missing)}; "
-                f"the columns {', '.join(NEEDED)} must survive a step"
+                f"missing columns in the step's result for {mask_url(url)}: {', '.join(missing)}; "
+                f"a step must keep {', '.join(NEEDED)}"
             )
     return frames
 
@@ -121,7 +121,7 @@ def _complete(frame: "DataFrame", claimed: "DataFrame | None") -> "DataFrame":
 
     missing = [name for name in Delivery._fields if name not in frame.columns and name not in MAY_BE_MISSING]
     if missing and claimed is None:
-        raise UsageError(f"publish lacks the columns {', '.join(missing)}; pass claimed=, the batch as it was claimed")
+        raise UsageError(f"missing columns: {', '.join(missing)}; pass the claimed batch as claimed=")
     if missing and claimed is not None:
         frame = frame.join(on.broadcast(claimed.select("seq", *missing)), "seq", "left")
     given = set(frame.columns)
@@ -207,7 +207,7 @@ def delivery_of(row: Row) -> Delivery:
     """Return the row as a claimed event; raise ValueError if a needed value is NULL."""
     missing = [name for name in NEVER_NULL if row[name] is None]
     if missing:
-        raise ValueError(f"a row of the step's result has no {', '.join(missing)}")
+        raise ValueError(f"step returned a row with NULL in {', '.join(missing)}")
     fields = {name: row[name] for name in Delivery._fields}
     fields["event_id"] = EventId(UUID(row["event_id"]))
     fields["headers"] = dict(row["headers"]) if row["headers"] else None

@@ -120,7 +120,9 @@ class SourceOptions:
         fields = self.__dataclass_fields__.values()
         idle = [one.name for one in fields if one.name not in WRITE_OPTIONS and getattr(self, one.name) != one.default]
         if idle:
-            raise UsageError(f"{', '.join(idle)} is for reading; writing takes {', '.join(WRITE_OPTIONS)}")
+            raise UsageError(
+                f"options for reading only: {', '.join(idle)}; supported for writing: {', '.join(WRITE_OPTIONS)}"
+            )
         return sink.Target(self.store, self.queue or DEFAULT_QUEUE, self.event_type)
 
     def selection(self) -> Selection:
@@ -302,7 +304,7 @@ def recognised(options: Mapping[str, str], fields: Collection[str], format_name:
             continue
         field = known.get(name.lower().replace("_", ""))
         if field is None:
-            raise UsageError(f"format {format_name} has no option {name!r}; it takes {', '.join(fields)}")
+            raise UsageError(f"unknown option {name!r} for format {format_name}; supported: {', '.join(fields)}")
         given[field] = value
     return given
 
@@ -331,7 +333,7 @@ def _task() -> tuple[str, str]:
     context = TaskContext.get()
     query = context.getLocalProperty("sql.streaming.queryId") if context else None
     if context is None or query is None:
-        raise UsageError("events are claimed inside a streaming query only; read them with spark.read instead")
+        raise UsageError("events can be claimed only in a streaming query; use spark.read to read without claiming")
     run = context.getLocalProperty("spark.jobGroup.id") or "run"
     return query, f"spark:{run}:{context.attemptNumber()}"
 
@@ -361,9 +363,9 @@ def _convert(field: str, value: str) -> Any:
     try:
         converted = kinds.get(field, str)(value)
     except ValueError:
-        raise UsageError(f"{field} must be a number, not {value!r}") from None
+        raise UsageError(f"{field} must be a number, got {value!r}") from None
     if field in kinds and converted <= 0:
-        raise UsageError(f"{field} must be greater than 0, not {value}")
+        raise UsageError(f"{field} must be greater than 0, got {value}")
     return converted
 
 
@@ -371,12 +373,12 @@ def _state(name: str) -> State:
     try:
         return State(name.strip().upper())
     except ValueError:
-        raise UsageError(f"{name!r} is not a state; there are {', '.join(State)}") from None
+        raise UsageError(f"unknown state {name!r}; expected one of {', '.join(State)}") from None
 
 
 def _time(text: str) -> datetime:
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        raise UsageError(f"{text!r} is not a time; one looks like 2026-01-31T12:00:00+00:00") from None
+        raise UsageError(f"invalid time {text!r}; expected ISO 8601 such as 2026-01-31T12:00:00+00:00") from None
     return time if time.tzinfo else time.astimezone()

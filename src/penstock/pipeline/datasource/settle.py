@@ -76,7 +76,7 @@ def settle(
     """
     missing = [name for name in NEEDED if name not in batch.columns]
     if missing:
-        raise UsageError(f"settling needs the columns {', '.join(NEEDED)}; a step dropped {', '.join(missing)}")
+        raise UsageError(f"missing columns: {', '.join(missing)}; a step must keep {', '.join(NEEDED)}")
     otherwise = _dropped(dropped).outcome
     optional = () if outcomes is not None else (name for name in OPTIONAL if name in batch.columns)
     rows = (row.asDict() for row in batch.select(*NEEDED, *optional).collect())
@@ -131,7 +131,7 @@ def outcome_of(row: Mapping[str, Any]) -> Outcome:
         case "DEAD":
             return Dead(error)
         case unknown:
-            raise UsageError(f"{unknown!r} is not an outcome; there are PUBLISHED, RETRY, DEAD and RELEASED")
+            raise UsageError(f"unknown outcome {unknown!r}; expected one of PUBLISHED, RETRY, DEAD, RELEASED")
 
 
 def fields_of(outcome: Outcome) -> tuple[str, str | None, float | None]:

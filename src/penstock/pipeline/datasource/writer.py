@@ -65,21 +65,21 @@ class StagedRows(WriterCommitMessage):
 def check(schema: "StructType", target: Target, *, overwrite: bool) -> None:
     """Raise UsageError, before any task runs, if rows of this schema cannot be written or `overwrite` is set."""
     if overwrite:
-        raise UsageError('events are only ever added: write with mode("append"), stream with outputMode("append")')
+        raise UsageError('events cannot be overwritten; use mode("append"), or outputMode("append") for a stream')
     names = [field.name.lower() for field in schema.fields]
     unknown = [field.name for field in schema.fields if field.name.lower() not in COLUMNS]
     if unknown:
-        raise UsageError(f"events have no column {', '.join(unknown)}; the columns are {', '.join(COLUMNS)}")
+        raise UsageError(f"unknown columns: {', '.join(unknown)}; supported: {', '.join(COLUMNS)}")
     missing = {"payload", *(() if target.event_type else ("event_type",))} - set(names)
     if missing:
         hint = ' (or the option "event_type")' if "event_type" in missing else ""
-        raise UsageError(f"events need the column {', '.join(sorted(missing))}{hint}")
+        raise UsageError(f"missing columns: {', '.join(sorted(missing))}{hint}")
     if len(set(names)) < len(names):
-        raise UsageError(f"each column may come once; there are {', '.join(names)}")
+        raise UsageError(f"columns must be unique, got {', '.join(names)}")
     for field in schema.fields:
         kind, kinds = field.dataType.simpleString(), COLUMNS[field.name.lower()]
         if kind.partition("(")[0] not in kinds:
-            raise UsageError(f"the column {field.name} must be {' or '.join(kinds)}, not {kind}")
+            raise UsageError(f"column {field.name} must be {' or '.join(kinds)}, got {kind}")
 
 
 def batch_writer(target: Target) -> DataSourceArrowWriter:
@@ -142,7 +142,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
         if query is None or batch is None:
-            raise UsageError("a stream is written inside a streaming query only; write with df.write instead")
+            raise UsageError("a stream can be written only in a streaming query; use df.write instead")
         return _stage(self.target, StagedPart(uuid4(), UUID(query), int(batch), context.partitionId()), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -180,7 +180,7 @@ def _event(row: dict[str, Any], target: Target) -> Event:
     defaults = {"event_type": target.event_type, "queue": target.queue}
     given: dict[str, Any] = {**defaults, **{name: value for name, value in row.items() if value is not None}}
     if "payload" not in given:
-        raise InvalidEvent("payload is NULL; write an empty one if that is meant")
+        raise InvalidEvent("payload must not be NULL; use an empty payload instead")
     given["payload"], given["headers"] = encode_payload(given["payload"], dict(given.get("headers", ())))
     for name, convert in (("delay_seconds", float), ("dedupe_seconds", float), ("event_id", _event_id)):
         if name in given:
@@ -192,14 +192,14 @@ def _event_id(text: str) -> EventId:
     try:
         return EventId(UUID(text))
     except ValueError:
-        raise InvalidEvent(f"event_id must be a UUID, not {text!r}") from None
+        raise InvalidEvent(f"invalid event id {text!r}; expected a UUID") from None
 
 
 def _context() -> Any:
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    assert context is not None, "rows are written by Spark's tasks"
+    assert context is not None, "not in a Spark task"
     return context
 
 

@@ -111,7 +111,7 @@ class LakeFolder:
         target = self._path(file.target)
         self._fs.mkdirs(target.getParent())
         if not self._fs.rename(self._path(file.source), target):
-            raise PipelineError(f"{file.target} could not be moved into the lake")
+            raise PipelineError(f"cannot move {file.target} into the lake")
 
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:
@@ -128,7 +128,7 @@ class LakeFolder:
         with closing(self._fs.create(self._path(fresh), True)) as stream:
             stream.write(bytearray(note.to_json().encode()))
         if not self._fs.rename(self._path(fresh), self._path(final)):
-            raise PipelineError(f"{final} could not be written")
+            raise PipelineError(f"cannot write {final}")
 
     def take_away(self, note: LakeNote) -> None:
         self.delete([f"{HIDDEN}/notes/{note.name}"])

@@ -52,8 +52,8 @@ class Lake:
         path = url.partition(":")[2].partition("?")[0].rstrip("/")
         if not is_lake(url) or not re.match(r"/|[A-Za-z][A-Za-z0-9+.-]+:/", path):
             raise UsageError(
-                f"{mask_url(url)!r} is no lake; one looks like lake:/var/lake or lake:s3a://bucket/prefix: "
-                "a whole path, or a URL that Spark can write to"
+                f"invalid lake URL {mask_url(url)}; expected an absolute path or a URL that Spark can write to, "
+                "such as lake:/var/lake or lake:s3a://bucket/prefix"
             )
         batch_events = whole_number(options, "batch_events") or BATCH_EVENTS
         return cls(path, batch_events, seconds(options, "every_seconds", EVERY_SECONDS))
@@ -103,7 +103,7 @@ def _files(spark: "SparkSession", path: str) -> "DataFrame":
     except AnalysisException as error:
         if "PATH_NOT_FOUND" not in str(error):
             raise
-        raise UsageError(f"there is no lake at {mask_url(path)}: nothing was relayed there yet") from None
+        raise UsageError(f"lake {mask_url(path)} does not exist; relay events to it first") from None
 
 
 def shaped(events: "DataFrame") -> "DataFrame":

@@ -108,7 +108,7 @@ class LakeReplay:
             except InvalidEvent:
                 states = self._states([_id(event) for event in missing])
                 missing = [event for event in missing if states[_id(event)] is None]
-        raise StoreConflict("others kept emitting the same events; try again")
+        raise StoreConflict("other processes emitted the same events at the same time; try again")
 
     def _states(self, ids: Sequence[EventId]) -> dict[EventId, State | None]:
         """Return the state of each event in the store; None for an event that the store no longer has."""
@@ -125,7 +125,9 @@ def check_selection(selection: Selection) -> None:
     """Raise UsageError for a selection by state or error: a lake records emissions, not their outcomes."""
     selection.require("replay")
     if selection.states is not None or selection.error is not None:
-        raise UsageError("the lake doesn't know states and errors: select by --id, --queue, --type, --since or --until")
+        raise UsageError(
+            "--state and --error are not available for a lake; select by --id, --queue, --type, --since or --until"
+        )
 
 
 def _selected(spark: "SparkSession", lake: str, selection: Selection) -> "DataFrame":

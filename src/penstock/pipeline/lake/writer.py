@@ -202,11 +202,11 @@ class LakeRelay:
     def _outcome(self, row: ClaimedEvent) -> Outcome:
         """Return PUBLISHED for a written event; Dead for one that was delivered too often and therefore not written."""
         if overdelivered(row.deliveries, self._spec.dispatch.max_deliveries):
-            return Dead(f"delivered more than {self._spec.dispatch.max_deliveries} times without an outcome")
+            return Dead(f"delivered {row.deliveries} times; the limit is {self._spec.dispatch.max_deliveries}")
         return PUBLISHED
 
     def _fail(self, claim: ClaimedRows, cause: str, counts: SliceCounts) -> Settlement | None:
-        error, policy = f"the lake can't be written: {cause}", self._spec.dispatch.retry
+        error, policy = f"cannot write to the lake: {cause}", self._spec.dispatch.retry
         return self._settle(claim, {row.seq: row.failed(error, policy) for row in claim.rows}, counts)
 
     def _settle(self, claim: ClaimedRows, outcomes: Mapping[int, Outcome], counts: SliceCounts) -> Settlement | None:
@@ -222,7 +222,7 @@ class LakeRelay:
             counts.note_error(error)
             return None
         if settlement is not None and settlement.lost:
-            log.warn("lease_lost", count=len(settlement.lost), hint="--lease-seconds may be too short")
+            log.warn("lease_lost", count=len(settlement.lost), hint="increase --lease-seconds")
         return settlement
 
 

@@ -51,8 +51,8 @@ def run_relay(
     with closing(open_store(options.store, StoreOptions(order_policy=options.order_policy))) as store:
         if options.routes is not None and not store.capabilities.routing:
             raise NotSupported(
-                f"{store.url} can't route events to several queues: give the relay one destination (--to), emit to a "
-                "queue for each destination, or use PostgreSQL, MySQL or SQLite"
+                f"{store.url} does not support routes; set one destination (--to), emit to a queue for each "
+                "destination, or use PostgreSQL, MySQL or SQLite"
             )
         store.ready(options.queue)  # raises an error for an unreachable or uninitialised store before Spark starts
         lanes = lanes_of(options, _until_now(store) if options.once else None)
@@ -131,7 +131,7 @@ def _parallelism(options: RelayOptions, slots: int, lanes: int, one_writer: bool
     One task if the store allows only one writer at a time: more tasks would wait for each other.
     """
     if lanes > slots:
-        log.warn("too_few_cores", cores=slots, needed=lanes, hint="a slow destination delays the others")
+        log.warn("too_few_cores", cores=slots, needed=lanes, hint="a slow destination can delay the others")
     return options.parallelism or (1 if one_writer else max(1, slots // lanes))
 
 

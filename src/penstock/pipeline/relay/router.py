@@ -30,7 +30,7 @@ def _route(spec: RelayTaskSpec, resources: TaskResources, claim: Claim, current:
         if names:
             queues[event.seq] = [queue_of(spec.queue, name) for name in names]
         else:
-            unrouted[event.seq] = Dead(f"no route matches {event.event_type}: add one, then replay")
+            unrouted[event.seq] = Dead(f"no route matches event type {event.event_type!r}; add one, then replay")
     with resources.lease_keeper.beating(claim.lease):
         moved = insist(
             lambda: resources.store.route(claim.lease, queues), spec.lease_seconds, current.stopped, counts.note_error

@@ -57,13 +57,13 @@ class RelayOptions:
         for name in ("batch", "lease_seconds", "slice_seconds", "parallelism", "max_deliveries"):
             value = getattr(self, name)
             if value is not None and value <= 0:
-                raise UsageError(f"{name.replace('_', ' ')} must be greater than 0, not {value}")
+                raise UsageError(f"{name} must be greater than 0, got {value}")
         if (self.destination is None) == (self.routes is None):
-            raise UsageError("a relay needs a destination (--to) or routes (--route, or penstock.toml), and not both")
+            raise UsageError("set either a destination (--to) or routes (--route or penstock.toml), and not both")
         if self.step is not None and self.routes is not None:
-            raise UsageError("a step says itself where its events go: give it a destination (--to), and not routes")
+            raise UsageError("step and routes are mutually exclusive; set a destination (--to)")
         if self.step is not None and is_lake(self.destination or "null:"):
-            raise UsageError("a step's events can't go to a lake: write its result there yourself, with Spark")
+            raise UsageError("lake destinations do not support steps; write the step's result to the lake with Spark")
         for lane in lanes_of(self, None):  # opens no connection: a bad URL or template fails at once
             _require_destination(lane.spec.dispatch.destination)
         if self.step is not None:
@@ -83,7 +83,7 @@ def lanes_of(options: RelayOptions, until: datetime | None) -> list[Lane]:
     spec = _task_spec(options, until)
     if options.routes is None:
         return [Lane(spec, mask_url(spec.dispatch.destination))]
-    lanes = [Lane(replace(spec, routes=options.routes), "its destinations")]
+    lanes = [Lane(replace(spec, routes=options.routes), "routes")]
     for destination in options.routes.used:
         dispatch = replace(
             spec.dispatch,
@@ -102,7 +102,7 @@ def load_step(step: "Step | str") -> "Step":
         named: Step = STEP.load(step)
         return named
     if not callable(step):
-        raise UsageError(f"a step is a function, and not of type {type(step).__name__}")
+        raise UsageError(f"step must be a function, got {type(step).__name__}")
     return step
 
 

@@ -46,7 +46,7 @@ def run_steps(
 ) -> None:
     """Run micro-batches through `step` until `on_batch` returns False, a stop is set, or a draining relay is done."""
     if spark.sparkContext.getConf().get("spark.speculation") == "true":
-        raise UsageError("a second copy of a task would claim a second time: set spark.speculation to false")
+        raise UsageError("spark.speculation must be false, got true; speculative tasks would claim further events")
     options = StoreOptions(order_policy=spec.dispatch.order_policy)
     with ExitStack() as stack:
         store = stack.enter_context(closing(open_store(spec.store, options)))

@@ -19,7 +19,7 @@ def root_cause(text: str) -> str:
     if found := re.search(r"most recent failure: (?:Lost task [^:]*: )?(.*)", text):
         return found[1].partition(" Consider setting")[0].strip()
     lines = (line.strip(" \t:") for line in text.splitlines() if not line.startswith("An error occurred while calling"))
-    return next(filter(None, lines), "Spark gave no reason")
+    return next(filter(None, lines), "Spark reported no error message")
 
 
 def innermost_cause(error: BaseException) -> str:
@@ -30,7 +30,7 @@ def innermost_cause(error: BaseException) -> str:
 
 def readable(error: BaseException) -> BaseException:
     """Convert an error of Spark or the JVM to a one-line PipelineError; return any other error unchanged."""
-    return PipelineError(f"a slice failed for good: {root_cause(str(error))}") if is_sparks(error) else error
+    return PipelineError(f"slice failed: {root_cause(str(error))}") if is_sparks(error) else error
 
 
 def state_of(query: "StreamingQuery") -> tuple[bool, Exception | None]:
@@ -56,7 +56,7 @@ def java_is_gone(error: BaseException) -> bool:
 
 
 def gone(error: BaseException) -> PipelineError:
-    return PipelineError(f"Spark's Java process is gone ({type(error).__name__}); start again")
+    return PipelineError(f"lost the connection to Spark's JVM ({type(error).__name__}); start again")
 
 
 def stop_query(query: "StreamingQuery") -> BaseException | None:
@@ -67,8 +67,8 @@ def stop_query(query: "StreamingQuery") -> BaseException | None:
     except Exception as failure:
         if java_is_gone(failure):
             return gone(failure)
-        return PipelineError(f"Spark could not stop its query ({type(failure).__name__}): {root_cause(str(failure))}")
-    return None if error is None else PipelineError(f"Spark's query failed: {root_cause(str(error))}")
+        return PipelineError(f"cannot stop the Spark query ({type(failure).__name__}): {root_cause(str(failure))}")
+    return None if error is None else PipelineError(f"Spark query failed: {root_cause(str(error))}")
 
 
 def is_sparks(error: BaseException) -> bool:

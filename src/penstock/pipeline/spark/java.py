@@ -39,9 +39,7 @@ def find_java(environment: Mapping[str, str] = os.environ, folders: tuple[str, .
         version = java_version(home)
         if version is not None and version >= OLDEST_JAVA:
             return home
-    raise PipelineError(
-        f"Spark needs Java {OLDEST_JAVA} or later and none was found: set JAVA_HOME, or pip install 'penstock[java]'"
-    )
+    raise PipelineError(f"Java {OLDEST_JAVA} or later not found; set JAVA_HOME or run: pip install 'penstock[java]'")
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:

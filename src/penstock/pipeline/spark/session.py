@@ -195,8 +195,8 @@ def _not_started(error: Exception, master: str) -> Exception:
         return error
     cause = root_cause(str(error))
     if "stopped SparkContext" in cause:  # another thread of the JVM has stopped it, and logged the reason
-        cause = "the master can't be reached, or has refused the application; Spark's log says why"
-    return PipelineError(f"Spark can't be started with master {master}: {cause}")
+        cause = "the master is unreachable or rejected the application; see Spark's log"
+    return PipelineError(f"cannot start Spark with master {master}: {cause}")
 
 
 def _drop_stopped_context() -> None:
@@ -228,9 +228,9 @@ def _start_jvm(master: str, settings: Mapping[str, str], *, lasting: bool) -> No
             launched = SparkConf(loadDefaults=False).setAll([*conf.items()])
             gateway = launch_gateway(launched, {"process_group": 0})  # type: ignore[no-untyped-call]
         except PySparkRuntimeError:
-            raise PipelineError("the JVM ended before Spark was up; its own error message, if any, is above") from None
+            raise PipelineError("the JVM exited before Spark started; see its error message above, if any") from None
         except OSError as error:
-            raise PipelineError(f"Spark can't be started: {error}") from None
+            raise PipelineError(f"cannot start Spark: {error}") from None
     SparkContext._ensure_initialized(gateway=gateway)
 
 

@@ -285,7 +285,7 @@ class _SliceRunner:
             self._busy.release()  # from here on `run` returns at once
         else:
             self.failure = PipelineError(
-                f"a slice went on for {grace_seconds:g} s after it was to end, and was cut short"
+                f"slice did not end within {grace_seconds:g} s of the stop request and was cancelled"
             )
         stopping = stop_query(query)
         self.failure = self.failure or stopping
@@ -294,12 +294,12 @@ class _SliceRunner:
 def _require_importable(function: Callable[..., Any]) -> None:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if module in (None, "__main__") or "<" in name:
-        raise UsageError(f"a slice's function must be importable by its name; put {function!r} into a module")
+        raise UsageError(f"slice function must be importable by name; move {function!r} to a module")
     found: Any = importlib.import_module(str(module))
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is not function:
-        raise UsageError(f"a slice's function must be importable by its name, and {module}.{name} is something else")
+        raise UsageError(f"slice function must be importable by name; {module}.{name} is another object")
 
 
 # In the Python worker process
