@@ -77,7 +77,7 @@ def frames_of(batch: object, to: str | None) -> "dict[str, DataFrame]":
         if not hasattr(frame, "mapInArrow"):
             raise UsageError(
                 "step must return a DataFrame or a mapping from URLs to DataFrames, got "
-                f"{type(frame).__name__}{f' for {url}' if isinstance(batch, Mapping) else ''}"
+                f"{type(frame).__name__}{f' for {mask_url(str(url))}' if isinstance(batch, Mapping) else ''}"
             )
         if not isinstance(url, str):
             raise UsageError(f"step must return a mapping from URLs to DataFrames, got the key {url!r}")
