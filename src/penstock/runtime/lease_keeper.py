@@ -10,6 +10,8 @@ from penstock.model.lease import Lease
 from penstock.store.api import Store
 from penstock.telemetry import log
 
+STOP_SECONDS = 5.0
+
 
 class LeaseKeeper:
     """Extends the leases that this process holds, from one thread, so that slow publishing does not lose a lease."""
@@ -20,7 +22,8 @@ class LeaseKeeper:
         self._held: dict[Lease, float] = {}
         self._changed = threading.Lock()
         self._over = threading.Event()
-        threading.Thread(target=self._beat, name="penstock-lease-keeper", daemon=True).start()
+        self._thread = threading.Thread(target=self._beat, name="penstock-lease-keeper", daemon=True)
+        self._thread.start()
 
     @contextmanager
     def beating(self, lease: Lease) -> Iterator[None]:
@@ -33,7 +36,9 @@ class LeaseKeeper:
                 self._held.pop(lease, None)
 
     def stop(self) -> None:
+        """End the thread. A heartbeat in progress may take up to `STOP_SECONDS`: it still uses the store."""
         self._over.set()
+        self._thread.join(STOP_SECONDS)
 
     def _beat(self) -> None:
         while not self._over.wait(self._every_seconds / 2):
