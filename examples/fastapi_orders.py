@@ -1,5 +1,7 @@
 """A web shop that commits each order and its event in one transaction, with FastAPI, SQLAlchemy, SQLite or PostgreSQL.
 
+The program `fastapi_async.py` does the same with async endpoints.
+
 pip install 'penstock[postgres]' fastapi uvicorn
 uvicorn fastapi_orders:app                 # the store: PENSTOCK_STORE, or sqlite:///penstock.db
 curl -X POST localhost:8000/orders -H 'content-type: application/json' -d '{"customer": "ada", "amount": 42}'
