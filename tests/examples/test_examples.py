@@ -27,7 +27,7 @@ def test_an_example_begins_with_what_it_shows_and_ends_with_its_output(name: str
     assert "penstock.testing" not in text
 
 
-@pytest.mark.parametrize("name", ["transactions.py", "claim_and_settle.py", "jobs_over_http.py"])
+@pytest.mark.parametrize("name", ["transactions.py", "claim_and_settle.py", "jobs_over_http.py", "django_orders.py"])
 def test_programs(name: str) -> None:
     assert run(name) == output_block(name)
 
