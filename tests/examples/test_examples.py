@@ -27,6 +27,12 @@ def test_an_example_begins_with_what_it_shows_and_ends_with_its_output(name: str
     assert "penstock.testing" not in text
 
 
+def test_the_index_of_the_documentation_lists_every_example() -> None:
+    index = (EXAMPLES.parent / "docs" / "README.md").read_text()
+    files = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")}
+    assert set(re.findall(r"\]\(\.\./examples/([^)]+)\)", index)) == files
+
+
 @pytest.mark.parametrize("name", ["transactions.py", "claim_and_settle.py", "jobs_over_http.py", "django_orders.py"])
 def test_programs(name: str) -> None:
     assert run(name) == output_block(name)
