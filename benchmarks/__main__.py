@@ -13,9 +13,9 @@ bench = typer.Typer(
     name="bench", help="Measure Penstock on this machine.", invoke_without_command=True, pretty_exceptions_enable=False
 )
 
-EventsOption = Annotated[int, typer.Option(min=1_000, help="How many events to carry in a round.")]
+EventsOption = Annotated[int, typer.Option(min=1_000, help="Number of events per round.")]
 OnlyOption = Annotated[
-    list[Part] | None, typer.Option("--only", help="Measure only this; can be given again.", show_default=False)
+    list[Part] | None, typer.Option("--only", help="Measure only this; repeatable.", show_default=False)
 ]
 
 
@@ -39,8 +39,8 @@ def relay(events: EventsOption = EVENTS, only: OnlyOption = None, json: JsonOpti
 
 @bench.command()
 def objects(
-    clients: Annotated[int, typer.Option(min=1, help="How many clients work at once.")] = 64,
-    seconds: Annotated[float, typer.Option(min=1, help="How long each run takes.")] = 8.0,
+    clients: Annotated[int, typer.Option(min=1, help="Number of concurrent clients.")] = 64,
+    seconds: Annotated[float, typer.Option(min=1, help="Duration of each run in seconds.")] = 8.0,
     json: JsonOption = False,
 ) -> None:
     """Measure jobs per second through a queue on object storage, compared with one write for each change."""
@@ -52,10 +52,10 @@ def objects(
 @bench.command()
 def streams(
     events: EventsOption = 1_000_000,
-    keys: Annotated[int, typer.Option(min=1, help="How many keys the events have.")] = 10_000,
-    many_keys: Annotated[int, typer.Option(min=1, help="How many in the runs with many keys.")] = 1_000_000,
-    batch: Annotated[int, typer.Option(min=100, help="How many events a micro-batch takes.")] = 20_000,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each contender runs.")] = 3,
+    keys: Annotated[int, typer.Option(min=1, help="Number of keys.")] = 10_000,
+    many_keys: Annotated[int, typer.Option(min=1, help="Number of keys in the runs with many keys.")] = 1_000_000,
+    batch: Annotated[int, typer.Option(min=100, help="Maximum number of events per micro-batch.")] = 20_000,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of runs per contender.")] = 3,
     json: JsonOption = False,
 ) -> None:
     """Measure stateful events per second by state store, compared with Spark's transformWithState.
@@ -70,12 +70,12 @@ def streams(
 
 @bench.command()
 def compare(
-    base: Annotated[str, typer.Option(help="The commit to compare the working tree with.")] = "HEAD",
+    base: Annotated[str, typer.Option(help="Commit to compare the working tree with.")] = "HEAD",
     events: EventsOption = 200_000,
-    pairs: Annotated[int, typer.Option(min=1, help="Runs of each version.")] = 5,
+    pairs: Annotated[int, typer.Option(min=1, help="Number of runs per version.")] = 5,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", help="Only this workload (repeatable): emit, 'emit one', relay, worker or stream."),
+        typer.Option("--only", help="Measure only this: emit, 'emit one', relay, worker or stream; repeatable."),
     ] = None,
     json: JsonOption = False,
 ) -> None:

@@ -94,7 +94,7 @@ def _initialise(tree: Path, path: str, url: str) -> None:
     command = [sys.executable, "-P", "-c", script, url]
     ran = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
     if ran.returncode or not ran.stdout.startswith(str(tree)):
-        raise PenstockError(f"the version in {tree} can't be run here: {ran.stderr.strip() or ran.stdout.strip()}")
+        raise PenstockError(f"cannot run the version in {tree}: {ran.stderr.strip() or ran.stdout.strip()}")
 
 
 def _await(process: "subprocess.Popen[str]", word: str, name: str, tree: Path) -> None:

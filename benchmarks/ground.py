@@ -101,7 +101,7 @@ def rate(url: str, done: LiteralString, warm_up: int) -> float:
     assert row is not None
     count, seconds = row
     if not count:
-        raise PenstockError("all was done at one moment; measure more events, or smaller batches")
+        raise PenstockError("run was too short to measure; use more events or smaller batches")
     return float(count) / float(seconds)
 
 

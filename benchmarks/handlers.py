@@ -103,7 +103,7 @@ def _latencies(ground: Ground, plan: Plan) -> list[float]:
                 outbox.emit(EVENT_TYPE, str(number))
                 committed[number] = time.perf_counter()
             if not wait_until(done.is_set, HANDLED_SECONDS):
-                raise TimeoutError(f"not all events were handled within {HANDLED_SECONDS:g} s")
+                raise TimeoutError(f"the worker did not handle all events within {HANDLED_SECONDS:g} s")
         finally:
             worker.stop()
     return [1_000 * (begun[number] - committed[number]) for number in committed]

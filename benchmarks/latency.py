@@ -70,4 +70,4 @@ def _await_settled(url: str, count: int) -> None:
             return row is not None and row[0] >= count
 
         if not wait_until(settled, START_SECONDS):
-            raise TimeoutError(f"the relay didn't settle {count} events within {START_SECONDS:g} s")
+            raise TimeoutError(f"the relay did not settle {count} events within {START_SECONDS:g} s")

@@ -36,7 +36,7 @@ def measure_recovery(kind: str, given: Input, folder: Path, tasks: int) -> Recov
     _kill(process)
     after_kill, process = _start([*arguments, str(folder / "checkpoint")], commits)
     if process.wait(SECONDS) != 0 or totals_in(f"{kind}:///{folder / 'state'}") != given.expected:
-        raise PenstockError("a stream that was killed came to other sums: these figures mean nothing")
+        raise PenstockError("invalid run: the stream has wrong sums after a kill")
     return Recovery(cold_start, after_kill)
 
 

@@ -58,7 +58,7 @@ class StreamsPlan:
     def __post_init__(self) -> None:
         least = 3 * max(self.batch, self.tasks * QUEUE_LIMIT)
         if self.events < least:
-            raise UsageError(f"this takes three micro-batches or more: measure at least {least:,} events")
+            raise UsageError(f"events must be at least {least:,} (three micro-batches), got {self.events:,}")
 
 
 class Run(NamedTuple):
@@ -165,7 +165,7 @@ def _run(contender: Contender, trial: Trial) -> Run:
     with _Watch(trial.checkpoint / "commits", warm=trial.given.batches // 10) as watch:
         outcome = contender(trial)
     if outcome.totals != trial.given.expected:
-        raise PenstockError(f"wrong sums, {outcome.totals} instead of {trial.given.expected}: no figure counts")
+        raise PenstockError(f"invalid run: wrong sums, expected {trial.given.expected}, got {outcome.totals}")
     first, *_, last = watch.seen.items()
     batches = len(list(watch.folder.glob("[0-9]*")))
     events = trial.given.events * (last[0] - first[0]) / batches

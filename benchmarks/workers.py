@@ -30,7 +30,7 @@ def run_together(module: str, arguments: Sequence[object], count: int) -> float:
             process.kill()
             process.communicate()
     if any(process.returncode for process in processes):
-        raise PenstockError(f"a process of {module} failed; its reason is above")
+        raise PenstockError(f"a process of {module} failed; see its output above")
     return cpu_seconds() - before
 
 

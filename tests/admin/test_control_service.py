@@ -106,7 +106,7 @@ def test_the_doctor_warns_of_a_pause_that_events_wait_for(admin: Admin, store: S
     store.append([Event(event_type="t", queue="mail")])
     check = queues(admin)
     assert check.level is Level.WARN
-    assert check.detail.endswith("by ada, and 1 event could go: penstock resume mail")
+    assert check.detail.endswith("by ada, with 1 ready event: penstock resume mail")
 
 
 def test_the_doctor_tells_of_a_limit_that_events_wait_for(
@@ -118,7 +118,7 @@ def test_the_doctor_tells_of_a_limit_that_events_wait_for(
     with working(admin, url, "outbox"):
         check = queues(admin)
     assert check.level is Level.OK
-    assert check.detail.startswith("queue outbox is at its limit of 1 claimed at a time")
+    assert check.detail.startswith("queue outbox has reached its limit of 1 claimed at a time")
 
 
 def test_a_worker_is_called_one(admin: Admin, url: str) -> None:
@@ -185,7 +185,7 @@ def test_a_cancel_tells_its_progress_and_leaves_newcomers_alone(
 
 @pytest.mark.parametrize("state", [State.PUBLISHED, State.DEAD])
 def test_only_unsettled_events_are_cancelled(admin: Admin, state: State) -> None:
-    with pytest.raises(UsageError, match=f"for pending and claimed events, not for {state.lower()} ones"):
+    with pytest.raises(UsageError, match=f"to pending and claimed events only, got state {state.lower()}"):
         admin.cancel(Selection(states=frozenset({state})))
 
 

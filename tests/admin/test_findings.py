@@ -66,8 +66,8 @@ def test_a_relay_of_another_queue_doesnt_help() -> None:
 
 def test_jobs_wait_and_nobody_has_one() -> None:
     assert said(stats(waiting("jobs/email:send", 3), waiting("other/a b", 1))) == [
-        "3 jobs of type email:send can be claimed, and no worker has one: penstock jobs list --type email:send",
-        "1 job of type a b can be claimed, and no worker has one: penstock jobs list --type 'a b' --name other",
+        "3 jobs of type email:send can be claimed, but no worker has claimed one: penstock jobs list --type email:send",
+        "1 job of type a b can be claimed, but no worker has claimed one: penstock jobs list --type 'a b' --name other",
     ]
     busy = QueueStats("jobs/email:send", pending=3, ready=3, claimed=1, oldest_pending_seconds=200.0)
     assert said(stats(busy)) == []
@@ -84,25 +84,25 @@ def test_events_for_later_are_no_finding() -> None:
 def test_a_relay_that_falls_behind() -> None:
     assert codes(stats(waiting(oldest=30.0), relays=[relay()])) == []
     (line,) = said(stats(waiting(oldest=720.0), relays=[relay()]))
-    assert line.startswith("the oldest event in queue outbox has waited 12 min although a relay runs")
+    assert line.startswith("the oldest event in queue outbox has waited 12 min although a relay is running")
 
 
 def test_expired_leases_are_told_when_nobody_reaps() -> None:
-    assert said(stats(expired_leases=12)) == ["12 leases expired and nobody reaps: penstock reap"]
+    assert said(stats(expired_leases=12)) == ["12 expired leases and no running relay or worker: penstock reap"]
     assert said(stats(expired_leases=12, relays=[relay()])) == []
 
 
 def test_the_dead_are_told_with_their_commonest_error() -> None:
     dead = stats(QueueStats("outbox", dead=37), dead_errors=[("timeout\nwhile connecting", 30), ("refused", 7)])
-    assert said(dead) == ["37 events are dead, mostly of: timeout: penstock dead list"]
+    assert said(dead) == ["37 events are dead; most frequent error: timeout: penstock dead list"]
     alike = stats(QueueStats("outbox", dead=1), dead_errors=[("refused", 1)])
-    assert said(alike) == ["1 event is dead of: refused: penstock dead list"]
+    assert said(alike) == ["1 event is dead; error: refused: penstock dead list"]
 
 
 def test_an_old_snapshot_is_told() -> None:
     assert codes(stats(oldest_snapshot_seconds=30.0)) == []
     (line,) = said(stats(oldest_snapshot_seconds=7_500.0))
-    assert line.startswith("a transaction has been open for 2 h and holds up vacuum")
+    assert line.startswith("a transaction has been open for 2 h and blocks vacuum")
 
 
 def test_the_most_pressing_comes_first() -> None:
@@ -124,7 +124,7 @@ def test_events_wait_and_the_workers_have_gone_silent() -> None:
 
 def test_workers_that_fall_behind() -> None:
     (line,) = said(stats(waiting(oldest=720.0), relays=[worker()]))
-    assert "although a worker runs; look for errors, or give it more workers" in line
+    assert "although a worker is running; check for errors, or add workers" in line
 
 
 def test_workers_reap() -> None:
@@ -140,7 +140,7 @@ def test_a_paused_queue_whose_events_could_go() -> None:
     """The pause is the only reason reported, with or without a relay and for any waiting time."""
     for relays in ([], [relay("mail")]):
         assert said(stats(waiting("mail", ready=2, oldest=0.1), relays=relays), PAUSED) == [
-            "queue mail has been paused since 2026-01-31 12:00:05Z by ada, and 2 events could go: penstock resume mail"
+            "queue mail has been paused since 2026-01-31 12:00:05Z by ada, with 2 ready events: penstock resume mail"
         ]
 
 
@@ -159,8 +159,8 @@ def test_a_limit_that_is_reached_while_events_wait_is_good_to_know() -> None:
     (finding,) = findings(stats(full, relays=[worker("mail")]), [QueueControl("mail", max_claimed=5)])
     assert (finding.code, finding.level) == ("limited", "info")
     assert str(finding) == (
-        "queue mail is at its limit of 5 claimed at a time, and its oldest event has waited 3 min; "
-        "to let more be claimed: penstock limit mail 10"
+        "queue mail has reached its limit of 5 claimed at a time, and its oldest event has waited 3 min; "
+        "raise the limit: penstock limit mail 10"
     )
 
 

@@ -70,14 +70,14 @@ def test_a_name_without_events_may_be_a_slip(penstock: Run, command: list[str]) 
     ran = penstock(*command, "--json")
     assert ran.code == 0
     assert ran.json["queue"] == "mial"
-    assert ran.err == "nothing is pending or claimed in queue mial now; is that its name?\n"
+    assert ran.err == "queue mial has no pending or claimed events; check its name\n"
 
 
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(
     ("command", "told"),
     [
-        (["limit", "mail", "many"], "'many' is no limit; give a whole number, 1 or more, or none"),
+        (["limit", "mail", "many"], "invalid limit 'many'; expected an integer of at least 1, or none"),
         (["limit", "mail", "0"], "to let nothing be claimed, pause the queue"),
         (["limit", "mail", "99999999999"], "a limit must be at most"),
         (["limit", "mail"], "Missing argument"),
@@ -165,11 +165,11 @@ def test_a_dry_run_shows_and_changes_nothing(penstock: Run, store: SqlStore, emi
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ([], "cancel needs to know which"),
-        (["--id", "12"], "'12' is not an event id"),
+        ([], "missing selection for cancel"),
+        (["--id", "12"], "invalid event id '12'"),
         (["--id", "0197a3c2-7b1e-7c3d-9f00-5a2b8c4d6e1f"], "no event has the id 0197a3c2"),
-        (["--state", "dead"], "cancel is for pending and claimed events, not for dead ones"),
-        (["--since", "never"], "'never' is no time"),
+        (["--state", "dead"], "cancel applies to pending and claimed events only, got state dead"),
+        (["--since", "never"], "invalid time 'never'"),
     ],
 )
 def test_mistakes(penstock: Run, store: SqlStore, emitted: Emitted, options: list[str], told: str) -> None:
@@ -225,7 +225,7 @@ def test_a_limit_that_is_reached_is_no_alarm(penstock: Run, store: SqlStore, an_
     store.limit("outbox", 1)
     store.claim("outbox", limit=1, claimant="tester")
     store.announce(Relay(uuid4(), "outbox", "worker here:1:a0b1c2", "here"))
-    assert "\n- queue outbox is at its limit of 1 claimed at a time" in penstock("status").out
+    assert "\n- queue outbox has reached its limit of 1 claimed at a time" in penstock("status").out
 
 
 def test_status_calls_workers_workers(penstock: Run, store: SqlStore) -> None:
@@ -255,7 +255,7 @@ def test_show_tells_progress_and_result(penstock: Run, store: SqlStore, emitted:
 
 def test_show_gives_the_size_of_a_result_that_is_no_text(penstock: Run, settled: Settled) -> None:
     event_id = settled(Published(b"\xff" * 1_500))
-    assert "\nresult: 1,500 bytes that are not UTF-8; --json has them\n" in penstock("show", event_id).out
+    assert "\nresult: 1,500 bytes, not UTF-8; use --json to print base64\n" in penstock("show", event_id).out
     assert penstock("show", event_id, "--json").json["result_encoding"] == "base64"
 
 
@@ -271,4 +271,4 @@ def test_the_doctor_says_what_to_run(penstock: Run, emitted: Emitted, monkeypatc
     ran = penstock("doctor")
     assert ran.code == 0
     assert "!  warn  queues     queue mail has been paused since 20" in ran.out
-    assert "and 1 event could go: penstock resume mail" in ran.out
+    assert "with 1 ready event: penstock resume mail" in ran.out

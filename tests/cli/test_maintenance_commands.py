@@ -100,7 +100,7 @@ def test_purge_off_a_terminal_needs_yes(penstock: Run, store: SqlStore, settled:
     settled()
     ran = penstock("purge", "--all")
     assert ran.code == 2
-    assert "needs --yes" in ran.err
+    assert "requires --yes" in ran.err
     assert counts(store) == {"published": 1}
 
 
@@ -125,11 +125,11 @@ def test_purge_by_age(penstock: Run, store: SqlStore, an_hour_ago: SqlStore, set
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ([], "needs to know which"),
-        (["--id", "12"], "'12' is not an event id"),
+        ([], "missing selection"),
+        (["--id", "12"], "invalid event id '12'"),
         (["--id", "0197a3c2-7b1e-7c3d-9f00-5a2b8c4d6e1f"], "no event has the id 0197a3c2"),
-        (["--state", "pending"], "not for pending ones"),
-        (["--since", "never"], "'never' is no time"),
+        (["--state", "pending"], "only, got state pending"),
+        (["--since", "never"], "invalid time 'never'"),
     ],
 )
 def test_mistakes(penstock: Run, store: SqlStore, settled: Settled, verb: str, options: list[str], told: str) -> None:

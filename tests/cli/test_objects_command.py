@@ -73,7 +73,7 @@ def test_a_queue_that_is_not_there_is_told(penstock: Run, tmp_path: Path) -> Non
 def test_a_database_has_no_broker(penstock: Run) -> None:
     ran = penstock("broker", "--store", "sqlite:///penstock.db")
     assert ran.code == 2
-    assert "only a queue on object storage has a broker" in ran.err
+    assert "does not support brokers" in ran.err
 
 
 def line(stream: IO[bytes] | None) -> str:
@@ -85,13 +85,13 @@ def line(stream: IO[bytes] | None) -> str:
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_brokers_take_turns(process: Start, url: str, ending: signal.Signals) -> None:
     first: Any = process("broker", "--store", url, "--listen", "127.0.0.1:0")
-    assert line(first.stderr).startswith(f"the broker of {url}, at 127.0.0.1:")
+    assert line(first.stderr).startswith(f"serving {url} at 127.0.0.1:")
     second: Any = process("broker", "--store", url)
     assert line(second.stderr).startswith("standing by")
     with closing(open_store(f"{url}?broker=never")) as client:
         client.append([Event(event_type="a")])
         first.send_signal(ending)
         assert first.wait(60) == 0
-        assert line(second.stderr).startswith("the broker of")
+        assert line(second.stderr).startswith("serving ")
         client.append([Event(event_type="a")])
         assert client.stats().total("pending") == 2

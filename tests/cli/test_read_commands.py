@@ -42,7 +42,7 @@ def test_status_for_people(penstock: Run, store: SqlStore, settled: Settled, emi
     out = penstock("status").out
     assert "mail" in out
     assert "relay on here:1: mail to null:, seen 0." in out
-    assert "! 1 event is dead of: timeout: penstock dead list" in out
+    assert "! 1 event is dead; error: timeout: penstock dead list" in out
 
 
 def test_findings_say_what_to_do(penstock: Run, an_hour_ago: SqlStore) -> None:
@@ -50,14 +50,14 @@ def test_findings_say_what_to_do(penstock: Run, an_hour_ago: SqlStore) -> None:
     an_hour_ago.claim("outbox", limit=1, claimant="gone", lease_seconds=60.0)
     out = penstock("status").out
     assert "! 2 events are pending in queue outbox and no relay or worker is running: penstock relay --to URL" in out
-    assert "! 1 lease expired and nobody reaps: penstock reap" in out
+    assert "! 1 expired lease and no running relay or worker: penstock reap" in out
 
 
 @pytest.mark.usefixtures("store")
 def test_an_empty_store_says_how_to_begin(penstock: Run) -> None:
     out = penstock("status").out
     assert "no events yet; emit one" in out
-    assert "all is well" in out
+    assert "no problems found" in out
 
 
 # events
@@ -116,7 +116,7 @@ def test_pages(penstock: Run, store: SqlStore) -> None:
     store.append([Event(event_type=f"t{number}") for number in range(5)])
     first = penstock("events", "--limit", "2", "--json")
     assert [event["event_type"] for event in first.json] == ["t4", "t3"]
-    assert first.err == f"there are more: --after {first.json[-1]['seq']}\n"
+    assert first.err == f"more results: use --after {first.json[-1]['seq']}\n"
     rest = penstock("events", "--json", "--after", str(first.json[-1]["seq"]))
     assert [event["event_type"] for event in rest.json] == ["t2", "t1", "t0"]
     assert rest.err == ""

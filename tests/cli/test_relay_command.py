@@ -132,8 +132,8 @@ def test_once_ends_with_a_summary(penstock: Run) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ("", "give --to URL, --route 'GLOB=URL', or write a penstock.toml"),
-        ("--to null: --route *=null:", "give one of --to, --route and --config"),
+        ("", "missing destination; set --to URL, --route 'GLOB=URL' or write a penstock.toml"),
+        ("--to null: --route *=null:", "--to, --route and --config are mutually exclusive"),
         ("--route orders", "is no route; one looks like 'orders.*=kafka://localhost:9092'"),
         ("--route *=pigeon://x", "no destination answers to pigeon:"),
         ("--config none.toml", "none.toml can't be read"),
@@ -143,10 +143,10 @@ def test_once_ends_with_a_summary(penstock: Run) -> None:
         ("--to null: --batch 0", "--batch"),
         ("--to null: --parallelism -1", "--parallelism"),
         ("--to null: --lease-seconds -5", "lease_seconds must be greater than 0, got -5"),
-        ("--to null: --lease-seconds nan", "lease seconds must be"),
+        ("--to null: --lease-seconds nan", "lease_seconds must be finite, got nan"),
         ("--to null: --slice-seconds 0", "slice_seconds must be greater than 0, got 0"),
         ("--to null: --max-attempts 0", "--max-attempts"),
-        ("--to null: --retry-delay -1", "retry delay must be"),
+        ("--to null: --retry-delay -1", "retry_delay must be finite and at least 0, got -1"),
         ("--to null: --topic {colour}", "the topic template"),
         ("--to null: --order-policy maybe", "--order-policy"),
         ("--to null: --step steps", "'steps' names no step; one is named like shop.steps:only_paid"),
@@ -191,4 +191,4 @@ def test_looking_at_the_options_brings_no_spark() -> None:
 def test_the_demo_keeps_its_things_in_a_new_folder_only(penstock: Run, tmp_path: Path) -> None:
     ran = penstock("demo", "--keep", str(tmp_path))
     assert ran.code == 2
-    assert "is there already; name a new folder" in ran.err
+    assert "already exists; choose another folder" in ran.err

@@ -193,7 +193,7 @@ def test_state_as_lines_of_json(penstock: Run, state: str) -> None:
     first, second = map(json.loads, done.out.splitlines())
     assert first == {"key": "ada", "part": first["part"], "state": {"sum": 4}, "expires_at": None}
     assert second["key"] == "adam"
-    assert done.err == "there are more than 2: --limit, --prefix\n"
+    assert done.err == "more than 2 keys: use --limit or --prefix\n"
     done = penstock("streams", "state", "total", "--state", state, "--json", "--prefix", "ad", "--limit", "2")
     assert ([json.loads(line)["key"] for line in done.out.splitlines()], done.err) == (["ada", "adam"], "")
     soon = penstock("streams", "state", "total", "soon", "--state", state, "--json").json
@@ -204,8 +204,8 @@ def test_state_as_lines_of_json(penstock: Run, state: str) -> None:
 def test_a_key_without_state_is_told_with_some_that_have_it(penstock: Run, state: str, key: str) -> None:
     done = penstock("streams", "state", "total", key, "--state", state)
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-    assert "stream 'total' has no state of key" in done.err
-    assert "its first keys are: ada, adam, bob, soon, é\\u001b[31m\n" in done.err
+    assert "stream 'total' has no state for key" in done.err
+    assert "first keys: ada, adam, bob, soon, é\\u001b[31m\n" in done.err
 
 
 def test_a_stream_that_never_ran_is_told_with_those_that_did(penstock: Run, state: str) -> None:
@@ -215,13 +215,13 @@ def test_a_stream_that_never_ran_is_told_with_those_that_did(penstock: Run, stat
     assert done.err.endswith("; existing streams: total\n")
     done = penstock("streams", "state", "total", "--state", state, "--prefix", "zz")
     assert (done.code, done.out) == (0, "")
-    assert done.err == "stream 'total' has no state of keys that begin with 'zz'\n"
+    assert done.err == "stream 'total' has no state for keys with the prefix 'zz'\n"
 
 
 def test_a_place_without_streams_is_no_failure(penstock: Run) -> None:
     done = penstock("streams", "list")
     assert (done.code, done.out) == (0, "")
-    assert done.err == "no stream has run with state in sqlite:///penstock-state\n"
+    assert done.err == "sqlite:///penstock-state has no state of any stream\n"
     assert not Path("penstock-state").exists()
     assert penstock("streams", "list", "--json").json == []
     done = penstock("streams", "state", "total")

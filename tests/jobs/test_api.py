@@ -101,13 +101,13 @@ class TestTheClient:
         job = claimed(client)
         client.cancel(job_id, "called off")
         for verb in (client.heartbeat, client.complete, client.release, lambda held: client.fail(held, "x")):
-            with pytest.raises(JobLost, match="no longer yours: it is dead: called off"):
+            with pytest.raises(JobLost, match="no longer claimed by this worker: it is dead: called off"):
                 verb(job)
-        with pytest.raises(JobSettled, match="DEAD already"):
+        with pytest.raises(JobSettled, match="already DEAD"):
             client.cancel(job_id, "another reason")
         with pytest.raises(JobNotFound, match="no job of 'jobs'"):
             client.get(uuid4())
-        with pytest.raises(JobError, match="something else"):
+        with pytest.raises(JobError, match="already belongs to another event"):
             client.submit("a", {"other": 1}, job_id=job_id)
         with pytest.raises(UsageError, match="priority"):
             client.submit("a", priority=101)
@@ -366,7 +366,7 @@ class TestProblems:
         assert job is not None
         other = live.submit("a")
         answer = http.post(f"/v1/jobs/{other}/complete", json={"lease": job.lease})
-        assert (answer.status_code, "not one for job" in answer.json()["detail"]) == (409, True)
+        assert (answer.status_code, "lease does not belong to job" in answer.json()["detail"]) == (409, True)
 
     def test_a_payload_that_does_not_fit_its_model(self, live: Jobs, http: httpx.Client) -> None:
         live.models["email:send"] = Email

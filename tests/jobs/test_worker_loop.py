@@ -207,7 +207,7 @@ class TestWorking:
     def test_a_result_that_is_not_json_is_a_failure(self, live: Jobs, worked: Any) -> None:
         job_id = live.submit("a", max_attempts=1)
         worked({"a": lambda *_: object()})
-        with pytest.raises(JobFailed, match="the handler's result can't be kept"):
+        with pytest.raises(JobFailed, match="cannot store the handler's result"):
             live.wait(job_id, SOON)
 
     def test_a_worker_needs_something_to_do(self, live: Jobs) -> None:

@@ -174,14 +174,14 @@ def test_the_command_shows_it_first_and_then_does_it(shore: Shore, capsys: pytes
     assert penstock("--all", "--dry-run") == (
         0,
         f"would replay 3 events from the lake\n          3  {day}  order.placed, queue outbox\n"
-        "that is: 3 events emitted anew\n",
+        "expected result: 3 events emitted again\n",
         "",
     )
     shown = json.loads(penstock("--type", "order.placed", "--dry-run", "--json")[1])
     group = {"day": day, "event_type": "order.placed", "queue": "outbox", "count": 3}
     assert shown == {"dry_run": True, "total": 3, "groups": [group], "replayed": 0, "emitted": 3, "waiting": 0}
-    assert penstock("--all", "--yes") == (0, "3 events emitted anew\n", "")
-    assert penstock("--all") == (0, "3 events left alone: already pending\n", "")
+    assert penstock("--all", "--yes") == (0, "3 events emitted again\n", "")
+    assert penstock("--all") == (0, "3 events left unchanged: already pending\n", "")
     assert json.loads(penstock("--since", "1h", "--json")[1]) == {"replayed": 0, "emitted": 0, "waiting": 3}
     assert penstock("--type", "none") == (0, "0 events replayed\n", "")
     code, _, error = penstock("--state", "dead")

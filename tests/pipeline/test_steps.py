@@ -250,7 +250,10 @@ def test_columns_that_are_missing_are_named_before_anything_is_published(ground:
             "step must return a DataFrame or a mapping from URLs to DataFrames, got NoneType",
         ),
         (lambda _: {"null:": 7}, "or a mapping from URLs to DataFrames, got int for null:"),
-        (lambda _: {"nats://ada:secret@host": 7}, "or a mapping from URLs to DataFrames, got int for nats://ada:***@host"),
+        (
+            lambda _: {"nats://ada:secret@host": 7},
+            "or a mapping from URLs to DataFrames, got int for nats://ada:***@host",
+        ),
         (lambda events: {"pigeon://x": events}, "no destination answers to pigeon: URLs"),
     ],
 )

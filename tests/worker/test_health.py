@@ -48,9 +48,10 @@ def test_counts_by_queue(worker: Worker, outbox: Outbox, health_url: str) -> Non
     code, told = get(health_url)
     assert (code, told["claimant"]) == (200, worker.runtime and worker.runtime.claimant)
     worker.stop()
+    reasons = ["worker is starting or stopping"]
     assert get(health_url) == (
         503,
-        {"status": "failing", "reasons": ["it is starting or stopping"], "claimant": None, "queues": {}, "loops": {}},
+        {"status": "failing", "reasons": reasons, "claimant": None, "queues": {}, "loops": {}},
     )
 
 
@@ -72,7 +73,7 @@ def test_a_loop_that_died_and_one_that_is_done(worker: Worker) -> None:
         running.loops.append(loop)
         loop.start()
         assert loop.join(monotonic() + PATIENCE)
-    assert report(running)["reasons"] == ["the dead loop is dead"]
+    assert report(running)["reasons"] == ["the dead loop has ended"]
     running.loops.remove(dead)
     assert report(running)["status"] == "ok"
 
@@ -107,7 +108,7 @@ def _through_an_outage(server: PostgresServer, url: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(health, "PATIENCE_SECONDS", 0.0)
     code, told = get(url)
     assert (code, told["status"]) == (503, "failing")
-    assert any(why.startswith("the fetch of orders loop has been in trouble for 0 s: ") for why in told["reasons"])
+    assert any(why.startswith("the fetch of orders loop has been failing for 0 s: ") for why in told["reasons"])
     server.start()
     assert wait_until(lambda: get(url)[0] == 200, PATIENCE)
 
@@ -124,7 +125,7 @@ def test_port_in_use_is_named_in_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with (
-            pytest.raises(PenstockError, match=f"can't listen on 127.0.0.1 port {port}: .*in use"),
+            pytest.raises(PenstockError, match=f"cannot listen on 127.0.0.1 port {port}: .*in use"),
             serve_health(f"127.0.0.1:{port}", dict),
         ):
             pass

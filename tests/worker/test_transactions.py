@@ -80,7 +80,7 @@ def test_a_lost_lease_rolls_back(
     with running(worker):
         watch.until(published=1)
     assert len(raised) == 1
-    assert "no longer this worker's" in raised[0]
+    assert "no longer claimed by this worker" in raised[0]
     assert effects() == []
 
 

@@ -100,7 +100,7 @@ class DeadLetterOffice:
     def find(self, selection: Selection | None = None, *, after: str | None = None, limit: int = 100) -> DeadLetters:
         """Return one page of the selected dead letters; of all without a selection."""
         if limit < 1:
-            raise UsageError(f"the limit must be 1 or more, not {limit}")
+            raise UsageError(f"limit must be at least 1, got {limit}")
         mark = None if after is None else _mark(after)
         page = self._store.deaths(selection or Selection(), after=mark, limit=limit)
         return DeadLetters([_letter(death) for death in page.deaths], page.after and _cursor(page.after))
@@ -124,7 +124,7 @@ class DeadLetterOffice:
         record = _latest_death(records)
         if record is None:
             raise UsageError(
-                f"{event_id} is {_standing(records).lower()}, not dead; to see it: penstock show {event_id}"
+                f"event {event_id} is {_standing(records).lower()}, not dead; show it with: penstock show {event_id}"
             )
         history = self._store.history(event_id)
         death = {
@@ -179,7 +179,7 @@ def _dead(selection: Selection, verb: str) -> Selection:
     """Return the selection restricted to dead letters; raise a usage error if it is empty or names other states."""
     selection.require(verb)
     if selection.states is not None and selection.states != DEAD:
-        raise UsageError(f"{verb} is for dead letters: events in the state dead, and in no other")
+        raise UsageError(f"{verb} applies to dead events only; omit other states from the selection")
     return replace(selection, states=DEAD)
 
 
@@ -196,7 +196,7 @@ def _mark(cursor: str) -> DeathMark:
     try:
         return DeathMark(from_micros(int(died_at)), int(seq))
     except (ValueError, OverflowError) as error:
-        raise UsageError(f"{cursor!r} is not where a page of dead letters ended; the last page said where") from error
+        raise UsageError(f"invalid position {cursor!r}; pass the value of the previous page unchanged") from error
 
 
 def _latest_death(records: Iterable[Record]) -> Record | None:

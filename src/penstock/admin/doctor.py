@@ -60,7 +60,7 @@ def _installation() -> Iterator[Check]:
     yield Check("Python", Level.OK, platform.python_version())
     yield _extras()
     if find_spec("pyspark") is None:
-        yield Check("Spark", Level.WARN, "not installed, and the relay needs it: pip install 'penstock[spark]'")
+        yield Check("Spark", Level.WARN, "not installed; required by relays and streams: pip install 'penstock[spark]'")
     else:
         yield _spark()
         yield _java()
@@ -79,7 +79,7 @@ def _spark() -> Check:
 
         found = version("pyspark")
     except (ImportError, PackageNotFoundError) as error:
-        return Check("Spark", Level.FAIL, f"PySpark is installed but can't be imported: {error}")
+        return Check("Spark", Level.FAIL, f"cannot import PySpark: {error}")
     if found.startswith(f"{TESTED_SPARK}."):
         return Check("Spark", Level.OK, f"PySpark {found}")
     return Check("Spark", Level.WARN, f"PySpark {found}; Penstock is tested with {TESTED_SPARK}")
@@ -101,9 +101,9 @@ def _alembic(store: Store, folder: Path) -> Iterator[Check]:
     if env is None:
         return
     if "penstock" in env.read_text(encoding="utf-8", errors="replace"):
-        yield Check("Alembic", Level.OK, f"{env} mentions Penstock")
+        yield Check("Alembic", Level.OK, f"{env} refers to Penstock")
     else:
-        fault = "autogenerate drops the tables of a store in its database"
+        fault = "autogenerate would drop Penstock's tables"
         advice = "pass include_name and include_object of penstock.alembic to context.configure"
         yield Check("Alembic", Level.WARN, f"{fault}; in {env}, {advice}")
 
@@ -164,14 +164,14 @@ def _reachable(store: Store) -> Check:
 def _schema(store: Store) -> Check:
     present, wanted = store.versions()
     if present is None:
-        return Check("schema", Level.FAIL, f"there are no tables; run: penstock init --store {store.url}")
+        return Check("schema", Level.FAIL, f"no tables; run: penstock init --store {store.url}")
     if present == wanted:
         return Check("schema", Level.OK, f"version {present}")
     if present > wanted:
         return Check(
-            "schema", Level.FAIL, f"version {present} is newer than this Penstock ({wanted}): upgrade Penstock"
+            "schema", Level.FAIL, f"version {present} is newer than this Penstock's {wanted}; upgrade Penstock"
         )
-    detail = f"version {present}, and this Penstock brings {wanted}; run: penstock init --store {store.url}"
+    detail = f"version {present} is older than this Penstock's {wanted}; run: penstock init --store {store.url}"
     return Check("schema", Level.WARN, detail)
 
 
@@ -182,8 +182,8 @@ def _clock(store: Store) -> Check:
     after = datetime.now(UTC)
     skew = max((before - there).total_seconds(), (there - after).total_seconds(), 0.0)
     if skew < SKEW_SECONDS:
-        return Check("clock", Level.OK, f"the store's and this machine's agree to {skew:.1f} s")
-    detail = f"the store's and this machine's differ by {age(skew)}: delays follow the store's; set both by NTP"
+        return Check("clock", Level.OK, f"store and local clock differ by {skew:.1f} s")
+    detail = f"store and local clock differ by {age(skew)}; delays use the store's clock; synchronise both with NTP"
     return Check("clock", Level.WARN, detail)
 
 

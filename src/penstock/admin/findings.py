@@ -73,7 +73,7 @@ def _waiting(queue: QueueStats, control: QueueControl, stats: Stats) -> Iterator
 def _paused(queue: QueueStats, control: QueueControl) -> Finding:
     since = "" if control.paused_at is None else f" since {control.paused_at.astimezone(UTC):%Y-%m-%d %H:%M:%SZ}"
     by = f" by {control.paused_by}" if control.paused_by else ""
-    text = f"queue {queue.queue} has been paused{since}{by}, and {count(queue.ready, 'event')} could go"
+    text = f"queue {queue.queue} has been paused{since}{by}, with {count(queue.ready, 'ready event')}"
     return Finding("paused", text, f"penstock resume {quote(queue.queue)}")
 
 
@@ -92,26 +92,26 @@ def _unclaimed(queue: QueueStats) -> Iterator[Finding]:
     name, _, kind = queue.queue.partition("/")
     if not queue.claimed:
         option = "" if name == "jobs" else f" --name {quote(name)}"
-        text = f"{count(queue.ready, 'job')} of type {kind} can be claimed, and no worker has one"
+        text = f"{count(queue.ready, 'job')} of type {kind} can be claimed, but no worker has claimed one"
         yield Finding("unclaimed", text, f"penstock jobs list --type {quote(kind)}{option}")
 
 
 def _limited(queue: QueueStats, limit: int, oldest: float) -> Finding:
     return Finding(
         "limited",
-        f"queue {queue.queue} is at its limit of {limit:,} claimed at a time, and its oldest event has waited "
-        f"{age(oldest)}; to let more be claimed",
+        f"queue {queue.queue} has reached its limit of {limit:,} claimed at a time, and its oldest event has waited "
+        f"{age(oldest)}; raise the limit",
         f"penstock limit {quote(queue.queue)} {limit * 2}",
         "info",
     )
 
 
 def _slow(queue: QueueStats, kind: str, oldest: float) -> Finding:
-    help_it = "give it more workers" if kind == "worker" else "give the relay more parallelism"
+    help_it = "add workers" if kind == "worker" else "increase the relay's parallelism"
     return Finding(
         "slow",
-        f"the oldest event in queue {queue.queue} has waited {age(oldest)} although a {kind} runs; "
-        f"look for errors, or {help_it}",
+        f"the oldest event in queue {queue.queue} has waited {age(oldest)} although a {kind} is running; "
+        f"check for errors, or {help_it}",
         f"penstock events --state pending --queue {quote(queue.queue)}",
     )
 
@@ -126,7 +126,9 @@ def _last_seen(relays: list[RelayStats]) -> str:
 def _expired(stats: Stats) -> Iterator[Finding]:
     """Report expired leases only without a live relay or worker, which would reap them within seconds."""
     if stats.expired_leases and not any(alive(relay) for relay in stats.relays):
-        yield Finding("expired", f"{count(stats.expired_leases, 'lease')} expired and nobody reaps", "penstock reap")
+        yield Finding(
+            "expired", f"{count(stats.expired_leases, 'expired lease')} and no running relay or worker", "penstock reap"
+        )
 
 
 def _dead(stats: Stats) -> Iterator[Finding]:
@@ -138,7 +140,7 @@ def _of(stats: Stats, dead: int) -> str:
     """Return the commonest error of the dead events."""
     error, number = stats.dead_errors[0] if stats.dead_errors else ("", 0)
     kind = first_line(error, ERROR_WIDTH)
-    return f"{', mostly of' if number < dead else ' of'}: {kind}" if kind else ""
+    return f"; {'most frequent error' if number < dead else 'error'}: {kind}" if kind else ""
 
 
 def _snapshot(stats: Stats) -> Iterator[Finding]:
@@ -146,8 +148,8 @@ def _snapshot(stats: Stats) -> Iterator[Finding]:
     if seconds is not None and seconds >= OLD_SNAPSHOT_SECONDS:
         yield Finding(
             "old_snapshot",
-            f"a transaction has been open for {age(seconds)} and holds up vacuum; "
-            "find it in pg_stat_activity by its xact_start, and end it",
+            f"a transaction has been open for {age(seconds)} and blocks vacuum; "
+            "find it by xact_start in pg_stat_activity and end it",
         )
 
 

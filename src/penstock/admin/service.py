@@ -103,7 +103,7 @@ class Admin:
     def find(self, selection: Selection, *, after: int | None = None, limit: int = 100) -> Found:
         """Return one page of events, newest first."""
         if limit < 1:
-            raise UsageError(f"the limit must be 1 or more, not {limit}")
+            raise UsageError(f"limit must be at least 1, got {limit}")
         page = self.store.find(selection, after=after, limit=limit)
         return Found([event_document(record) for record in page.records], page.after)
 
@@ -206,7 +206,7 @@ class Admin:
         selection.require(verb)
         for state in sorted((selection.states or frozenset()) - possible):
             meant = " and ".join(one.lower() for one in State if one in possible)
-            raise UsageError(f"{verb} is for {meant} events, not for {state.lower()} ones")
+            raise UsageError(f"{verb} applies to {meant} events only, got state {state.lower()}")
         if selection.ids:
             records = all_records(self.store, Selection(ids=selection.ids), max(len(selection.ids), PAGE))
             for unknown in sorted(selection.ids.difference(record.event_id for record in records)):

@@ -39,7 +39,7 @@ class _Group(TyperGroup):
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:
-            raise ConnectionError(f"a connection broke: {error}") from error
+            raise ConnectionError(f"connection lost: {error}") from error
 
 
 app = typer.Typer(
@@ -67,7 +67,7 @@ def _global_options(
     context: typer.Context,
     store: StoreOption = None,
     _version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and end.")
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
     context.obj = store
@@ -77,18 +77,18 @@ def _global_options(
 
 
 _COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    "The flow": (init, emit, relay, worker, broker),
-    "Looking": (status, events, show, doctor),
-    "Operating": (replay, reap, purge),
-    "Steering": (pause, resume, limit, cancel),
+    "Core commands": (init, emit, relay, worker, broker),
+    "Inspection": (status, events, show, doctor),
+    "Maintenance": (replay, reap, purge),
+    "Control": (pause, resume, limit, cancel),
 }
 for _panel, _functions in _COMMANDS.items():
     for _function in _functions:
         app.command(rich_help_panel=_panel)(_function)
-app.add_typer(jobs, rich_help_panel="The flow")
-app.add_typer(streams, rich_help_panel="The flow")
-app.add_typer(dead, rich_help_panel="Operating")
-app.command(rich_help_panel="Trying out")(demo)
+app.add_typer(jobs, rich_help_panel="Core commands")
+app.add_typer(streams, rich_help_panel="Core commands")
+app.add_typer(dead, rich_help_panel="Maintenance")
+app.command(rich_help_panel="Demo")(demo)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

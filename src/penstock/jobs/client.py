@@ -56,7 +56,7 @@ class JobsClient:
         try:
             self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_seconds)
         except (httpx.InvalidURL, ValueError) as error:
-            raise UsageError(f"{self.url!r} can't be used; a server is at such as http://127.0.0.1:8070") from error
+            raise UsageError(f"invalid server URL {self.url!r}; expected http://HOST:PORT") from error
 
     def submit(
         self,
@@ -186,7 +186,7 @@ class JobsClient:
 
         With `once`, do not retry a request that may have reached the server.
         """
-        body = None if json is None else encode("the request", json)
+        body = None if json is None else encode("request", json)
         again = UNREACHED if once else (httpx.TransportError,)
         pause = FIRST_PAUSE_SECONDS
         for left in reversed(range(TRIES)):
@@ -202,7 +202,7 @@ class JobsClient:
                 return _read(answer, conflict)
             except httpx.TransportError as error:
                 if not left or not isinstance(error, again):
-                    raise StoreUnavailable(f"can't reach the job server at {self.url}: {error!r}") from error
+                    raise StoreUnavailable(f"cannot reach the job server at {self.url}: {error!r}") from error
             time.sleep(pause)
             pause *= 2
         raise AssertionError("unreachable")
@@ -226,7 +226,7 @@ def _read(answer: httpx.Response, conflict: type[JobError]) -> Any:
     try:
         detail = str(answer.json()["detail"])
     except (ValueError, KeyError, TypeError):
-        detail = f"{answer.reason_phrase}, with no reason that can be read"
+        detail = f"{answer.reason_phrase}, without a readable reason"
     raise _error(answer.status_code, detail, conflict)
 
 
@@ -239,7 +239,7 @@ def _error(status: int, detail: str, conflict: type[JobError]) -> PenstockError:
         case 503:
             return StoreUnavailable(detail)
         case _ if status < 500:
-            return UsageError(f"the job server refused: {detail}")
+            return UsageError(f"the job server rejected the request: {detail}")
         case _:
             return PenstockError(f"the job server failed: {detail}")
 

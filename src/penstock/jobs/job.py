@@ -167,10 +167,10 @@ def held_job(job_id: UUID | str, text: str, queue: str, lease_seconds: float) ->
             raise ValueError
         lease_id, token, held, seq = _LEASE.unpack(base64.b64decode(text + "=", altchars=b"-_", validate=True))
     except ValueError:
-        raise UsageError("this is not a lease; pass on the one that came with the claimed job as it is") from None
+        raise UsageError(f"invalid lease {text!r}; pass the value of the claim response unchanged") from None
     wanted = as_job_id(job_id)
     if UUID(bytes=held) != wanted:
-        raise JobLost(f"this lease is not one for job {wanted}; pass on the one that came with it")
+        raise JobLost(f"lease does not belong to job {wanted}; pass the value of its claim response unchanged")
     lease = Lease(LeaseId(UUID(bytes=lease_id)), Token(UUID(bytes=token)), queue, lease_seconds)
     return HeldJob(wanted, seq, lease)
 
@@ -179,4 +179,4 @@ def as_job_id(given: UUID | str) -> JobId:
     try:
         return JobId(given if isinstance(given, UUID) else UUID(given))
     except ValueError:
-        raise UsageError(f"{given!r} is not a job id; penstock jobs list shows them") from None
+        raise UsageError(f"invalid job id {given!r}; expected a UUID, as listed by penstock jobs list") from None

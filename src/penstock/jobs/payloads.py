@@ -21,17 +21,17 @@ def encode(what: str, value: Any) -> bytes:
         value = value.model_dump(mode="json")
     try:
         if _too_deep(value):
-            raise InvalidEvent(f"{what} is nested more than {DEEPEST} levels deep")
+            raise InvalidEvent(f"{what} must be nested at most {DEEPEST} levels deep")
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidEvent(f"{what} can't be written as JSON: {error}") from error
+        raise InvalidEvent(f"cannot encode {what} as JSON: {error}") from error
 
 
 def decode(raw: bytes) -> Any:
     """Decode JSON. Also reject numbers and characters that could not be encoded again."""
     try:
         value = json.loads(raw)
-        encode("it", value)
+        encode("value", value)
     except (ValueError, RecursionError, InvalidEvent) as error:
         raise InvalidPayload(f"invalid payload: not JSON: {error}") from error
     return value

@@ -22,7 +22,7 @@ class JobQueries:
 
     def __init__(self, store: Store, name: str) -> None:
         if not 0 < len(name) <= LONGEST_NAME or "/" in name:
-            raise UsageError(f"a job queue's name has 1 to {LONGEST_NAME} characters, and no '/' among them: {name!r}")
+            raise UsageError(f"invalid job queue name {name!r}; expected 1 to {LONGEST_NAME} characters without '/'")
         self.store = store
         self.name = name
         self.prefix = f"{name}/"
@@ -65,7 +65,7 @@ class JobQueries:
     def queue(self, kind: str) -> str:
         longest = NAME_LIMIT - len(self.prefix)
         if not isinstance(kind, str) or not 0 < len(kind) <= longest:
-            raise InvalidEvent(f"a job's type has 1 to {longest} characters")
+            raise InvalidEvent(f"invalid job type {kind!r}; expected 1 to {longest} characters")
         return self.prefix + kind
 
     def find(self, job_id: JobId) -> Record | None:
@@ -92,7 +92,7 @@ class JobQueries:
     ) -> JobPage:
         """Return a page of jobs, newest first."""
         if limit < 1:
-            raise UsageError(f"the limit must be 1 or more, not {limit}")
+            raise UsageError(f"limit must be at least 1, got {limit}")
         queues = frozenset(self._queues()) if type is None else frozenset({self.queue(type)})
         if not queues:
             return JobPage((), None)

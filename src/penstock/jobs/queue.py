@@ -63,7 +63,9 @@ class Jobs(JobQueries):
         retry: RetryPolicy | None = None,
     ) -> None:
         if not 0 < heartbeat_seconds < timeout_seconds:
-            raise UsageError("heartbeat_seconds must be greater than 0 and less than timeout_seconds")
+            raise UsageError(
+                f"heartbeat_seconds must be greater than 0 and less than timeout_seconds, got {heartbeat_seconds}"
+            )
         self._owned = store is None or isinstance(store, str)
         opened = open_store(store_url(store)) if store is None or isinstance(store, str) else store
         super().__init__(opened, name)
@@ -110,7 +112,7 @@ class Jobs(JobQueries):
         return submitted
 
     def _fitting(self, kind: str, payload: Any) -> bytes:
-        body = encode("the payload", payload)
+        body = encode("payload", payload)
         try:
             fitted(body, self.models.get(kind))
         except InvalidPayload as error:
@@ -125,7 +127,7 @@ class Jobs(JobQueries):
                 raise
             earlier = self.find(event.event_id)
             if earlier is None or (earlier.queue, earlier.payload) != (event.queue, event.payload):
-                raise JobError(f"{event.event_id} is the id of something else already; give a new one") from None
+                raise JobError(f"id {event.event_id} already belongs to another event; choose another job_id") from None
             return event.event_id
 
     # -- claim ------------------------------------------------------------------------------------------------
@@ -144,7 +146,7 @@ class Jobs(JobQueries):
         `stop` and `close` end the wait.
         """
         if not 0 < len(worker_id) <= NAME_LIMIT or storable(worker_id) != worker_id:
-            raise UsageError(f"a worker's id has 1 to {NAME_LIMIT} characters of Unicode, and no NUL among them")
+            raise UsageError(f"invalid worker id {worker_id!r}; expected 1 to {NAME_LIMIT} Unicode characters, no NUL")
         queues = None if types is None else [self.queue(one) for one in types]
         woken, until = threading.Event(), time.monotonic() + wait_seconds
         with self.wakeup.listening(woken.set):
@@ -195,7 +197,7 @@ class Jobs(JobQueries):
 
     def heartbeat(self, held: Held, progress: Any = None) -> None:
         """Extend the lease of a job and store its progress. Raise `JobLost` if the worker should stop."""
-        said = None if progress is None else encode("the progress", progress)
+        said = None if progress is None else encode("progress", progress)
         holds = self._held_job(held)
         if not self.store.extend([holds.lease]):
             raise self._lost(holds)
@@ -204,7 +206,7 @@ class Jobs(JobQueries):
 
     def complete(self, held: Held, result: Any = None) -> None:
         """Complete a job and store its result. Safe to repeat."""
-        said = None if result is None else encode("the result", result)
+        said = None if result is None else encode("result", result)
         holds = self._held_job(held)
         settlement = self._settle(holds, Published(said))
         if settlement.already_settled and self.record(holds.job_id).state is not State.PUBLISHED:
@@ -266,16 +268,16 @@ class Jobs(JobQueries):
             return JobNotFound.of(holds.job_id, self.name)
         match record.state:
             case State.PENDING:
-                now = f"it was given back, or had no heartbeat for {self.timeout_seconds:g} s, and waits to be claimed"
+                now = f"it was released, or had no heartbeat for {self.timeout_seconds:g} s, and is pending"
             case State.CLAIMED if self._still_named(holds):
-                now = "it was held for longer than the store lets anyone hold a lease (max_lease_age_seconds)"
+                now = "its lease is older than the store's max_lease_age_seconds"
             case State.CLAIMED:
-                now = f"it was taken back, and {record.claimed_by} has claimed it since"
+                now = f"its lease has ended, and {record.claimed_by} has claimed it since"
             case State.PUBLISHED:
                 now = "it is completed"
             case State.DEAD:
                 now = f"it is dead: {record.last_error}"
-        return JobLost(f"job {holds.job_id} is no longer yours: {now}")
+        return JobLost(f"job {holds.job_id} is no longer claimed by this worker: {now}")
 
     def _still_named(self, holds: HeldJob) -> bool:
         return any(held.lease.token == holds.lease.token for held in self.store.held([holds.lease.lease_id]))
@@ -289,7 +291,7 @@ class Jobs(JobQueries):
             return
         record = self.record(wanted)
         if record.state is not State.DEAD or record.last_error != storable(reason):
-            raise JobSettled(f"job {wanted} can't be cancelled: it is {record.state} already")
+            raise JobSettled(f"cannot cancel job {wanted}: it is already {record.state}")
 
     def cancel_pending(
         self, type: str, reason: str = "cancelled", *, by: str = "operator", dry_run: bool = False

@@ -51,7 +51,7 @@ def run(
 ) -> None:
     """Handle jobs of the handlers' types, `concurrency` at a time. Once `stop` is set, finish the jobs in progress."""
     if not handlers or concurrency < 1:
-        raise UsageError("a worker needs a handler at least, and a concurrency of 1 or more")
+        raise UsageError(f"worker requires at least 1 handler and concurrency 1, got {len(handlers)} and {concurrency}")
     with ThreadPoolExecutor(concurrency, thread_name_prefix="penstock-job") as threads:
         loops = [threads.submit(_loop, jobs, handlers, worker_id, stop) for _ in range(concurrency)]
         try:
@@ -101,7 +101,7 @@ def _settle(jobs: "JobQueue", job: ClaimedJob, result: Any, error: str | None) -
             jobs.complete(job, result)
             return
         except UsageError as unfit:  # a result that is not JSON counts as a failure of the handler
-            error = f"the handler's result can't be kept: {unfit}"
+            error = f"cannot store the handler's result: {unfit}"
     jobs.fail(job, error)
 
 

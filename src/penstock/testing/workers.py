@@ -130,7 +130,7 @@ class InProcessWorker:
             asyncio.get_running_loop()
         except RuntimeError:
             return
-        raise UsageError("async handlers get a loop of their own: call drain() from a test that is not async")
+        raise UsageError("drain() cannot run async handlers in a running event loop; call it from a synchronous test")
 
     def _round(self, runner: asyncio.Runner, most: int, raise_errors: bool) -> list[HandledEvent]:
         """Make one claim for each handler."""
@@ -229,7 +229,7 @@ class _Lane:
         self._buffer.drain()
         self.subscription.flush(all_of_it=True)
         if self._buffer.unwritten:
-            raise StoreError(f"what became of events in {self.subscription.queue} can't be written; the log says why")
+            raise StoreError(f"cannot store the outcomes of events in queue {self.subscription.queue}; see the log")
 
     def _outcome(
         self, event: Received, outcome: Outcome | None, called: dict[Received, BaseException | None]

@@ -48,14 +48,14 @@ class RequestGuard:
             return
         if scope["path"] not in self._open_paths and not self._authorized(scope):
             refusal = ProblemResponse(
-                401, "a token is needed: Authorization: Bearer TOKEN", headers={"WWW-Authenticate": "Bearer"}
+                401, "missing or wrong token; use Authorization: Bearer TOKEN", headers={"WWW-Authenticate": "Bearer"}
             )
             await refusal(scope, receive, send)
             return
         body = await self._read(receive)
         if body is None:
             too_large = ProblemResponse(
-                413, f"a request may have {self._max_body_bytes} bytes at most", headers={"Connection": "close"}
+                413, f"request body must be at most {self._max_body_bytes} bytes", headers={"Connection": "close"}
             )
             await too_large(scope, receive, send)
             return

@@ -31,11 +31,11 @@ def report(running: Running | None) -> dict[str, Any]:
     """Report the health of a worker process. `reasons` lists the faults."""
     loops = running.loops if running else []
     if running is None:
-        reasons = ["it is starting or stopping"]
+        reasons = ["worker is starting or stopping"]
     elif running.over:
-        reasons = ["it is stopping"]
+        reasons = ["worker is stopping"]
     elif not loops:
-        reasons = ["it is starting"]
+        reasons = ["worker is starting"]
     else:
         reasons = [why for loop in loops if (why := _fault(loop))]
     return {
@@ -49,10 +49,10 @@ def report(running: Running | None) -> dict[str, Any]:
 
 def _fault(loop: WorkerLoop) -> str | None:
     if not loop.alive and not loop.done:
-        return f"the {loop.name} loop is dead"
+        return f"the {loop.name} loop has ended"
     since = loop.failing_since
     if since is not None and monotonic() - since > PATIENCE_SECONDS:
-        return f"the {loop.name} loop has been in trouble for {monotonic() - since:.0f} s: {loop.error}"
+        return f"the {loop.name} loop has been failing for {monotonic() - since:.0f} s: {loop.error}"
     return None
 
 
@@ -81,7 +81,7 @@ def health_addresses(text: str, processes: int) -> list[str]:
         return [text] * processes
     if last > HIGHEST_PORT:
         needed = f"{processes} processes need ports up to {last}"
-        raise UsageError(f"--health {text}: {needed}, and the highest is {HIGHEST_PORT}; use a lower port")
+        raise UsageError(f"invalid address {text!r} for --health: {needed}, and the highest is {HIGHEST_PORT}")
     host = text.rpartition(":")[0]
     return [f"{host}:{port}" for port in range(first, last + 1)]
 
@@ -103,6 +103,6 @@ def create_app(look: Callable[[], Report]) -> Starlette:
         return JSONResponse(found, 200 if found["status"] == OK else 503, {"Cache-Control": "no-store"})
 
     def refuse(_: Request, error: Exception) -> ProblemResponse:  # noqa: ARG001
-        return ProblemResponse(404, f"there is only GET {PATH}")
+        return ProblemResponse(404, f"only GET {PATH} is supported")
 
     return Starlette(routes=[Route(PATH, answer)], exception_handlers={404: refuse, 405: refuse})

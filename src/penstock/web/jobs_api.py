@@ -65,13 +65,13 @@ def create_app(
     app = JobsApp(
         title="Penstock jobs",
         version=version("penstock"),
-        description="Submit jobs, claim them under a lease, keep them alive, and settle them.",
+        description="Submit jobs, claim them under a lease, extend the lease, and settle the jobs.",
         docs_url=None,
         redoc_url=None,
         lifespan=_lifespan,
     )
     app.jobs, app.max_wait_seconds, app.closing = jobs, max_wait_seconds, threading.Event()
-    bearer = HTTPBearer(auto_error=False, description="One of the server's tokens; it may have none.")
+    bearer = HTTPBearer(auto_error=False, description="One of the server's tokens, if it has any.")
     app.include_router(router, dependencies=[Security(bearer)] if tokens else [])
     app.include_router(open_router)
     app.add_middleware(RequestGuard, tokens=tuple(tokens), max_body_bytes=max_body_bytes, open_paths=OPEN_PATHS)
@@ -95,7 +95,7 @@ def _once_each(request: Request) -> None:
     """Reject repeated query parameters, because only one of their values would be used."""
     for name in request.query_params:
         if len(request.query_params.getlist(name)) > 1:
-            raise UsageError(f"the parameter {name!r} is given more than once")
+            raise UsageError(f"duplicate parameter {name!r}; pass it once")
 
 
 Queue = Annotated[Jobs, Depends(_jobs)]
@@ -130,7 +130,7 @@ def submit(asked: schemas.Submission, jobs: Queue) -> schemas.Submitted:
 @router.post(
     "/jobs/claim",
     response_model=schemas.ClaimedDocument,
-    responses={204: {"description": "There is no job now"}, **problems.answers()},
+    responses={204: {"description": "No job is available"}, **problems.answers()},
 )
 async def claim(asked: schemas.ClaimRequest, request: Request, jobs: Queue) -> schemas.ClaimedDocument | Response:
     """Claim the next job. Return 204 if no job becomes available within `wait_seconds`."""

@@ -17,13 +17,13 @@ MOST_ERRORS = 20
 _STATUSES = {JobNotFound: 404, JobError: 409, UsageError: 422, StoreError: 503}
 
 _MEANINGS = {
-    400: "The request can't be read",
-    401: "The token is missing or wrong",
-    404: "There is no such job",
-    409: "The job is not where the caller thinks it is",
-    413: "The request is too large",
-    422: "The request is not as it has to be; `errors` says where",
-    503: "The store can't be used now",
+    400: "Malformed request",
+    401: "Missing or wrong token",
+    404: "Unknown job",
+    409: "The job's state does not permit the request",
+    413: "Request body too large",
+    422: "Invalid request; `errors` lists the fields",
+    503: "Store unavailable",
 }
 
 
@@ -50,17 +50,17 @@ def _invalid(_: Request, error: Exception) -> Response:
         for one in error.errors()[:MOST_ERRORS]
     ]
     said = "; ".join(f"{one['field']}: {one['message']}" for one in errors[:3])
-    return ProblemResponse(422, f"the request is not as it has to be: {said}", errors)
+    return ProblemResponse(422, f"invalid request: {said}", errors)
 
 
 def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     match error.status_code:
         case 404:
-            return ProblemResponse(404, f"there is no {request.url.path}; /openapi.json says what there is")
+            return ProblemResponse(404, f"path {request.url.path} does not exist; see /openapi.json")
         case 405:
             methods = ", ".join(_methods(request))
-            return ProblemResponse(405, f"{request.url.path} takes {methods}", headers={"Allow": methods})
+            return ProblemResponse(405, f"path {request.url.path} supports only {methods}", headers={"Allow": methods})
         case status:
             return ProblemResponse(status, str(error.detail), headers=error.headers)
 
@@ -79,7 +79,7 @@ def _failed(_: Request, error: Exception) -> Response:
 
 def _unexpected(request: Request, error: Exception) -> Response:
     log.warn("request_failed", path=request.url.path, error=repr(error))
-    return ProblemResponse(500, "something unexpected happened; the server's log says what")
+    return ProblemResponse(500, "internal error; see the server's log")
 
 
 def _printable(text: str) -> str:

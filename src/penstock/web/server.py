@@ -35,10 +35,10 @@ os.register_at_fork(after_in_child=_close_in_child)
 def require_safe(host: str, tokens: Sequence[str], remedy: str) -> None:
     """Refuse to serve other machines without a token. `remedy` names the option that sets one."""
     if not tokens and not _loopback(host):
-        raise UsageError(f"{host} is reachable from other machines and needs a token: {remedy}; 127.0.0.1 needs none")
+        raise UsageError(f"missing token for {host!r}, which other machines can reach; set {remedy}, or use 127.0.0.1")
     for token in tokens:
         if not token or not token.isascii() or any(character.isspace() for character in token):
-            raise UsageError("a token has at least one character, all of them ASCII, and no space")
+            raise UsageError("invalid token; expected one or more ASCII characters without white space")
 
 
 def parse_address(text: str, option: str) -> tuple[str, int]:
@@ -131,4 +131,4 @@ def _bound(host: str, port: int) -> socket.socket:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except (OSError, OverflowError) as error:
-        raise PenstockError(f"can't listen on {host} port {port}: {error}") from error
+        raise PenstockError(f"cannot listen on {host} port {port}: {error}") from error

@@ -35,14 +35,14 @@ def _parameters(handler: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         signature = inspect.signature(handler, eval_str=True)
     except NameError as error:
-        raise UsageError(f"the annotations of handler {_name(handler)} can't be read: {error}") from error
+        raise UsageError(f"cannot resolve the annotations of handler {_name(handler)}: {error}") from error
     given = list(signature.parameters.values())
     collecting = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     needed = [one for one in given if one.default is one.empty and one.kind not in collecting]
     if not needed:  # without required parameters: pass the event to the first one
         needed = [one.replace(annotation=one.empty) for one in given if one.kind != one.VAR_KEYWORD][:1]
     if not 1 <= len(needed) <= 2 or any(one.kind is one.KEYWORD_ONLY for one in needed):
-        raise UsageError(f"handler {_name(handler)} must take the event, its payload, or both, and nothing else")
+        raise UsageError(f"handler {_name(handler)} must have only parameters for the event, its payload, or both")
     return needed
 
 
@@ -51,7 +51,7 @@ def _reader(handler: Callable[..., Any], parameter: inspect.Parameter, *, batch:
     if batch and wanted is not inspect.Parameter.empty:
         arguments = get_args(wanted)
         if get_origin(wanted) not in (list, Sequence) and wanted is not list:
-            raise UsageError(f"handler {_name(handler)} takes batches: annotate {parameter.name} as a list")
+            raise UsageError(f"handler {_name(handler)} receives batches; annotate {parameter.name} as a list")
         wanted = arguments[0] if arguments else inspect.Parameter.empty
     if wanted in (inspect.Parameter.empty, Any, Received, Delivery):
         return _event
@@ -70,12 +70,12 @@ def _text(event: Received) -> str:
     try:
         return event.text()
     except UnicodeDecodeError as error:
-        raise InvalidPayload(f"the payload is not UTF-8: {error.reason} at byte {error.start}") from error
+        raise InvalidPayload(f"invalid payload: not UTF-8: {error.reason} at byte {error.start}") from error
 
 
 def _checked(wanted: Any) -> Read:
     """Return a reader that decodes JSON and validates it with Pydantic; `dict` means an object with string keys."""
-    with needs_extra("a handler that takes a typed payload", "worker"):
+    with needs_extra("a handler with a typed payload", "worker"):
         from pydantic import TypeAdapter, ValidationError
 
     adapter: Any = TypeAdapter(dict[str, Any] if wanted is dict else wanted)

@@ -154,7 +154,7 @@ class EventLoopExecutor(Executor):
             error = await self.handling.call_async(accepted)
         except asyncio.CancelledError as cancelled:
             task = asyncio.current_task()
-            self.finish(accepted, TimeoutError("the worker stopped before the handler was done"))
+            self.finish(accepted, TimeoutError("the worker stopped before the handler finished"))
             if task is not None and task.cancelling():
                 raise cancelled
             return

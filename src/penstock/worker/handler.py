@@ -78,7 +78,7 @@ class Handling:
             await self.function(*arguments)
 
     def too_long(self) -> str:
-        return f"the handler took longer than its limit of {self._limit:g} s"
+        return f"the handler exceeded its time-out of {self._limit:g} s"
 
     # -- outcome -----------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class Handling:
         """
         most = self.options.max_deliveries
         if overdelivered(event.deliveries, most):
-            return sink.rejected(f"delivered {event.deliveries} times, more than max_deliveries={most}")
+            return sink.rejected(f"delivered {event.deliveries} times; the limit is {most}")
         return None
 
     def outcome(self, event: Received, error: BaseException | None, sink: DecisionSink) -> Outcome | None:
@@ -117,7 +117,7 @@ class Handling:
 
 def _plain(manager: Any) -> AbstractContextManager[Any]:
     if not hasattr(manager, "__enter__"):
-        raise TypeError("a middleware of a plain handler must be a plain context manager, not an async one")
+        raise TypeError("middleware of a plain handler must be a plain context manager, got an async one")
     entered: AbstractContextManager[Any] = manager
     return entered
 

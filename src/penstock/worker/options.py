@@ -73,20 +73,22 @@ class HandlerOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "ack_policy", _policy(self.ack_policy))
         for name in ("max_workers", "fetch_batch_size"):
-            require(1 <= getattr(self, name) <= MANY, f"{name} must lie in 1 to {MANY:,}")
+            require(
+                1 <= getattr(self, name) <= MANY, f"{name} must be between 1 and {MANY:,}, got {getattr(self, name)}"
+            )
         for name in ("max_deliveries", "batch_size", "max_claimed"):
             given = getattr(self, name)
-            require(given is None or given >= 1, f"{name} must be 1 or more")
-        require(self.overfetch_factor >= 1, "overfetch_factor must be 1 or more")
+            require(given is None or given >= 1, f"{name} must be at least 1, got {given}")
+        require(self.overfetch_factor >= 1, f"overfetch_factor must be at least 1, got {self.overfetch_factor}")
         for name in ("min_fetch_interval", "max_fetch_interval", "flush_interval"):
             given = getattr(self, name)
-            require(given is None or (isfinite(given) and given >= 0), f"{name} must be 0 s or more")
+            require(given is None or (isfinite(given) and given >= 0), f"{name} must be at least 0, got {given}")
         for name in ("release_stuck_interval", "release_stuck_timeout", "timeout_seconds"):
             given = getattr(self, name)
-            require(given is None or (isfinite(given) and given > 0), f"{name} must be more than 0 s")
-        require(self.types is None or len(self.types) > 0, "types must name one type or more; leave it out for all")
+            require(given is None or (isfinite(given) and given > 0), f"{name} must be greater than 0, got {given}")
+        require(self.types is None or len(self.types) > 0, "types must not be empty; omit it for all types")
         if isinstance(self.types, str):
-            raise UsageError("types is a list of names, not one name")
+            raise UsageError("types must be a list of strings, got str")
 
     @property
     def capacity(self) -> int:
@@ -99,4 +101,4 @@ def _policy(given: AckPolicy | str) -> AckPolicy:
     try:
         return AckPolicy(given)
     except ValueError:
-        raise UsageError(f"there is no ack policy {given!r}; there are: {', '.join(AckPolicy)}") from None
+        raise UsageError(f"unknown ack policy {given!r}; expected one of {', '.join(AckPolicy)}") from None

@@ -33,7 +33,7 @@ class Periodic:
     def __post_init__(self) -> None:
         taken = {"dedupe_key", "dedupe_seconds", "available_at", "delay"} & self.fields.keys()
         if taken:
-            raise UsageError(f"a periodic emit sets {sorted(taken)[0]} itself")
+            raise UsageError(f"{sorted(taken)[0]} is set by the periodic emit; omit it")
         self.next_after(datetime.now(UTC))  # raises an error if the expression is invalid
 
     def next_after(self, start: datetime) -> datetime:
@@ -43,7 +43,7 @@ class Periodic:
         try:
             found: datetime = next(CronSim(self.cron, start.astimezone(self.timezone)))
         except (CronSimError, StopIteration) as error:
-            raise UsageError(f"{self.cron!r} is not a cron expression that ever comes true: {error}") from error
+            raise UsageError(f"invalid cron expression {self.cron!r}: {str(error) or 'no time matches'}") from error
         return found.astimezone(UTC)
 
     def event(self, outbox: Outbox, due: datetime) -> Event:

@@ -77,7 +77,7 @@ class Received(Delivery):
         everything is rolled back and `LeaseLost` is raised.
         """
         if self.decision is not None or self.settled:
-            raise UsageError("this event is decided already; begin its transaction before, and don't ack it inside")
+            raise UsageError("event already has an outcome; begin the transaction first, and do not ack inside it")
         with self._sink.transaction(self) as connection:
             yield connection
 

@@ -126,7 +126,7 @@ class Subscription:
     def transaction(self, event: Received) -> Iterator[Connection]:
         store = self.store
         if not isinstance(store, SqlStore):
-            raise NotSupported(f"{store.url} has no transactions of its own; event.transaction() needs a SQL database")
+            raise NotSupported(f"{store.url} does not support event.transaction(); use a SQL database")
         ours = True
         try:
             with store.transaction() as connection:
@@ -138,7 +138,7 @@ class Subscription:
                 settlement = store.settle_in(connection, event.lease, {event.seq: self.published(None)})
                 if event.seq not in settlement.published:
                     raise LeaseLost(
-                        f"event {event.event_id} is no longer this worker's: its transaction is rolled back"
+                        f"event {event.event_id} is no longer claimed by this worker: its transaction is rolled back"
                     )
         except (StoreConflict, StoreUnavailable) as error:
             if ours:

@@ -65,7 +65,7 @@ class Worker:
     ) -> None:
         """`defaults` are the options of handlers that don't override them."""
         if graceful_timeout < 0:
-            raise UsageError("graceful_timeout must be 0 s or more")
+            raise UsageError(f"graceful_timeout must be at least 0, got {graceful_timeout}")
         self.url = store_url(store)
         self.graceful_timeout = graceful_timeout
         self.order_policy = order_policy
@@ -116,14 +116,14 @@ class Worker:
         """
         periodic = Periodic(cron, name or f"{queue}/{event_type}", event_type, payload, queue, timezone, fields)
         if any(one.name == periodic.name for one in self.periodics):
-            raise UsageError(f"there is a periodic emit called {periodic.name!r} already: give this one another name")
+            raise UsageError(f"periodic emit {periodic.name!r} is already defined; choose another name")
         self.periodics.append(periodic)
 
     def _options(self, given: dict[str, Any]) -> HandlerOptions:
         names = HandlerOptions.__dataclass_fields__
         unknown = given.keys() - names.keys()
         if unknown:
-            raise UsageError(f"a handler has no option {sorted(unknown)[0]!r}; there are: {', '.join(names)}")
+            raise UsageError(f"unknown option {sorted(unknown)[0]!r} for a handler; supported: {', '.join(names)}")
         if self._defaults is not None:
             given = {name: getattr(self._defaults, name) for name in names} | given
         return HandlerOptions(**given)
@@ -133,7 +133,7 @@ class Worker:
             if other.queue != queue:
                 continue
             if types is None or other.options.types is None or set(types) & set(other.options.types):
-                raise UsageError(f"queue {queue!r} has a handler for these events already; give each its own types")
+                raise UsageError(f"queue {queue!r} already has a handler for these events; set different types")
 
     # -- running -----------------------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class Worker:
     def start(self, *, queues: Sequence[str] | None = None) -> None:
         """Run in the background until `stop()`. `queues` restricts the worker to the handlers of these queues."""
         if self._running is not None:
-            raise UsageError("this worker runs already")
+            raise UsageError("worker is already running")
         self._running = self.prepare(queues)
         try:
             self._running.start()
@@ -169,9 +169,9 @@ class Worker:
         chosen = [one for one in self.registered if queues is None or one.queue in queues]
         missing = sorted(set(queues or ()) - {one.queue for one in chosen})
         if missing:
-            raise UsageError(f"this worker has no handler for queue {missing[0]!r}")
+            raise UsageError(f"worker has no handler for queue {missing[0]!r}")
         if not chosen and not self.periodics:
-            raise UsageError('this worker has nothing to do: give it a handler, @worker.handler("queue")')
+            raise UsageError('worker has no handlers; add one with @worker.handler("queue")')
         threads = sum(one.options.max_workers for one in chosen)
         options = StoreOptions(
             order_policy=self.order_policy,
@@ -205,7 +205,7 @@ class Worker:
     def lent_to(self, running: Running) -> Iterator[None]:
         """Treat this worker as running while the caller drives `running`, such as a test in its own thread."""
         if self._running is not None:
-            raise UsageError("this worker runs already")
+            raise UsageError("worker is already running")
         self._running = running
         try:
             yield
@@ -216,7 +216,7 @@ class Worker:
     def outbox(self) -> Outbox:
         """Outbox on the worker's store, for handlers that emit. Only available while the worker runs."""
         if self._running is None:
-            raise UsageError("the worker's outbox is there while it runs")
+            raise UsageError("worker.outbox is available only while the worker is running")
         return self._running.outbox
 
     def __repr__(self) -> str:
@@ -224,5 +224,5 @@ class Worker:
 
 
 def _exit_at_once(number: int) -> None:
-    os.write(2, b"stopping at once; what is being handled comes back when its lease is over\n")
+    os.write(2, b"stopping at once; events in progress are retried after their leases expire\n")
     os._exit(128 + number)

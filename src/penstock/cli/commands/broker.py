@@ -21,13 +21,11 @@ STANDING_BY = "standing by: another process is the broker"
 
 ListenOption = Annotated[
     str | None,
-    typer.Option("--listen", metavar="HOST:PORT", help="Where clients reach it; else a free port on 127.0.0.1."),
+    typer.Option("--listen", metavar="HOST:PORT", help="Address to listen on; default a free port on 127.0.0.1."),
 ]
 AdvertiseOption = Annotated[
     str | None,
-    typer.Option(
-        "--advertise", metavar="HOST:PORT", help="The address that clients are told; else the one that it listens at."
-    ),
+    typer.Option("--advertise", metavar="HOST:PORT", help="Address announced to clients; default the listen address."),
 ]
 
 
@@ -41,7 +39,7 @@ def broker(
     stopped = threading.Event()
     with closing(_opened(chosen_store(context, store), listen, advertise)) as opened, stopped_by_signals(stopped):
         opened.maintain()  # take the broker lease, or connect to the broker that holds it
-        with output.waiting("looking for the broker") as say:
+        with output.waiting("connecting to the broker") as say:
             before = ""
             while True:
                 now = _standing(opened)
@@ -75,7 +73,7 @@ def _opened(url: str, listen: str | None, advertise: str | None) -> "ObjectStore
         return store
     store.close()
     raise UsageError(
-        f"only a queue on object storage has a broker, such as objects+s3://bucket/prefix, not {store.url}"
+        f"{store.url} does not support brokers; use a store on object storage, such as objects+s3://bucket/prefix"
     )
 
 
@@ -83,7 +81,7 @@ def _standing(store: "ObjectStore") -> str:
     committer = store.runtime.committer
     if committer is None or not committer.leads:
         return STANDING_BY
-    return f"the broker of {store.url}, at {committer.address}"
+    return f"serving {store.url} at {committer.address}"
 
 
 def _counts(store: "ObjectStore") -> str:

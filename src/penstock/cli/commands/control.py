@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 NO_LIMIT = "none"
 
-QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.", show_default=False)]
+QueueArgument = Annotated[str, typer.Argument(metavar="QUEUE", help="Queue name.", show_default=False)]
 LimitArgument = Annotated[
-    str, typer.Argument(metavar="N|none", help="How many, 1 or more; or none, to lift it.", show_default=False)
+    str, typer.Argument(metavar="N|none", help="Maximum number of claimed events, or none.", show_default=False)
 ]
-ReasonOption = Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Why; stays with the events.")]
+ReasonOption = Annotated[str | None, typer.Option("--reason", metavar="TEXT", help="Reason, stored as the error.")]
 
 
 @takes_options
@@ -81,10 +81,10 @@ def _limit(text: str) -> int | None:
     try:
         return int(text)
     except ValueError as error:
-        raise UsageError(f"{text!r} is no limit; give a whole number, 1 or more, or none") from error
+        raise UsageError(f"invalid limit {text!r}; expected an integer of at least 1, or none") from error
 
 
 def _remark_on_idle(admin: "Admin", queue: str) -> None:
     """Warn that the queue may be misspelled; pauses and limits also apply to a queue without events."""
     if admin.idle(queue):
-        output.note(f"nothing is pending or claimed in queue {output.clean_line(queue)} now; is that its name?")
+        output.note(f"queue {output.clean_line(queue)} has no pending or claimed events; check its name")

@@ -28,9 +28,9 @@ NO_ERROR = "(no error)"
 FIELDS = ("event_id", "event_type", "queue", "died_at", "attempts", "own_failures", "deliveries", "replays")
 MORE_FIELDS = ("created_at", "partition_key", "ordering_key", "priority")
 
-dead = group_of_commands("dead", "Dead letters: look, redrive, purge.")
+dead = group_of_commands("dead", "Inspect, redrive and purge dead letters.")
 
-IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="ID…", help="These events.", show_default=False)]
+IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="ID…", help="Event ids.", show_default=False)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Letters(Filters):
 
     def require(self, verb: str) -> Selection:
         """Return the selection; raise a usage error if it is empty."""
-        return require_some(self.select(ids=self.ids, everything=self.everything), verb, "the ids of events")
+        return require_some(self.select(ids=self.ids, everything=self.everything), verb, "event ids")
 
 
 @dead.command("list")
@@ -51,7 +51,7 @@ def list_dead(
     filters: Filters,
     limit: LimitOption = 50,
     after: Annotated[
-        str | None, typer.Option(metavar="PLACE", help="Go on after this place, as the last list said.")
+        str | None, typer.Option(metavar="POSITION", help="Continue after the position printed by the previous list.")
     ] = None,
     *,
     call: Call,
@@ -69,15 +69,15 @@ def list_dead(
     else:
         output.note("no dead letters match")
     if page.after is not None:
-        output.note(f"there are more: --after {page.after}")
+        output.note(f"more results: use --after {page.after}")
 
 
 @dead.command()
 @takes_options
 def show(
-    event: Annotated[str, typer.Argument(metavar="ID", help="The event's id.")],
+    event: Annotated[str, typer.Argument(metavar="ID", help="Event id.")],
     payload_only: Annotated[
-        bool, typer.Option("--payload-only", help="Only the payload, byte for byte; made safe for a terminal.")
+        bool, typer.Option("--payload-only", help="Print only the payload, byte for byte; escaped on a terminal.")
     ] = False,
     *,
     call: Call,
@@ -139,8 +139,8 @@ def _carry_out(operation: Operation, plan: "OfficeResult", work: Any) -> None:
 
 
 def _why(one: "LeftAlone") -> str:
-    reason = "dead, but not as selected" if one.state == State.DEAD else f"{str(one.state).lower()}, not dead"
-    return f"{one.event_id} is {reason}: left alone"
+    reason = "dead, but not selected" if one.state == State.DEAD else f"{str(one.state).lower()}, not dead"
+    return f"{one.event_id} is {reason}; left unchanged"
 
 
 def _table(letters: list[dict[str, Any]]) -> "RenderableType":
@@ -180,7 +180,7 @@ def _kinds(counts: list[tuple[str, int]], noun: str) -> list[str]:
 def _show(letter: dict[str, Any], payload: bytes) -> None:
     output.show(_fields(letter))
     error = letter["last_error"] or NO_ERROR
-    cut = f"\n… and {count(len(error) - SHOWN_ERROR, 'more character')}: --json has all of it"
+    cut = f"\n… and {count(len(error) - SHOWN_ERROR, 'more character')}; use --json for the complete error"
     output.write(f"\nerror\n{output.clean(error[:SHOWN_ERROR])}{cut if len(error) > SHOWN_ERROR else ''}")
     output.write(f"\n{described(payload)}\n")
     output.show(timeline_table(letter["timeline"], brief=True))

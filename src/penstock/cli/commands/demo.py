@@ -36,7 +36,7 @@ DEAD = Selection(states=frozenset({State.DEAD}))
 
 def demo(
     keep: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Keep what the demo makes, in this new folder.")
+        Path | None, typer.Option(metavar="FOLDER", help="Keep the demo's files in this new folder.")
     ] = None,
 ) -> None:
     """Show events delivered, retried, dead and replayed in under a minute. Needs no set-up."""
@@ -52,7 +52,7 @@ def demo(
             step()
         shop.count(time.monotonic() - started)
         if keep is not None:
-            output.write(f"\nLook around: penstock status --store sqlite:///{folder / 'shop.db'}")
+            output.write(f"\nInspect the result: penstock status --store sqlite:///{folder / 'shop.db'}")
 
 
 class _Declined(Exception):
@@ -69,40 +69,40 @@ class _Shop:
         self.steps = 0
 
     def open(self) -> None:
-        self._say("A shop has a database; Penstock's tables go into the same one, so that one transaction covers both.")
+        self._say("Create Penstock's tables in a shop's database, so that one transaction covers orders and events.")
         self.outbox.store.initialise()
         with self._transaction() as connection:
             connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, amount INTEGER NOT NULL)")
         self._result("penstock init: shop.db is ready")
 
     def sell(self) -> None:
-        self._say(f"It takes {ORDERS:,} orders. Each is a row of its own table and an event, in one transaction.")
+        self._say(f"Place {ORDERS:,} orders. Each order writes a row and emits an event, in one transaction.")
         with self._transaction() as connection:
             for number in range(1, ORDERS + 1):
                 self._order(connection, number)
         self._result(f"committed: {self._orders():,} orders, {self._pending():,} events pending")
 
     def roll_back(self) -> None:
-        self._say("One more order, but its card is declined after the event was emitted: the transaction rolls back.")
+        self._say("Decline the card of one more order after its event was emitted: the transaction rolls back.")
         with suppress(_Declined), self._transaction() as connection:
             self._order(connection, ORDERS + 1)
             raise _Declined
-        self._result(f"rolled back: {self._orders():,} orders, {self._pending():,} events; that event never existed")
+        self._result(f"rolled back: {self._orders():,} orders, {self._pending():,} events; none for the declined order")
 
     def deliver(self) -> None:
-        self._say("A relay on Spark claims the events under leases, writes them to files, and settles them.")
+        self._say("Run a relay on Spark: claim the events under leases, write them to files and settle them.")
         report = self._relay("outbox", "warehouse")
         files = (self.folder / "warehouse").glob("*.jsonl")
         lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
         unique = len({line["event_id"] for line in lines})
         self._result(
-            f"relayed {report.published:,} in {report.seconds:.1f} s; the files hold {unique:,} different events"
+            f"relayed {report.published:,} in {report.seconds:.1f} s; the files contain {unique:,} distinct events"
         )
 
     def suffer(self) -> None:
         self._say(
-            f"{INVOICES} invoices go to a folder that can't be made, because a file is in its place: a real outage. "
-            f"Number {IMPATIENT} may fail only twice; the others have the patience of the relay."
+            f"Relay {INVOICES} invoices to a folder that cannot be created, because a file has its name: a real "
+            f"outage. Invoice {IMPATIENT} has max_attempts=2; the others use the relay's limit."
         )
         (self.folder / "billing").write_text("in the way\n")
         for number in range(1, INVOICES + 1):
@@ -114,27 +114,27 @@ class _Shop:
             self._result(f"{attempt} attempt: {report.retried} will be retried, {report.dead} dead")
 
     def recover(self) -> None:
-        self._say("The outage ends. What waited for its retry is delivered; the dead event stays, with its error.")
+        self._say("End the outage. Events waiting for a retry are delivered; the dead event remains, with its error.")
         (self.folder / "billing").unlink()
         self._await_retries()
         report = self._relay("billing", "billing")
         (dead,) = self.admin.find(DEAD, limit=1).events
         self._result(
-            f"{report.published} delivered at the third attempt; dead: {dead['payload']} of {dead['last_error']}"
+            f"{report.published} delivered at the third attempt; dead: {dead['payload']}, {dead['last_error']}"
         )
 
     def replay(self) -> None:
-        self._say("Nothing is lost: the dead event is replayed, and its life stays on record.")
+        self._say("Replay the dead event. Its timeline keeps the earlier history.")
         (dead,) = self.admin.find(DEAD, limit=1).events
         self.admin.replay(DEAD, by="demo")
         report = self._relay("billing", "billing")
-        self._result(f"{report.published} delivered; its timeline:")
+        self._result(f"{report.published} delivered; timeline:")
         for entry in self.admin.show(event_id(dead["event_id"]))["timeline"]:
             self._result(f"  {entry['what']:<10} {entry['detail'] or ''}".rstrip())
 
     def count(self, seconds: float) -> None:
         status = self.admin.status()
-        self._say("The end: every event that was committed was delivered, and none that was not.")
+        self._say("Check the result: all committed events were delivered, and no others.")
         self._result(
             f"{status.published:,} published, {status.dead} dead, {status.pending} pending, "
             f"{status.claimed} claimed, in {seconds:.0f} s"
@@ -194,5 +194,5 @@ def _folder(keep: Path | None) -> Iterator[Path]:
     try:
         keep.mkdir(parents=True)
     except FileExistsError as error:
-        raise UsageError(f"{keep} is there already; name a new folder") from error
+        raise UsageError(f"folder {keep} already exists; choose another folder") from error
     yield keep.resolve()

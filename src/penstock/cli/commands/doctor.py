@@ -22,7 +22,7 @@ def doctor(call: Call) -> None:
     """Check Python, Spark, Java and the store, and print a remedy for each problem."""
     from penstock.admin.doctor import healthy
 
-    with call.opened() as admin, output.waiting("looking"):
+    with call.opened() as admin, output.waiting("checking"):
         checks = admin.doctor()
     well = healthy(checks)
     if call.json:

@@ -34,20 +34,22 @@ STDIN = "-"
 class EventOptions:
     """Options for the fields of an event. Fields without an option keep the defaults of Event."""
 
-    queue: Annotated[str | None, typer.Option(help=f"The queue; else {DEFAULT_QUEUE}.")] = None
-    header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Can be given again.")] = None
-    partition_key: Annotated[str | None, typer.Option(help="Goes to the destination with the event.")] = None
-    ordering_key: Annotated[str | None, typer.Option(help="Events with the same key stay in order.")] = None
-    priority: Annotated[int | None, typer.Option(help="From -100 to 100; higher goes first.")] = None
+    queue: Annotated[str | None, typer.Option(help=f"Queue; default {DEFAULT_QUEUE}.")] = None
+    header: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Header; repeatable.")] = None
+    partition_key: Annotated[str | None, typer.Option(help="Partition key for the destination.")] = None
+    ordering_key: Annotated[str | None, typer.Option(help="Events with the same key are delivered in order.")] = None
+    priority: Annotated[int | None, typer.Option(help="Priority from -100 to 100; higher is claimed first.")] = None
     delay_seconds: Annotated[
         float | None,
-        typer.Option("--delay", metavar="TIME", parser=times.seconds, help="Wait this long: seconds, or such as 10m."),
+        typer.Option("--delay", metavar="TIME", parser=times.seconds, help="Delay: seconds, or a value such as 10m."),
     ] = None
     available_at: Annotated[
-        datetime | None, typer.Option(metavar="TIME", parser=times.iso, help="Wait until then (ISO).")
+        datetime | None, typer.Option(metavar="TIME", parser=times.iso, help="Earliest time of delivery (ISO 8601).")
     ] = None
-    max_attempts: Annotated[int | None, typer.Option(help="Give up after so many; else the relay's limit.")] = None
-    dedupe_key: Annotated[str | None, typer.Option(help="A second event with it, within a day, is dropped.")] = None
+    max_attempts: Annotated[
+        int | None, typer.Option(help="Number of failures after which the event is dead; default the consumer's limit.")
+    ] = None
+    dedupe_key: Annotated[str | None, typer.Option(help="Later events with this key within a day are dropped.")] = None
 
     def given(self) -> dict[str, Any]:
         """Return the fields that were given as options, without headers."""
@@ -57,10 +59,10 @@ class EventOptions:
 
 @takes_options
 def emit(
-    event_type: Annotated[str | None, typer.Argument(metavar="TYPE", help="Such as order.placed.")] = None,
-    payload: Annotated[str | None, typer.Argument(metavar="PAYLOAD", help="Text or JSON; - is standard input.")] = None,
+    event_type: Annotated[str | None, typer.Argument(metavar="TYPE", help="Event type, such as order.placed.")] = None,
+    payload: Annotated[str | None, typer.Argument(metavar="PAYLOAD", help="Payload; - reads standard input.")] = None,
     source: Annotated[
-        str | None, typer.Option("--from", metavar="FILE", help="Lines of JSON, one event each; - is standard input.")
+        str | None, typer.Option("--from", metavar="FILE", help="JSON events, one per line; - reads standard input.")
     ] = None,
     *,
     options: EventOptions,
@@ -73,10 +75,10 @@ def emit(
     given = options.given()
     if source is not None:
         if event_type is not None or options.header or given:
-            raise UsageError("with --from each line says everything about its event: leave the rest out")
+            raise UsageError("--from and TYPE or event options are mutually exclusive")
         _emit_lines(call, source)
     elif event_type is None:
-        raise UsageError("emit needs a TYPE, as in: penstock emit order.placed '{\"id\": 1}'; or --from FILE")
+        raise UsageError("missing TYPE; use penstock emit order.placed '{\"id\": 1}', or --from FILE")
     else:
         body, headers = _body(payload, dict(map(_header, options.header or ())))
         _emit_one(call, Event(event_type=event_type, payload=body, headers=headers, **given))
@@ -87,13 +89,13 @@ def _emit_one(call: Call, event: Event) -> None:
         event_id, duplicates = _append(admin.store, [event], None)
         call.answer({"event_id": str(event_id), "duplicate": duplicates > 0}, str(event_id))
         if duplicates and not call.json:
-            output.note("nothing was added: an event with this dedupe key was emitted before, and this is its id")
+            output.note("duplicate: the printed id is that of an earlier event with this deduplication key")
 
 
 def _emit_lines(call: Call, source: str) -> None:
     with call.opened() as admin, _lines(source) as lines:
         emitted, duplicates = _write(admin.store, lines)
-    dropped = f"; {duplicates:,} more were duplicates" if duplicates else ""
+    dropped = f"; {duplicates:,} dropped as duplicates" if duplicates else ""
     call.answer({"emitted": emitted, "duplicates": duplicates}, f"{emitted:,} emitted{dropped}")
 
 
@@ -128,7 +130,7 @@ def _write(store: "Store", lines: BinaryIO) -> tuple[int, int]:
             try:
                 _, known = _append(store, [event for _, event in batch], connection)
             except InvalidEvent as error:
-                raise InvalidEvent(f"lines {numbers[0]} to {numbers[-1]}: {error}; nothing was emitted") from error
+                raise InvalidEvent(f"lines {numbers[0]} to {numbers[-1]}: {error}; no event was emitted") from error
             total += len(batch)
             duplicates += known
             update(lines.tell())
@@ -152,7 +154,7 @@ def _open(source: str) -> AbstractContextManager[BinaryIO]:
     try:
         return nullcontext(sys.stdin.buffer) if source == STDIN else Path(source).open("rb")
     except OSError as error:
-        raise UsageError(f"can't read {source}: {error.strerror}") from error
+        raise UsageError(f"cannot open {source}: {error.strerror}") from error
 
 
 def _body(payload: str | None, headers: dict[str, str]) -> tuple[bytes, dict[str, str]]:
@@ -180,5 +182,5 @@ def _content_type(body: bytes) -> str | None:
 def _header(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
-        raise UsageError(f"a header is given as NAME=VALUE, not as {text!r}")
+        raise UsageError(f"invalid header {text!r}; expected NAME=VALUE")
     return name, value

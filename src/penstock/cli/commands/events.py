@@ -33,9 +33,9 @@ def events(
     filters: Filters,
     ids: IdsOption = None,
     state: StatesOption = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many, at most.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of events.")] = 50,
     after: Annotated[
-        int | None, typer.Option(metavar="SEQ", help="Go on after this one, as the last page said.")
+        int | None, typer.Option(metavar="SEQ", help="Continue after the number printed by the previous list.")
     ] = None,
     *,
     call: Call,
@@ -57,11 +57,11 @@ def events(
         else:
             output.note("no events match")
         if more[0] is not None:
-            output.note(f"there are more: --after {more[0]}")
+            output.note(f"more results: use --after {more[0]}")
 
 
 @takes_options
-def show(event: Annotated[str, typer.Argument(metavar="ID", help="The event's id.")], call: Call) -> None:
+def show(event: Annotated[str, typer.Argument(metavar="ID", help="Event id.")], call: Call) -> None:
     """Show one event: fields, payload, progress, result and timeline."""
     wanted = event_id(event)
     with call.opened() as admin:
@@ -130,7 +130,7 @@ def _payload(document: dict[str, Any]) -> "list[RenderableType]":
     """Return the payload, JSON indented for reading."""
     text = document["payload"]
     if document["payload_encoding"] == "base64":
-        return ["payload (not UTF-8, so in base64)", text]
+        return ["payload (not UTF-8, shown in base64)", text]
     return ["payload", readable(text)] if text else ["no payload"]
 
 
@@ -140,7 +140,7 @@ def _note(name: str, document: dict[str, Any]) -> "list[RenderableType]":
     if text is None:
         return []
     if document[f"{name}_encoding"] == "base64":
-        return [f"{name}: {count(len(base64.b64decode(text)), 'byte')} that are not UTF-8; --json has them", ""]
+        return [f"{name}: {count(len(base64.b64decode(text)), 'byte')}, not UTF-8; use --json to print base64", ""]
     return [name, readable(text), ""]
 
 

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "PENSTOCK_JOBS_TOKEN"  # noqa: S105
 TOKENS_VARIABLE = "PENSTOCK_JOBS_TOKENS"
 
-jobs = group_of_commands("jobs", "Jobs: submit, look, cancel, serve over HTTP.")
+jobs = group_of_commands("jobs", "Submit, inspect and cancel jobs; serve a job queue over HTTP.")
 
-NameOption = Annotated[str, typer.Option("--name", help="The job queue.")]
-JobArgument = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
+NameOption = Annotated[str, typer.Option("--name", help="Job queue.")]
+JobArgument = Annotated[str, typer.Argument(metavar="ID", help="Job id.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +57,21 @@ class QueueCall(Call):
 @jobs.command()
 def serve(
     context: typer.Context,
-    host: Annotated[str, typer.Option(help="The address to listen on; any but this machine's own needs a token.")] = (
+    host: Annotated[str, typer.Option(help="Address to listen on; any except loopback requires a token.")] = (
         "127.0.0.1"
     ),
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="The port; 0 takes a free one.")] = 8070,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port to listen on; 0 selects a free port.")] = 8070,
     token: Annotated[
         list[str] | None,
         typer.Option(
             metavar="TOKEN",
-            help=f"Requests need one of these; can be given again. Better in the variable {TOKEN_VARIABLE}.",
+            help=f"Accepted token; repeatable. Visible in process lists: prefer the variable {TOKEN_VARIABLE}.",
         ),
     ] = None,
-    heartbeat_seconds: Annotated[float, typer.Option(min=0.001, help="How often workers are to send one.")] = 5.0,
-    timeout_seconds: Annotated[float, typer.Option(min=0.002, help="Without a heartbeat for so long, it is lost.")] = (
-        30.0
-    ),
+    heartbeat_seconds: Annotated[float, typer.Option(min=0.001, help="Seconds between a worker's heartbeats.")] = 5.0,
+    timeout_seconds: Annotated[
+        float, typer.Option(min=0.002, help="Seconds without heartbeat until a job expires.")
+    ] = 30.0,
     name: NameOption = "jobs",
     store: StoreOption = None,
 ) -> None:
@@ -83,7 +83,7 @@ def serve(
         from penstock.web.server import HttpServer, require_safe
 
     tokens = [*(token or ()), *_tokens_of_environment()]
-    require_safe(host, tokens, f"--token, or the variable {TOKEN_VARIABLE}")
+    require_safe(host, tokens, f"--token or {TOKEN_VARIABLE}")
     settings = {"heartbeat_seconds": heartbeat_seconds, "timeout_seconds": timeout_seconds}
     with QueueCall(context, store, name=name).queue(**settings) as queue:
         queue.stats()  # fail now if the store is unusable
@@ -101,12 +101,12 @@ def _tokens_of_environment() -> list[str]:
 @jobs.command()
 @takes_options
 def submit(
-    job_type: Annotated[str, typer.Argument(metavar="TYPE", help="The job's type, such as email:send.")],
-    payload: Annotated[str, typer.Argument(help="JSON.")] = "null",
-    max_attempts: Annotated[int, typer.Option(min=1, help="How often it may be tried.")] = 3,
-    priority: Annotated[int, typer.Option(min=-100, max=100, help="Higher goes first.")] = 0,
-    delay: Annotated[str | None, typer.Option(metavar="TIME", help="Wait this long: seconds, or such as 10m.")] = None,
-    dedupe_key: Annotated[str | None, typer.Option(help="A second one with this key, within a day, is none.")] = None,
+    job_type: Annotated[str, typer.Argument(metavar="TYPE", help="Job type, such as email:send.")],
+    payload: Annotated[str, typer.Argument(help="Payload, as JSON.")] = "null",
+    max_attempts: Annotated[int, typer.Option(min=1, help="Maximum number of attempts.")] = 3,
+    priority: Annotated[int, typer.Option(min=-100, max=100, help="Higher priorities are claimed first.")] = 0,
+    delay: Annotated[str | None, typer.Option(metavar="TIME", help="Delay: seconds, or a value such as 10m.")] = None,
+    dedupe_key: Annotated[str | None, typer.Option(help="Later jobs with this key within a day are dropped.")] = None,
     *,
     call: QueueCall,
 ) -> None:
@@ -114,7 +114,7 @@ def submit(
     try:
         body = codec.loads(payload)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"the payload is not JSON: {error}; text needs quotes of its own, as in '\"text\"'") from error
+        raise UsageError(f"invalid payload: not JSON: {error}; quote text, as in '\"text\"'") from error
     seconds = None if delay is None else times.seconds(delay)
     with call.queue() as queue:
         job_id = queue.submit(
@@ -131,14 +131,14 @@ def list_jobs(
         typer.Option(
             metavar="STATE",
             case_sensitive=False,
-            help="In this state: pending, claimed, published or dead.",
+            help="Only this state: pending, claimed, published or dead.",
             show_default=False,
         ),
     ] = None,
     job_type: TypeOption = None,
     limit: LimitOption = 50,
     after: Annotated[
-        int | None, typer.Option(metavar="SEQ", help="Go on after this one, as the last list said.")
+        int | None, typer.Option(metavar="SEQ", help="Continue after the number printed by the previous list.")
     ] = None,
     *,
     call: QueueCall,
@@ -154,7 +154,7 @@ def list_jobs(
     else:
         output.note("no jobs match")
     if page.after is not None:
-        output.note(f"there are more: --after {page.after}")
+        output.note(f"more results: use --after {page.after}")
 
 
 @jobs.command()
@@ -169,7 +169,7 @@ def show(job: JobArgument, call: QueueCall) -> None:
 @takes_options
 def wait(
     job: JobArgument,
-    timeout: Annotated[str | None, typer.Option(metavar="TIME", help="No longer than this.")] = None,
+    timeout: Annotated[str | None, typer.Option(metavar="TIME", help="Maximum wait; default no limit.")] = None,
     *,
     call: QueueCall,
 ) -> None:
@@ -183,9 +183,9 @@ def wait(
 @jobs.command()
 @takes_options
 def cancel(
-    ids: Annotated[list[str] | None, typer.Argument(metavar="ID…", help="The jobs, pending or claimed.")] = None,
-    job_type: Annotated[str | None, typer.Option("--type", help="All jobs of this type that are pending.")] = None,
-    reason: Annotated[str, typer.Option(help="Why; workers and whoever waits are told.")] = "cancelled",
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID…", help="Ids of pending or claimed jobs.")] = None,
+    job_type: Annotated[str | None, typer.Option("--type", help="Cancel all pending jobs of this type.")] = None,
+    reason: Annotated[str, typer.Option(help="Reason, stored as the job's error.")] = "cancelled",
     dry_run: DryRunOption = False,
     yes: YesOption = False,
     *,
@@ -193,7 +193,7 @@ def cancel(
 ) -> None:
     """Make pending or claimed jobs dead. Workers learn of a cancelled job at their next heartbeat."""
     if bool(ids) == (job_type is not None):
-        raise UsageError("cancel needs to know which: the ids of jobs, or --type")
+        raise UsageError("cancel requires either job ids or --type")
     with call.queue() as queue:
         if job_type is not None:
             total = queue.cancel_pending(job_type, reason, by=operator(), dry_run=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FromLakeOption = Annotated[
     str | None,
-    typer.Option("--from-lake", metavar="URL", help="From this lake, also what the store has purged."),
+    typer.Option("--from-lake", metavar="URL", help="Replay from this lake, including purged events."),
 ]
 
 
@@ -30,7 +30,7 @@ def replay_from_lake(call: Call, lake: str, chosen: Selection, consent: Consent)
     with ExitStack() as opened:
         with output.waiting("starting Spark") as say:
             replay = opened.enter_context(lake_replay(call.url, lake, chosen))
-            say("looking into the lake")
+            say("reading the lake")
             kinds = replay.counts()
             judged = replay.judge() if consent.dry_run else None
         if judged is not None:
@@ -43,8 +43,8 @@ def replay_from_lake(call: Call, lake: str, chosen: Selection, consent: Consent)
 def _summary(done: "BroughtBack") -> str:
     """Return the counts of the replay in one line, zero counts left out."""
     parts = [f"{count(done.replayed, 'event')} replayed"] if done.replayed else []
-    parts += [f"{count(done.emitted, 'event')} emitted anew"] if done.emitted else []
-    parts += [f"{count(done.waiting, 'event')} left alone: already pending"] if done.waiting else []
+    parts += [f"{count(done.emitted, 'event')} emitted again"] if done.emitted else []
+    parts += [f"{count(done.waiting, 'event')} left unchanged: already pending"] if done.waiting else []
     return "; ".join(parts) or "0 events replayed"
 
 
@@ -65,7 +65,7 @@ def _show(kinds: "Sequence[LakeCount]", judged: "BroughtBack", json: bool) -> No
         return
     output.write("\n".join([f"would replay {count(judged.total, 'event')} from the lake", *_lines(kinds)]))
     if judged.total:
-        output.write(f"that is: {_summary(judged)}")
+        output.write(f"expected result: {_summary(judged)}")
 
 
 def _lines(kinds: "Sequence[LakeCount]") -> list[str]:

@@ -19,7 +19,7 @@ def init(call: Call) -> None:
     elif upgrade.before is None:
         text = f"{url} is ready, at version {upgrade.after}"
     else:
-        text = f"{url} went from version {upgrade.before} to {upgrade.after}: {'; '.join(upgrade.steps)}"
+        text = f"{url} was upgraded from version {upgrade.before} to {upgrade.after}: {'; '.join(upgrade.steps)}"
     call.answer({"store": url, "before": upgrade.before, "after": upgrade.after, "steps": list(upgrade.steps)}, text)
 
 

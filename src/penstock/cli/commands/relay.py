@@ -29,40 +29,45 @@ COUNTS = ("claimed", "published", "discarded", "retried", "dead", "released", "l
 class RelaySettings:
     """Options of the command that are passed to `RelayOptions`."""
 
-    queue: Annotated[str, typer.Option(help="The queue to carry from.")] = DEFAULT_QUEUE
-    once: Annotated[bool, typer.Option("--once", help="Carry what is pending now, then end.")] = False
-    topic: Annotated[str, typer.Option(metavar="TEMPLATE", help="The topic, made from the event.")] = "{event_type}"
-    master: Annotated[str | None, typer.Option(metavar="URL", help="A Spark cluster; else this machine.")] = None
-    parallelism: Annotated[int | None, typer.Option(min=1, help="Tasks at a time; else one a core.")] = None
-    batch: Annotated[int, typer.Option(min=1, help="Events in a claim, at most.")] = 2_000
-    lease_seconds: Annotated[float, typer.Option(help="How long a claim holds without a heartbeat.")] = 60.0
-    slice_seconds: Annotated[float, typer.Option(help="The length of a Spark micro-batch.")] = 5.0
-    max_attempts: Annotated[int, typer.Option(min=1, help="Failures after which an event is dead.")] = (
+    queue: Annotated[str, typer.Option(help="Queue to relay.")] = DEFAULT_QUEUE
+    once: Annotated[bool, typer.Option("--once", help="Deliver the events that are due now, then exit.")] = False
+    topic: Annotated[str, typer.Option(metavar="TEMPLATE", help="Topic of an event, from its fields.")] = "{event_type}"
+    master: Annotated[str | None, typer.Option(metavar="URL", help="Spark master; default this machine.")] = None
+    parallelism: Annotated[int | None, typer.Option(min=1, help="Concurrent tasks; default one per core.")] = None
+    batch: Annotated[int, typer.Option(min=1, help="Maximum number of events per claim.")] = 2_000
+    lease_seconds: Annotated[float, typer.Option(help="Seconds until a lease expires without a heartbeat.")] = 60.0
+    slice_seconds: Annotated[float, typer.Option(help="Length of a Spark micro-batch in seconds.")] = 5.0
+    max_attempts: Annotated[int, typer.Option(min=1, help="Number of failures after which an event is dead.")] = (
         DEFAULT_MAX_ATTEMPTS
     )
     retry_delay: Annotated[
-        float, typer.Option(help="Longest wait in seconds before the first retry; doubles each time, up to 1 h.")
+        float,
+        typer.Option(help="Initial retry delay in seconds; doubles after each failure, with jitter, up to 1 hour."),
     ] = 1.0
-    max_deliveries: Annotated[int | None, typer.Option(min=1, help="Hand-outs after which an event is dead.")] = None
+    max_deliveries: Annotated[int | None, typer.Option(min=1, help="Deliveries after which an event is dead.")] = None
     order_policy: Annotated[
-        OrderPolicy, typer.Option(help="After a failure, whether later events of its ordering key wait.")
+        OrderPolicy, typer.Option(help="Whether later events of an ordering key wait for a failed one.")
     ] = OrderPolicy.BLOCK
-    checkpoint: Annotated[str | None, typer.Option(metavar="FOLDER", help="Spark's own; may be lost.")] = None
-    step: Annotated[str | None, typer.Option(metavar="MODULE:FUNCTION", help="What events go through first.")] = None
-    dropped: Annotated[Dropped, typer.Option(help="What becomes of events that the step drops.")] = Dropped.DEAD
+    checkpoint: Annotated[
+        str | None, typer.Option(metavar="FOLDER", help="Spark checkpoint folder. Safe to delete.")
+    ] = None
+    step: Annotated[
+        str | None, typer.Option(metavar="MODULE:FUNCTION", help="Function that transforms events before dispatch.")
+    ] = None
+    dropped: Annotated[Dropped, typer.Option(help="Outcome of events that the step does not return.")] = Dropped.DEAD
 
 
 @takes_options
 def relay(
     to: Annotated[
-        str | None, typer.Option(metavar="URL", help="One destination for all, such as file:///var/events.")
+        str | None, typer.Option(metavar="URL", help="Destination of all events, such as file:///var/events.")
     ] = None,
     route: Annotated[
         list[str] | None,
-        typer.Option(metavar="GLOB=URL", help="A destination for events of these types. Can be given again."),
+        typer.Option(metavar="GLOB=URL", help="Destination of the event types that match the pattern; repeatable."),
     ] = None,
     config: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Routes from a file; else from penstock.toml, if there is one.")
+        str | None, typer.Option(metavar="FILE", help="Routes file; default PENSTOCK_CONFIG or ./penstock.toml.")
     ] = None,
     *,
     settings: RelaySettings,
@@ -86,18 +91,18 @@ def summary(report: "RelayReport") -> str:
     """Return the relay's counts in one line, zero counts left out."""
     counts = {name: getattr(report, name) for name in COUNTS[1:]}
     parts = ", ".join(f"{number:,} {name}" for name, number in counts.items() if number)
-    return f"{parts} in {report.seconds:.1f} s" if parts else "nothing was pending"
+    return f"{parts} in {report.seconds:.1f} s" if parts else "no events were due"
 
 
 def _where(to: str | None, route: list[str], config: str | None) -> dict[str, Any]:
     """Return the destination or the routes: from --to, --route or --config, else from penstock.toml."""
     if sum(map(bool, (to, route, config))) > 1:
-        raise UsageError("give one of --to, --route and --config")
+        raise UsageError("--to, --route and --config are mutually exclusive")
     if to is not None:
         return {"destination": to}
     routes = parse_routes(route) if route else find_routes(config)
     if routes is None:
-        raise UsageError("where to? give --to URL, --route 'GLOB=URL', or write a penstock.toml")
+        raise UsageError("missing destination; set --to URL, --route 'GLOB=URL' or write a penstock.toml")
     return {"routes": routes}
 
 
@@ -111,13 +116,13 @@ def _options(store: str, settings: RelaySettings, where: dict[str, Any]) -> "Rel
         search_working_folder()
     for name in ("lease_seconds", "slice_seconds"):
         if not isfinite(given[name]):
-            raise UsageError(f"{name.replace('_', ' ')} must be a number, not {given[name]}")
+            raise UsageError(f"{name} must be finite, got {given[name]}")
     return RelayOptions(store=store, retry=retry, **given, **where)
 
 
 def _retry(max_attempts: int, retry_delay: float) -> RetryPolicy:
     if not 0 <= retry_delay < float("inf"):
-        raise UsageError(f"the retry delay must be a number of seconds, 0 or more, not {retry_delay:g}")
+        raise UsageError(f"retry_delay must be finite and at least 0, got {retry_delay:g}")
     return RetryPolicy(max_attempts=max_attempts, initial_seconds=retry_delay)
 
 

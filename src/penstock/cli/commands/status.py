@@ -22,8 +22,8 @@ ERROR_WIDTH = 100
 
 @takes_options
 def status(
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again, until Ctrl-C.")] = False,
-    every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often, with --watch.")] = 2.0,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh until interrupted.")] = False,
+    every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Refresh interval of --watch.")] = 2.0,
     *,
     call: Call,
 ) -> None:
@@ -134,14 +134,14 @@ def _workers(host: str, announced: "list[RelayStatus]") -> str:
 def _errors(status: "Status") -> "list[RenderableType]":
     """Return the commonest errors after the first, which the findings contain."""
     shown = status.dead_errors[1:SHOWN_ERRORS]
-    return [f"also dead of: {output.clean_line(first_line(one.error, ERROR_WIDTH))} ({one.count:,})" for one in shown]
+    return [f"other error: {output.clean_line(first_line(one.error, ERROR_WIDTH))} ({one.count:,})" for one in shown]
 
 
 def _findings(status: "Status") -> "list[RenderableType]":
     from rich.text import Text
 
     if not status.findings:
-        return [Text("all is well", style="green")]
+        return [Text("no problems found", style="green")]
     return [
         Text(f"! {output.clean_line(str(one))}", style="yellow")
         if one.level == "warn"

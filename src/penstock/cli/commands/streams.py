@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 SUPERSEDED = 3
 """Exit code of a driver that a newer driver of its stream has replaced."""
 SHOWN_KEYS = 5
-STATE_HELP = "Where the state is; else sqlite:///penstock-state."
+STATE_HELP = "State store URL; default sqlite:///penstock-state."
 
-streams = group_of_commands("streams", "Exactly-once streams: run them, look at their state.")
+streams = group_of_commands("streams", "Run exactly-once streams and inspect their state.")
 
 CheckpointOption = Annotated[
     str | None,
-    typer.Option(metavar="FOLDER", help="Spark's own; counts only for sources that nobody else knows the progress of."),
+    typer.Option(metavar="FOLDER", help="Spark checkpoint folder; needed only for the position in a DataFrame source."),
 ]
 OwnStateOption = Annotated[
     str | None,
-    typer.Option("--state", metavar="URL", help="Where the state is; else as it says itself.", show_default=False),
+    typer.Option("--state", metavar="URL", help="State store URL; default the application's.", show_default=False),
 ]
 StateOption = Annotated[str | None, typer.Option("--state", metavar="URL", help=STATE_HELP, show_default=False)]
 
@@ -48,14 +48,14 @@ StateOption = Annotated[str | None, typer.Option("--state", metavar="URL", help=
 @streams.command()
 def run(
     context: typer.Context,
-    app: Annotated[str, typer.Argument(metavar="MODULE:APP", help="The application, such as shop.streams:app.")],
-    name: Annotated[list[str] | None, typer.Option("--name", help="Only this stream; can be given again.")] = None,
-    once: Annotated[bool, typer.Option("--once", help="End when nothing is ready.")] = False,
-    master: Annotated[str | None, typer.Option(metavar="URL", help="A Spark cluster; else this machine.")] = None,
+    app: Annotated[str, typer.Argument(metavar="MODULE:APP", help="Stream application, such as shop.streams:app.")],
+    name: Annotated[list[str] | None, typer.Option("--name", help="Only this stream; repeatable.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Exit when no event is ready.")] = False,
+    master: Annotated[str | None, typer.Option(metavar="URL", help="Spark master; default this machine.")] = None,
     checkpoint: CheckpointOption = None,
     store: StoreOption = None,
     state: OwnStateOption = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Tell of troubles only.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings and errors.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Run an application's streams until SIGINT or SIGTERM; with --once, until no event is ready.
@@ -125,7 +125,7 @@ def _counts(counts: "Mapping[str, Counts]") -> Iterator[str]:
 
 @streams.command("list")
 def list_streams(
-    counted: Annotated[bool, typer.Option("--count", help="Count the keys: this reads all of the state.")] = False,
+    counted: Annotated[bool, typer.Option("--count", help="Count the keys, which reads the complete state.")] = False,
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -143,15 +143,15 @@ def list_streams(
     elif found:
         output.show(_table(["stream", "epoch", "parts", "identity", *(["keys"] if counted else [])], found))
     else:
-        output.note(f"no stream has run with state in {mask_url(store.url)}")
+        output.note(f"{mask_url(store.url)} has no state of any stream")
 
 
 @streams.command("state")
 def show_state(
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name.")],
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="Stream name.")],
     key: Annotated[str | None, typer.Argument(metavar="KEY", help="Only this key.", show_default=False)] = None,
-    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only keys that begin so.", show_default=False)] = "",
-    limit: Annotated[int, typer.Option(min=1, help="How many keys, at most.")] = 50,
+    prefix: Annotated[str, typer.Option(metavar="TEXT", help="Only keys with this prefix.", show_default=False)] = "",
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of keys.")] = 50,
     state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -159,7 +159,7 @@ def show_state(
     from penstock.streams.state_reader import find_stream
 
     if key is not None and prefix:
-        raise UsageError("give a key or a --prefix, and not both")
+        raise UsageError("KEY and --prefix are mutually exclusive")
     with closing(_open(state)) as store:
         started = find_stream(store, stream)
         if key is not None:
@@ -167,9 +167,9 @@ def show_state(
             return
         found = _beginning(store, started, prefix)
         if not _write(islice(found, limit), json):
-            output.note(f"stream {stream!r} has no state{f' of keys that begin with {prefix!r}' if prefix else ''}")
+            output.note(f"stream {stream!r} has no state{f' for keys with the prefix {prefix!r}' if prefix else ''}")
         elif next(found, None) is not None:
-            output.note(f"there are more than {limit:,}: --limit, --prefix")
+            output.note(f"more than {limit:,} keys: use --limit or --prefix")
 
 
 def _open(state: str | None) -> "StateStore":
@@ -185,8 +185,8 @@ def _one(store: "StateStore", stream: "Started", key: str) -> "Kept":
     for kept in look(store, stream, [key], part=part_of(key, stream.parts)):
         return kept
     there = ", ".join(output.clean_line(kept.key) for kept in islice(look(store, stream), SHOWN_KEYS))
-    hint = f"its first keys are: {there}" if there else "it has no state at all"
-    raise UsageError(f"stream {stream.stream!r} has no state of key {key!r}; {hint}")
+    hint = f"first keys: {there}" if there else "the stream has no keys"
+    raise UsageError(f"stream {stream.stream!r} has no state for key {key!r}; {hint}")
 
 
 def _beginning(store: "StateStore", stream: "Started", prefix: str) -> "Iterator[Kept]":

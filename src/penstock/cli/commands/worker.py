@@ -16,25 +16,19 @@ from penstock.telemetry import log
 # With -P, `python -m` doesn't import modules, Penstock's included, from the working folder first.
 PROGRAM = (sys.executable, "-P", "-m", "penstock", "worker")
 
-WorkerArgument = Annotated[
-    str, typer.Argument(metavar="MODULE:WORKER", help="The worker, such as shop.workers:worker.")
-]
-ProcessesOption = Annotated[
-    int, typer.Option(min=1, max=1_000, help="Processes that run it, each with all its handlers.")
-]
-QueuesOption = Annotated[
-    list[str] | None, typer.Option("--queue", help="Only this queue's handlers; can be given again.")
-]
-ReloadOption = Annotated[bool, typer.Option("--reload", help="Restart it when its code changes: for development.")]
+WorkerArgument = Annotated[str, typer.Argument(metavar="MODULE:WORKER", help="Worker, such as shop.workers:worker.")]
+ProcessesOption = Annotated[int, typer.Option(min=1, max=1_000, help="Number of processes, each with all handlers.")]
+QueuesOption = Annotated[list[str] | None, typer.Option("--queue", help="Only the handlers of this queue; repeatable.")]
+ReloadOption = Annotated[bool, typer.Option("--reload", help="Restart when the code changes; for development.")]
 HealthOption = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help="Serve GET /health there; each further process on the next port. Port 0 takes free ones.",
+        help="Serve GET /health at this address; further processes use the next ports. Port 0 selects free ports.",
     ),
 ]
 GracefulOption = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="How long handlers may go on when it stops; else as it says.")
+    float | None, typer.Option(metavar="SECONDS", help="Seconds for handlers to finish on stop; default the worker's.")
 ]
 SupervisorOption = Annotated[
     int | None, typer.Option("--supervisor", hidden=True, help="File descriptor of the socket to the supervisor.")
@@ -59,9 +53,9 @@ def worker(
     from penstock.worker.processes.launch_spec import WORKER
 
     if reload and processes > 1:
-        raise UsageError("--reload is for one process; leave --processes out")
+        raise UsageError("--reload supports only one process; omit --processes")
     if graceful_timeout is not None and not (isfinite(graceful_timeout) and graceful_timeout >= 0):
-        raise UsageError(f"--graceful-timeout must be a number of seconds, 0 or more, not {graceful_timeout:g}")
+        raise UsageError(f"graceful_timeout must be finite and at least 0, got {graceful_timeout:g}")
     WORKER.module_of(name)
     addresses: list[str] | list[None] = [None] * processes
     if health is not None:

@@ -25,9 +25,7 @@ class Consent:
     def require(self, verb: str) -> None:
         """Refuse a deletion without --yes if standard input is not a terminal, before any query runs."""
         if not self.dry_run and not self.yes and not sys.stdin.isatty():
-            raise UsageError(
-                f"{verb} deletes for good, and off a terminal it needs --yes; --dry-run shows what it would do"
-            )
+            raise UsageError(f"{verb} requires --yes if standard input is not a terminal; use --dry-run for a preview")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +60,8 @@ class Operation:
             output.require_yes(f"{self.verb} {count(preview.total, 'event')}?")
         elif self.insists:
             raise UsageError(
-                f"{self.verb} would touch {count(preview.total, 'event')}, and off a terminal it needs --yes for that; "
-                "--dry-run shows what it would do"
+                f"{self.verb} of {count(preview.total, 'event')} requires --yes if standard input is not a terminal; "
+                "use --dry-run for a preview"
             )
 
     def _do(self, total: int, work: Callable[[output.Update], int]) -> int:
@@ -79,7 +77,7 @@ class Operation:
 
                 return work(heard)
         except KeyboardInterrupt:
-            output.note(f"stopped: {count(so_far, 'event')} {self.done}, the others are as they were")
+            output.note(f"stopped: {count(so_far, 'event')} {self.done}; the remaining events are unchanged")
             raise
 
     def _show(self, preview: "Preview", also: Mapping[str, Any]) -> None:
@@ -88,7 +86,7 @@ class Operation:
             return
         output.write("\n".join([f"would {self.verb} {count(preview.total, 'event')}", *_groups(preview)]))
         if preview.examples:
-            output.write("among them:")
+            output.write("examples:")
             output.show(table(preview.examples))
 
 

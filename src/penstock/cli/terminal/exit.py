@@ -36,9 +36,9 @@ def _judge(error: Exception) -> tuple[int, str]:
         case PenstockError():
             return FAILURE, str(error)
         case UnicodeEncodeError():
-            return USAGE, "what was typed is not valid UTF-8; a payload of any bytes can come from standard input: -"
+            return USAGE, "arguments must be valid UTF-8; use - to read a binary payload from standard input"
         case _:
-            return FAILURE, f"{_unforeseen(error)} ({DEBUG_VARIABLE}=1 shows the stack trace)"
+            return FAILURE, f"{_unforeseen(error)}; set {DEBUG_VARIABLE}=1 for the stack trace"
 
 
 def _unforeseen(error: Exception) -> str:

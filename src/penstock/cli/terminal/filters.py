@@ -12,32 +12,32 @@ from penstock.model.errors import UsageError
 from penstock.model.lifecycle import State
 from penstock.model.selection import Selection
 
-AGES = "ISO, or an age such as 10m, 2h, 3d."
+AGES = "ISO 8601, or an age such as 10m, 2h or 3d."
 
-IdsOption = Annotated[list[str] | None, typer.Option("--id", metavar="ID", help="This event; can be given again.")]
+IdsOption = Annotated[list[str] | None, typer.Option("--id", metavar="ID", help="Only this event; repeatable.")]
 StatesOption = Annotated[
     list[State] | None,
     typer.Option(
         "--state",
         metavar="STATE",
         case_sensitive=False,
-        help="In this state: pending, claimed, published or dead; can be given again.",
+        help="Only this state: pending, claimed, published or dead; repeatable.",
         show_default=False,
     ),
 ]
-TypeOption = Annotated[str | None, typer.Option("--type", help="Of this type.")]
-AllOption = Annotated[bool, typer.Option("--all", help="All of them.")]
+TypeOption = Annotated[str | None, typer.Option("--type", help="Only this type.")]
+AllOption = Annotated[bool, typer.Option("--all", help="All events.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Filters:
     """Filters of every command that selects events. Each field is an option."""
 
-    queue: Annotated[str | None, typer.Option(help="In this queue.")] = None
+    queue: Annotated[str | None, typer.Option(help="Only this queue.")] = None
     event_type: TypeOption = None
     since: Annotated[str | None, typer.Option(metavar="TIME", help=f"Emitted at this time or later: {AGES}")] = None
     until: Annotated[str | None, typer.Option(metavar="TIME", help=f"Emitted before this time: {AGES}")] = None
-    error: Annotated[str | None, typer.Option(metavar="TEXT", help="Whose last error contains this.")] = None
+    error: Annotated[str | None, typer.Option(metavar="TEXT", help="Last error contains this text.")] = None
 
     def select(
         self, *, ids: list[str] | None = None, states: list[State] | None = None, everything: bool = False
@@ -72,5 +72,7 @@ class Choice(Filters):
 def require_some(chosen: Selection, verb: str, named: str = "--id, --state") -> Selection:
     """Raise a usage error that lists the options if the selection is empty."""
     if chosen.empty:
-        raise UsageError(f"{verb} needs to know which: {named}, --queue, --type, --since, --until, --error or --all")
+        raise UsageError(
+            f"missing selection for {verb}; pass {named}, --queue, --type, --since, --until, --error or --all"
+        )
     return chosen

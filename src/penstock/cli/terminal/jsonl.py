@@ -23,7 +23,7 @@ def read_events(lines: Iterable[bytes]) -> Iterator[tuple[int, Event]]:
             try:
                 yield number, event_from(text)
             except UsageError as error:
-                raise InvalidEvent(f"line {number}: {error}; nothing was emitted") from error
+                raise InvalidEvent(f"line {number}: {error}; no event was emitted") from error
 
 
 def event_from(line: bytes) -> Event:
@@ -31,12 +31,12 @@ def event_from(line: bytes) -> Event:
     unknown = sorted(fields.keys() - _READERS.keys() - _BODY)
     if unknown:
         known = ", ".join(sorted({*_READERS, *_BODY}))
-        raise InvalidEvent(f"an event has no field {unknown[0]!r}; it has {known}")
+        raise InvalidEvent(f"unknown field {unknown[0]!r}; supported: {known}")
     given = {name: _READERS[name](name, value) for name, value in fields.items() if name in _READERS}
     _merge(given, "type", "event_type")
     _merge(given, "delay", "delay_seconds")
     if "event_type" not in given:
-        raise InvalidEvent("it has no event_type")
+        raise InvalidEvent("missing event_type")
     payload, headers = _body(fields, given.pop("headers", {}))
     return Event(payload=payload, headers=headers, **given)
 
@@ -45,24 +45,24 @@ def _object(line: bytes) -> dict[str, Any]:
     try:
         fields = json.loads(line, parse_constant=_no_constant)
     except UnicodeDecodeError as error:
-        raise InvalidEvent("it is not UTF-8; put bytes into payload_base64") from error
+        raise InvalidEvent("invalid UTF-8; encode binary payloads in payload_base64") from error
     except json.JSONDecodeError as error:
-        raise InvalidEvent(f"it is not JSON ({error.msg} at column {error.colno})") from error
+        raise InvalidEvent(f"invalid JSON: {error.msg} at column {error.colno}") from error
     except RecursionError as error:
-        raise InvalidEvent("it is nested too deeply") from error
+        raise InvalidEvent("JSON is nested too deeply") from error
     if not isinstance(fields, dict):
-        raise InvalidEvent('it is not a JSON object, such as {"event_type": "order.placed", "payload": {"id": 1}}')
+        raise InvalidEvent('expected a JSON object such as {"event_type": "order.placed", "payload": {"id": 1}}')
     return fields
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise InvalidEvent(f"{name} is not JSON")
+    raise InvalidEvent(f"invalid JSON: {name} is not a JSON value")
 
 
 def _merge(given: dict[str, Any], alias: str, name: str) -> None:
     if alias in given:
         if name in given:
-            raise InvalidEvent(f"give {name} or {alias}, not both")
+            raise InvalidEvent(f"{name} and {alias} are mutually exclusive")
         given[name] = given.pop(alias)
 
 
@@ -71,11 +71,11 @@ def _body(fields: Mapping[str, Any], headers: Mapping[str, str]) -> tuple[bytes,
     if "payload_base64" not in fields:
         return encode_payload(fields.get("payload", b""), headers)
     if "payload" in fields:
-        raise InvalidEvent("give payload or payload_base64, not both")
+        raise InvalidEvent("payload and payload_base64 are mutually exclusive")
     try:
         return base64.b64decode(_text("payload_base64", fields["payload_base64"]), validate=True), dict(headers)
     except (binascii.Error, ValueError) as error:
-        raise InvalidEvent(f"payload_base64 is not base64 ({error})") from error
+        raise InvalidEvent(f"invalid payload_base64: {error}") from error
 
 
 def _must_be(what: str, *kinds: type) -> Callable[[str, Any], Any]:
@@ -83,7 +83,7 @@ def _must_be(what: str, *kinds: type) -> Callable[[str, Any], Any]:
 
     def read(name: str, value: Any) -> Any:
         if not isinstance(value, kinds) or isinstance(value, bool):
-            raise InvalidEvent(f"{name} must be {what}, not {_KINDS[type(value)]}")
+            raise InvalidEvent(f"{name} must be {what}, got {_KINDS[type(value)]}")
         return value
 
     return read
@@ -94,7 +94,7 @@ def _or_null(read: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
 
 
 _text = _must_be("a string", str)
-_whole = _must_be("a whole number", int)
+_whole = _must_be("an integer", int)
 _number = _must_be("a number of seconds", int, float)
 _headers = _must_be("an object of strings", dict)
 
@@ -115,12 +115,12 @@ def _id(name: str, value: Any) -> UUID:
     try:
         return UUID(_text(name, value))
     except ValueError as error:
-        raise InvalidEvent(f"{name} {value!r} is not a UUID") from error
+        raise InvalidEvent(f"invalid {name} {value!r}; expected a UUID") from error
 
 
 _KINDS = {
     type(None): "null",
-    bool: "true or false",
+    bool: "a boolean",
     int: "a number",
     float: "a number",
     str: "a string",

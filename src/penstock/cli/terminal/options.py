@@ -23,13 +23,13 @@ from penstock.model.event import EventId
 if TYPE_CHECKING:
     from penstock.admin.service import Admin
 
-STORE_HELP = "Where the events are; else PENSTOCK_STORE, else sqlite:///penstock.db."
+STORE_HELP = "Store URL; default PENSTOCK_STORE or sqlite:///penstock.db."
 
 StoreOption = Annotated[str | None, typer.Option("--store", metavar="URL", help=STORE_HELP, show_default=False)]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show what it would do.")]
-LimitOption = Annotated[int, typer.Option(min=1, max=10_000, help="How many, at most.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Preview the changes without making them.")]
+LimitOption = Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of results.")]
 
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -78,7 +78,9 @@ class Call:
         except PenstockError:
             raise
         except Exception as error:  # any exception of a URL parser; its text may contain the password
-            raise UsageError(f"{mask_url(self.url)!r} can't be understood as the URL of a store") from error
+            raise UsageError(
+                f"invalid store URL {mask_url(self.url)}; expected a URL such as sqlite:///penstock.db"
+            ) from error
         try:
             yield Admin(chosen)
         finally:
@@ -122,6 +124,6 @@ def event_id(text: str) -> EventId:
         return EventId(UUID(text.strip()))
     except ValueError as error:
         raise UsageError(
-            f"{text!r} is not an event id; one looks like 0197a3c2-7b1e-7c3d-9f00-5a2b8c4d6e1f, and "
-            "penstock events lists them"
+            f"invalid event id {text!r}; expected a UUID such as 0197a3c2-7b1e-7c3d-9f00-5a2b8c4d6e1f, as listed by "
+            "penstock events"
         ) from error

@@ -87,7 +87,7 @@ def require_yes(question: str) -> None:
     """Ask on standard error, because standard output is for the result. Any answer but yes ends the command."""
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        note("nothing was done")
+        note("aborted; no changes were made")
         raise typer.Exit(FAILURE)
 
 

@@ -20,7 +20,7 @@ def described(payload: bytes, *, whole: bool = False) -> str:
     text = _text(payload)
     if text is None:
         most = len(payload) if whole else SHOWN_BYTES
-        return f"payload, not text, {size}\n{hexdump(payload[:most])}{_cut(len(payload) - most, 'byte')}"
+        return f"payload, binary, {size}\n{hexdump(payload[:most])}{_cut(len(payload) - most, 'byte')}"
     json_text = set_out(text) if len(payload) <= SET_OUT_BYTES else None
     kind, shown = ("text", text) if json_text is None else ("JSON", json_text)
     most = len(shown) if whole else SHOWN_CHARACTERS
@@ -52,4 +52,4 @@ def set_out(text: str) -> str | None:
 
 
 def _cut(left: int, unit: str) -> str:
-    return f"\n… and {count(left, f'more {unit}')}: --payload-only has all of it" if left > 0 else ""
+    return f"\n… and {count(left, f'more {unit}')}; use --payload-only for the complete payload" if left > 0 else ""

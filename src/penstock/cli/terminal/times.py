@@ -14,10 +14,10 @@ def seconds(text: str) -> float:
     """Return the seconds of a duration: a number of seconds, or a number with a unit, such as 10m, 2h, 3d."""
     found = _LENGTH.fullmatch(text.strip().lower())
     if found is None or found[2] not in _SECONDS:
-        raise UsageError(f"{text!r} is no length of time; one is a number of seconds, or such as 10m, 2h or 3d")
+        raise UsageError(f"invalid duration {text!r}; expected seconds, or a value such as 10m, 2h or 3d")
     length = float(found[1]) * _SECONDS[found[2]]
     if length > LONGEST_SECONDS:
-        raise UsageError(f"{text!r} is longer than a hundred years")
+        raise UsageError(f"duration must be at most 100 years, got {text!r}")
     return length
 
 
@@ -34,5 +34,5 @@ def iso(text: str) -> datetime:
         return datetime.fromisoformat(text.strip()).astimezone()
     except (ValueError, OverflowError) as error:
         raise UsageError(
-            f"{text!r} is no time; one looks like 2026-01-31, 2026-01-31T12:00 or 2026-01-31T12:00Z"
+            f"invalid time {text!r}; expected ISO 8601, such as 2026-01-31, 2026-01-31T12:00 or 2026-01-31T12:00Z"
         ) from error

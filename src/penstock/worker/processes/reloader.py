@@ -40,7 +40,7 @@ def _changes(folders: list[Path]) -> Iterator[frozenset[str]]:
         for changes in looks:
             yield frozenset(os.path.relpath(path) for change, path in changes if is_code(change, path))
     except (OSError, RuntimeError) as error:  # such as the system's limit of watched files
-        raise PenstockError(f"{', '.join(map(str, folders))} can't be watched: {error}") from error
+        raise PenstockError(f"cannot watch {', '.join(map(str, folders))}: {error}") from error
 
 
 def watched_folders(worker: str) -> list[Path]:
@@ -49,7 +49,7 @@ def watched_folders(worker: str) -> list[Path]:
     top = WORKER.module_of(worker).partition(".")[0]
     spec = find_spec(top)
     if spec is None:
-        raise UsageError(f"there is no module {top} in {os.getcwd()} or on Python's path")
+        raise UsageError(f"module {top!r} not found in {os.getcwd()} or on the Python path")
     places = spec.submodule_search_locations or [os.path.dirname(spec.origin or "")]
     here = Path.cwd()
     return [here, *(folder for folder in map(Path, places) if not folder.absolute().is_relative_to(here))]
