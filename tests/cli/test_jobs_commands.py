@@ -95,7 +95,7 @@ def test_waiting(penstock: Run, jobs: Jobs) -> None:
         (["submit", "", "1"], "type has 1 to"),
         (["submit", "a", "--delay", "soon"], "no length of time"),
         (["show", "12"], "not a job id"),
-        (["show", "0197a3c2-7b1e-7c3d-9f00-5a2b8c4d6e1f"], "no job of 'jobs'"),
+        (["show", "0197a3c2-7b1e-7c3d-9f00-5a2b8c4d6e1f"], "does not exist in job queue 'jobs'"),
         (["cancel"], "which"),
         (["cancel", "x", "--type", "a"], "which"),
         (["list", "--name", "a/b"], "no '/'"),

@@ -62,7 +62,7 @@ def test_the_url_names_the_store(tmp_path: Path) -> None:
     [
         ("mysql://someone:secret@127.0.0.1/x", r"no state store answers to 'mysql://someone:\*\*\*@"),
         ("memory:", "no state store answers to 'memory:'; known schemes: postgres, postgresql, rocksdb, sqlite"),
-        ("state", "not a URL"),
+        ("state", "invalid URL 'state'"),
         ("sqlite://", "names no folder"),
         ("sqlite:///", "names no folder"),
         ("rocksdb://state", "names no folder"),
