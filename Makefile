@@ -11,6 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DOCS_STAMP := $(VENV)/.docs-installed
 ARGS ?=
 # Each test process has servers and a Spark of its own. One more than the cores of a small machine, since tests also wait.
 test: PROCESSES ?= 3
@@ -18,7 +19,7 @@ test-heavy: PROCESSES ?= 2
 # At the end: the slowest tests, the reason of each skip, and last the tests that failed.
 PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder --durations=10 -rsEf
 
-.PHONY: help setup demo test test-heavy test-all check surface architecture mutants bench chaos services clean lock
+.PHONY: help setup demo test test-heavy test-all check docs surface architecture mutants bench chaos services clean lock
 
 help: ## List what there is
 	@echo "Usage: make <target> [ARGS='...']"
@@ -39,13 +40,16 @@ test-heavy: setup ## Run what `make test` leaves out: process kills, clusters, c
 
 test-all: test test-heavy ## Run all tests
 
-check: setup ## Check style, types, the direction of imports, tidiness and links
+check: setup ## Check style, types, the direction of imports, tidiness, links and prose
 	@echo "ruff check";    $(BIN)/ruff check --quiet .
 	@echo "ruff format";   $(BIN)/ruff format --check --quiet .
 	@echo "mypy --strict"; $(BIN)/mypy --strict
 	@echo "lint-imports";  $(BIN)/lint-imports --no-logo
-	@echo "tidy, links";   $(BIN)/python -m pytest tests/test_tidy.py tests/test_tree.py tests/test_links.py tests/architecture
+	@echo "tidy, links, prose"; $(BIN)/python -m pytest tests/test_tidy.py tests/test_tree.py tests/test_links.py tests/test_prose.py tests/architecture
 	@$(BIN)/python -m tests.test_tidy
+
+docs: $(DOCS_STAMP) ## Build the documentation site in site/; a broken link fails the build
+	@$(BIN)/python -m website
 
 surface: setup ## Accept changes of what users can depend on: write the files in tests/surface/frozen anew
 	@$(BIN)/python -m tests.surface
@@ -66,14 +70,14 @@ services: setup ## Fetch the servers that the tests run against
 	@for service in services/*; do "$$service"; done
 
 clean: ## Remove .venv, caches and build output
-	@rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-lock: setup ## Write the versions in .venv to constraints.txt
+lock: $(DOCS_STAMP) ## Write the versions in .venv to constraints.txt
 	@$(BIN)/python -m pip freeze --exclude-editable --exclude penstock --disable-pip-version-check > $(VENV)/frozen.txt
 	@{ echo "# The versions that are tested together, written by: make lock"; \
 	   sed -nE '/^[A-Za-z0-9._-]+==[^ ]+$$/p' $(VENV)/frozen.txt; } > constraints.txt
-	@touch $(STAMP)
+	@touch $(STAMP) $(DOCS_STAMP)
 	@echo "constraints.txt: $$(grep -c == constraints.txt) packages"
 
 # The first Python that is new enough and really runs (a version manager's may not), with `venv` in working order.
@@ -105,4 +109,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@started=$$SECONDS; \
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -c constraints.txt -e '.[dev]'; \
 	echo "Done in $$((SECONDS - started)) s."
+	@touch $@
+
+# Only `make docs` and `make lock` need these packages.
+$(DOCS_STAMP): $(STAMP)
+	@echo "Installing the documentation tools ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --use-pep517 -c constraints.txt -e '.[docs]'
 	@touch $@

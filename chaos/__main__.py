@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.report is not None:
         given.report.write_text(f"{text}\n")
     if not report.passed:
-        say(f"failed; the same again with --seed {seed}")
+        say(f"failed; to repeat these faults, run again with --seed {seed}")
     return 0 if report.passed else 1
 
 
@@ -53,7 +53,7 @@ def _told(outcome: Outcome) -> str:
     name = f"{outcome.source} into {outcome.state}"
     if outcome.not_run:
         return f"{name}: not run: {outcome.not_run}"
-    return f"{name}: {'passed' if outcome.passed else f'FAILED; what it left is in {outcome.folder}'}"
+    return f"{name}: {'passed' if outcome.passed else f'FAILED; its files are in {outcome.folder}'}"
 
 
 def say(text: str) -> None:
@@ -63,13 +63,20 @@ def say(text: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
-    parser.add_argument("--seed", type=int, help="for the same faults again; else by chance, and always printed")
-    parser.add_argument("--kills", type=int, default=200, help="for each source and state store (default: 200)")
-    parser.add_argument("--events", type=int, default=100_000, help="the same (default: 100,000)")
-    parser.add_argument("--source", action="append", choices=SOURCES, help="only this one; may be repeated")
-    parser.add_argument("--state", action="append", choices=STATES, help="only this one; may be repeated")
-    parser.add_argument("--json", action="store_true", help="the report as JSON, and not as a table")
-    parser.add_argument("--report", type=Path, metavar="FILE", help="write the report to a file, too")
+    parser.add_argument("--seed", type=int, help="Seed of the faults; by default random. The seed is always printed.")
+    parser.add_argument(
+        "--kills", type=int, default=200, help="Number of kills for each source and state store; by default 200."
+    )
+    parser.add_argument(
+        "--events",
+        type=int,
+        default=100_000,
+        help="Number of events for each source and state store; by default 100,000.",
+    )
+    parser.add_argument("--source", action="append", choices=SOURCES, help="Only this source; can be repeated.")
+    parser.add_argument("--state", action="append", choices=STATES, help="Only this state store; can be repeated.")
+    parser.add_argument("--json", action="store_true", help="Print the report as JSON instead of a table.")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="Also write the report to this file.")
     return parser
 
 

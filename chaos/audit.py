@@ -64,7 +64,7 @@ class Audit:
             if numbers := getattr(self, name):
                 yield f"{name.replace('_', ' ')}: {len(numbers)} orders, such as {numbers[:SHOWN]}"
         for key, (found, wanted) in list(self.wrong_sums.items())[:SHOWN]:
-            yield f"wrong sum of {key!r}: {found} where it must be {wanted}"
+            yield f"wrong sum of {key!r}: expected {wanted}, got {found}"
         if self.unfinished:
             yield f"unfinished: {self.unfinished} events"
 

@@ -47,9 +47,9 @@ class Report:
             if outcome.verdict is not None:
                 yield from (f"\n{name}: {line}" for line in outcome.verdict.audit.lines())
                 for why, times in outcome.verdict.tally.gave_up.items():
-                    yield f"\n{name} ended by itself, {times} times: {why}"
+                    yield f"\n{name}: the program exited by itself {times} times: {why}"
             if outcome.folder:
-                yield f"\n{name}: what it left is in {outcome.folder}"
+                yield f"\n{name}: its files are in {outcome.folder}"
 
 
 def _cells(outcome: Outcome) -> Iterator[str]:
@@ -64,7 +64,7 @@ def _cells(outcome: Outcome) -> Iterator[str]:
     figures = (outcome.verdict.events, tally.kills, tally.starts, len(audit.lost), len(audit.doubled))
     yield from (f"{figure:,}" for figure in figures)
     yield str(len(audit.wrong_sums))
-    yield "as they must be" if not wrong else f"{wrong} wrong"
+    yield "correct" if not wrong else f"{wrong} wrong"
     yield f"{outcome.verdict.seconds:,.0f}"
 
 

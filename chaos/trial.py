@@ -173,11 +173,9 @@ class Trial:
             self._emit(1)  # a superseded driver ends when it next has work
             time.sleep(LOOK_SECONDS * 5)
         if older.running:
-            raise TrialFailed(f"a driver that was superseded runs on; see {older.log}")
+            raise TrialFailed(f"a superseded driver did not exit; see {older.log}")
         if older.status != SUPERSEDED or "another driver has started" not in older.said:
-            raise TrialFailed(
-                f"a driver that was superseded ended with {older.status}, and didn't say why: {older.log}"
-            )
+            raise TrialFailed(f"a superseded driver exited with status {older.status} and no reason; see {older.log}")
         self.tally.superseded += 1
 
     def _outage(self, fault: Outage) -> None:
@@ -240,7 +238,7 @@ class Trial:
         self.tally.gave_up[lines[-1] if lines else f"status {status}"] += 1
         self._failures += 1
         if self._failures >= MOST_FAILURES:
-            raise TrialFailed(f"the program ends by itself, time and again; see {self._driver.log}: {lines[-1:]}")
+            raise TrialFailed(f"the program exits by itself repeatedly; see {self._driver.log}: {lines[-1:]}")
 
     def _done(self) -> int:
         with suppress(Exception):  # the database may be down just now
@@ -249,7 +247,9 @@ class Trial:
 
     def _drain(self) -> None:
         wanted = len(self._orders.all)
-        self._say(f"all faults done; waiting for the rest ({self._books.done():,} of {wanted:,} orders done)")
+        self._say(
+            f"all faults done; waiting for the remaining orders ({self._books.done():,} of {wanted:,} orders done)"
+        )
 
         def drained() -> bool:
             return self._done() >= wanted and not self._books.live() and not self._source.unacknowledged()
@@ -261,4 +261,4 @@ class Trial:
         """Run once more without a checkpoint: events without an acknowledgement return and must change nothing."""
         driver = self._start(self._folder / "checkpoint-last", once=True)
         if not wait_until(lambda: not driver.running, DRAIN_SECONDS) or driver.status != 0:
-            raise TrialFailed(f"the last run did not come to its end; see {driver.log}")
+            raise TrialFailed(f"the last run did not finish; see {driver.log}")

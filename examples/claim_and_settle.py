@@ -32,3 +32,8 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+# Output:
+# claimed 3: 1 published, 1 retried, 1 dead
+# claimed 1: 1 published, 0 retried, 0 dead

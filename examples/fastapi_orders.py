@@ -1,8 +1,11 @@
 """A web shop that commits each order and its event in one transaction, with FastAPI, SQLAlchemy, SQLite or PostgreSQL.
 
+The program `fastapi_async.py` does the same with async endpoints.
+
 pip install 'penstock[postgres]' fastapi uvicorn
 uvicorn fastapi_orders:app                 # the store: PENSTOCK_STORE, or sqlite:///penstock.db
 curl -X POST localhost:8000/orders -H 'content-type: application/json' -d '{"customer": "ada", "amount": 42}'
+curl -X POST localhost:8000/orders -H 'content-type: application/json' -d '{"customer": "bob", "amount": 5000}'
 penstock relay --to file:///tmp/events --once
 """
 
@@ -72,3 +75,8 @@ def place_order(order: NewOrder, session: Annotated[Session, Depends(transaction
     if order.amount > 1_000:
         raise HTTPException(422, "over the limit: neither the order nor its event exists")
     return {"order": str(row.id), "event": str(event_id)}
+
+
+# Output:
+# {"order":"1","event":"01a1f699-42cf-70f2-a0ff-6c3b80b00010"}
+# {"detail":"over the limit: neither the order nor its event exists"}

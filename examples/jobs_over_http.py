@@ -65,3 +65,11 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+# Output:
+# completed: {'sent_to': 'ada', 'attempts': 1}
+# completed: {'sent_to': 'bob', 'attempts': 2}
+# dead: invalid payload: to: Field required
+# dead: the order was cancelled
+# [{'type': 'email:send', 'pending': 0, 'claimed': 0, 'completed': 2, 'dead': 2}]

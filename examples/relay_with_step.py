@@ -58,3 +58,10 @@ def show(outbox: penstock.Outbox, folder: Path) -> None:
 
 if __name__ == "__main__":
     main()
+
+
+# Output:
+# claimed 300, published 150, discarded 150
+# all: 150 orders, 0 cards
+# large: 50 orders, 0 cards
+# {'PUBLISHED': 300}

@@ -46,3 +46,14 @@ def run(store: str, folder: str) -> None:
 
 if __name__ == "__main__":
     main()
+
+
+# Output:
+# c0 14850
+# c1 14950
+# c2 15050
+# +---------+-----+
+# |    state|count|
+# +---------+-----+
+# |PUBLISHED|  300|
+# +---------+-----+

@@ -1,4 +1,4 @@
-"""Emitting in the caller's transaction, with each kind of connection: a rollback also removes the event."""
+"""Emitting in the caller's transaction, with SQLAlchemy and with sqlite3: a rollback also removes the event."""
 
 import sqlite3
 import sys
@@ -47,3 +47,8 @@ def show(outbox: penstock.Outbox) -> None:
 
 if __name__ == "__main__":
     main()
+
+
+# Output:
+# order.placed  PENDING   {"order":1,"amount":42}
+# shop.opened   PENDING   without a connection, emit commits by itself

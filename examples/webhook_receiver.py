@@ -5,6 +5,7 @@ export WEBHOOK_SECRET=whsec_$(openssl rand -base64 32)
 uvicorn webhook_receiver:app               # in another terminal, with the same secret:
 penstock emit order.placed '{"order": 1}'
 penstock relay --to 'http://localhost:8000/events?secret_env=WEBHOOK_SECRET' --once
+sqlite3 received.db 'SELECT event_type, body FROM received'
 """
 
 import os
@@ -42,3 +43,7 @@ async def take(request: Request, connection: Annotated[sqlite3.Connection, Depen
         connection.execute(
             "INSERT INTO received VALUES (?, ?, ?) ON CONFLICT DO NOTHING", (event_id, request.headers["ce-type"], body)
         )
+
+
+# Output:
+# order.placed|{"order": 1}

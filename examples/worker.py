@@ -63,3 +63,10 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+
+
+# Output:
+# mail for order 1 sent at attempt 2
+# mail for order 2 sent at attempt 2
+# mail for order 3 sent at attempt 2
+# turnover: 60

@@ -15,7 +15,7 @@ ALARM_LINES = 400  # `make check` lists longer modules: split one if there is a 
 FUNCTION_LINES = 40
 NAMELESS = {"util", "utils", "helper", "helpers", "manager", "managers"}
 GENERATED = re.compile(
-    r"\.git|\.venv|__pycache__|build|dist|spark-warehouse|metastore_db|\..+_cache|\.hypothesis|.+\.egg-info"
+    r"\.git|\.venv|__pycache__|build|dist|site|spark-warehouse|metastore_db|\..+_cache|\.hypothesis|.+\.egg-info"
 )
 
 # Words that had several meanings or hid a common term: see docs/glossary.md. Their plurals are refused as well.

@@ -107,12 +107,12 @@ def test_a_driver_that_was_overtaken_says_so_and_has_a_code_of_its_own(penstock:
         ("broken_at_hand:app", "cannot import 'broken_at_hand': "),
         ("shop_at_hand:ap", "has no 'ap'; existing stream applications: shop_at_hand:app, shop_at_hand:empty"),
         ("shop_at_hand:total", "'shop_at_hand:total' must be a stream application, got function; existing "),
-        ("shop_at_hand:empty", 'this application has no streams: give it one, @app.stream("queue")'),
-        ("shop_at_hand:app --name totl", "there is no stream 'totl'; there are: refunds, total"),
-        ("shop_at_hand:app --state pigeon:///x", "no state store answers to 'pigeon:///x'; known schemes: "),
-        ("shop_at_hand:app --state sqlite://", "names no folder"),
+        ("shop_at_hand:empty", 'application has no streams; define one with @app.stream("queue")'),
+        ("shop_at_hand:app --name totl", "stream 'totl' is not defined; defined streams: refunds, total"),
+        ("shop_at_hand:app --state pigeon:///x", "unknown state store scheme 'pigeon'; supported: "),
+        ("shop_at_hand:app --state sqlite://", "invalid state URL sqlite://; expected a folder"),
         ("shop_at_hand:app --store pigeon:///x", "unknown store scheme 'pigeon'"),
-        ("shop_at_hand:app --master spark://h:7077", "sqlite:///own-state is on one machine's disk; on a cluster keep"),
+        ("shop_at_hand:app --master spark://h:7077", "sqlite:///own-state is on the disk of one machine; on a cluster"),
     ],
 )
 def test_mistakes_are_told_before_anything_starts(
@@ -211,8 +211,8 @@ def test_a_key_without_state_is_told_with_some_that_have_it(penstock: Run, state
 def test_a_stream_that_never_ran_is_told_with_those_that_did(penstock: Run, state: str) -> None:
     done = penstock("streams", "state", "totl", "--state", state)
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
-    assert "there is no stream 'totl' in " in done.err
-    assert done.err.endswith("; there are: total\n")
+    assert "stream 'totl' does not exist in " in done.err
+    assert done.err.endswith("; existing streams: total\n")
     done = penstock("streams", "state", "total", "--state", state, "--prefix", "zz")
     assert (done.code, done.out) == (0, "")
     assert done.err == "stream 'total' has no state of keys that begin with 'zz'\n"
@@ -225,7 +225,7 @@ def test_a_place_without_streams_is_no_failure(penstock: Run) -> None:
     assert not Path("penstock-state").exists()
     assert penstock("streams", "list", "--json").json == []
     done = penstock("streams", "state", "total")
-    assert done.err.endswith("there are: none: no stream has run with this state yet\n")
+    assert done.err.endswith("; existing streams: none\n")
     done = penstock("streams", "list", "--state", "nowhere")
     assert (done.code, done.err.count("\n")) == (2, 1)
     assert penstock("streams", "state", "total", "ada", "--prefix", "a").code == 2

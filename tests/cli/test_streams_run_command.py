@@ -99,7 +99,9 @@ def test_a_java_that_is_killed_is_told_in_a_line(
     (java,) = javas(running)
     os.kill(java, signal.SIGKILL)
     assert running.wait() == 1, running.err
-    assert re.search(r"Spark's Java process is gone \(\w+\); start again$", running.err, re.MULTILINE), running.err
+    assert re.search(r"lost the connection to Spark's JVM \(\w+\); start again$", running.err, re.MULTILINE), (
+        running.err
+    )
     with suppress(OSError):  # let the task continue if it still waits at the gate
         os.close(os.open(gate, os.O_WRONLY | os.O_NONBLOCK))
 

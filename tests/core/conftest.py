@@ -1,4 +1,4 @@
-"""Settings of property tests: no deadline, because a busy machine is not a failure."""
+"""Settings of property tests: no deadline, so that a busy machine does not fail a test."""
 
 from hypothesis import settings
 

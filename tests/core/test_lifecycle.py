@@ -1,4 +1,4 @@
-"""The lifecycle under random operations: every transition is in the table, and the counts keep their definitions."""
+"""The lifecycle under random operations: every transition is in the table, and the counters keep their definitions."""
 
 from dataclasses import replace
 from typing import Any

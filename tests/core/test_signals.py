@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: the first signal stops in order, a second Ctrl-C at once."""
+"""SIGTERM and Ctrl-C: the first signal stops gracefully, a second Ctrl-C at once."""
 
 import signal
 import threading

@@ -9,7 +9,7 @@ from penstock.telemetry import log
 
 
 def test_the_log_follows_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program that runs several commands may replace standard error before each, and close it after each."""
+    """A program that runs several commands may replace `sys.stderr` before each and close it afterwards."""
     first, second = io.StringIO(), io.StringIO()
     monkeypatch.setattr(sys, "stderr", first)
     log.to_stderr()

@@ -4,6 +4,7 @@ import importlib
 import sqlite3
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from penstock.model.outcome import Retry
 from penstock.publish.registry import open_publisher
 from penstock.testing.events import delivery
 from penstock.testing.publishers import messages, published
+from tests.support.examples import EXAMPLES, output_block
 
 TESTS = Path(__file__).parents[1]
 SECRET = "whsec_bWFkZSBmb3IgdGhpcyB0ZXN0IG9ubHk="
@@ -23,7 +25,7 @@ def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Serve the example's application behind a real HTTP server, and yield the URL for webhooks."""
     monkeypatch.setenv("RECEIVER_DATABASE", str(tmp_path / "received.db"))
     monkeypatch.setenv("WEBHOOK_SECRET", SECRET)
-    monkeypatch.syspath_prepend(TESTS.parent / "examples")
+    monkeypatch.syspath_prepend(EXAMPLES)
     monkeypatch.syspath_prepend(TESTS / "publish")
     sys.modules.pop("webhook_receiver", None)
     example = importlib.import_module("webhook_receiver")
@@ -52,6 +54,16 @@ def test_an_event_is_taken_once_however_often_it_comes(address: str, tmp_path: P
     rows = connection.execute("SELECT event_id, event_type, body FROM received").fetchall()
     connection.close()
     assert sorted(rows) == sorted((str(event.event_id), "orders.created", event.payload) for event in events)
+
+
+def test_a_received_event_is_stored_as_shown(address: str, tmp_path: Path) -> None:
+    publisher = open_publisher(f"{address}?secret_env=WEBHOOK_SECRET&timeout_seconds=60")
+    event = delivery(event_type="order.placed", payload=b'{"order": 1}')
+    assert publisher.publish(messages([event])) == published([event])
+    publisher.close()
+    with closing(sqlite3.connect(tmp_path / "received.db")) as connection:
+        rows = connection.execute("SELECT event_type, body FROM received").fetchall()
+    assert [f"{kind}|{body.decode()}" for kind, body in rows] == output_block("webhook_receiver.py")
 
 
 def test_what_is_not_signed_with_the_secret_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:

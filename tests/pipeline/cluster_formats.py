@@ -1,4 +1,4 @@
-"""A Spark application that reads, claims and settles events on a cluster: run by `test_cluster.py`."""
+"""A Spark application, run by `test_cluster.py`, that reads, claims, settles and writes events on a cluster."""
 
 import json
 import sys
@@ -35,7 +35,7 @@ def main(master: str, store: str, folder: str) -> None:
 
 
 def write(spark: "SparkSession", store: str, folder: str) -> int:
-    """A DataFrame and a stream as events; how many."""
+    """Write a DataFrame and a stream as events; return the number of these events in the store."""
     rows = spark.range(60).selectExpr("'made' AS event_type", "CAST(id AS STRING) AS payload")
     rows.write.format("penstock").option("store", store).mode("append").save()
     rows.write.json(f"{folder}/rows")

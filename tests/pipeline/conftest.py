@@ -1,4 +1,4 @@
-"""One Spark session for all tests that need it: starting one takes seconds."""
+"""Fixtures of the pipeline tests, with one Spark session for all: starting a session takes seconds."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from tests.support.servers import ValkeyServer
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# A JVM that writes the class-data archive takes a while.
+# A JVM that writes the class-data archive takes long to end.
 JVM_END_SECONDS = 120
 
 
@@ -34,7 +34,7 @@ def spark() -> Iterator["SparkSession"]:
 
 
 def end_jvm() -> None:
-    """Wait for the JVM to end, which would otherwise do so only after this process."""
+    """End the JVM and wait for its exit. Without this call it would end only after this process."""
     from pyspark import SparkContext
 
     gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
@@ -44,7 +44,7 @@ def end_jvm() -> None:
 
 
 def _connector() -> Sequence[Path]:
-    """The jars by which Spark reads Kafka, where they are."""
+    """Return the jars of Spark's Kafka connector; none if they are not installed."""
     try:
         return connector_jars()
     except UsageError:
@@ -53,7 +53,7 @@ def _connector() -> Sequence[Path]:
 
 @pytest.fixture(autouse=True)
 def _no_connections_to_drivers() -> Iterator[None]:
-    """Close the connections that a worker process would keep to its driver until it ends."""
+    """Close the connections to drivers, which a Python worker process would keep open until its end."""
     yield
     for connection in stop_channel._connections.values():
         connection.close()
@@ -62,7 +62,7 @@ def _no_connections_to_drivers() -> Iterator[None]:
 
 @pytest.fixture
 def reads_kafka() -> None:
-    """For tests that need the connector: where it is missing they are skipped, but in CI they fail."""
+    """Skip a test that needs the Kafka connector if the connector is missing; fail the test in CI."""
     try:
         connector_jars()
     except UsageError as missing:
@@ -88,7 +88,7 @@ def embedded(tmp_path: Path) -> Iterator[Ground]:
 
 @pytest.fixture
 def valkey(valkey_server: ValkeyServer) -> Iterator[ValkeyGround]:
-    """The server, which is up, empty and without a password at the start, whatever the test does to it."""
+    """The Valkey server: running, empty and without a password. A test may stop it or change its password."""
     with Valkey(port=valkey_server.port) as client:
         client.flushall()
         yield ValkeyGround(valkey_server, client)

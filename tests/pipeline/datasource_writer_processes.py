@@ -1,4 +1,4 @@
-"""A stream that emits numbers, in a process of its own, for tests that kill it and read its events."""
+"""A stream that emits numbers, in a separate process, for tests that kill the process and check the events."""
 
 import json
 import os
@@ -40,7 +40,7 @@ sink.option("checkpointLocation", given["checkpoint"]).start().awaitTermination(
 
 
 class NumberStream:
-    """Files of numbers, a checkpoint, and the store that they are emitted into; a batch for each file."""
+    """Files of numbers, a checkpoint, and the store that the numbers are emitted to, in one batch per file."""
 
     def __init__(self, folder: Path, url: str, outbox: Outbox) -> None:
         self._folder = folder
@@ -53,11 +53,11 @@ class NumberStream:
 
     @property
     def plan(self) -> Path:
-        """The file that a crash is written into which is to happen once, whichever process it hits."""
+        """File with the plan of a crash that must happen only once, in any of the processes."""
         return self._folder / "plan"
 
     def run(self, cores: int, partitions: int, crash: str = "") -> int:
-        """Emit what the files hold; the code that the process ended with, once all that came from it has gone."""
+        """Emit the numbers of the files; return the exit code after all processes of the session have ended."""
         scratch = tempfile.mkdtemp(prefix="sink-")
         given = {
             "master": f"local[{cores}]",
@@ -91,7 +91,7 @@ class NumberStream:
         return self._log.read_text()
 
     def emitted(self) -> Counter[int]:
-        """How often each number is there."""
+        """Return the number of events for each number."""
         return Counter(int(record.payload) for record in self.store.find(Selection(), limit=100_000).records)
 
     def staged(self) -> int:
@@ -99,12 +99,12 @@ class NumberStream:
             return int(connection.execute(select(func.count()).select_from(staged)).scalar_one())
 
     def committed(self) -> list[int]:
-        """The last batch of each query, as the store knows it."""
+        """Return the last committed batch of each query, as recorded in the store."""
         with self.store.transaction() as connection:
             return list(connection.exec_driver_sql("SELECT batch_id FROM penstock_sinks").scalars())
 
     def known_to_spark(self) -> list[int]:
-        """The batches in Spark's own log of what is done."""
+        """Return the batches in Spark's commit log."""
         return sorted(int(file.name) for file in (self._folder / "checkpoint" / "commits").glob("[0-9]*"))
 
     def assert_each_once(self) -> None:

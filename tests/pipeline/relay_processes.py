@@ -1,4 +1,4 @@
-"""A relay in a process of its own, for tests that kill it; and what of the emitted events came out at its other end."""
+"""A relay in a separate process, for tests that kill the process, and checks of the delivered events."""
 
 import json
 import os
@@ -27,7 +27,7 @@ MASTER = "local[2]"
 TASKS = 2
 BATCH = 200
 LEASE_SECONDS = 2.0
-# At most this many events are in hand at any moment, and only those may come twice.
+# Maximum number of claimed events at any time. Only these may be delivered twice.
 IN_HAND = TASKS * BATCH
 START_SECONDS = 180.0
 DRAIN_SECONDS = 180.0
@@ -56,7 +56,7 @@ print(json.dumps(asdict(report)))
 
 
 class RelayProcess:
-    """A running relay with short leases. As if started in a terminal, it leads a process group of its own."""
+    """A running relay with short leases. It leads a process group, as if started in a terminal."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class RelayProcess:
         folder.mkdir(parents=True, exist_ok=True)
         self._log = folder / "relay.log"
         self._output = folder / "relay.out"
-        # What a killed Java leaves lying about. Not in `folder`: the paths of sockets have to be short.
+        # Folder for the files that a killed JVM leaves. Not inside `folder`, because socket paths must be short.
         self._scratch = tempfile.mkdtemp(prefix="relay-")
         given = {"lease_seconds": LEASE_SECONDS, "slice_seconds": 2.0, "batch": BATCH, "master": MASTER, **options}
         with self._log.open("ab") as log, self._output.open("wb") as report:
@@ -89,7 +89,7 @@ class RelayProcess:
 
     @property
     def report(self) -> dict[str, Any]:
-        """What it said of itself when it ended."""
+        """Report that the relay printed at its end."""
         found: dict[str, Any] = json.loads(self._output.read_text())
         return found
 
@@ -98,12 +98,12 @@ class RelayProcess:
         return self._process.poll() is None
 
     def await_log(self, pattern: str, *, after: int = 0) -> None:
-        """Wait for a line, past the first `after` characters of the log."""
+        """Wait for a match of `pattern` in the log, past its first `after` characters."""
         wait_until(lambda: not self.running or bool(re.search(pattern, self.log[after:])), START_SECONDS)
         assert re.search(pattern, self.log[after:]), f"the relay never said {pattern!r}:\n{self.log}"
 
     def interrupt(self) -> None:
-        """Ctrl-C in its terminal: every process of its group gets it."""
+        """Send SIGINT to the whole process group, as Ctrl-C in a terminal does."""
         os.killpg(self.pid, signal.SIGINT)
 
     def terminate(self) -> None:
@@ -116,14 +116,14 @@ class RelayProcess:
             raise AssertionError(f"the relay didn't end within {seconds} s:\n{self.log}") from None
 
     def processes(self) -> list[int]:
-        """The relay and all that came from it, also when it has gone itself."""
+        """Return the living processes of the relay's session, even if the relay itself has ended."""
         return [pid for pid in living() if _session(pid) == self.pid]
 
     def __enter__(self) -> "RelayProcess":
         return self
 
     def __exit__(self, *_: object) -> None:
-        """What the relay left running when it ended by itself goes by itself too; a relay that runs is killed."""
+        """Kill a relay that still runs, with its processes. Otherwise its processes must end without help."""
         if self.running:
             for pid in self.processes():
                 with suppress(ProcessLookupError):
@@ -146,7 +146,7 @@ def _session(pid: int) -> int | None:
 
 @contextmanager
 def emitting(url: str) -> Iterator[list[EventId]]:
-    """Emits from a thread, through outages, until the end; the list grows by what was committed."""
+    """Emit events from a thread, also through outages, until the block ends; the list grows by the committed events."""
     over, ids = threading.Event(), list[EventId]()
 
     def run() -> None:
@@ -169,18 +169,18 @@ def emit(outbox: Outbox, count: int, event_type: str = "crash.tested", **fields:
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    """What the files of a folder hold, oldest file first. A line without its end was never acknowledged."""
+    """Return the lines of a folder's files, oldest file first. A line without a newline was never acknowledged."""
     raw = (line for file in sorted(folder.glob("*.jsonl")) for line in file.read_bytes().splitlines(keepends=True))
     return [json.loads(line) for line in raw if line.endswith(b"\n")]
 
 
 def delivered(folder: Path) -> Counter[str]:
-    """How often each event stands in the files."""
+    """Return the number of deliveries of each event in the files."""
     return Counter(line["event_id"] for line in lines(folder))
 
 
 def await_settled(store: SqlStore, relay: RelayProcess, seconds: float = DRAIN_SECONDS) -> None:
-    """Wait until nothing is pending, nothing claimed, and no lease open."""
+    """Wait until no event is pending or claimed and no lease is open."""
 
     def settled() -> bool:
         try:
@@ -194,7 +194,7 @@ def await_settled(store: SqlStore, relay: RelayProcess, seconds: float = DRAIN_S
 
 
 def assert_delivered(ids: Iterable[EventId], found: Counter[str], *, repeats: int) -> int:
-    """All of them came out, and no more than `repeats` twice; how many did."""
+    """Assert that all events were delivered, with at most `repeats` repeats; return the number of repeats."""
     emitted = {str(event_id) for event_id in ids}
     lost = emitted - found.keys()
     assert not lost, f"lost {len(lost)} of {len(emitted)}"
@@ -204,7 +204,7 @@ def assert_delivered(ids: Iterable[EventId], found: Counter[str], *, repeats: in
 
 
 class SlowReader:
-    """Reads a pipe at about 100 kB a second, as a person or a slow program at its end would."""
+    """Reads a pipe at about 100 kB per second, as a slow program would."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
@@ -223,7 +223,7 @@ class SlowReader:
         return self._read.count(b"\n")
 
     def event_ids(self) -> Counter[str]:
-        """Of the events that were printed; the report at the end is none."""
+        """Return the number of prints of each event, without the report at the end."""
         printed = [json.loads(line) for line in self._read.splitlines()]
         return Counter(line["event_id"] for line in printed if "event_id" in line)
 

@@ -1,4 +1,4 @@
-"""A relay in a thread of the test's own process, on the shared Spark session."""
+"""A relay in a thread of the test process, on the shared Spark session."""
 
 import threading
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ END_SECONDS = 180.0
 
 @contextmanager
 def running(options: RelayOptions) -> Iterator[list[RelayReport]]:
-    """A relay in a thread of its own, told to stop at the end; from then on its report is there."""
+    """Run a relay in a thread and stop it when the block ends; then the list contains its report."""
     stop, reports = threading.Event(), list[RelayReport]()
     thread = threading.Thread(target=lambda: reports.append(run_relay(options, stop=stop)))
     thread.start()

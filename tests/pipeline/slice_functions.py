@@ -1,4 +1,4 @@
-"""Functions that slices run: importable by their names, as the workers need them. They leave traces in files."""
+"""Functions for slices, importable by name, as Python worker processes need them. They leave traces in files."""
 
 import os
 import time
@@ -11,7 +11,7 @@ cached: list[int] = []
 
 
 def describe(argument: str, current: Slice) -> tuple[str, int, int, int, int]:
-    """What the task was given, its process, and how often that process was here before."""
+    """Return the task's argument, slice and partition, its process id, and the number of calls in this process."""
     cached.append(current.number)
     while current.pause(0.01):
         pass
@@ -19,7 +19,7 @@ def describe(argument: str, current: Slice) -> tuple[str, int, int, int, int]:
 
 
 def wait_long(folder: str, current: Slice) -> str:
-    """Says that it runs, and then waits for its slice to end."""
+    """Write a file when it runs, then wait for the slice to end."""
     write_whole(Path(folder, f"running-{current.partition}"), str(os.getpid()))
     while current.pause(60):
         pass
@@ -27,7 +27,7 @@ def wait_long(folder: str, current: Slice) -> str:
 
 
 def stumble_once(folder: str, current: Slice) -> str:
-    """Kills its worker the first time, and works the second."""
+    """Kill the worker process at the first call, and succeed at the second."""
     marker = Path(folder, f"stumbled-{current.number}-{current.partition}")
     if not marker.exists():
         marker.touch()
@@ -44,13 +44,13 @@ def die(_: object, __: Slice) -> None:
 
 
 def ignore_the_end(folder: str, current: Slice) -> None:
-    """A function that doesn't look whether it is to stop."""
+    """Run without checking for a stop request."""
     Path(folder, f"running-{current.partition}").touch()
     time.sleep(60)
 
 
 def die_often(folder: str, current: Slice) -> str:
-    """Kills its worker six times: more often than Spark lets a task fail."""
+    """Kill the worker process six times: more often than Spark lets a task fail."""
     deaths = len(list(Path(folder).glob("death-*")))
     if deaths < 6:
         Path(folder, f"death-{deaths}").touch()

@@ -19,7 +19,7 @@ from penstock.pipeline.relay.spec import RelayOptions
 
 @dataclass(frozen=True)
 class Ground:
-    """An outbox, and a folder with what came out of it."""
+    """An outbox, and a folder with the events that were delivered from it."""
 
     url: str
     outbox: Outbox
@@ -40,7 +40,7 @@ class Ground:
         return delivered(self.files)
 
     def numbers(self, folder: str = "out") -> list[int]:
-        """The numbers in the payloads that came out, sorted."""
+        """Return the numbers in the delivered payloads, sorted."""
         return sorted(json.loads(line["payload"])["number"] for line in lines(self.folder / folder))
 
     def records(self) -> list[Record]:

@@ -1,4 +1,4 @@
-"""Steps: importable by name, as a command line names them."""
+"""Steps that a command line can import by name."""
 
 from typing import TYPE_CHECKING
 
@@ -13,5 +13,5 @@ def unchanged(events: "DataFrame") -> "DataFrame":
 
 
 def even(events: "DataFrame") -> "DataFrame":
-    """Those whose number is even."""
+    """Return the events with an even number."""
     return events.where("get_json_object(CAST(payload AS STRING), '$.number') % 2 = 0")

@@ -1,5 +1,5 @@
-"""The short form of `make chaos`: streams that are killed at some of their steps, superseded and cut off from their
-database, and whose sums are right to the last digit."""
+"""A short run of `make chaos`: streams are killed at some of their steps, superseded by another driver and cut off from
+their database. Their sums must be exact."""
 
 import random
 import sys

@@ -1,4 +1,4 @@
-"""The relay and the formats on a standalone Spark cluster, with Penstock shipped to nodes that don't have it."""
+"""Relay, formats and streams on a standalone Spark cluster, with Penstock shipped to nodes that do not have it."""
 
 import json
 import os
@@ -35,7 +35,7 @@ START_SECONDS = 180.0
 WAIT_SECONDS = 180.0
 FORMATS = Path(__file__).with_name("cluster_formats.py")
 PENSTOCK = [sys.executable, "-c", "import sys; from penstock.cli import main; sys.exit(main())"]
-# Names, and not the functions themselves, go to the nodes, which have neither of these modules.
+# The functions are sent to the nodes by name, and the nodes have neither of their modules.
 STREAMS = """
 from penstock import Streams
 from shop_prices import in_cents
@@ -66,14 +66,14 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A master and two workers, whose Python has the client libraries and no Penstock."""
+    """A master and two workers, with a Python that has the client libraries but not Penstock."""
     nodes = tmp_path_factory.mktemp("nodes")
     venv.create(nodes / "python", symlinks=True, with_pip=False)
     python = nodes / "python" / "bin" / "python"
     libraries = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], capture_output=True, text=True
     ).stdout.strip()
-    # A path in such a file is all that it adds: what other files beside the libraries add, as Penstock itself, is not.
+    # A .pth file adds only its own paths. It does not process other .pth files, such as that of the editable Penstock.
     Path(libraries, "libraries.pth").write_text(sysconfig.get_path("purelib"))
     assert subprocess.run([python, "-c", "import psycopg, pyspark"], env={}).returncode == 0
     assert subprocess.run([python, "-c", "import penstock"], env={}, capture_output=True).returncode == 1
@@ -122,7 +122,7 @@ def test_an_executor_and_then_the_driver_are_killed_and_nothing_is_lost(
             assert second.wait() == 0, second.log
     with relay(cluster, postgres_url, tmp_path, "third") as third:
         await_settled(outbox.store, third, START_SECONDS)
-    # In hand with the executor that was killed, and with the driver that was.
+    # Repeats: events claimed by the killed executor, and events claimed under the killed driver.
     assert_delivered([*first, *ids], delivered(out), repeats=2 * 2 * BATCH)
 
 

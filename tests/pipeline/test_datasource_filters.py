@@ -1,4 +1,4 @@
-"""Filters pushed down to the store: the same rows, fewer of them transferred."""
+"""Filters pushed down to the store: queries return the same rows, and the store transfers fewer of them."""
 
 import random
 from collections.abc import Iterator
@@ -108,7 +108,7 @@ def session(spark: "SparkSession") -> Iterator["SparkSession"]:
 
 @pytest.fixture
 def store(postgres_url: str) -> Iterator[SqlStore]:
-    """Events of several queues and types in every state, emitted over some hours."""
+    """A store with events of several queues and types in every state, emitted over several hours."""
     now = [NOON]
     store = open_store(postgres_url, clock=lambda: now[0])
     store.initialise()
@@ -162,7 +162,7 @@ def test_what_is_pushed_down_brings_the_rows_that_spark_would_have_kept(
 
 
 def scanned(frame: "DataFrame") -> int:
-    """How many rows the source gave to Spark for a query."""
+    """Return the number of rows that Spark received from the source for a query."""
     frame.collect()
     plan = frame._jdf.queryExecution().executedPlan()
     while plan.nodeName().split()[0] != "BatchScan":

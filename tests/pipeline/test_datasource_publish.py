@@ -21,7 +21,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Picky:
-    """A publisher in this process: keeps what it is given, fails what it is told to, and refuses twins."""
+    """A publisher in this process: records the payloads, fails selected ones, and rejects two copies of an event."""
 
     in_order = False
 
@@ -71,7 +71,7 @@ def event(seq: int, payload: str, ordering_key: str | None = None) -> Delivery:
 
 
 def send(sender: Sender, events: Sequence[Delivery], stopped: Callable[[], bool] = bool) -> list[tuple[int, str]]:
-    """The outcome of each copy, by seq and kind."""
+    """Return the seq and kind of outcome of each copy, sorted."""
     sent = send_rows(sender, OrderPolicy.BLOCK, events, stopped)
     return sorted((seq, type(outcome).__name__) for seq, outcome in sent)
 
@@ -113,5 +113,5 @@ def test_nothing_is_begun_after_a_stop_request(picky: Picky, sender: Sender, cha
 
 @pytest.mark.parametrize("name", ["seq", "event_type", "payload", "created_at"])
 def test_row_without_a_needed_value_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"^a row of the step's result has no {name}$"):
+    with pytest.raises(ValueError, match=rf"^step returned a row with NULL in {name}$"):
         delivery_of(row(2, "2") | {name: None})

@@ -1,4 +1,4 @@
-"""`format("penstock")` as a source: streams that claim under leases, batches that only read, and settling."""
+"""`format("penstock")` as a source: streams that claim under leases, batches that only read, and settlement."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -63,7 +63,7 @@ def test_outcomes_are_grouped_by_lease_and_token() -> None:
 
 def test_an_outcome_that_is_none_is_refused() -> None:
     row = {"seq": 1, "lease": str(uuid4()), "token": str(uuid4()), "outcome": "LOST"}
-    with pytest.raises(UsageError, match=r"^'LOST' is not an outcome; there are PUBLISHED, RETRY, DEAD and RELEASED$"):
+    with pytest.raises(UsageError, match=r"^unknown outcome 'LOST'; expected one of PUBLISHED, RETRY, DEAD, RELEASED$"):
         by_lease([row])
 
 
@@ -102,7 +102,7 @@ def test_partitions_of_an_old_plan_still_split_all_events(
     emit_to(outbox, 60)
     read = [[seq for batch in reader.read(one) for seq in batch.column("seq").to_pylist()] for one in partitions]
     assert sorted(seq for seqs in read for seq in seqs) == list(range(1, planned + 61))
-    assert all(len(seqs) >= 16 for seqs in read)  # none of them is left with all that is new
+    assert all(len(seqs) >= 16 for seqs in read)  # no partition gets all the new events
 
 
 def test_what_retention_has_removed_is_not_looked_for(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def session(spark: "SparkSession") -> Iterator["SparkSession"]:
 
 
 class Stream:
-    """An outbox, and streaming queries over it that share a checkpoint, one after the other."""
+    """An outbox, and streaming queries on it that run one after the other with the same checkpoint."""
 
     def __init__(self, spark: "SparkSession", url: str, outbox: Outbox, folder: Path) -> None:
         self.url = url
@@ -171,7 +171,7 @@ class Stream:
         return query
 
     def die(self, **options: object) -> list["Row"]:
-        """Claim a batch, and fail before it is settled; what was claimed."""
+        """Claim a batch and fail before it is settled; return the claimed rows."""
         claimed: list[Row] = []
 
         def claim_and_fail(batch: "DataFrame", _number: int) -> None:
@@ -246,7 +246,7 @@ def test_a_batch_that_died_before_it_was_settled_comes_again_as_it_was(stream: S
     assert sorted(row.event_id for row in again) == sorted(row.event_id for row in died)
     assert {row.lease for row in again} == {row.lease for row in died}
     assert {row.token for row in again}.isdisjoint(row.token for row in died)
-    # Another run is another claimant: the first one's attempt is lost, and counted.
+    # Another run is another claimant: the attempt of the first run counts as lost.
     assert {(row.attempts, row.deliveries) for row in died} == {(0, 1)}
     assert {(row.attempts, row.deliveries) for row in again} == {(1, 2)}
     assert sorted(row.event_id for row in rest) == sorted(map(str, later))
@@ -296,7 +296,7 @@ def test_settling_takes_outcomes_and_the_worst_of_copies(stream: Stream) -> None
         choices = on.array(*(on.array(*map(on.lit, outcomes)) for outcomes in wanted))
         copies = batch.withColumn("outcome", on.explode(choices[number])).withColumn("delay_seconds", on.lit(3_600.0))
         settled.append(settle(copies.withColumn("error", on.lit("as told")).repartition(3), stream.url))
-        # Only once: what was released would come again and again.
+        # End after one batch: the released events would be claimed again and again.
         raise LookupError("enough")
 
     with pytest.raises(Exception, match="enough"):
@@ -318,11 +318,11 @@ def test_settling_without_the_columns_it_needs_is_refused(stream: Stream) -> Non
         with pytest.raises(UsageError) as refused:
             settle(batch.drop("token", "lease"), stream.url)
         told.append(str(refused.value))
-        batch.collect()  # else nothing is claimed, and the batches never end
+        batch.collect()  # claim the events, or the batches would never end
 
     stream.emit(1)
     stream.run(handle)
-    assert told == ["settling needs the columns seq, lease, token; a step dropped lease, token"]
+    assert told == ["missing columns: lease, token; a step must keep seq, lease, token"]
 
 
 @pytest.mark.spark
@@ -393,11 +393,11 @@ def test_an_empty_store_reads_as_no_rows(stream: Stream, session: "SparkSession"
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"quue": "mail"}, "format penstock has no option 'quue'; it takes store, queue, limit, "),
-        ({"limit": "many"}, "limit must be a number, not 'many'"),
-        ({"partitions": "0"}, "partitions must be greater than 0, not 0"),
-        ({"state": "alive"}, "'alive' is not a state; there are PENDING, CLAIMED, PUBLISHED, DEAD"),
-        ({"since": "yesterday"}, "'yesterday' is not a time; one looks like 2026-01-31T12:00:00+00:00"),
+        ({"quue": "mail"}, "unknown option 'quue' for format penstock; supported: store, queue, limit, "),
+        ({"limit": "many"}, "limit must be a number, got 'many'"),
+        ({"partitions": "0"}, "partitions must be greater than 0, got 0"),
+        ({"state": "alive"}, "unknown state 'alive'; expected one of PENDING, CLAIMED, PUBLISHED, DEAD"),
+        ({"since": "yesterday"}, "invalid time 'yesterday'; expected ISO 8601 such as 2026-01-31T12:00:00+00:00"),
     ],
 )
 def test_an_option_that_can_not_be_is_told_in_one_line_at_once(

@@ -32,7 +32,7 @@ TARGET = Target("sqlite:///nowhere.db")
 
 
 def struct(**kinds: Any) -> Any:
-    """A DataFrame's schema, of a type and a payload and what is given; None takes one away."""
+    """Return a schema with event_type, payload and the given columns; None as a type removes a column."""
     from pyspark.sql.types import StructType
 
     wanted = {"event_type": "string", "payload": "string", **kinds}
@@ -47,14 +47,14 @@ def mapping(value: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kinds", "told"),
     [
-        ({"Customer": "string", "x": "integer"}, "events have no column Customer, x; the columns are"),
-        ({"payload": None}, "events need the column payload"),
-        ({"event_type": None}, 'events need the column event_type (or the option "event_type")'),
-        ({"payload": "integer"}, "the column payload must be binary or string, not int"),
-        ({"headers": mapping("integer")}, "the column headers must be map<string,string>, not map<string,int>"),
-        ({"available_at": "timestamp_ntz"}, "the column available_at must be timestamp, not timestamp_ntz"),
-        ({"priority": "double"}, "the column priority must be tinyint or smallint or int or bigint, not double"),
-        ({"Payload": "string"}, "each column may come once; there are event_type, payload, payload"),
+        ({"Customer": "string", "x": "integer"}, "unknown columns: Customer, x; supported: "),
+        ({"payload": None}, "missing columns: payload"),
+        ({"event_type": None}, 'missing columns: event_type (or the option "event_type")'),
+        ({"payload": "integer"}, "column payload must be binary or string, got int"),
+        ({"headers": mapping("integer")}, "column headers must be map<string,string>, got map<string,int>"),
+        ({"available_at": "timestamp_ntz"}, "column available_at must be timestamp, got timestamp_ntz"),
+        ({"priority": "double"}, "column priority must be tinyint or smallint or int or bigint, got double"),
+        ({"Payload": "string"}, "columns must be unique, got event_type, payload, payload"),
     ],
 )
 def test_columns_that_can_not_be_are_refused(kinds: dict[str, Any], told: str) -> None:
@@ -64,7 +64,7 @@ def test_columns_that_can_not_be_are_refused(kinds: dict[str, Any], told: str) -
 
 
 def test_an_unknown_column_is_told_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=f"the columns are {', '.join(COLUMNS)}$"):
+    with pytest.raises(UsageError, match=f"supported: {', '.join(COLUMNS)}$"):
         check(struct(body="string"), TARGET, overwrite=False)
 
 
@@ -75,13 +75,13 @@ def test_columns_that_can_be_are_taken() -> None:
 
 
 def test_events_are_never_overwritten() -> None:
-    with pytest.raises(UsageError, match="events are only ever added"):
+    with pytest.raises(UsageError, match="events cannot be overwritten"):
         check(struct(), TARGET, overwrite=True)
 
 
 def test_an_option_for_reading_is_refused() -> None:
     given = {"store": "s", "limit": "7", "state": "dead", "checkpointLocation": "c", "queue": "q"}
-    with pytest.raises(UsageError, match="limit, state is for reading; writing takes store, queue, event_type"):
+    with pytest.raises(UsageError, match="reading only: limit, state; supported for writing: store, queue, event_type"):
         SourceOptions.parse(given).target()
 
 
@@ -118,8 +118,8 @@ def test_a_null_is_as_good_as_no_column() -> None:
 @pytest.mark.parametrize(
     ("columns", "told"),
     [
-        ({"payload": ["x", None]}, "payload is NULL; write an empty one if that is meant (row 8 of partition 3)"),
-        ({"payload": ["x"], "event_id": ["42"]}, "event_id must be a UUID, not '42' (row 7 of partition 3)"),
+        ({"payload": ["x", None]}, "payload must not be NULL; use an empty payload instead (row 8 of partition 3)"),
+        ({"payload": ["x"], "event_id": ["42"]}, "invalid event id '42'; expected a UUID (row 7 of partition 3)"),
         (
             {"payload": ["x"], "priority": [200]},
             "priority must be between -100 and 100, got 200 (row 7 of partition 3)",
@@ -145,7 +145,7 @@ def session(spark: "SparkSession") -> Iterator["SparkSession"]:
 
 
 class Ground:
-    """An outbox to write to, and a folder for streams."""
+    """An outbox to write to, and a folder with the files and checkpoint of a stream."""
 
     def __init__(self, spark: "SparkSession", url: str, outbox: Outbox, folder: Path) -> None:
         self.spark = spark
@@ -163,11 +163,11 @@ class Ground:
         return frame.selectExpr("'order.placed' AS event_type", "CAST(id AS STRING) AS payload")
 
     def arrive(self, name: str, first: int, last: int) -> None:
-        """A file of numbers, for the stream to find."""
+        """Write a file of numbers for the stream to read."""
         (self._files / name).write_text("".join(f"{number}\n" for number in range(first, last)))
 
     def stream(self, change: Callable[["DataFrame"], "DataFrame"] = lambda frame: frame, **options: str) -> str:
-        """Emit what the files hold and was not yet emitted; the query's id."""
+        """Emit the numbers of the files that were not yet emitted; return the query's id."""
         lines = self.spark.readStream.option("maxFilesPerTrigger", 1).text(str(self._files))
         frame = change(lines.selectExpr("'order.placed' AS event_type", "value AS payload"))
         sink = frame.writeStream.format("penstock").options(store=self.url, **options)
@@ -243,7 +243,7 @@ def test_stream_without_staging_emits_nothing(ground: Ground) -> None:
 @pytest.mark.spark
 @only_on_mysql
 def test_batch_without_staging_is_appended(ground: Ground, small_batches: None) -> None:
-    """Several batches of rows in each task; the second attempt of a task emits again what the first had emitted."""
+    """Each task has several Arrow batches, and the second attempt of a task emits the events of the first again."""
     ground.write(ground.numbers(1_000))
     assert ground.payloads() == list(range(1_000))
     ids = [str(uuid4()) for _ in range(3)]
@@ -265,7 +265,7 @@ def test_events_are_numbered_in_the_order_of_the_rows(ground: Ground) -> None:
 
 @pytest.mark.spark
 def test_what_is_read_can_be_written_on(ground: Ground) -> None:
-    """From one queue into another, as a DataFrame job would."""
+    """Copy events from one queue to another, as a DataFrame job would."""
     ground.write(ground.numbers(10))
     events = ground.spark.read.format("penstock").option("store", ground.url).load().where("queue = 'outbox'")
     ground.write(events.select("event_type", "payload", "headers"), queue="copies")
@@ -273,7 +273,7 @@ def test_what_is_read_can_be_written_on(ground: Ground) -> None:
 
 
 def failing(attempts: int) -> Callable[[Any], Any]:
-    """For `mapInArrow`: the task of the last rows fails at its end, until it was tried that often."""
+    """Return a function for `mapInArrow` that fails the first `attempts` attempts of the last task, after its rows."""
 
     def work(batches: Any) -> Any:
         from pyspark import TaskContext
@@ -288,7 +288,7 @@ def failing(attempts: int) -> Callable[[Any], Any]:
 
 @pytest.fixture
 def small_batches(session: "SparkSession") -> Iterator[None]:
-    """So that a task has staged rows before it fails."""
+    """Make Arrow batches small, so that a task has staged rows before it fails."""
     name = "spark.sql.execution.arrow.maxRecordsPerBatch"
     before = session.conf.get(name)
     session.conf.set(name, "50")
@@ -307,8 +307,8 @@ def test_a_task_that_is_tried_again_doubles_nothing(ground: Ground, small_batche
 
 @pytest.mark.spark
 def test_a_write_that_fails_emits_nothing_and_leaves_nothing(ground: Ground, small_batches: None) -> None:
-    # The other tasks have no rows: one that Spark hasn't ended yet could stage some after all were dropped, and those
-    # stay until they are old.
+    # Only the failing task has rows: another task that Spark has not ended yet could stage rows after the abort, and
+    # such rows remain until they are old enough to be purged.
     numbers = ground.numbers(1_000).where("CAST(payload AS INT) >= 700")
     with pytest.raises(Exception, match="the task died here"):
         ground.write(numbers.mapInArrow(failing(99), numbers.schema))
@@ -331,9 +331,9 @@ def test_a_refused_commit_emits_nothing_and_leaves_nothing(ground: Ground) -> No
 @pytest.mark.parametrize(
     ("mode", "change", "options", "told"),
     [
-        ("append", "id AS number", {}, "events have no column number; the columns are event_type, payload, queue, "),
-        ("append", "'x' AS queue", {"partitions": "3"}, "partitions is for reading; writing takes store, queue, "),
-        ("overwrite", "'x' AS queue", {}, 'events are only ever added: write with mode("append")'),
+        ("append", "id AS number", {}, "unknown columns: number; supported: event_type, payload, queue, "),
+        ("append", "'x' AS queue", {"partitions": "3"}, "options for reading only: partitions; supported for "),
+        ("overwrite", "'x' AS queue", {}, 'events cannot be overwritten; use mode("append")'),
     ],
 )
 def test_a_write_that_can_not_be_is_refused_before_any_job(
@@ -390,7 +390,7 @@ def test_a_batch_that_failed_comes_again_once(ground: Ground, small_batches: Non
 @only_on_postgres
 def test_a_stream_with_a_column_that_can_not_be_stops_at_once(ground: Ground) -> None:
     ground.arrive("a", 0, 3)
-    with pytest.raises(Exception, match="events have no column body; the columns are event_type, payload"):
+    with pytest.raises(Exception, match="unknown columns: body; supported: event_type, payload"):
         ground.stream(lambda frame: frame.withColumnRenamed("payload", "body"))
 
 

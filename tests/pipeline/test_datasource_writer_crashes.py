@@ -1,4 +1,4 @@
-"""Streams that emit, killed at critical steps and restarted with other cores and partitions: each event once."""
+"""Streams that emit events, killed at critical steps and restarted with other cores and partitions: exactly once."""
 
 import signal
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def test_killed_between_staging_and_commit(stream: NumberStream) -> None:
 
 @only_on_postgres
 def test_killed_inside_the_commit(stream: NumberStream) -> None:
-    """After the statement that made events of the rows, and before they were committed."""
+    """The kill comes after the statement that turned rows into events, and before the commit."""
     assert stream.run(2, 2, crash="in-commit:6:family") == -signal.SIGKILL, stream.log
     assert (stream.emitted(), stream.committed(), stream.staged()) == ({}, [], ROWS)
     assert stream.run(3, 5) == 0, stream.log

@@ -1,4 +1,4 @@
-"""Relays with a step that fails, is slow, is told to stop, or has its leases taken away."""
+"""Relays with a step that fails, is slow, is stopped, or loses its leases."""
 
 import json
 import logging
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
 WAIT_SECONDS = 180.0
 STOP_SECONDS = 60.0
-# A heartbeat late by two thirds of it would lose the lease: longer than a busy machine stalls.
+# A lease is lost if a heartbeat is late by two thirds of this time, which is longer than a busy machine stalls.
 LEASE_SECONDS = 6.0
 
 
@@ -98,7 +98,7 @@ def test_an_event_that_the_store_refuses_to_settle_does_not_end_the_relay(embedd
 
 
 def test_an_event_that_the_step_can_not_take_fails_alone(ground: Ground) -> None:
-    """And nothing of the batch is published twice: the step fails before anything goes out."""
+    """No event of the batch is published twice, because the step fails before the first is published."""
     emit(ground.outbox, 300)
 
     def divide(events: "DataFrame") -> "DataFrame":
@@ -133,7 +133,7 @@ def test_a_row_that_belongs_to_no_event_is_a_failure_of_the_step(ground: Ground)
     emit(ground.outbox, 1)
     ground.relay(lambda events: events.withColumn("seq", _expression("NULL")), retry=RetryPolicy.constant(3_600))
     (record,) = ground.records()
-    assert record.last_error == "step failed: ValueError: a row of the step's result has no seq"
+    assert record.last_error == "step failed: ValueError: step returned a row with NULL in seq"
 
 
 def _expression(text: str) -> Any:
@@ -146,7 +146,7 @@ def _expression(text: str) -> Any:
 
 
 def test_heartbeats_extend_the_leases_of_a_slow_batch_by_their_own_length(ground: Ground) -> None:
-    """The relay's own housekeeping reaps all the while, and so does the test."""
+    """The relay's housekeeping reaps expired leases all the while, and so does the test."""
     ids = emit(ground.outbox, 100)
     reaped: list[int] = []
     left: list[float] = []
@@ -182,12 +182,12 @@ def test_what_a_newer_driver_has_claimed_again_is_left_to_it(ground: Ground, dro
     assert report.lost == 100
     held = {one.seq: one.claimed_by for one in ground.in_state(State.CLAIMED)}
     assert held == dict.fromkeys(taken, "spark:newer:0")
-    # What the newer one had no room for was pending again, and anybody's.
+    # The repeated claims hold fewer events: suspects that did not fit into them became pending again.
     assert len(held) < 100
 
 
 def take_over(ground: Ground, lease: str) -> set[int]:
-    """Claim again under a lease, as another driver would that runs the same batch."""
+    """Repeat a claim, as another driver would that runs the same batch; return the claimed seqs."""
     claim = ground.outbox.store.claim(
         "outbox", limit=500, claimant="spark:newer:0", lease_seconds=60.0, lease_id=LeaseId(UUID(lease))
     )
@@ -196,7 +196,7 @@ def take_over(ground: Ground, lease: str) -> set[int]:
 
 
 def test_a_partition_that_is_read_again_is_settled_under_its_new_token(ground: Ground) -> None:
-    """As when an executor is lost with what it had cached: the same run claims again, and the old tokens are void."""
+    """A lost executor with cached rows has the same effect: the run claims again, and the old tokens become invalid."""
     from penstock.runtime.store_cache import close_stores
 
     ids = emit(ground.outbox, 50)
@@ -272,7 +272,7 @@ def test_a_store_that_goes_away_between_batches_and_within_one_is_waited_for(
             assert wait_until(lambda: published(ground) == 100, WAIT_SECONDS)
             server.kill()
             said = len(caplog.records)
-            assert wait_until(lambda: len(caplog.records) > said, WAIT_SECONDS)  # and many a probe has failed by then
+            assert wait_until(lambda: len(caplog.records) > said, WAIT_SECONDS)  # after many failed probes
             server.start()
             assert wait_until(lambda: published(ground) == 100, WAIT_SECONDS)
             ids += emit(outbox, 100)

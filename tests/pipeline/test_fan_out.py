@@ -1,4 +1,4 @@
-"""One relay, several destinations: each gets its own events, and has its own failures."""
+"""A relay with several destinations: each gets the events routed to it, and failures of one do not affect others."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -53,7 +53,7 @@ def options(url: str) -> Options:
 
 
 def routes_to(folder: Path, **globs: str) -> Routes:
-    """Destinations that are folders of those names, for events of these types."""
+    """Return routes of event types to folders, by the folders' names."""
     return Routes(
         destinations={name: Destination(name=name, url=f"file://{folder}/{name}") for name in globs},
         routes=[Route(types=[glob], to=[name]) for name, glob in globs.items()],
@@ -102,7 +102,7 @@ def test_what_no_route_matches_is_a_dead_letter_until_one_does(
     assert (report.routed, report.dead) == (2, 1)
     (dead,) = outbox.store.find(Selection(states=frozenset({State.DEAD}))).records
     assert dead.event_id == stray
-    assert dead.last_error == "no route matches users.created: add one, then replay"
+    assert dead.last_error == "no route matches event type 'users.created'; add one, then replay"
     outbox.store.replay(Selection(ids=frozenset({stray})))
     run_relay(options(routes=routes_to(tmp_path, orders="*")))
     assert_delivered([stray, *orders], delivered(tmp_path / "orders"), repeats=0)
@@ -158,9 +158,9 @@ def test_a_destination_has_its_own_patience(outbox: Outbox, options: Options, tm
 
 
 def test_a_relay_has_one_destination_or_routes(url: str) -> None:
-    with pytest.raises(UsageError, match="a destination"):
+    with pytest.raises(UsageError, match="set either a destination"):
         RelayOptions(store=url)
-    with pytest.raises(UsageError, match="can't go to a lake"):
+    with pytest.raises(UsageError, match="lake destinations do not support steps"):
         RelayOptions(store=url, destination="lake:/x", step="step_functions:everything")
     with pytest.raises(UsageError, match="not both"):
         RelayOptions(store=url, destination="null:", routes=parse_routes(["*=null:"]))
@@ -204,7 +204,7 @@ def test_a_relay_that_is_killed_routes_nothing_twice_and_loses_nothing(postgres_
 def test_a_destination_that_hangs_holds_up_no_other(
     postgres_url: str, valkey_server: ValkeyServer, tmp_path: Path
 ) -> None:
-    """In a process of its own, with as many slots for tasks as it takes."""
+    """The relay runs in a separate process and chooses its number of task slots itself."""
     with connect(postgres_url) as outbox:
         outbox.store.initialise()
         hanging = f"valkey://127.0.0.1:{valkey_server.port}/0?timeout_seconds=3"
@@ -228,7 +228,7 @@ def test_a_destination_that_hangs_holds_up_no_other(
 
 
 def _emit_steadily(outbox: Outbox, folder: Path) -> list[EventId]:
-    """Twenty times, each when the last was delivered: nothing waits for what hangs."""
+    """Emit twenty times, each time after the last events were delivered despite the hanging destination."""
     ids: list[EventId] = []
     for _ in range(20):
         ids += emit(outbox, 5)

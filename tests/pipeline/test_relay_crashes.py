@@ -1,6 +1,6 @@
-"""Relays in processes of their own, killed where it could hurt: nothing is lost, and only what was in hand comes twice.
+"""Relays in separate processes, killed at critical steps: no event is lost, and only claimed ones are delivered twice.
 
-One long-running relay, `steady`, serves the tests that it is to survive.
+One long-running relay, `steady`, serves all tests that a relay must survive.
 """
 
 import os
@@ -48,21 +48,21 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.crash, pytest.mark.spark, pytest.mark.slow]
 
 WAIT_SECONDS = 180.0
-# A cluster of three Javas takes its time on a busy machine.
+# A cluster of three JVMs starts slowly on a busy machine.
 START_SECONDS = 180.0
 END_SECONDS = 60.0
 
 
 @pytest.fixture(scope="module")
 def server(postgres_server: PostgresServer) -> Iterator[PostgresServer]:
-    """A server to restart and kill, which the one of all tests is not; where that one is skipped, so is this."""
+    """A separate server to restart and kill. It is skipped together with the shared server, which must stay up."""
     with PostgresServer(fsync=False) as own:
         yield own
 
 
 @dataclass(frozen=True)
 class Ground:
-    """An outbox, and a folder with what came out of it."""
+    """An outbox, and a folder with the events that were delivered from it."""
 
     url: str
     outbox: Outbox
@@ -77,7 +77,7 @@ class Ground:
         return RelayProcess(self.folder, **given)  # type: ignore[arg-type]
 
     def drain(self, **options: object) -> None:
-        """What is left, once the leases of the dead are over, by a relay in this process."""
+        """Wait for the leases of killed relays to expire; deliver the remaining events by a relay in this process."""
         assert wait_until(self._all_leases_are_over, WAIT_SECONDS)
         given = {"store": self.url, "destination": f"file://{self.files}", "lease_seconds": LEASE_SECONDS}
         run_relay(RelayOptions(once=True, batch=BATCH, **(given | options)))  # type: ignore[arg-type]
@@ -101,12 +101,12 @@ def ground(server: PostgresServer, tmp_path: Path) -> Iterator[Ground]:
 
 @dataclass(frozen=True)
 class Steady(Ground):
-    """A relay that is to survive all that the tests do to it."""
+    """A relay that must survive all crashes and outages of the tests."""
 
     process: RelayProcess
 
     def strike(self, crash: str) -> Callable[[], bool]:
-        """Arm it with a crash; the answer tells whether it has happened."""
+        """Plan a crash; return a predicate that is true once the crash has happened."""
         plan = self.folder / "plan"
         fired = plan.with_name("plan.fired")
         fired.unlink(missing_ok=True)
@@ -176,7 +176,7 @@ def test_a_checkpoint_deleted_under_a_running_relay_is_not_missed(steady: Steady
 
 
 def test_events_that_kill_their_worker_die_and_take_nobody_along(steady: Steady) -> None:
-    """More of them than Spark lets a task fail in one slice."""
+    """The test uses more poison events than the failures that Spark allows a task in one slice."""
     outbox = steady.outbox
     poison = [outbox.event("poison", {"dose": "arsenic"}, max_attempts=4) for _ in range(5)]
     food = [outbox.event("food", {"number": number}) for number in range(1_000)]
@@ -206,7 +206,7 @@ def test_ctrl_c_in_the_midst_of_work_ends_in_good_order(steady: Steady) -> None:
     "crash", ["after-claim:2:family", "after-publish:2:driver", "in-settle:5:family", "after-settle:2:family"]
 )
 def test_a_driver_that_is_killed_loses_nothing(ground: Ground, spark: "SparkSession", crash: str) -> None:
-    """After a settle means: before Spark's commit log has heard of it. The next relay has the same checkpoint."""
+    """A crash after a settle comes before the entry in Spark's commit log. The next relay has the same checkpoint."""
     checkpoint = f"{ground.folder}/checkpoint"
     ids = emit(ground.outbox, 3_000)
     with ground.relay(crash=crash, checkpoint=checkpoint) as process:
@@ -223,7 +223,9 @@ def test_a_relay_whose_java_is_killed_says_so_and_loses_nothing(ground: Ground, 
         (java,) = [pid for pid in process.processes() if b"pyspark-shell" in command_of(pid)]
         os.kill(java, signal.SIGKILL)
         assert process.wait() == 1
-    assert re.search(r"^PipelineError: Spark's Java process is gone \(\w+\); start again$", process.log, re.MULTILINE)
+    assert re.search(
+        r"^PipelineError: lost the connection to Spark's JVM \(\w+\); start again$", process.log, re.MULTILINE
+    )
     ground.drain()
     assert_delivered(ids, delivered(ground.files), repeats=IN_HAND)
 
@@ -298,7 +300,7 @@ def stream(valkey: ValkeyServer) -> Counter[str]:
 
 @contextmanager
 def slowed(valkey: ValkeyServer) -> Iterator[None]:
-    """For most of the time it keeps writes waiting, and now and then lets some through."""
+    """Block the server's writes for most of the time, and let some through at short intervals."""
     over = threading.Event()
 
     def run() -> None:
@@ -320,7 +322,7 @@ def slowed(valkey: ValkeyServer) -> Iterator[None]:
 
 
 def test_an_executor_that_is_killed_loses_nothing(ground: Ground) -> None:
-    apps = spark_home() / "work"  # where Spark's own little cluster leaves its logs
+    apps = spark_home() / "work"  # log folder of a local-cluster
     before = set(apps.glob("app-*"))
     try:
         with ground.relay(master="local-cluster[2,1,1024]") as process:
@@ -341,7 +343,7 @@ def test_an_executor_that_is_killed_loses_nothing(ground: Ground) -> None:
 
 @contextmanager
 def emitting_to(ground: Ground, process: RelayProcess) -> Iterator[list[EventId]]:
-    """Emits from when the relay is at work."""
+    """Emit events once the relay delivers, like `emitting`."""
     emit(ground.outbox, 1)
     assert wait_until(lambda: ground.files.is_dir() and bool(delivered(ground.files)), START_SECONDS), process.log
     with emitting(ground.url) as ids:

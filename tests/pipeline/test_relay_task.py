@@ -1,4 +1,4 @@
-"""What a relay is told and what its tasks decide, without Spark."""
+"""Options of a relay and decisions of its tasks, without Spark."""
 
 import gc
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ from penstock.testing.events import delivery
 
 @pytest.mark.parametrize("name", ["batch", "parallelism", "lease_seconds", "slice_seconds", "max_deliveries"])
 def test_numbers_that_can_not_be_are_refused(name: str) -> None:
-    with pytest.raises(UsageError, match=f"^{name.replace('_', ' ')} must be greater than 0, not 0$"):
+    with pytest.raises(UsageError, match=f"^{name} must be greater than 0, got 0$"):
         RelayOptions(store="sqlite://", destination="null:", **{name: 0})  # type: ignore[arg-type]
 
 
@@ -107,7 +107,7 @@ def outbox(tmp_path: Path) -> Iterator[Outbox]:
 
 
 def drain(outbox: Outbox) -> SliceCounts:
-    """Run a task of a relay that drains, one event at a time."""
+    """Run a task of a draining relay, one event at a time."""
     assert isinstance(outbox.store, SqlStore)
     until = outbox.store.now() + timedelta(seconds=1)
     spec = RelayTaskSpec(

@@ -66,7 +66,7 @@ def test_a_cluster_keeps_what_its_administrators_chose(master: str) -> None:
 
 
 class Builder:
-    """Writes down what it is told, as a session builder does."""
+    """A session builder that records its settings."""
 
     def __init__(self) -> None:
         self.told: dict[str, str] = {}
@@ -109,7 +109,7 @@ def test_the_log_settings_ship_with_the_package() -> None:
 
 
 def test_settings_that_a_spark_has_never_heard_of_would_be_ignored_silently() -> None:
-    """So their names are looked up in the jars."""
+    """Check that the jars contain each setting's name, because Spark ignores unknown settings silently."""
     jars = [jar for part in ("core", "catalyst") for jar in (spark_home({}) / "jars").glob(f"spark-{part}_*.jar")]
     assert len(jars) == 2
     named = b"".join(archive.read(name) for archive in map(ZipFile, jars) for name in archive.namelist())
@@ -118,7 +118,7 @@ def test_settings_that_a_spark_has_never_heard_of_would_be_ignored_silently() ->
 
 
 def make_installation(folder: Path) -> tuple[Path, Path]:
-    """Lay out a Java with an archive of its own, and a Spark."""
+    """Create the folders of a JVM with a base archive, and of a Spark installation."""
     java, spark = folder / "java", folder / "spark"
     (java / "lib" / "server").mkdir(parents=True)
     (java / "lib" / "server" / "classes.jsa").touch()
@@ -204,7 +204,7 @@ def test_jvm_that_fails_to_start_is_one_line_and_keeps_the_users_settings(tmp_pa
     assert "-Xss8m" in command
     assert command.index("-XX:+UseSerialGC") < command.index("-Dmine=yes")
     assert "spark.jars=mine.jar,ours.jar" in command
-    assert error.endswith("PipelineError: the JVM ended before Spark was up; its own error message, if any, is above")
+    assert error.endswith("PipelineError: the JVM exited before Spark started; see its error message above, if any")
 
 
 @pytest.mark.parametrize("master", ["sparc://host:7077", "host:7077", "yarn-cluster"])
@@ -241,7 +241,7 @@ def test_command_ends_with_one_line_if_spark_cannot_start(command: str, tmp_path
     done = python("-m", "penstock", *command.split(), "--master", master, folder=tmp_path)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
-        f"error: Spark can't be started with master {master}: org.apache.spark.SparkException: Asked to launch cluster "
+        f"error: cannot start Spark with master {master}: org.apache.spark.SparkException: Asked to launch cluster "
         "with 100 MiB/worker but requested 1024 MiB/executor"
     )
     assert "\tat " not in done.stderr
@@ -256,8 +256,8 @@ def test_session_can_be_opened_after_a_master_refused_the_application(tmp_path: 
         master = f"spark://127.0.0.1:{reserved.getsockname()[1]}"
         done = python("-c", REFUSED_THEN_LOCAL, master, folder=tmp_path)
     assert done.stdout.splitlines() == [
-        f"Spark can't be started with master {master}: the master can't be reached, or has refused the application; "
-        "Spark's log says why",
+        f"cannot start Spark with master {master}: the master is unreachable or rejected the application; "
+        "see Spark's log",
         "3",
     ]
 

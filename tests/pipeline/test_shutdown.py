@@ -59,6 +59,6 @@ def test_stream_stopped_while_it_starts_ends_and_leaves_no_process(
 
 
 def runners(spark: "SparkSession") -> list[int]:
-    """The processes in which this Spark asks sources how far they are."""
+    """Return the Python processes of this session that plan data sources."""
     java = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
     return [pid for pid, parent in living().items() if parent == java and RUNNER.encode() in command_of(pid)]

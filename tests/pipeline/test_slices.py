@@ -1,4 +1,4 @@
-"""The slices on a real Spark session; what doesn't need one comes first."""
+"""Slices: first the tests without Spark, then those on a real Spark session."""
 
 import os
 import shutil
@@ -62,7 +62,7 @@ PYTHONPATH was:
         (PYTHON_FAILED, "ValueError: second"),
         (DAEMON_FAILED, "ModuleNotFoundError: No module named 'penstock'"),
         ("An error occurred while calling o1.x.\n: a.b.C: [SOME_ERROR] plain\n\tat java", "a.b.C: [SOME_ERROR] plain"),
-        ("", "Spark gave no reason"),
+        ("", "Spark reported no error message"),
     ],
 )
 def test_the_root_cause_is_one_line(text: str, line: str) -> None:
@@ -92,7 +92,7 @@ def test_a_slice_ends_when_the_driver_hangs_up() -> None:
 
 @pytest.mark.parametrize("function", [lambda _, __: None, threading.Lock().acquire])
 def test_a_function_that_workers_could_not_import_is_refused(function: Any) -> None:
-    with pytest.raises(UsageError, match="importable by its name"):
+    with pytest.raises(UsageError, match="slice function must be importable by name"):
         run_slices(None, function, None, parallelism=1, slice_seconds=1, on_slice=lambda *_: False)  # type: ignore[arg-type]
 
 
@@ -138,7 +138,7 @@ def test_a_function_that_does_not_stop_is_cut_short(spark: "SparkSession", tmp_p
     watcher = threading.Thread(target=lambda: (wait_for(tmp_path, "running-*", 1), stop.set()))
     watcher.start()
     started = time.monotonic()
-    with pytest.raises(PipelineError, match=r"went on for 0\.2 s after it was to end"):
+    with pytest.raises(PipelineError, match=r"^slice did not end within 0\.2 s of the stop request"):
         run_slices(
             spark,
             slice_functions.ignore_the_end,
@@ -170,8 +170,8 @@ def test_spark_retries_a_task_whose_worker_died(spark: "SparkSession", tmp_path:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (slice_functions.fail, r"^a slice failed for good: ValueError: the reason$"),
-        (slice_functions.die, r"^a slice failed for good: .*Python worker exited unexpectedly.*$"),
+        (slice_functions.fail, r"^slice failed: ValueError: the reason$"),
+        (slice_functions.die, r"^slice failed: .*Python worker exited unexpectedly.*$"),
     ],
 )
 def test_a_slice_that_keeps_failing_raises_one_line(spark: "SparkSession", function: Any, message: str) -> None:
@@ -189,7 +189,7 @@ def test_pauses_after_failures_grow_up_to_a_limit() -> None:
 @pytest.mark.spark
 def test_patience_bears_some_failures_in_a_row_and_tells_of_them(spark: "SparkSession") -> None:
     told: list[tuple[str, float]] = []
-    with pytest.raises(PipelineError, match=r"^a slice failed for good: ValueError: the reason$"):
+    with pytest.raises(PipelineError, match=r"^slice failed: ValueError: the reason$"):
         run_slices(
             spark,
             slice_functions.fail,
@@ -285,7 +285,7 @@ def test_a_checkpoint_carries_the_numbers_on(spark: "SparkSession", tmp_path: Pa
             options=QueryOptions(checkpoint=str(tmp_path / "checkpoint")),
         )
     assert numbers[:2] == [0, 1]
-    assert numbers[2] in (1, 2, 3)  # the last one may run again: a crash looks the same
+    assert numbers[2] in (1, 2, 3)  # the last batch may run again, as after a crash
     assert numbers[3] == numbers[2] + 1
 
 
@@ -308,7 +308,7 @@ spark.stop()
 
 @contextmanager
 def a_driver(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """A relay of its own, and the processes that belong to it: Java and the workers."""
+    """A driver in a separate process, and the ids of its JVM and its Python worker processes."""
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     command = [sys.executable, "-c", DRIVER, str(folder)]
     environment = {**os.environ, "PYTHONPATH": path}

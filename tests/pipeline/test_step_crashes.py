@@ -1,5 +1,5 @@
-"""Relays with a step, in processes of their own, killed between dispatch and settling: nothing is lost, and only the
-batch in flight comes twice."""
+"""Relays with a step, in separate processes, killed between dispatch and settlement: no event is lost, and only the
+events of the in-flight batch are delivered twice."""
 
 import os
 import signal
@@ -34,9 +34,10 @@ def process(ground: Ground, **given: object) -> RelayProcess:
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("crash", ["in-publish:2:family", "in-settle:1:family", "after-settle:1:family"])
 def test_a_driver_that_is_killed_loses_nothing(ground: Ground, crash: str) -> None:
-    """In the midst of dispatch; dispatched and not settled; one lease settled of two, and Spark's log knows of none.
+    """The driver is killed during dispatch; after it, but before settling; and after settling one lease of two.
 
-    The next driver has the same checkpoint: it runs the batch again, and need not wait for its leases to be over.
+    In no case has Spark's log recorded the batch. The next driver has the same checkpoint: it runs the batch again and
+    need not wait for its leases to expire.
     """
     checkpoint = f"{ground.folder}/checkpoint"
     ids = emit(ground.outbox, 1_000)

@@ -1,4 +1,4 @@
-"""The stop channel beside other users of the machine, who can connect to it as tasks do."""
+"""The stop channel on a machine with other users, who can connect to it as tasks do."""
 
 import resource
 import select
@@ -12,7 +12,7 @@ from penstock.pipeline.spark.stop_channel import MOST_UNKNOWN, StopChannel, conn
 from tests.support.processes import wait_until
 
 SECONDS = 60.0
-# More than select() can watch, and more than the driver keeps.
+# More connections than select() can watch, and more than the driver keeps.
 CROWD = 1_100
 
 
@@ -24,7 +24,7 @@ def channel() -> Iterator[StopChannel]:
 
 @pytest.fixture
 def crowd(channel: StopChannel) -> Iterator[list[socket.socket]]:
-    """Connections of another user, who sends nothing."""
+    """Open connections as another user would, without sending anything."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8_192), hard))
     try:

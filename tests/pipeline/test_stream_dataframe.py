@@ -177,7 +177,7 @@ NOT_USABLE: dict[str, tuple[Any, type[PenstockError], str]] = {
     "no DataFrame": (lambda spark: None, UsageError, "streaming DataFrame"),
     "no id": ("number INT", UsageError, "event_id, or line and offset"),
     "half a position": ("line STRING, number INT", UsageError, "event_id, or line and offset"),
-    "no payload": ("event_id STRING, partition_key STRING", UsageError, "a column payload"),
+    "no payload": ("event_id STRING, partition_key STRING", UsageError, "missing columns of the DataFrame: payload"),
     "headers that are none": ("event_id STRING, headers STRING, number INT", UsageError, "a map of strings"),
     "a row without id": ("event_id STRING, number INT", PipelineError, "has no event_id"),
     "a row without line": ("line STRING, offset BIGINT, number INT", PipelineError, "has no line"),
@@ -198,5 +198,5 @@ def test_an_offset_below_nought_is_refused(spark: "SparkSession", embedded: Grou
     """A negative offset is below every offset in the state, so its event would never be processed."""
     source = Frame(json_files(tmp_path / "in", "line STRING, offset BIGINT, number INT"))
     write(tmp_path / "in", "one", [{"line": "a", "offset": -1, "number": 1}])
-    with pytest.raises(PipelineError, match="no offset of 0 or more"):
+    with pytest.raises(PipelineError, match="no offset of at least 0"):
         Shop(spark, embedded, source).run()

@@ -26,7 +26,7 @@ def test_state_on_one_machines_disk_is_refused_on_a_cluster(tmp_path: Path, sche
     state = tmp_path / "state"
     app = Streams(state=f"{scheme}:///{state}")
     app.stream("orders", name="total")(lambda event, ctx: None)
-    with pytest.raises(UsageError, match="is on one machine's disk; on a cluster keep the state in PostgreSQL"):
+    with pytest.raises(UsageError, match="is on the disk of one machine; on a cluster, keep the state in PostgreSQL"):
         run_streams(app, master=master)
     assert not state.exists()
 
@@ -34,7 +34,9 @@ def test_state_on_one_machines_disk_is_refused_on_a_cluster(tmp_path: Path, sche
 def test_events_on_one_machines_disk_are_refused_on_a_cluster() -> None:
     app = Streams("sqlite:///shop.db", state="postgresql://someone@127.0.0.1/somewhere")
     app.stream("orders", name="total")(lambda event, ctx: None)
-    with pytest.raises(UsageError, match=r"shop\.db is on one machine's disk; on a cluster keep events in PostgreSQL"):
+    with pytest.raises(
+        UsageError, match=r"shop\.db is on the disk of one machine; on a cluster, keep events in PostgreSQL"
+    ):
         run_streams(app, master="spark://127.0.0.1:7077")
 
 
@@ -61,7 +63,7 @@ def test_state_that_all_tasks_reach_is_taken(state: str, master: str) -> None:
 
 @pytest.mark.parametrize(
     ("names", "told"),
-    [(["totl"], "there is no stream 'totl'; there are: total"), (None, "this application has no streams")],
+    [(["totl"], "stream 'totl' is not defined; defined streams: total"), (None, "application has no streams")],
 )
 def test_streams_that_are_not_there_are_told(names: list[str] | None, told: str) -> None:
     app = Streams()

@@ -131,7 +131,7 @@ def test_a_topic_that_is_made_anew_while_it_is_read_ends_the_stream(
     source.load(spark)
     assert source.topics()[topic].startswith(f"{topic}@")
     topics.create_anew(topic)
-    with pytest.raises(PipelineError, match="was deleted and made anew while it was read: start the stream again"):
+    with pytest.raises(PipelineError, match="was deleted and recreated while being read; restart the stream"):
         source.topics()
     source.close()
 
@@ -188,17 +188,17 @@ def test_topics_by_a_pattern_and_records_of_transactions(
 @pytest.mark.parametrize(
     ("given", "kind", "message"),
     [
-        ({"topics": "none.such"}, PipelineError, "no such topic"),
-        ({"options": {"kafka.auto.offset.reset": "latest"}}, UsageError, "can't be read so: .*auto.offset.reset"),
-        ({"options": {"kafka.security.protocol": "x"}}, UsageError, "can't be read so: .*security.protocol"),
-        ({"options": {"Subscribe": "x"}}, UsageError, "not yours to set"),
+        ({"topics": "none.such"}, PipelineError, "topic does not exist: none.such at "),
+        ({"options": {"kafka.auto.offset.reset": "latest"}}, UsageError, "with these options: .*auto.offset.reset"),
+        ({"options": {"kafka.security.protocol": "x"}}, UsageError, "with these options: .*security.protocol"),
+        ({"options": {"Subscribe": "x"}}, UsageError, "option 'Subscribe' cannot be set"),
         (
             {
                 "servers": "127.0.0.1:1",
                 "options": {"kafka.default.api.timeout.ms": "2000", "kafka.request.timeout.ms": "1000"},
             },
             PipelineError,
-            "can't be reached: TimeoutException",
+            "cannot reach .*: TimeoutException",
         ),
     ],
 )
@@ -224,7 +224,7 @@ def test_new_session_adds_connector_to_submit_arguments_of_the_user(embedded: Gr
 def test_a_session_that_runs_without_the_connector_is_told(embedded: Ground, topics: Topics) -> None:
     ended = run_session(embedded, topics, topics.create(1), {}, "before")
     assert ended.returncode == 1
-    assert "UsageError: the Spark session that runs was started without the connector" in ended.stderr
+    assert "UsageError: the running Spark session lacks Spark's Kafka connector" in ended.stderr
     assert coordinates() in ended.stderr
 
 

@@ -186,7 +186,7 @@ def test_half_a_checkpoint_is_told_and_not_taken(
     (tmp_path / "checkpoint" / "total" / "offsets").mkdir(parents=True)
     (tmp_path / "checkpoint" / "total" / "offsets" / "2").write_text("v1")
     emit(outbox, 1)
-    with pytest.raises(PipelineError, match=r"stream total can't be started: .*metadata"):
+    with pytest.raises(PipelineError, match=r"cannot start stream 'total': .*metadata"):
         run_streams(adding(postgres_url, state), spark=spark, once=True, checkpoint=str(tmp_path / "checkpoint"))
     drain(spark, adding(postgres_url, state), outbox)
     assert (total(state), added(outbox)) == (1, [1])

@@ -77,10 +77,13 @@ def test_only_the_parts_that_have_the_keys_are_read(state: str) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({}, "needs to know which stream"),
-        ({"stream": "total", "colour": "red"}, "has no option 'colour'; it takes stream, state, keys"),
-        ({"stream": "total", "keys": "ada"}, "keys must be an array of JSON"),
-        ({"stream": "total", "keys": "[1]"}, "keys must be an array of JSON"),
+        ({}, "missing option 'stream'"),
+        (
+            {"stream": "total", "colour": "red"},
+            "unknown option 'colour' for format penstock-state; supported: stream, state, keys",
+        ),
+        ({"stream": "total", "keys": "ada"}, "invalid keys 'ada'; expected a JSON array"),
+        ({"stream": "total", "keys": "[1]"}, "expected a JSON array of strings"),
     ],
 )
 def test_options_that_can_not_be_are_told(options: dict[str, str], told: str) -> None:
@@ -118,10 +121,10 @@ def test_the_format_is_there_once_registered(spark: "SparkSession", state: str) 
     register(spark)
     frame = spark.read.format("penstock-state").option("stream", "total").option("state", state).load()
     assert frame.count() == len(KEYS) + 1
-    with pytest.raises(UsageError, match=r"there is no stream 'totl' in .*; there are: total"):
+    with pytest.raises(UsageError, match=r"stream 'totl' does not exist in .*; existing streams: total"):
         read(spark, "totl", state=state)
     missing = spark.read.format("penstock-state").option("stream", "totl").option("state", state)
-    with pytest.raises(Exception, match="there is no stream 'totl'"):
+    with pytest.raises(Exception, match="stream 'totl' does not exist"):
         missing.load().count()
 
 

@@ -255,7 +255,7 @@ def test_a_group_that_was_destroyed_is_an_error_that_says_what_to_do(valkey):
     query = valkey.query(patient="true")
     assert query.work() == added
     valkey.client.xgroup_destroy("orders", GROUP)
-    message = r"^the consumer group 'totals' of the stream 'orders' is gone.*XGROUP CREATE orders totals 0 MKSTREAM"
+    message = r"^consumer group 'totals' of stream 'orders' was deleted.*XGROUP CREATE orders totals 0 MKSTREAM"
     with pytest.raises(PipelineError, match=message):
         query.batch()
     [partition] = query.reader.partitions({}, query.offset)
@@ -270,15 +270,15 @@ def test_a_deleted_stream_is_an_error_too(valkey):
     query = valkey.query()
     query.work()
     valkey.client.delete("orders")
-    with pytest.raises(PipelineError, match="is gone"):
+    with pytest.raises(PipelineError, match="was deleted"):
         query.batch()
 
 
 def test_a_key_that_is_no_stream_is_told(valkey):
     valkey.client.set("orders", "text")
-    with pytest.raises(UsageError, match=r"^the key 'orders' at valkey:\S+ holds no stream, but something else"):
+    with pytest.raises(UsageError, match=r"^key 'orders' at valkey:\S+ is not a stream; use the key of a stream$"):
         valkey.query(patient="true").batch()
-    with pytest.raises(UsageError, match="holds no stream"):
+    with pytest.raises(UsageError, match="is not a stream"):
         valkey.acknowledge(["orders/1-1"])
 
 
@@ -286,7 +286,7 @@ def test_a_key_that_is_no_stream_is_told(valkey):
 def test_a_wrong_password_is_told_and_not_shown(valkey, credentials):
     valkey.client.config_set("requirepass", "right")
     query = valkey.query(url=f"redis://{credentials}127.0.0.1:{valkey.server.port}", patient="true")
-    with pytest.raises(UsageError, match="refuses these credentials") as refused:
+    with pytest.raises(UsageError, match="rejected the credentials") as refused:
         query.batch()
     assert "wrong@" not in str(refused.value)
     trusted = valkey.query(url=f"redis://:right@127.0.0.1:{valkey.server.port}")
@@ -302,7 +302,7 @@ def test_a_server_too_old_for_autoclaim_is_told(valkey, tmp_path):
         client.xgroup_create("orders", GROUP, id="0")
         client.xreadgroup(GROUP, "dead", {"orders": ">"})
         query = valkey.query(min_idle_time_ms=1)
-        with pytest.raises(UsageError, match=r"is too old: .* Redis from 6\.2 on \(unknown command 'XAUTOCLAIM'"):
+        with pytest.raises(UsageError, match=r"is too old \(unknown command 'XAUTOCLAIM'.*Redis 6\.2 or later"):
             query.awaited()
         client.close()
 
@@ -313,7 +313,7 @@ def test_a_server_that_is_away_ends_only_the_impatient(valkey):
     assert patient.ids() == added
     valkey.server.kill()
     assert patient.batch() is None
-    with pytest.raises(SourceUnavailable, match=r"^valkey://127\.0\.0\.1:\d+/0 can't be used now: "):
+    with pytest.raises(SourceUnavailable, match=r"^valkey://127\.0\.0\.1:\d+/0 is unavailable: "):
         impatient.batch()
     with pytest.raises(SourceUnavailable):
         valkey.acknowledge(added)

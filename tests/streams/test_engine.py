@@ -130,7 +130,7 @@ def test_state_that_json_can_not_say_fails_its_event_only(state: str) -> None:
     harness = StreamHarness(app, "keep", state)
     report = harness.run(["one", "set", "two"])
     assert harness.state("a") == {"last": "two"}
-    assert "can't be written as JSON" in report.dead[0][1]
+    assert "cannot encode state 'last' as JSON" in report.dead[0][1]
     harness.close()
 
 
@@ -162,11 +162,11 @@ def test_state_is_forgotten_in_time(state: str) -> None:
 def test_mistakes_are_told() -> None:
     app = Streams("sqlite:///unused.db")
     app.stream("a", name="one")(lambda event, ctx: None)
-    with pytest.raises(UsageError, match="another name"):
+    with pytest.raises(UsageError, match="'one' is already defined"):
         app.stream("b", name="one")(lambda event, ctx: None)
-    with pytest.raises(UsageError, match="parts must lie"):
+    with pytest.raises(UsageError, match="parts must be between 1 and 4096, got 0"):
         app.stream("a", name="two", parts=0)(lambda event, ctx: None)
-    with pytest.raises(UsageError, match="no such option"):
+    with pytest.raises(UsageError, match=r"invalid option for stream 'three': .*partitions"):
         app.stream("a", name="three", partitions=3)(lambda event, ctx: None)
 
 
@@ -177,14 +177,14 @@ def nothing(event: StreamEvent, ctx: Context) -> None:
 @pytest.mark.parametrize(
     ("first", "second", "told"),
     [
-        ("orders", "orders", r"'one' reads queue 'orders' already.* give each stream a queue of its own"),
-        ("orders", Queue("orders"), "'one' reads queue 'orders' already"),
-        (Kafka("broker:9092", "orders"), "streams/one", "'one' reads queue 'streams/one' already"),
-        ("streams/two", Kafka("broker:9092", "orders"), "'one' reads queue 'streams/two' already"),
+        ("orders", "orders", "queue 'orders' is already read by stream 'one'; use a separate queue for each stream"),
+        ("orders", Queue("orders"), "queue 'orders' is already read by stream 'one'"),
+        (Kafka("broker:9092", "orders"), "streams/one", "queue 'streams/one' is already read by stream 'one'"),
+        ("streams/two", Kafka("broker:9092", "orders"), "queue 'streams/two' is already read by stream 'one'"),
         (
             Valkey("valkey://user:secret@localhost/0", "orders,refunds"),
             Valkey("valkey://user:secret@localhost/0", "refunds"),
-            r"'one' reads 'refunds' at valkey://\S*@localhost/0 in the group 'penstock' already.* a consumer group",
+            r"'refunds' at valkey://\S*@localhost/0 in group 'penstock' is already read by .* a separate consumer",
         ),
     ],
 )

@@ -226,7 +226,7 @@ def test_a_failing_timer_survives_a_crash(state: str, crash: str) -> None:
 def test_a_timer_that_nobody_can_read_is_dead(harness: StreamHarness) -> None:
     forged = {"penstock-stream": "orders", "penstock-stream-key": "a"}
     report = harness.run([StreamEvent("1", "a", b"{}", "stream.timer", forged)])
-    assert report.dead[0][1].startswith("it can't be told what it is for: KeyError")
+    assert report.dead[0][1].startswith("invalid timer or window in the retry queue: KeyError")
     others = {**forged, "penstock-stream": "others"}
     harness.run([StreamEvent("2", "a", b'{"key": "a"}', "stream.timer", others)])
     assert harness.state("a") == {"events": 1}, "another stream's is an event like any other"
@@ -258,8 +258,8 @@ def test_the_time_may_be_told_by_a_function(state: str) -> None:
     report = harness.run([order(at=ORIGIN, set={"x": 10}), order(at=iso), order(at="2026-01-01T00:00"), order()])
     assert fired(harness) == [["x", 10]]
     (naive, missing) = [error for _, error in report.dead]
-    assert naive.startswith("its time can't be told: UsageError: a time needs a time zone")
-    assert missing.startswith("its time can't be told: KeyError")
+    assert naive.startswith("cannot determine the time of the event: UsageError: time 2026-01-01 00:00:00 has no")
+    assert missing.startswith("cannot determine the time of the event: KeyError")
     harness.close()
 
 
@@ -290,7 +290,7 @@ def test_mistakes_are_told() -> None:
     app = application()
     with pytest.raises(UsageError, match="already"):
         app.on_timer("orders")(lambda timer, ctx: None)
-    with pytest.raises(UsageError, match="its handler comes first"):
+    with pytest.raises(UsageError, match="define its handler first"):
         app.on_timer("others")(lambda timer, ctx: None)
     for options in ({"lateness_seconds": -1}, {"idle_close_seconds": 0}, {"time": lambda event: 0.0}):
         with pytest.raises(UsageError):
@@ -300,15 +300,15 @@ def test_mistakes_are_told() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda ctx: ctx.set_timer("x"), "give at or delay_seconds"),
-        (lambda ctx: ctx.set_timer("x", NOW, delay_seconds=1), "give at or delay_seconds"),
-        (lambda ctx: ctx.set_timer("", NOW), "a timer's name"),
-        (lambda ctx: ctx.set_timer("x" * 300, NOW), "a timer's name"),
-        (lambda ctx: ctx.cancel_timer("\x00"), "a timer's name"),
+        (lambda ctx: ctx.set_timer("x"), "exactly one of at and delay_seconds"),
+        (lambda ctx: ctx.set_timer("x", NOW, delay_seconds=1), "exactly one of at and delay_seconds"),
+        (lambda ctx: ctx.set_timer("", NOW), "invalid timer name ''"),
+        (lambda ctx: ctx.set_timer("x" * 300, NOW), "invalid timer name"),
+        (lambda ctx: ctx.cancel_timer("\x00"), "invalid timer name"),
         (lambda ctx: ctx.set_timer("x", NOW.replace(tzinfo=None)), "time zone"),
-        (lambda ctx: ctx.set_timer("x", "tomorrow"), "not str"),
-        (lambda ctx: ctx.set_timer("x", float("nan")), "not a time"),
-        (lambda ctx: ctx.set_timer("x", delay_seconds=1e300), "not a time"),
+        (lambda ctx: ctx.set_timer("x", "tomorrow"), "got str"),
+        (lambda ctx: ctx.set_timer("x", float("nan")), "invalid time nan"),
+        (lambda ctx: ctx.set_timer("x", delay_seconds=1e300), "invalid time"),
         (lambda ctx: ctx.window, "no windows"),
     ],
 )

@@ -44,7 +44,7 @@ def test_a_report_tells_all_as_a_table_and_as_json() -> None:
     assert passed["verdict"]["tally"]["gave_up"] == {"it was tired": 1}
     assert failed["verdict"]["audit"]["wrong_sums"] == {"k": [{"count": 1, "sum": 2}, None]}
     text = report.to_text()
-    assert "| queue | sqlite | 100 | 3 | 2 | 0 | 0 | 0 | as they must be | 12 |" in text
+    assert "| queue | sqlite | 100 | 3 | 2 | 0 | 0 | 0 | correct | 12 |" in text
     for told in ("lost: 1 orders", "wrong sum of 'k'", "no Kafka here", "it hung", "it was tired", "somewhere"):
         assert told in text
 

@@ -1,4 +1,4 @@
-"""An initialised store on each database, an outbox on it, and workers that are stopped after the test."""
+"""Fixtures: an initialised store on each database, its outbox, and a worker that is stopped after the test."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a subscription holds, step by step: pure bookkeeping, without a store."""
+"""The event buffer, operation by operation, without a store."""
 
 import threading
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""Handlers as users write them: what they are given, and what becomes of their events."""
+"""Handlers as users write them: their arguments, and the outcomes of their events."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""The health endpoint: what it answers, and when a worker is no longer well."""
+"""The health endpoint: its responses, and the conditions under which a worker is reported as unhealthy."""
 
 import socket
 import sys
@@ -81,7 +81,7 @@ def _die() -> float:
     raise SystemExit
 
 
-# Connections that other threads had when the store gave up its pool end with it, and are not closed one by one.
+# The pool does not close the connections of other threads when the store disposes of it; they are garbage-collected.
 @pytest.mark.filterwarnings(
     "ignore:Exception ignored in. <function BaseConnection:pytest.PytestUnraisableExceptionWarning"
 )
@@ -103,7 +103,7 @@ def _through_an_outage(server: PostgresServer, url: str, monkeypatch: pytest.Mon
     assert get(url)[0] == 200
     server.stop()
     assert wait_until(lambda: bool(get(url)[1]["loops"]["fetch of orders"]["trouble"]), PATIENCE)
-    assert get(url)[0] == 200  # for a while
+    assert get(url)[0] == 200  # still healthy: the outage is shorter than PATIENCE_SECONDS
     monkeypatch.setattr(health, "PATIENCE_SECONDS", 0.0)
     code, told = get(url)
     assert (code, told["status"]) == (503, "failing")

@@ -33,7 +33,7 @@ def notifier(store: SqlStore) -> Iterator[Notifier]:
 
 
 def test_an_idle_worker_is_woken(worker: Worker, outbox: Outbox, watch: Watch) -> None:
-    """It would look by itself only in an hour."""
+    """The fetch interval is an hour, so only wake-ups can deliver the events in time."""
     seen: list[str] = []
     worker.handler(max_fetch_interval=FAR_AWAY)(lambda event: seen.append(event.text()))
     with running(worker):

@@ -1,4 +1,4 @@
-"""Ordering keys in a worker: one event of a key at a time, in order, whatever fails."""
+"""Ordering keys in a worker: one event per key at a time, in order, also after failures."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Periodic emits: when they are due, and that they fire once across many processes."""
+"""Periodic emits: their due times, and that many processes together emit once."""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -40,7 +40,7 @@ def test_one_event_for_each_moment(store: SqlStore, outbox: Outbox) -> None:
 
 
 def test_many_processes_fire_once(store: SqlStore, outbox: Outbox) -> None:
-    """Each with its own clock, some ahead, some behind."""
+    """Each process has a different clock, some ahead and some behind."""
     clocks = [NOON + timedelta(seconds=seconds) for seconds in (-20, -1, 0, 1, 25)] * 4
     emittings = [PeriodicEmitter(outbox, [periodic("* * * * *")], started=NOON - timedelta(minutes=1)) for _ in clocks]
     with ThreadPoolExecutor(8) as threads:
@@ -84,7 +84,7 @@ def test_what_a_periodic_emit_sets_itself() -> None:
 
 
 def test_in_a_worker(worker: Worker, watch: Watch) -> None:
-    """Every second, which cron can say with a sixth field."""
+    """The cron expression has a sixth field for seconds, so that the event is due every second."""
     seen: list[str] = []
     worker.handler("ticks")(lambda event: seen.append(event.event_type))
     worker.periodic("* * * * * *", "tick", queue="ticks")

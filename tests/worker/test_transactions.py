@@ -60,7 +60,7 @@ def test_neither_commits_when_the_handler_fails(
 def test_a_lost_lease_rolls_back(
     worker: Worker, outbox: Outbox, watch: Watch, store: SqlStore, effects: Callable[[], list[int]]
 ) -> None:
-    """Another claimant has taken the event over in the middle of its handler."""
+    """Another claimant takes over the event while its handler runs."""
     raised: list[str] = []
 
     @worker.handler()
@@ -99,7 +99,7 @@ def test_what_is_decided_has_no_transaction(worker: Worker, outbox: Outbox, watc
 def test_a_transaction_that_is_done_stays_done(
     worker: Worker, outbox: Outbox, watch: Watch, effects: Callable[[], list[int]]
 ) -> None:
-    """What happens after the commit can't undo it, and is not tried again."""
+    """An exception after the commit neither undoes the transaction nor causes a retry."""
 
     @worker.handler(retry=RetryPolicy.constant(0))
     def handle(event: Received) -> None:
@@ -115,7 +115,7 @@ def test_a_transaction_that_is_done_stays_done(
 
 
 class Cut:
-    """Ends the connection of a transaction, or keeps its lease locked, at the first call."""
+    """Terminates the connection of the transaction, or locks its lease, at the first call."""
 
     def __init__(self, url: str, how: str) -> None:
         self.calls = 0
@@ -135,7 +135,7 @@ class Cut:
             self._locking.execute("SELECT 1 FROM penstock_leases FOR UPDATE")
 
     def end(self) -> None:
-        """Give up the lock, once the transaction has failed by it."""
+        """Release the lock after the transaction has failed because of it."""
         if self._locking is not None:
             self._locking.close()
 

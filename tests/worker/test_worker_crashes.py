@@ -1,4 +1,4 @@
-"""Workers that are killed, by their events or by chance: nothing is lost, and what is promised once happens once."""
+"""Workers killed by their events or at random: no event is lost, and exactly-once effects happen once."""
 
 import random
 import time
@@ -33,8 +33,10 @@ def settled(watch: Watch) -> bool:
 
 @pytest.mark.parametrize("url", ["sqlite", "postgresql"], indirect=True)
 def test_a_poisonous_event_dies_alone(outbox: Outbox, watch: Watch, store: SqlStore) -> None:
-    """One of a hundred kills whatever process handles it. The worker is started again each time, as a supervisor would;
-    in the end that event is dead, and all the others are handled, though they were in the same process and batch."""
+    """In each of two queues one event kills its process; the test restarts the worker as a supervisor would.
+
+    In the end only these two events are dead. All others are handled, although they shared a process and a batch.
+    """
     outbox.emit_many([outbox.event("x", "poison" if n == 30 else f"good {n}", queue="mixed") for n in range(100)])
     outbox.emit_many([outbox.event("x", "poison" if n == 5 else f"fine {n}", queue="beside") for n in range(20)])
     deaths = 0
@@ -60,7 +62,7 @@ def test_a_poisonous_event_dies_alone(outbox: Outbox, watch: Watch, store: SqlSt
 def test_effects_in_one_database_are_exactly_once(
     outbox: Outbox, watch: Watch, store: SqlStore, record_property: Callable[[str, object], None]
 ) -> None:
-    """Three worker processes, killed at random; whatever they do in the event's transaction happens once."""
+    """Kill three worker processes at random: writes in the event's transaction happen exactly once."""
     seed = random.randrange(2**32)
     record_property("seed", seed)
     print(f"seed {seed}")
@@ -108,7 +110,7 @@ KILLED_AT = [
 def test_killed_at_a_point(
     outbox: Outbox, watch: Watch, store: SqlStore, tmp_path: Path, kind: str, point: str
 ) -> None:
-    """Nothing is lost wherever a worker dies; in the event's own transaction nothing is doubled either."""
+    """No event is lost wherever a worker is killed; with the event's transaction, no effect is duplicated."""
     with store.transaction() as connection:
         connection.execute(text("CREATE TABLE effects (number integer)"))
     outbox.emit_many([outbox.event("x", str(number)) for number in range(60)])

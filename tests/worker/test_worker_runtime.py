@@ -43,7 +43,7 @@ def test_run_returns_when_all_is_written_whoever_stops_it(worker: Worker, outbox
     def handle(event: Received) -> None:
         threading.Thread(target=stop, daemon=True).start()
         watch.that(lambda: not worker.running)
-        returned.wait(0.5)  # it must not come to that: this handler is still at work
+        returned.wait(0.5)  # expected to time out: `run` must not return while this handler runs
 
     outbox.emit("x")
     worker.run()
@@ -121,7 +121,7 @@ def test_what_a_dead_worker_held_comes_back(worker: Worker, outbox: Outbox, watc
 def test_a_worker_that_lost_its_lease_settles_nothing(
     worker: Worker, outbox: Outbox, watch: Watch, store: SqlStore
 ) -> None:
-    """The event was taken over while its handler ran: this worker's outcome is void, the other one's counts."""
+    """Another claimant takes over the event while its handler runs: this worker's outcome is rejected."""
     again, lost = threading.Event(), []
 
     @worker.handler(release_stuck_timeout=3.0)

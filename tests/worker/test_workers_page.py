@@ -1,4 +1,4 @@
-"""The page about workers: its code runs, and it names every option with its default."""
+"""The guide to workers: its code runs, and it lists every option with its default."""
 
 import re
 import subprocess
@@ -17,7 +17,7 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
 def rows() -> dict[str, str]:
-    """The second column of each table row that begins with code, by what that is."""
+    """Return the second column of table rows that begin with code, by the names in the first column."""
     found: dict[str, str] = {}
     for first, second in re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", PAGE, re.MULTILINE):
         found |= dict.fromkeys(re.findall(r"`(\w+)`", first), second)

@@ -1,4 +1,4 @@
-"""`penstock worker` in a process of its own, for tests that send it signals, kill it, and read its log."""
+"""`penstock worker` in a separate process, for tests that send signals, kill processes and read the log."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tests.support.processes import living, wait_until
 PROGRAM = [sys.executable, "-c", "import sys; from penstock.cli import main; sys.exit(main())", "worker"]
 PATIENCE = 60.0
 
-# What a test's handler does is in its event: it passes a gate that the test opens, or just writes its line.
+# The event determines the handler's behaviour: wait at a gate that the test opens, or only write a line.
 MODULE = """
 import os
 from penstock import Worker
@@ -36,7 +36,7 @@ def handle(event):
 
 
 class Ground:
-    """A folder with a worker in it, and the command run there."""
+    """A folder with a worker module, in which commands are run."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder
@@ -46,7 +46,7 @@ class Ground:
         os.mkfifo(folder / "gate")
 
     def write(self, *, version: int, more: str = "") -> None:
-        """The worker's module, in one of its versions, which its lines show."""
+        """Write the worker module; every line that the handler writes contains `version`."""
         text = MODULE.replace("STORE", repr(self.url)).replace("VERSION", f"v{version}") + more
         write_whole(self.folder / "workers.py", text)
 
@@ -56,11 +56,11 @@ class Ground:
         return command
 
     def handled(self) -> list[str]:
-        """What was handled, and by which version: without the process."""
+        """Return version and payload of the handled events, sorted, without process ids."""
         return sorted(line.partition(" ")[2] for line in self._lines())
 
     def handlers(self) -> set[int]:
-        """The processes that handled something."""
+        """Return the ids of the processes that handled events."""
         return {int(line.partition(" ")[0]) for line in self._lines()}
 
     def _lines(self) -> list[str]:
@@ -68,7 +68,7 @@ class Ground:
         return written.read_text().splitlines() if written.exists() else []
 
     def open_gate(self) -> None:
-        """Let the handler through that waits at the gate; waits for one to come."""
+        """Let one waiting handler through the gate; block until a handler waits."""
         (self.folder / "gate").write_text("")
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class Ground:
 
 
 class Command:
-    """A running command. As if started in a terminal, it leads a process group of its own."""
+    """A running command. As in a terminal, it leads a separate process group and session."""
 
     def __init__(self, folder: Path, arguments: tuple[str, ...], environment: Mapping[str, str] | None = None) -> None:
         self._log = folder / "command.log"
@@ -88,7 +88,7 @@ class Command:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                # A module that is written twice in a second, with the same length, would be read from the cache.
+                # No bytecode cache: it misses a second change within one second if the file size stays the same.
                 env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **(environment or {})},
                 start_new_session=True,
             )
@@ -99,7 +99,7 @@ class Command:
         return self._log.read_text()
 
     def await_log(self, pattern: str, *, times: int = 1) -> list[str]:
-        """Wait for lines; returns what the pattern's group, or all of it, matches."""
+        """Wait for log lines; return the matches of the pattern's group, or of the whole pattern."""
 
         def found() -> list[str]:
             return re.findall(pattern, self.log)
@@ -115,7 +115,7 @@ class Command:
         return {pid for pid, parent in living().items() if parent == self.pid}
 
     def group(self) -> set[int]:
-        """All that came from it, also when it has gone itself."""
+        """Return all living processes of the command's session, even if the command itself has ended."""
         return {pid for pid in living() if _session(pid) == self.pid}
 
     def send(self, number: signal.Signals) -> None:
@@ -131,7 +131,7 @@ class Command:
         return self._process.wait(PATIENCE)
 
     def health(self) -> tuple[int, dict[str, Any]]:
-        """Return the answer of the only health endpoint."""
+        """Return the response of the only health endpoint."""
         (url,) = self.await_log(r"health_served url=(\S+)")
         return get(url)
 
@@ -146,7 +146,7 @@ class Command:
         return found
 
     def await_call(self) -> int:
-        """Wait until one of several processes is in a handler's call; return its id."""
+        """Wait until a handler call is running in one of the processes; return its process id."""
 
         def busy() -> list[int]:
             reports = self.reports().items()
@@ -163,7 +163,7 @@ class Command:
 
 
 def get(url: str) -> tuple[int, dict[str, Any]]:
-    """The status and the JSON of an answer."""
+    """Return the status and the decoded JSON of a response."""
     try:
         with urlopen(url, timeout=PATIENCE) as answer:
             return answer.status, json.load(answer)

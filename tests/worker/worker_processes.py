@@ -1,7 +1,8 @@
-"""A worker in a process of its own, to be killed: it is started as a script, with what it is to be as arguments.
+"""A worker in a separate process, to be killed by tests; started as a script with a kind and a store.
 
-python worker_processes.py poison URL     a handler that takes the process along when it meets a poisonous event
+python worker_processes.py poison URL     a handler that ends its process when it receives a poison event
 python worker_processes.py effects URL    a handler whose effects and settlement commit together
+python worker_processes.py plain URL      a handler whose effects commit before the settlement
 """
 
 import os

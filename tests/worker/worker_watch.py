@@ -1,4 +1,4 @@
-"""What the tests of workers wait for, and how they run one."""
+"""Conditions that tests of workers wait for, and a context manager that runs a worker."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ SECONDS = 60.0
 
 
 class Watch:
-    """What a test waits for, and looks at afterwards."""
+    """Waits for states of a store's events, and reads them."""
 
     def __init__(self, store: SqlStore) -> None:
         self._store = store
@@ -24,7 +24,7 @@ class Watch:
         return {state: found.count(state) for state in State if state in found}
 
     def until(self, **counts: int) -> None:
-        """Wait until so many events are in these states, and none in any other."""
+        """Wait until the events have exactly these states in these numbers."""
         wanted = {State(name.upper()): count for name, count in counts.items() if count}
         assert wait_until(lambda: self.states() == wanted, SECONDS), self.states()
 
@@ -32,7 +32,7 @@ class Watch:
         assert wait_until(lambda: bool(holds()), SECONDS)
 
     def records(self) -> dict[str, Record]:
-        """Every event by its payload."""
+        """Return all events by payload."""
         found = self._store.find(Selection(everything=True), limit=10_000).records
         return {record.payload.decode(): record for record in found}
 

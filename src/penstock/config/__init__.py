@@ -1,1 +1,1 @@
-"""Settings: URLs and their options, routes, names of a user's objects, optional dependencies."""
+"""Configuration: URLs and their options, routes, import paths, file permissions, optional dependencies."""

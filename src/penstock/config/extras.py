@@ -8,7 +8,7 @@ from penstock.model.errors import MissingDriver
 
 @contextmanager
 def needs_extra(what: str, extra: str) -> Iterator[None]:
-    """Turn a failed import of an optional dependency into the command that installs it."""
+    """Raise `MissingDriver` with the install command if the import of an optional dependency fails."""
     try:
         yield
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Finding what `module:name` names, such as a worker, and telling in one line why it can't be had."""
+"""Import of objects named `module:name`, such as a worker, with one-line errors."""
 
 import importlib
 import inspect
@@ -12,24 +12,24 @@ from typing import Any
 
 from penstock.model.errors import PenstockError, UsageError
 
-# Where a mistake of the user's is not to be looked for: the line to show is the last one outside of these.
+# Paths of libraries and of Penstock. An import error shows the last traceback frame outside these paths.
 _LIBRARIES = ("stdlib", "platstdlib", "purelib", "platlib")
 _NOT_THEIRS = (*(sysconfig.get_path(name) for name in _LIBRARIES), str(Path(__file__).parents[1]))
 
 
 @dataclass(frozen=True, slots=True)
 class ImportTarget:
-    """What a name is to lead to."""
+    """Kind of object that a name must refer to."""
 
     kind: str
-    """In a person's words."""
+    """Description in error messages."""
     type: Any
-    """As `isinstance` takes it."""
+    """Second argument of `isinstance`."""
     example: str
-    """A name of one."""
+    """Example of a valid name."""
 
     def load(self, name: str) -> Any:
-        """The object that `module:name` names."""
+        """Import and return the object named `module:name`."""
         module_name = self.module_of(name)
         found: Any = _import(module_name)
         attribute = name.partition(":")[2]
@@ -44,7 +44,7 @@ class ImportTarget:
         return found
 
     def module_of(self, name: str) -> str:
-        """The module in `module:name`."""
+        """Return the module in `module:name`; raise `UsageError` if the name is malformed."""
         module, colon, attribute = name.partition(":")
         parts = [*module.split("."), *attribute.split(".")]
         if not colon or not all(part.isidentifier() for part in parts):
@@ -52,7 +52,7 @@ class ImportTarget:
         return module
 
     def _there(self, module_name: str) -> str:
-        """Those that the module does have, of its own."""
+        """Return an error clause with the objects of this kind that the module itself defines; empty if none."""
         values = vars(sys.modules[module_name]).items()
         fitting = {name: value for name, value in values if isinstance(value, self.type) and name[0] != "_"}
         there = sorted(name for name, value in fitting.items() if not _is_from_elsewhere(value, module_name))
@@ -60,7 +60,7 @@ class ImportTarget:
 
 
 def search_working_folder() -> None:
-    """Put the working folder on Python's path, as `python -m` does: modules of one's own are at hand there."""
+    """Add the working folder to Python's path, as `python -m` does, so that the user's modules can be imported."""
     folder = os.getcwd()
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -77,7 +77,7 @@ def _import(module_name: str) -> Any:
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
             raise UsageError(f"module {error.name!r} not found in {os.getcwd()} or on the Python path") from error
         raise UsageError(_import_failure(module_name, error)) from error
-    except (Exception, SystemExit) as error:  # a module of the user's may fail in any way
+    except (Exception, SystemExit) as error:  # the user's module may raise any exception
         raise UsageError(_import_failure(module_name, error)) from error
 
 
@@ -90,7 +90,7 @@ def _import_failure(module_name: str, error: BaseException) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """The file and line of the user's that it comes from; where there is none, as in an installed package, the last."""
+    """Return file and line of the last traceback frame in the user's code, else of the last frame."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
     theirs = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)]
     shown = (theirs or frames)[-1]

@@ -1,4 +1,4 @@
-"""The options in a destination's URL, after its question mark: an unknown or malformed one is the caller's mistake."""
+"""Options in the query part of a destination's URL. Unknown and malformed options raise `UsageError`."""
 
 import ssl
 from collections.abc import Callable, Collection, Mapping
@@ -12,9 +12,9 @@ _FLAGS = {"true": True, "false": False}
 
 
 def known_options(url: str, known: Collection[str] = (), prefix: str | None = None) -> dict[str, str]:
-    """The URL's options, all of them among `known`: a misspelt one must not be silently without effect.
+    """Return the URL's options. Reject names not in `known`: a misspelt option would otherwise have no effect.
 
-    Those that begin with `prefix` are for the client library to know.
+    Names that begin with `prefix` are accepted; the client library checks them.
     """
     try:
         options = url_options(url)
@@ -38,7 +38,7 @@ def flag(options: Mapping[str, str], name: str, default: bool) -> bool:
 
 
 def whole_number(options: Mapping[str, str], name: str) -> int | None:
-    """A whole number of 1 or more, or None where the option is not given."""
+    """Return an integer option of 1 or more; None if the option is absent."""
     if name not in options:
         return None
     value = options[name]
@@ -48,7 +48,7 @@ def whole_number(options: Mapping[str, str], name: str) -> int | None:
 
 
 def seconds(options: Mapping[str, str], name: str, default: float) -> float:
-    """A time above 0."""
+    """Return an option in seconds, which must be positive and finite."""
     try:
         value = float(options.get(name, default))
     except ValueError:
@@ -59,12 +59,12 @@ def seconds(options: Mapping[str, str], name: str, default: float) -> float:
 
 
 def timeout_option(options: Mapping[str, str]) -> float:
-    """Seconds to wait for a destination. The default is less than a relay that is to stop waits for its tasks."""
+    """Return the destination timeout in seconds. The default is shorter than the grace period of a relay."""
     return seconds(options, "timeout_seconds", 5.0)
 
 
 def uses_tls(scheme: str, options: Mapping[str, str]) -> bool:
-    """True if the scheme means TLS. With another, an option for TLS is refused: it would have no effect."""
+    """Return whether the scheme uses TLS. Reject TLS options of other schemes: they would have no effect."""
     given = sorted(name for name in options if name.startswith(("ssl_", "tls_")))
     if given and scheme not in _TLS_SCHEMES:
         raise UsageError(f"option {given[0]!r} requires TLS; use {scheme}s: instead of {scheme}:")
@@ -74,9 +74,9 @@ def uses_tls(scheme: str, options: Mapping[str, str]) -> bool:
 def tls_context(
     options: Mapping[str, str], default: Callable[[], ssl.SSLContext] = ssl.create_default_context
 ) -> ssl.SSLContext:
-    """Return a context from the TLS options. It always checks the server's certificate and name.
+    """Return a TLS context from the options. It always verifies the server's certificate and host name.
 
-    `default` returns one that trusts the usual authorities, where the options name none.
+    `default` creates the context if the options name no certificate authorities; it trusts the usual ones.
     """
     if "ssl_keyfile" in options and "ssl_certfile" not in options:
         raise UsageError("missing ssl_certfile; ssl_keyfile requires it")
@@ -84,7 +84,7 @@ def tls_context(
         authorities = options.get("ssl_ca_certs")
         context = ssl.create_default_context(cafile=authorities) if authorities else default()
         if "ssl_certfile" in options:
-            # Asked for a password, the terminal would wait for somebody to type it.
+            # Pass a dummy password for an encrypted key: otherwise OpenSSL would prompt on the terminal and wait.
             context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"), password=lambda: "-")
     except (OSError, ValueError) as error:
         given = ", ".join(f"{name}={options[name]}" for name in sorted(TLS_OPTIONS & options.keys()))

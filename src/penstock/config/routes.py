@@ -1,7 +1,7 @@
-"""Routes: which destinations an event goes to, by its type. Read from `penstock.toml`, or made from `--route`. Pure but
-for reading that file and the environment.
+"""Routes from event types to destinations, read from `penstock.toml` or created from `--route` options.
 
-Each destination of several has a queue of its own, `outbox@name`, so that each retries, dies and is replayed by itself.
+Each destination has a separate queue, `outbox@name`, and therefore separate retries, dead letters and replays. Only
+reading the file and the environment does I/O.
 """
 
 import os
@@ -21,23 +21,23 @@ from penstock.model.errors import InvalidEvent, UsageError
 CONFIG_VARIABLE = "PENSTOCK_CONFIG"
 DEFAULT_CONFIG = Path("penstock.toml")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-# The settings of a destination beside its URL.
+# Types of the settings of a destination other than its URL.
 _KINDS = {"topic": str, "max_attempts": int, "retry_delay": int | float}
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 
 class Unrouted(StrEnum):
-    """What becomes of an event that no route matches: never a silent drop."""
+    """Treatment of events that match no route. Such events are never dropped silently."""
 
     DEAD = "dead"
-    """The relay lays it out as a dead letter; with a route added, a replay delivers it."""
+    """The relay makes the event a dead letter, which can be replayed once a matching route exists."""
     REFUSE = "refuse"
-    """Emitting it is an error; what is emitted past the routes dies at the relay."""
+    """Emitting the event raises an error. Events emitted without this check become dead letters at the relay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """Where events go, and how its failures are retried where that differs from the relay's own way."""
+    """A destination with its URL, topic and retry settings; a setting of None inherits that of the relay."""
 
     name: str
     url: str
@@ -57,7 +57,7 @@ class Destination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Events whose type matches any of the globs go to all of these destinations, there to this topic if one is set."""
+    """Sends events whose type matches any of the globs to all destinations in `to`, optionally with a topic."""
 
     types: Sequence[str]
     to: Sequence[str]
@@ -69,7 +69,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routes:
-    """All routes that match an event apply; a destination that several of them name gets it once."""
+    """All routes of a configuration. Every matching route applies; each destination receives an event only once."""
 
     destinations: Mapping[str, Destination]
     routes: Sequence[Route]
@@ -86,7 +86,7 @@ class Routes:
                     raise UsageError(f"unknown destination {name!r} in a route; existing destinations: {known}")
 
     def destinations_of(self, event_type: str) -> tuple[str, ...]:
-        """The names of the destinations of a type, in the order of the routes; none if no route matches."""
+        """Return the destinations of an event type, in the order of the routes; empty if no route matches."""
         found = self._found.get(event_type)
         if found is None:
             names = (name for route in self.routes if route.matches(event_type) for name in route.to)
@@ -94,14 +94,14 @@ class Routes:
         return found
 
     def require(self, event_types: Iterable[str]) -> None:
-        """Refuse types that no route matches, where emitting them is to be an error."""
+        """Raise `InvalidEvent` for event types without a route if `unrouted` is `REFUSE`."""
         if self.unrouted is Unrouted.REFUSE:
             for event_type in event_types:
                 if not self.destinations_of(event_type):
                     raise InvalidEvent(f"no route matches event type {event_type!r}; add one to penstock.toml")
 
     def topics_of(self, name: str) -> dict[str, str]:
-        """Globs over types, with the topic that a route sets for them at this destination."""
+        """Return the topics that the routes set for a destination, by glob."""
         return {
             glob: route.topic
             for route in self.routes
@@ -111,18 +111,18 @@ class Routes:
 
     @property
     def used(self) -> list[Destination]:
-        """The destinations that a route leads to."""
+        """Destinations that at least one route uses."""
         names = {name for route in self.routes for name in route.to}
         return [destination for name, destination in self.destinations.items() if name in names]
 
 
 def queue_of(queue: str, destination: str) -> str:
-    """The queue in which a destination's own deliveries wait."""
+    """Return the queue that holds the events for one destination."""
     return f"{queue}@{destination}"
 
 
 def parse_routes(given: Sequence[str]) -> Routes:
-    """From `GLOB=URL`, as given to `--route`. One glob may be given several times, for several destinations."""
+    """Parse `GLOB=URL` options of `--route`. A glob may occur several times, with different destinations."""
     destinations: dict[str, Destination] = {}
     routes = []
     for text in given:
@@ -136,7 +136,7 @@ def parse_routes(given: Sequence[str]) -> Routes:
 
 
 def find_routes(given: str | None = None, environment: Mapping[str, str] = os.environ) -> Routes | None:
-    """The routes in the file given, else in the one that PENSTOCK_CONFIG names, else in ./penstock.toml if there."""
+    """Load the routes from the given file, the file in PENSTOCK_CONFIG or ./penstock.toml; None if there is no file."""
     named = given or environment.get(CONFIG_VARIABLE)
     if named is None and not DEFAULT_CONFIG.is_file():
         return None
@@ -144,7 +144,7 @@ def find_routes(given: str | None = None, environment: Mapping[str, str] = os.en
 
 
 def load_routes(path: Path, environment: Mapping[str, str] | None = None) -> Routes:
-    """The routes in a file such as `penstock.toml`. `${NAME}` in a URL is taken from the environment."""
+    """Load the routes from a file such as `penstock.toml`. `${NAME}` in a URL is replaced from the environment."""
     try:
         content = tomllib.loads(path.read_text())
     except OSError as error:
@@ -194,7 +194,7 @@ def _route(given: Any) -> Route:
 
 
 def _filled(url: str, environment: Mapping[str, str]) -> str:
-    """With the environment's values, so that a password needn't stand in the file."""
+    """Replace `${NAME}` with environment variables, so that passwords can be kept out of the file."""
     for name in _VARIABLE.findall(url):
         if name not in environment:
             raise UsageError(f"environment variable {name!r} is not set; required by {mask_url(url)}")
@@ -202,15 +202,15 @@ def _filled(url: str, environment: Mapping[str, str]) -> str:
 
 
 def _name_of(url: str) -> str:
-    """A name that stays the same from run to run, without anything secret in it."""
+    """Return a destination name that is the same in every run and contains no secret."""
     parts = urlsplit(url)
-    # The user may be a secret too: a token.
+    # Omit the user name as well: it may be a token.
     plain = f"{url_scheme(url)}-{parts.netloc.rpartition('@')[2]}{parts.path}"
     return re.sub(r"[^A-Za-z0-9._]+", "-", plain).strip("-")[:100]
 
 
 def _table(given: Any, what: str, *known: str) -> Mapping[str, Any]:
-    """Check a table, and that it has only the `known` settings, if any: a misspelt one would have no effect."""
+    """Return a table after checking that it has only `known` settings: a misspelt one would have no effect."""
     if not isinstance(given, dict):
         raise UsageError(f"{what} must be a table, got {given!r}")
     for name in given:

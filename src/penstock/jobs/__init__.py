@@ -1,4 +1,4 @@
-"""Jobs: work that is submitted, claimed by one worker at a time, kept alive by heartbeats, and completed or failed.
+"""Jobs: submitted, claimed by one worker at a time, extended by heartbeats, and completed or failed.
 
     import penstock
 
@@ -8,8 +8,8 @@
     while job := jobs.claim("worker-1", ["email:send"], wait_seconds=30):
         jobs.complete(job, result=send(job.payload))
 
-A job is an event, its worker holds a lease of its own for it, and it is settled as every event is: PENDING, CLAIMED,
-PUBLISHED (completed) or DEAD. `api` serves the same verbs over HTTP, and `JobsClient` calls them there.
+A job is an event with a separate lease. It has the states of every event: PENDING, CLAIMED, PUBLISHED (completed) and
+DEAD. `penstock jobs serve` provides the same operations over HTTP; `JobsClient` is the client for them.
 """
 
 from importlib import import_module
@@ -37,7 +37,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The client needs an HTTP library, which whoever works on the database itself can do without."""
+    """Import `JobsClient` on first use: it needs an HTTP library, which workers with direct database access do not."""
     if name == "JobsClient":
         return import_module("penstock.jobs.client").JobsClient
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,5 +1,8 @@
-"""A client of the HTTP API, with the verbs of `Jobs`. What can be repeated without harm is tried again when the
-connection breaks: all but a claim, whose answer may be under way to nobody."""
+"""HTTP client with the operations of `Jobs`.
+
+Operations that are safe to repeat are retried when the connection breaks. A claim is retried only if its request did
+not reach the server: otherwise a claimed job could be lost with the response.
+"""
 
 import threading
 import time
@@ -38,12 +41,12 @@ TRIES = 5
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_POLL_SECONDS = 30.0
 STOPPABLE_POLL_SECONDS = 2.0
-# Never reached the server, so that even a claim can be tried again.
+# Errors raised before the request reaches the server, after which even a claim may be retried.
 UNREACHED = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
 class JobsClient:
-    """A job queue behind a server. Any thread may call any verb."""
+    """Client of a job server. All methods are thread-safe."""
 
     def __init__(self, url: str, token: str | None = None, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self.url = mask_url(url)
@@ -67,7 +70,7 @@ class JobsClient:
         dedupe_key: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> JobId:
-        """Submit a job; its id is made here, so that a repeat after a broken connection adds nothing."""
+        """Submit a job. The client generates the id, so that a retry does not submit the job twice."""
         asked = {
             "type": type,
             "payload": payload,
@@ -88,7 +91,7 @@ class JobsClient:
         wait_seconds: float = 0,
         stop: threading.Event | None = None,
     ) -> ClaimedJob | None:
-        """The next job of these types (or of any); None if there is none, and none came in `wait_seconds`."""
+        """Claim the next job of these types (None: any); return None if none arrives within `wait_seconds`."""
         until = time.monotonic() + wait_seconds
         longest = LONGEST_POLL_SECONDS if stop is None else STOPPABLE_POLL_SECONDS
         while True:
@@ -102,30 +105,33 @@ class JobsClient:
                 return None
 
     def heartbeat(self, held: Held, progress: Any = None) -> None:
-        """The worker is still at it, and has come so far. `JobLost` says that it should stop."""
+        """Extend the lease of a job and report its progress. Raise `JobLost` if the worker should stop."""
         self._say(held, "heartbeat", progress=progress)
 
     def complete(self, held: Held, result: Any = None) -> None:
-        """The job is done."""
+        """Complete a job and store its result."""
         self._say(held, "complete", result=result)
 
     def fail(self, held: Held, reason: str, *, delay: float | None = None) -> State:
-        """The job failed: PENDING again, or DEAD at its last attempt."""
+        """Fail a job; return its new state: PENDING for a retry, or DEAD after the last attempt."""
         return State(self._say(held, "fail", reason=reason, delay_seconds=delay)["state"])
 
     def release(self, held: Held) -> None:
-        """The worker gives the job back untouched; the attempt doesn't count."""
+        """Return the job to its queue without counting an attempt."""
         self._say(held, "release")
 
     def cancel(self, job_id: UUID | str, reason: str = "cancelled") -> None:
-        """Make a job that is not settled DEAD."""
+        """Make an unsettled job DEAD."""
         self._call("POST", f"/v1/jobs/{as_job_id(job_id)}/cancel", JobSettled, json={"reason": reason})
 
     def get(self, job_id: UUID | str) -> Job:
         return self._get(as_job_id(job_id), 0.0)
 
     def wait(self, job_id: UUID | str, timeout_seconds: float | None = None) -> Job:
-        """The job, once it is PUBLISHED. `JobFailed` if it is DEAD, `JobUnfinished` if time is up before."""
+        """Wait until the job is PUBLISHED and return it.
+
+        Raise `JobFailed` if the job is DEAD, and `JobUnfinished` after `timeout_seconds`.
+        """
         wanted, started = as_job_id(job_id), time.monotonic()
         while True:
             spent = time.monotonic() - started
@@ -146,7 +152,7 @@ class JobsClient:
     def work(
         self, handlers: Mapping[str, Handler], worker_id: str, *, stop: threading.Event, concurrency: int = 1
     ) -> None:
-        """Claim and handle jobs until `stop` is set: see `penstock.jobs.worker_loop`."""
+        """Claim and handle jobs until `stop` is set; see `penstock.jobs.worker_loop`."""
         run(self, handlers, worker_id, stop=stop, concurrency=concurrency)
 
     def close(self) -> None:
@@ -176,7 +182,10 @@ class JobsClient:
         once: bool = False,
         wait: float = 0.0,
     ) -> Any:
-        """What the server answers, or its problem as an error. `once`: not again where it may have been heard."""
+        """Send a request and return the decoded response; raise an error response as an exception.
+
+        With `once`, do not retry a request that may have reached the server.
+        """
         body = None if json is None else encode("the request", json)
         again = UNREACHED if once else (httpx.TransportError,)
         pause = FIRST_PAUSE_SECONDS
@@ -198,11 +207,11 @@ class JobsClient:
             pause *= 2
         raise AssertionError("unreachable")
 
-    # Last, for within the class its name hides the type.
+    # Defined last: in the rest of the class body, the name hides the built-in type.
     def list(
         self, state: State | None = None, type: str | None = None, *, limit: int = 100, after: int | None = None
     ) -> JobPage:
-        """Jobs, newest first, a page at a time."""
+        """Return a page of jobs, newest first."""
         asked = {"state": state, "type": type, "limit": limit, "after": after}
         query = {name: str(value) for name, value in asked.items() if value is not None}
         answer = self._call("GET", "/v1/jobs", query=query)

@@ -1,4 +1,4 @@
-"""Jobs as values: what a worker is handed, what a look at a job shows, and the string that proves who holds it."""
+"""Jobs as workers claim them and as queries return them, and the lease string that proves a claim."""
 
 import base64
 import struct
@@ -26,14 +26,14 @@ _LEASE = struct.Struct(">16s16s16sq")  # lease, token, job, seq
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedJob:
-    """A job in its worker's hands. `lease` proves it: every claim has another one, also by the same worker."""
+    """A job claimed by a worker. `lease` proves the claim: every claim has a new lease, even by the same worker."""
 
     job_id: JobId
     type: str
     payload: Any
-    """JSON; an instance of the type's model, where one is registered."""
+    """JSON value, or an instance of the type's model if one is registered."""
     json: Any
-    """The payload as it was submitted, whatever its model makes of it."""
+    """Payload as submitted, without conversion to a model."""
     lease: str
     attempts: int
     max_attempts: int | None
@@ -44,7 +44,7 @@ class ClaimedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A job as it stands."""
+    """Current state of a job."""
 
     job_id: JobId
     type: str
@@ -53,7 +53,7 @@ class Job:
     headers: Mapping[str, str]
     priority: int
     attempts: int
-    """How often it was claimed."""
+    """Number of claims."""
     max_attempts: int | None
     progress: Any
     result: Any
@@ -75,7 +75,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """Some jobs, newest first; `after` asks for the next page, and is None on the last one."""
+    """A page of jobs, newest first; `after` requests the next page and is None on the last page."""
 
     jobs: Sequence[Job]
     after: int | None
@@ -83,7 +83,7 @@ class JobPage:
 
 @dataclass(frozen=True, slots=True)
 class TypeStats:
-    """How many jobs of one type are where."""
+    """Number of jobs of one type by state."""
 
     type: str
     pending: int
@@ -94,11 +94,11 @@ class TypeStats:
 
 @dataclass(frozen=True, slots=True)
 class JobStats:
-    """The job queue at a glance. Of jobs that were purged only the total of completed ones knows."""
+    """Statistics of a job queue. Purged jobs are included only in `completed_total`."""
 
     types: Sequence[TypeStats]
     purged: int = 0
-    """Completed jobs that are no longer there."""
+    """Number of completed jobs that were purged."""
 
     @property
     def completed_total(self) -> int:
@@ -110,7 +110,7 @@ class JobStats:
 
 @dataclass(frozen=True, slots=True)
 class HeldJob:
-    """What a lease string says: which job is held, under which lease."""
+    """Decoded lease string: the job and its lease."""
 
     job_id: JobId
     seq: int
@@ -155,13 +155,13 @@ def job(record: Record, note: Note = NOTHING_SAID) -> Job:
 
 
 def lease_text(lease: Lease, job_id: JobId, seq: int) -> str:
-    """One string for workers to pass back. It has all that a settle needs, so that none has to look the job up."""
+    """Encode a lease as a string for the worker. The string suffices for a settle without a lookup of the job."""
     packed = _LEASE.pack(lease.lease_id.bytes, lease.token.bytes, job_id.bytes, seq)
     return base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
 
 def held_job(job_id: UUID | str, text: str, queue: str, lease_seconds: float) -> HeldJob:
-    """What a worker holds who names this job and this lease."""
+    """Decode the lease string of a job; raise `JobLost` if the lease belongs to another job."""
     try:
         if len(text) != LEASE_LENGTH:
             raise ValueError

@@ -1,5 +1,7 @@
-"""What jobs carry: JSON, in and out, and the models that payloads have to fit. A payload that can't be read or doesn't
-fit is told field by field, so that whoever submitted it can mend it."""
+"""JSON encoding of job payloads, and validation against Pydantic models.
+
+The error of an invalid payload lists each wrong field, so that the submitter can correct the payload.
+"""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,7 @@ DEEPEST = 100
 
 
 def encode(what: str, value: Any) -> bytes:
-    """A value as JSON. `what` names it in the error. A Pydantic model is written as it says itself."""
+    """Encode a value as JSON; a Pydantic model serialises itself. `what` names the value in error messages."""
     if hasattr(value, "model_dump"):
         value = value.model_dump(mode="json")
     try:
@@ -26,7 +28,7 @@ def encode(what: str, value: Any) -> bytes:
 
 
 def decode(raw: bytes) -> Any:
-    """The JSON in these bytes, if it is any. Numbers and characters that can't be written again are refused as well."""
+    """Decode JSON. Also reject numbers and characters that could not be encoded again."""
     try:
         value = json.loads(raw)
         encode("it", value)
@@ -36,7 +38,7 @@ def decode(raw: bytes) -> Any:
 
 
 def shown(raw: bytes | None) -> Any:
-    """For people: the JSON in these bytes, or else their text as far as it can be read."""
+    """Return a payload for display: decoded JSON, or text with replacements for undecodable bytes."""
     if raw is None:
         return None
     try:
@@ -46,7 +48,7 @@ def shown(raw: bytes | None) -> Any:
 
 
 def fitted(raw: bytes, model: "type[BaseModel] | None") -> Any:
-    """The payload as a handler gets it: an instance of its type's model, or plain JSON where there is none."""
+    """Decode a payload for a handler: an instance of `model`, or plain JSON if `model` is None."""
     value = decode(raw)
     if model is None:
         return value
@@ -55,13 +57,13 @@ def fitted(raw: bytes, model: "type[BaseModel] | None") -> Any:
     try:
         return model.model_validate_json(raw)
     except ValidationError as error:
-        # Without the values, which may be secrets.
+        # Omit the input values, which may be secrets.
         errors = error.errors(include_url=False, include_input=False, include_context=False)
         raise InvalidPayload(describe(errors)) from error
 
 
 def _too_deep(value: Any) -> bool:
-    """Level by level, because a recursion would fail on just what it looks for."""
+    """Check the nesting level by level: a recursive check would exceed the recursion limit on such values."""
     level = [value]
     for _ in range(DEEPEST + 1):
         level = [part for whole in level for part in _parts(whole)]

@@ -1,4 +1,4 @@
-"""JobQueries at jobs: one, many, how many, and until one is settled. Reads only."""
+"""Read-only queries of a job queue: get, list, count and wait."""
 
 import threading
 import time
@@ -18,7 +18,7 @@ LONGEST_NAME = 50
 
 
 class JobQueries:
-    """The half of a job queue that changes nothing."""
+    """Read-only operations of a job queue."""
 
     def __init__(self, store: Store, name: str) -> None:
         if not 0 < len(name) <= LONGEST_NAME or "/" in name:
@@ -43,7 +43,10 @@ class JobQueries:
         )
 
     def wait(self, job_id: UUID | str, timeout_seconds: float | None = None) -> Job:
-        """The job, once it is PUBLISHED. `JobFailed` if it is DEAD, `JobUnfinished` if time is up before."""
+        """Wait until the job is PUBLISHED and return it.
+
+        Raise `JobFailed` if the job is DEAD, and `JobUnfinished` after `timeout_seconds` or once the queue is closed.
+        """
         wanted, started = as_job_id(job_id), time.monotonic()
         for pause in pauses():
             found = self.get(wanted)
@@ -87,7 +90,7 @@ class JobQueries:
         limit: int = 100,
         after: int | None = None,
     ) -> JobPage:
-        """Jobs, newest first, a page at a time."""
+        """Return a page of jobs, newest first."""
         if limit < 1:
             raise UsageError(f"the limit must be 1 or more, not {limit}")
         queues = frozenset(self._queues()) if type is None else frozenset({self.queue(type)})

@@ -1,7 +1,7 @@
-"""The verbs of a job queue, over any store: submit, claim, heartbeat, complete, fail, and what is beside them.
+"""Job queues over any store: submit, claim, heartbeat, complete, fail, cancel and expire.
 
-Each type of job has a queue of its own in the store, `jobs/email:send`, and each claimed job a lease of its own.
-Everything else is the store's: there is no second life cycle here.
+Each job type has a queue in the store, such as `jobs/email:send`, and each claimed job a separate lease. The job
+lifecycle is the event lifecycle of the store.
 """
 
 import random
@@ -37,7 +37,7 @@ Held = ClaimedJob | tuple[UUID | str, str]
 
 DEFAULT_NAME = "jobs"
 MAX_ATTEMPTS = 3
-# With full jitter a job's few attempts could all fail within a moment.
+# Half jitter: with full jitter, all attempts of a job could fail in quick succession.
 RETRY = RetryPolicy(max_attempts=MAX_ATTEMPTS, jitter=0.5)
 HEARTBEAT_SECONDS = 5.0
 TIMEOUT_SECONDS = 30.0
@@ -47,9 +47,9 @@ LOOKS = 3
 
 
 class Jobs(JobQueries):
-    """A job queue in a store. Any thread may call any verb; processes share a queue by sharing the store and its name.
+    """A job queue in a store. All methods are thread-safe; processes share a queue by store and name.
 
-    A worker sends a heartbeat every `heartbeat_seconds`; a job without one for `timeout_seconds` is taken back.
+    A worker sends a heartbeat every `heartbeat_seconds`. A job without a heartbeat for `timeout_seconds` expires.
     """
 
     def __init__(
@@ -89,9 +89,10 @@ class Jobs(JobQueries):
         headers: Mapping[str, str] | None = None,
         connection: object | None = None,
     ) -> JobId:
-        """Write a job; with `connection`, in the caller's transaction, so that both commit or neither does.
+        """Submit a job, with `connection` in the caller's transaction.
 
-        The payload is JSON, and has to fit the type's model. With a `job_id` a repeat adds nothing.
+        The payload is JSON and must fit the type's model. Submitting the same job again with its `job_id` has no
+        effect.
         """
         event = Event(
             event_type=type,
@@ -137,10 +138,10 @@ class Jobs(JobQueries):
         wait_seconds: float = 0,
         stop: threading.Event | None = None,
     ) -> ClaimedJob | None:
-        """The next job of these types (or of any), for `worker_id` alone; None if there is none.
+        """Claim the next job of these types (None: any) for `worker_id`; return None if there is none.
 
-        First in, first out, but higher priorities first. With `wait_seconds` it waits that long for one to come;
-        `stop` and `close` end the waiting.
+        Jobs are claimed by priority, then first in, first out. With `wait_seconds`, wait up to that time for a job;
+        `stop` and `close` end the wait.
         """
         if not 0 < len(worker_id) <= NAME_LIMIT or storable(worker_id) != worker_id:
             raise UsageError(f"a worker's id has 1 to {NAME_LIMIT} characters of Unicode, and no NUL among them")
@@ -161,14 +162,14 @@ class Jobs(JobQueries):
         looks = LOOKS
         while looks and (ready := self._queues_with_jobs(queues)):
             claim = next(filter(None, (self._take(queue, worker_id) for queue in ready)), None)
-            if claim is None:  # others were faster, or as many are claimed as may be
+            if claim is None:  # other workers claimed first, or a limit is reached
                 looks -= 1
             elif found := self._accepted(claim):
                 return found
         return None
 
     def _queues_with_jobs(self, queues: Sequence[str] | None) -> Sequence[str]:
-        """The queues that have something ready, in the order in which they are served."""
+        """Return the queues with claimable jobs, in the order in which to serve the queues."""
         if queues is not None and len(queues) == 1:
             return queues if self.store.ready(queues[0]) else ()
         heads = self.store.heads(self.prefix, queues=queues)
@@ -181,7 +182,7 @@ class Jobs(JobQueries):
         )
 
     def _accepted(self, claim: Claim) -> ClaimedJob | None:
-        """The job, if its payload can be handled; if not it is dead, and nobody gets it."""
+        """Return the job if its payload is valid. Otherwise make the job DEAD and return None."""
         (delivery,) = claim.events
         try:
             payload = fitted(delivery.payload, self.models.get(delivery.event_type))
@@ -190,10 +191,10 @@ class Jobs(JobQueries):
             return None
         return claimed_job(delivery, claim.lease, payload)
 
-    # -- what a worker says of its job ------------------------------------------------------------------------
+    # -- operations of the worker that holds a job ------------------------------------------------------------
 
     def heartbeat(self, held: Held, progress: Any = None) -> None:
-        """The worker is still at it, and has come so far. `JobLost` says that it should stop."""
+        """Extend the lease of a job and store its progress. Raise `JobLost` if the worker should stop."""
         said = None if progress is None else encode("the progress", progress)
         holds = self._held_job(held)
         if not self.store.extend([holds.lease]):
@@ -202,7 +203,7 @@ class Jobs(JobQueries):
             raise self._lost(holds)
 
     def complete(self, held: Held, result: Any = None) -> None:
-        """The job is done. A repeat by the one who completed it says the same again."""
+        """Complete a job and store its result. Safe to repeat."""
         said = None if result is None else encode("the result", result)
         holds = self._held_job(held)
         settlement = self._settle(holds, Published(said))
@@ -210,7 +211,10 @@ class Jobs(JobQueries):
             raise self._lost(holds)
 
     def fail(self, held: Held, reason: str, *, delay: float | None = None) -> State:
-        """The job failed: PENDING again, after `delay` seconds or as the retry policy says, or DEAD at its last try."""
+        """Fail a job; return its new state: PENDING for a retry, or DEAD after the last attempt.
+
+        The retry is due after `delay` seconds; without `delay`, the retry policy decides.
+        """
         holds = self._held_job(held)
         record = self.record(holds.job_id)
         outcome = self._after_failure(record, reason, delay)
@@ -218,11 +222,11 @@ class Jobs(JobQueries):
         if not settlement.already_settled:
             return State.DEAD if settlement.dead else State.PENDING
         if record.state is State.DEAD and not (record.last_error or "").startswith(storable(reason)):
-            raise self._lost(holds)  # dead of something else
+            raise self._lost(holds)  # dead for a different reason
         return record.state
 
     def release(self, held: Held) -> None:
-        """The worker gives the job back untouched; the attempt doesn't count."""
+        """Return the job to its queue without counting an attempt."""
         holds = self._held_job(held)
         settlement = self._settle(holds, Released())
         if settlement.already_settled and self.record(holds.job_id).state in (State.PUBLISHED, State.DEAD):
@@ -252,11 +256,11 @@ class Jobs(JobQueries):
         try:
             return held_job(job_id, lease, self.prefix, self.timeout_seconds)
         except JobLost:
-            self.record(as_job_id(job_id))  # that there is no such job says more
+            self.record(as_job_id(job_id))  # raise the more precise JobNotFound if the job does not exist
             raise
 
     def _lost(self, holds: HeldJob) -> Exception:
-        """What to tell a worker who no longer holds its job: where the job is now."""
+        """Return the error for a worker that lost its job, with the current state of the job."""
         record = self.find(holds.job_id)
         if record is None:
             return JobNotFound.of(holds.job_id, self.name)
@@ -276,10 +280,10 @@ class Jobs(JobQueries):
     def _still_named(self, holds: HeldJob) -> bool:
         return any(held.lease.token == holds.lease.token for held in self.store.held([holds.lease.lease_id]))
 
-    # -- beside the flow --------------------------------------------------------------------------------------
+    # -- administration ---------------------------------------------------------------------------------------
 
     def cancel(self, job_id: UUID | str, reason: str = "cancelled", *, by: str = "operator") -> None:
-        """Make a job that is not settled DEAD. A worker that has it is told so at its next heartbeat."""
+        """Make an unsettled job DEAD. The next heartbeat of its worker raises `JobLost`."""
         wanted = self.record(as_job_id(job_id)).event_id
         if self.store.cancel(Selection(ids=frozenset({wanted})), reason=reason, by=by):
             return
@@ -290,11 +294,14 @@ class Jobs(JobQueries):
     def cancel_pending(
         self, type: str, reason: str = "cancelled", *, by: str = "operator", dry_run: bool = False
     ) -> int:
-        """Make all jobs of a type that wait DEAD; returns how many. Those that a worker has are left to it."""
+        """Make all pending jobs of a type DEAD and return their number. Claimed jobs are not affected."""
         return self.store.cancel(Selection(queue=self.queue(type)), reason=reason, by=by, dry_run=dry_run)
 
     def expire(self) -> int:
-        """Take back the jobs without heartbeats; DEAD at their last attempt. Claims see to it by themselves."""
+        """Reap expired leases; return the number of their jobs, which become PENDING, or DEAD after the last attempt.
+
+        `claim` calls this method itself, at most once per second.
+        """
         return self.store.reap(limit=EXPIRE_BATCH)
 
     def _expire_now_and_then(self) -> None:
@@ -308,11 +315,11 @@ class Jobs(JobQueries):
     def work(
         self, handlers: Mapping[str, Handler], worker_id: str, *, stop: threading.Event, concurrency: int = 1
     ) -> None:
-        """Claim and handle jobs until `stop` is set: see `penstock.jobs.worker_loop`."""
+        """Claim and handle jobs until `stop` is set; see `penstock.jobs.worker_loop`."""
         run(self, handlers, worker_id, stop=stop, concurrency=concurrency)
 
     def close(self) -> None:
-        """End all waiting, and close the store if it was opened here."""
+        """End all waits, and close the store if this queue opened it."""
         self._closed.set()
         self.wakeup.notify()
         if self._owned:

@@ -1,5 +1,7 @@
-"""A wake-up that a submit sends, so that a claim that waits in the same process looks at once. It only saves time:
-jobs from other processes are found by looking again and again."""
+"""Wake-ups of waiting claims, sent by a submit in the same process.
+
+Wake-ups only reduce latency: a waiting claim also polls, which finds the jobs that other processes submit.
+"""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -10,7 +12,7 @@ LONGEST_PAUSE_SECONDS = 1.0
 
 
 class Wakeup:
-    """Calls all who listen."""
+    """Calls all registered listeners at each wake-up."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -18,7 +20,7 @@ class Wakeup:
 
     @contextmanager
     def listening(self, listener: Callable[[], None]) -> Iterator[None]:
-        """Call `listener`, from any thread, at every wake-up. It must not wait."""
+        """Call `listener` at every wake-up, from any thread. The listener must not block."""
         with self._lock:
             self._listeners.append(listener)
         try:
@@ -35,7 +37,7 @@ class Wakeup:
 
 
 def pauses() -> Iterator[float]:
-    """How long to wait before each further look: ever longer, up to a second."""
+    """Yield the seconds to wait before each further poll, growing to `LONGEST_PAUSE_SECONDS`."""
     pause = FIRST_PAUSE_SECONDS
     while True:
         yield pause

@@ -1,5 +1,7 @@
-"""The loop of a worker for jobs: claim, heartbeat in a thread of its own, complete with what the handler returns or
-fail with what it raises. It works on a `Jobs` and on a `JobsClient` alike."""
+"""Worker loop for jobs: claim a job, send heartbeats from a separate thread, then complete or fail the job.
+
+The loop works with `Jobs` and with `JobsClient`.
+"""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -23,16 +25,16 @@ ERROR_PAUSE_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """What a handler may ask and say while it works."""
+    """Context of a running handler: its job, progress reports and stop signals."""
 
     job: ClaimedJob
     jobs: "JobQueue"
     stop: threading.Event
     lost: threading.Event = field(default_factory=threading.Event)
-    """Set when the job is no longer ours: whatever the handler returns now is thrown away."""
+    """Set when the worker has lost the job. The result of the handler will be discarded."""
 
     def progress(self, said: Any) -> None:
-        """How far it has come; any JSON. Counts as a heartbeat."""
+        """Report progress as any JSON value. Counts as a heartbeat; raise `JobLost` if the worker has lost the job."""
         try:
             self.jobs.heartbeat(self.job, said)
         except (JobLost, JobNotFound):
@@ -41,13 +43,13 @@ class JobContext:
 
 
 Handler = Callable[[Any, JobContext], Any]
-"""A function of a payload and a context. What it returns is the job's result."""
+"""Function of a payload and a `JobContext`; the return value is the job's result."""
 
 
 def run(
     jobs: "JobQueue", handlers: Mapping[str, Handler], worker_id: str, *, stop: threading.Event, concurrency: int = 1
 ) -> None:
-    """Handle jobs of the handlers' types, `concurrency` at a time, until `stop` is set; those begun are finished."""
+    """Handle jobs of the handlers' types, `concurrency` at a time. Once `stop` is set, finish the jobs in progress."""
     if not handlers or concurrency < 1:
         raise UsageError("a worker needs a handler at least, and a concurrency of 1 or more")
     with ThreadPoolExecutor(concurrency, thread_name_prefix="penstock-job") as threads:
@@ -68,7 +70,7 @@ def _loop(jobs: "JobQueue", handlers: Mapping[str, Handler], worker_id: str, sto
         except UsageError:
             stop.set()
             raise
-        except PenstockError as error:  # a store that is away comes back, and what was claimed expires
+        except PenstockError as error:  # the store may recover, and claimed jobs expire
             log.warn("job_loop_failed", retry_in=ERROR_PAUSE_SECONDS, error=error)
             stop.wait(ERROR_PAUSE_SECONDS)
 
@@ -98,7 +100,7 @@ def _settle(jobs: "JobQueue", job: ClaimedJob, result: Any, error: str | None) -
         try:
             jobs.complete(job, result)
             return
-        except UsageError as unfit:  # a result that is not JSON is the handler's failure
+        except UsageError as unfit:  # a result that is not JSON counts as a failure of the handler
             error = f"the handler's result can't be kept: {unfit}"
     jobs.fail(job, error)
 

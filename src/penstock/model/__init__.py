@@ -1,1 +1,1 @@
-"""Values and pure rules: no I/O, no clock."""
+"""Values and pure rules, without I/O and without a clock."""

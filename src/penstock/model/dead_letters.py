@@ -1,6 +1,6 @@
-"""The dead as an operator looks for them: the latest death first, and counted by queue and by kind of error.
+"""Lists and counts of dead letters: latest death first; counts by queue and kind of error.
 
-A dead letter is an event in the state DEAD, in whatever queue. These are the values; every backend looks for itself.
+A dead letter is an event in state DEAD, in any queue. This module defines the values; each backend has its own queries.
 """
 
 from collections import Counter
@@ -15,13 +15,13 @@ from penstock.model.lifecycle import State
 from penstock.model.selection import Selection
 
 DEAD = frozenset({State.DEAD})
-# Kinds beyond this are counted together, so that a count of millions that are all different needs no memory for them.
+# Bounds the memory of a count over millions of distinct errors: further kinds are counted together.
 MOST_KINDS = 10_000
 OTHER_ERRORS = "other errors"
 
 
 class DeathMark(NamedTuple):
-    """A place in the list of deaths: where a page ended."""
+    """Position in the list of deaths at which a page ended."""
 
     died_at: datetime
     seq: int
@@ -29,7 +29,7 @@ class DeathMark(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """A dead event in a list: without its payload, and with only the beginning of its error."""
+    """A dead event in a list, without its payload and with only the beginning of its error."""
 
     seq: int
     event_id: EventId
@@ -44,7 +44,7 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class DeathPage:
-    """Some of the deaths; `after` asks for the next page, and is None on the last one."""
+    """A page of dead events; `after` requests the next page and is None on the last page."""
 
     deaths: Sequence[Death]
     after: DeathMark | None
@@ -52,7 +52,7 @@ class DeathPage:
 
 @dataclass(frozen=True, slots=True)
 class DeathCount:
-    """How many events of a queue are dead of errors of one kind."""
+    """Number of dead events of one queue with one kind of error."""
 
     queue: str
     error: str
@@ -60,19 +60,19 @@ class DeathCount:
 
 
 def only_dead(selection: Selection) -> Selection:
-    """Of a selection, the dead alone."""
+    """Return the selection, restricted to dead events."""
     return replace(selection, states=DEAD if selection.states is None else selection.states & DEAD)
 
 
 def page_of(found: Sequence[Death], limit: int) -> DeathPage:
-    """A page, from what was found when one more than `limit` was asked for."""
+    """Return a page of up to `limit` deaths; `found` holds one more than `limit` if another page follows."""
     shown = found[:limit]
     more = len(found) > limit
     return DeathPage(shown, DeathMark(shown[-1].died_at, shown[-1].seq) if more else None)
 
 
 def count_by_kind(rows: Iterable[tuple[str, str | None, int]]) -> list[DeathCount]:
-    """Rows of (queue, error, how many) by queue and kind of error, the most first."""
+    """Group rows of (queue, error, count) by queue and kind of error, largest count first."""
     counts: Counter[tuple[str, str]] = Counter()
     for queue, error, count in rows:
         kind = (queue, error_kind(error))

@@ -1,15 +1,15 @@
-"""The text of errors, by which events are found and counted: the same in every backend. Pure."""
+"""Patterns and kinds of error texts, by which every backend searches and counts events. Pure."""
 
 import re
 
 from penstock.model.text import storable
 
-# As much of an error as tells its kind, and as a list needs: the rest is a traceback, or too much to read.
+# Characters of an error that a list shows and that determine its kind; a traceback usually follows.
 BEGINNING = 500
 KIND_LENGTH = 160
 
 _SPECIAL = frozenset(r"\.^$*+?()[]{}|")
-# What differs from one failure to the next of the same kind: ids, addresses, times, numbers.
+# Matches text that varies between failures of one kind: ids, addresses, times, numbers.
 _VARYING = re.compile(
     r"""
       (?<![a-z0-9]) [0-9a-f]{8} (?:-[0-9a-f]{4}){3} -[0-9a-f]{12} (?![a-z0-9])  # a UUID
@@ -24,10 +24,10 @@ FOLDED = "#"
 
 
 def error_pattern(text: str) -> str:
-    """A regular expression that finds `text` in any case, and takes nothing in it for a pattern.
+    """Return a regular expression that matches `text` literally, ignoring case.
 
-    The databases differ in which letters they know in two cases: here each letter is spelled out in both, which
-    Python, PostgreSQL, MySQL and MariaDB all read alike.
+    Databases differ in which letters they fold. The pattern therefore lists both cases of every letter, which Python,
+    PostgreSQL, MySQL and MariaDB interpret identically.
     """
     return "".join(map(_in_any_case, storable(text)))
 
@@ -40,7 +40,7 @@ def _in_any_case(character: str) -> str:
 
 
 def error_kind(error: str | None) -> str:
-    """What errors of one kind have in common: the first line, with numbers and ids folded into a `#`."""
+    """Return the kind of an error: its first line, with numbers and ids replaced by `#`."""
     lines = (error or "")[:BEGINNING].strip().splitlines()
     kind = _VARYING.sub(FOLDED, lines[0].strip()) if lines else ""
     return kind if len(kind) <= KIND_LENGTH else kind[: KIND_LENGTH - 1] + "…"

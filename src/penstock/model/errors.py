@@ -1,51 +1,51 @@
-"""Every error that Penstock raises on purpose. Each message says what happened and what to do.
+"""The errors that Penstock raises deliberately. Each message states the problem and its remedy.
 
 PenstockError
-├── UsageError            the caller's mistake: the command line exits with 2
-│   ├── InvalidEvent      a field of an event is out of bounds
-│   ├── UnknownScheme     a URL that no store or publisher answers to
+├── UsageError            mistake of the caller: the command line exits with 2
+│   ├── InvalidEvent      a field of an event is invalid
+│   ├── UnknownScheme     no store or publisher handles the URL's scheme
 │   ├── MissingDriver     an optional dependency is not installed
-│   ├── NotSupported      the backend declares that it can't do this
-│   ├── EventNotFound     no event has this id
-│   └── JobNotFound       no job has this id
-├── StoreError            the store refused or failed: the command line exits with 1
-│   ├── StoreUnavailable  it can't be reached now; trying again may work
-│   ├── NotInitialised    its tables are missing or older than this code
-│   └── StoreConflict     concurrent work kept winning; trying again works
-├── LeaseLost             another claimant may have the event by now: what was done under the lease is void
-├── InvalidPayload        a payload that its handler's type refuses: the event is dead, not retried
-├── JobError              a job is not where its caller thinks it is
-│   ├── JobLost           its worker no longer holds it: it expired, was cancelled or settled; also a LeaseLost
-│   ├── JobSettled        it is settled, and can't be cancelled any more
-│   ├── JobFailed         it was waited for, and is DEAD
-│   └── JobUnfinished     it was waited for, and is not settled yet
-├── PublishError          a destination can't be used at all (one event's failure is an outcome instead)
-├── InvalidSignature      a webhook that its receiver must not trust
-└── PipelineError         Spark can't start or its query failed
-    └── SourceUnavailable a stream's source can't be reached now; trying again may work
+│   ├── NotSupported      the backend does not support the operation
+│   ├── EventNotFound     no event has the id
+│   └── JobNotFound       no job has the id
+├── StoreError            the store rejected an operation or failed: the command line exits with 1
+│   ├── StoreUnavailable  the store can't be reached now; a retry may succeed
+│   ├── NotInitialised    the store's tables are missing or older than this code
+│   └── StoreConflict     a transaction lost against concurrent transactions; a retry may succeed
+├── LeaseLost             the lease expired or was taken over: work done under the lease does not count
+├── InvalidPayload        a payload does not match its handler's type: the event is dead without a retry
+├── JobError              an operation conflicts with the current state of a job
+│   ├── JobLost           the worker lost the job by expiry, cancellation or settlement; also a LeaseLost
+│   ├── JobSettled        the job is already settled and can't be cancelled
+│   ├── JobFailed         the awaited job is DEAD
+│   └── JobUnfinished     the awaited job is not settled yet
+├── PublishError          a destination can't be used (the failure of one event is an outcome instead)
+├── InvalidSignature      the signature of a webhook is missing, wrong or too old
+└── PipelineError         Spark can't start, or its query failed
+    └── SourceUnavailable the source of a stream can't be reached now; a retry may succeed
 """
 
 
 class PenstockError(Exception):
-    """Anything that Penstock raises on purpose."""
+    """Base class of the errors that Penstock raises deliberately."""
 
 
 class UsageError(PenstockError):
-    """The caller asked for something that can't be right."""
+    """A mistake of the caller, such as an invalid argument or option."""
 
 
 def require(holds: bool, message: str) -> None:
-    """Raise a UsageError unless the condition holds."""
+    """Raise `UsageError` unless the condition holds."""
     if not holds:
         raise UsageError(message)
 
 
 class InvalidEvent(UsageError):
-    """A field of an event is out of bounds."""
+    """A field of an event is invalid."""
 
 
 class UnknownScheme(UsageError):
-    """A URL that no store or publisher answers to."""
+    """No store or publisher handles the URL's scheme."""
 
 
 class MissingDriver(UsageError):
@@ -56,18 +56,18 @@ class MissingDriver(UsageError):
 
 
 class NotSupported(UsageError):
-    """The backend declares that it can't do this."""
+    """The backend does not support the operation."""
 
 
 class EventNotFound(UsageError):
-    """No event has this id."""
+    """No event has the given id."""
 
     def __init__(self, event_id: object) -> None:
         super().__init__(f"event {event_id} does not exist; list events with: penstock events")
 
 
 class JobNotFound(UsageError):
-    """No job has this id."""
+    """No job has the given id."""
 
     @classmethod
     def of(cls, job_id: object, name: str) -> "JobNotFound":
@@ -75,11 +75,11 @@ class JobNotFound(UsageError):
 
 
 class StoreError(PenstockError):
-    """The store refused or failed."""
+    """The store rejected an operation or failed."""
 
 
 class StoreUnavailable(StoreError):
-    """The store can't be reached now; trying again may work."""
+    """The store can't be reached now; a retry may succeed."""
 
 
 class NotInitialised(StoreError):
@@ -87,43 +87,43 @@ class NotInitialised(StoreError):
 
 
 class StoreConflict(StoreError):
-    """Concurrent work kept winning; trying again works."""
+    """A transaction lost against concurrent transactions in every attempt; a retry may succeed."""
 
 
 class LeaseLost(PenstockError):
-    """The lease ran out, or was taken over: what was done under it is void."""
+    """The lease expired or was taken over: work done under the lease does not count."""
 
 
 class InvalidPayload(PenstockError):
-    """A payload that the type of its handler refuses."""
+    """A payload does not match the type that its handler expects."""
 
 
 class JobError(PenstockError):
-    """A job is not where its caller thinks it is."""
+    """An operation conflicts with the current state of a job."""
 
 
 class JobLost(JobError, LeaseLost):
-    """The worker no longer holds the job: what it does now counts for nothing, and it should stop."""
+    """The worker no longer holds the job and should stop: its result will be discarded."""
 
 
 class JobSettled(JobError):
-    """The job is settled, and can't be cancelled any more."""
+    """The job is already settled and can't be cancelled."""
 
 
 class JobFailed(JobError):
-    """The job that was waited for is DEAD; the message says of what."""
+    """The awaited job is DEAD; the message includes its error."""
 
 
 class JobUnfinished(JobError):
-    """The job that was waited for is not settled yet."""
+    """The awaited job is not settled yet."""
 
 
 class PublishError(PenstockError):
-    """A destination can't be used at all."""
+    """A destination can't be used."""
 
 
 class InvalidSignature(PenstockError):
-    """A webhook's signature is missing, wrong, or too old."""
+    """The signature of a webhook is missing, wrong or too old."""
 
 
 class PipelineError(PenstockError):
@@ -131,4 +131,4 @@ class PipelineError(PenstockError):
 
 
 class SourceUnavailable(PipelineError):
-    """What a stream reads from can't be reached now; trying again may work."""
+    """The source of a stream can't be reached now; a retry may succeed."""

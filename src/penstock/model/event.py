@@ -1,4 +1,4 @@
-"""The event: what an application emits, and what a claimant is handed. Values only, no I/O and no clock."""
+"""Events as applications emit them and as claimants receive them. Values only: no I/O and no clock."""
 
 import json
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ MILLENNIUM = datetime(2000, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """What is written once and never changes. Without an `event_id` the store gives it one."""
+    """An immutable event to emit. The store assigns an `event_id` if the event has none."""
 
     event_type: str
     payload: bytes = b""
@@ -42,7 +42,7 @@ class Event:
     event_id: EventId | None = None
 
     def __post_init__(self) -> None:
-        """Checked field by field only where a field is given: a bulk emit makes a hundred thousand a second."""
+        """Validate the fields that are set. Unset fields are skipped: a bulk emit creates 100,000 events per second."""
         _require_name("event_type", self.event_type)
         if self.queue is not DEFAULT_QUEUE:
             _require_name("queue", self.queue)
@@ -86,7 +86,7 @@ class Event:
 
 
 class DeliveryFields(NamedTuple):
-    """A claimed event as its store hands it over, with ids, headers and times perhaps still raw."""
+    """Fields of a claimed event as the store returns them; ids, headers and times may be undecoded."""
 
     seq: int
     event_id: Any
@@ -108,10 +108,10 @@ class DeliveryFields(NamedTuple):
 
 
 class Delivery(DeliveryFields):
-    """A claimed event in its claimant's hands: the event, and what has happened to it so far.
+    """A claimed event: the immutable event and its state.
 
-    A relay is handed a hundred thousand of these a second, and few of their ids and times are ever looked at: a store
-    may leave an id as its 16 bytes, headers as None, and a time as microseconds since 2000, decoded when asked for.
+    A relay receives 100,000 deliveries per second and reads few of their ids and times. A store may therefore leave an
+    id as 16 bytes, headers as None and a time as microseconds since 2000; the properties decode them on access.
     """
 
     __slots__ = ()
@@ -137,28 +137,28 @@ class Delivery(DeliveryFields):
         return {name: getattr(self, name) for name in self._fields}
 
     def json(self) -> Any:
-        """The payload, decoded from JSON."""
+        """Return the payload, decoded from JSON."""
         return json.loads(self.payload)
 
     def text(self) -> str:
-        """The payload, decoded from UTF-8."""
+        """Return the payload, decoded from UTF-8."""
         return self.payload.decode()
 
 
 def decode_time(raw: datetime | int) -> datetime:
-    """A time, or microseconds since 2000 as a time."""
+    """Return `raw` as a time; an integer counts microseconds since 2000."""
     return MILLENNIUM + timedelta(microseconds=raw) if isinstance(raw, int) else raw
 
 
 def encode_time(time: datetime) -> int:
-    """A time as microseconds since 2000."""
+    """Return a time as microseconds since 2000."""
     return (time - MILLENNIUM) // timedelta(microseconds=1)
 
 
 def encode_payload(payload: object, headers: Mapping[str, str] | None = None) -> tuple[bytes, dict[str, str]]:
-    """Bytes stay as they are, str becomes UTF-8, anything else JSON; the content type goes into the headers.
+    """Return the payload as bytes, and the headers with the implied content type.
 
-    A content type that the caller set stays.
+    Bytes are unchanged, str is encoded as UTF-8 and any other value as JSON. A content type set by the caller is kept.
     """
     named = {name.lower() for name in headers or {}}
     match payload:
@@ -186,13 +186,13 @@ def _require(holds: bool, message: str) -> None:
 
 
 def require_queue(name: str) -> None:
-    """Refuse what can't be the name of a queue, also where no event is at hand."""
+    """Raise `InvalidEvent` unless `name` is a valid queue name."""
     _require_name("queue", name)
 
 
 def _require_name(name: str, value: object) -> None:
     if isinstance(value, str) and value.isascii() and 0 < len(value) <= NAME_LIMIT and "\x00" not in value:
-        return  # the usual case: a bulk emit has no time to make up messages for the others
+        return  # fast path for a bulk emit: builds no error messages
     _require(isinstance(value, str), f"{name} must be a string, got {type(value).__name__}")
     assert isinstance(value, str)
     _require(0 < len(value) <= NAME_LIMIT, f"{name} must have 1 to {NAME_LIMIT} characters, got {len(value)}")
@@ -211,7 +211,7 @@ def _require_headers(headers: Mapping[str, str]) -> None:
 
 
 def _require_unicode(name: str, value: str) -> None:
-    """Half a surrogate pair is a str that nothing can store."""
+    """Raise `InvalidEvent` if `value` can't be encoded, such as a lone surrogate: no store accepts such text."""
     try:
         value.encode()
     except UnicodeEncodeError as error:

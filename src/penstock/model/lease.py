@@ -1,4 +1,4 @@
-"""Leases, and the results of the verbs that take or end one: claims and settlements."""
+"""Leases, and the results of the operations that open or end one: claims and settlements."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ DEFAULT_MAX_LEASE_AGE_SECONDS = 3_600.0
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to settle what was claimed under it, for as long as its token is the newest."""
+    """The right to settle claimed events, valid while its token is the newest of the lease."""
 
     lease_id: LeaseId
     token: Token
@@ -25,7 +25,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """An open lease with the token that counts now, and who claimed under it last."""
+    """An open lease with its current token, and its latest claimant."""
 
     lease: Lease
     claimant: str
@@ -33,7 +33,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a claim brought. `repeated` says that the lease was known and this is its unsettled remainder."""
+    """Result of a claim. `repeated` is true if the lease was known; `events` then holds its unsettled events."""
 
     lease: Lease
     events: Sequence[Delivery]
@@ -48,7 +48,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """What a settle did, by seq: applied now, applied before by the same lease, or no longer ours."""
+    """Result of a settle, by seq: applied now, settled before by the same lease, or no longer held by the lease."""
 
     published: frozenset[int] = frozenset()
     retried: frozenset[int] = frozenset()

@@ -1,7 +1,7 @@
-"""The life of an event: its states, the only transitions there are, and how a transition counts.
+"""The lifecycle of an event: its states, the allowed transitions, and their effect on the counters.
 
-Pure: given where an event stands and what happened, these functions say what is next. The stores do
-the same in SQL, and the conformance suite holds them to this page.
+Pure functions from the state of an event and an occurrence to the next state. The stores implement the same rules in
+SQL; the conformance suite compares them with this module.
 
     PENDING ── claim ──► CLAIMED ── Published ──► PUBLISHED
        ▲                    │ │                       │
@@ -41,21 +41,21 @@ DEFAULT_MAX_ATTEMPTS = 25
 
 
 class IllegalTransition(AssertionError):
-    """Code tried a transition that the table lacks: a bug, never a user's mistake."""
+    """The code attempted a transition that `TRANSITIONS` does not allow: always a bug in Penstock."""
 
 
 class OrderPolicy(StrEnum):
-    """What a failed event does to the later events of its ordering key."""
+    """Effect of a failed event on the later events of its ordering key."""
 
     BLOCK = "block"
-    """It keeps its place, and they wait for it."""
+    """Block: later events wait until the failed event is settled."""
     SKIP = "skip"
-    """It leaves the line, and they go on without it."""
+    """Skip: later events are delivered while the failed event waits for its retry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """The changing part of an event."""
+    """The mutable state of an event."""
 
     state: State = State.PENDING
     attempts: int = 0
@@ -71,7 +71,7 @@ def claim(life: Life) -> Life:
 
 
 def settle(life: Life, outcome: Outcome, *, max_attempts: int = DEFAULT_MAX_ATTEMPTS) -> Life:
-    """What becomes of a claimed event. A retry at the last attempt is a death."""
+    """Apply an outcome to a claimed event. A retry at the last attempt makes the event DEAD."""
     _require(life, "settled", State.CLAIMED)
     match outcome:
         case Published():
@@ -89,7 +89,7 @@ def settle(life: Life, outcome: Outcome, *, max_attempts: int = DEFAULT_MAX_ATTE
 
 
 def expire(life: Life, *, max_attempts: int = DEFAULT_MAX_ATTEMPTS, error: str = "lease expired") -> Life:
-    """The lease of a claimed event ran out: a lost attempt, and a reason to suspect the event."""
+    """Apply the expiry of its lease to a claimed event: count an attempt and increment `suspect`."""
     _require(life, "reaped", State.CLAIMED)
     if exhausted(life, max_attempts):
         return _fail(_move(life, State.DEAD), error)
@@ -97,38 +97,38 @@ def expire(life: Life, *, max_attempts: int = DEFAULT_MAX_ATTEMPTS, error: str =
 
 
 def replay(life: Life) -> Life:
-    """A settled event starts a new life; what it went through stays in the history."""
+    """Make a settled event pending again with reset counters; the history of the event is kept by the store."""
     _require(life, "replayed", State.PUBLISHED, State.DEAD)
     started = _move(life, State.PENDING)
     return replace(started, attempts=0, deliveries=0, suspect=0, last_error=None, replays=life.replays + 1)
 
 
 def cancel(life: Life, reason: str) -> Life:
-    """An unsettled event is called off: as if claimed and found dead, but nobody tried it, so nothing is counted."""
+    """Make an unsettled event DEAD without counting an attempt or a delivery."""
     _require(life, "cancelled", State.PENDING, State.CLAIMED)
     held = _move(life, State.CLAIMED) if life.state is State.PENDING else life
     return replace(_move(held, State.DEAD), last_error=reason)
 
 
 def exhausted(life: Life, max_attempts: int) -> bool:
-    """Whether one more failure is the last; an event's own limit goes before the claim's."""
+    """Return whether one more failure is final. The event's own maximum overrides `max_attempts`."""
     return life.attempts + 1 >= (max_attempts if life.max_attempts is None else life.max_attempts)
 
 
 def overdelivered(deliveries: int, max_deliveries: int | None) -> bool:
-    """Whether an event was handed out too often to be handed out again: checked before processing."""
+    """Return whether an event exceeds the maximum of deliveries. Consumers check this before processing the event."""
     return max_deliveries is not None and deliveries > max_deliveries
 
 
 def weight(suspect: int, limit: int) -> int:
-    """How much of a claim of `limit` an event takes up: the more suspect, the smaller its company."""
+    """Return how many places of a claim of `limit` an event occupies: ten times as many for each expired lease."""
     return int(min(10**suspect, limit))
 
 
 def fitting(suspects: Iterable[int], limit: int, taken: int = 0) -> int:
-    """How many events from the front of a line fit into a claim whose events already weigh `taken`.
+    """Return how many of the first events fit into a claim whose events already weigh `taken`.
 
-    As many as the weights allow, but into an empty claim always one.
+    An empty claim always accepts one event, whatever its weight.
     """
     count, total = 0, taken
     for suspect in suspects:

@@ -7,7 +7,7 @@ from typing import assert_never
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The destination has it, or the handler is done with it. A `result` is kept with the event."""
+    """The destination accepted the event, or its handler succeeded. The store keeps `result` with the event."""
 
     result: bytes | None = None
     keep: bool = True
@@ -15,7 +15,10 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """It failed and may work later. Without a delay the retry policy chooses one. `keep` is for its last attempt."""
+    """The attempt failed and may succeed later.
+
+    Without `delay_seconds`, the retry policy sets the delay. `keep` applies only if this attempt was the event's last.
+    """
 
     error: str
     delay_seconds: float | None = None
@@ -24,7 +27,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """It failed and won't work later."""
+    """The event failed permanently."""
 
     error: str
     keep: bool = True
@@ -32,7 +35,7 @@ class Dead:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """It was never handed to a publisher or handler, and goes back uncounted."""
+    """The event was never passed to a publisher or handler. It returns to the queue without counting an attempt."""
 
 
 Outcome = Published | Retry | Dead | Released
@@ -41,14 +44,14 @@ RELEASED = Released()
 
 
 class Dropped(StrEnum):
-    """What becomes of events that are claimed and that a step's result doesn't have."""
+    """Outcome of claimed events that the result of a step does not contain."""
 
     DEAD = "dead"
-    """They are dead: visible, and to be replayed."""
+    """Make the event a dead letter, which can be inspected and replayed."""
     DISCARD = "discard"
-    """They are done with, as if published."""
+    """Settle the event as published."""
     RELEASE = "release"
-    """They go back, uncounted, and come again."""
+    """Return the event to the queue without counting an attempt; it will be delivered again."""
 
     @property
     def outcome(self) -> Outcome:

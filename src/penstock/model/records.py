@@ -1,4 +1,4 @@
-"""Events as inspection returns them: records, pages, timelines, notes."""
+"""Results of inspection: event records, pages, histories and notes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from penstock.model.lifecycle import State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """An event as it stands: the one row of the outbox specification."""
+    """Complete current state of an event: the single row of the outbox specification."""
 
     seq: int
     event_id: EventId
@@ -39,7 +39,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some of what was found; `after` asks for the next page, and is None on the last one."""
+    """A page of records; `after` requests the next page and is None on the last page."""
 
     records: Sequence[Record]
     after: int | None
@@ -47,7 +47,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class SettledCount:
-    """How many events of one kind an operation would touch."""
+    """Number of events with one state, queue and type that an operation would change."""
 
     state: State
     queue: str
@@ -57,7 +57,7 @@ class SettledCount:
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """One line of an event's timeline."""
+    """One entry in the history of an event."""
 
     at: datetime
     what: str
@@ -68,7 +68,7 @@ class HistoryEntry:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What whoever handles an event has said of it: how far it has come, and what came of it. Both are opaque bytes."""
+    """Progress and result of an event as its handler reported them, in opaque bytes."""
 
     progress: bytes | None = None
     result: bytes | None = None
@@ -76,10 +76,10 @@ class Note:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Head:
-    """The first event of a queue that may go now. Heads sort as a claim on all of their queues would take them."""
+    """The first claimable event of a queue. Heads sort in the order in which a claim would deliver them."""
 
     rank: int
-    """The priority, negated: the highest comes first."""
+    """Negated priority, so that the highest priority sorts first."""
     available_at: datetime
     seq: int
     queue: str

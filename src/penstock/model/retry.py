@@ -1,4 +1,4 @@
-"""Retry policies: whether a failed event is tried again, and when. Pure: the caller rolls the dice."""
+"""Retry policies: whether and when to retry a failed event. Pure: the caller supplies the random numbers."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,11 +13,11 @@ Shape = Literal["none", "constant", "linear", "exponential"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How the wait grows from one failure to the next, and when to give up.
+    """Growth of the retry delay, and the limits after which an event becomes DEAD.
 
-    The limits are all optional but `max_attempts`; the first one reached ends the event. `jitter` is the
-    share of the wait that chance may take away: 0 none, 1 all of it. By default an event outlasts an outage of 13 h at
-    most and of 6.5 h on average: 24 waits from 1 s up to 1 h, each anywhere between 0 and that.
+    All limits except `max_attempts` are optional; the first limit reached is final. `jitter` is the share of the delay
+    that may be randomly subtracted, from 0 to 1. With the defaults an event survives an outage of up to 13 h, and of
+    6.6 h on average: 24 delays that grow from 1 s to 1 h, each with full jitter.
     """
 
     shape: Shape = "exponential"
@@ -41,7 +41,7 @@ class RetryPolicy:
 
     @classmethod
     def none(cls) -> "RetryPolicy":
-        """The first failure is the last."""
+        """Return a policy without retries: the first failure is final."""
         return cls(shape="none", max_attempts=1)
 
     @classmethod
@@ -55,7 +55,7 @@ class RetryPolicy:
         return cls(shape="linear", initial_seconds=seconds, jitter=jitter, max_attempts=max_attempts)
 
     def base_delay(self, attempt: int) -> float:
-        """The wait after failure number `attempt` (from 1), before chance has its say."""
+        """Return the delay in seconds after failure number `attempt` (from 1), before jitter."""
         if self.initial_seconds == 0:
             return 0.0
         try:
@@ -75,7 +75,7 @@ class RetryPolicy:
                 return self.initial_seconds * self.factor ** (attempt - 1)
 
     def delay(self, attempt: int, roll: float) -> float:
-        """The wait after failure number `attempt`; `roll` lies in [0, 1)."""
+        """Return the delay in seconds after failure number `attempt`; `roll` is a random number in [0, 1)."""
         return self.base_delay(attempt) * (1 - self.jitter * roll)
 
     def decide(
@@ -88,11 +88,12 @@ class RetryPolicy:
         event_max_attempts: int | None = None,
         asked_delay: float | None = None,
     ) -> Retry | Dead:
-        """What follows a failure that may be retried, for an event that had failed `attempts` times before."""
+        """Decide between a retry and death for an event that has failed `attempts` times before this failure."""
         attempt = attempts + 1
         if self.shape == "none" or attempt >= (event_max_attempts or self.max_attempts):
             return Dead(error)
-        # A destination that always asks for a second must not have used up all attempts in ten.
+        # Use at least the policy's delay: a destination that always asks for 1 s would exhaust ten attempts in ten
+        # seconds.
         wait = max(self.delay(attempt, roll), asked_delay or 0.0)
         if self.max_age_seconds is not None and age_seconds + wait > self.max_age_seconds:
             return Dead(f"{error} (gave up: older than {self.max_age_seconds:g} s)")
@@ -101,11 +102,11 @@ class RetryPolicy:
         return Retry(error, wait)
 
     def _waits_longer(self, attempt: int, seconds: float) -> bool:
-        """Whether the waits after all failures up to this one come to more than `seconds`."""
+        """Return whether the delays after failures 1 to `attempt`, without jitter, add up to more than `seconds`."""
         waited = 0.0
         for number in range(1, attempt + 1):
             wait = self.base_delay(number)
-            if wait == self.base_delay(attempt):  # from here on they are all alike
+            if wait == self.base_delay(attempt):  # all later delays are equal
                 return wait > 0 and attempt - number + 1 > (seconds - waited) / wait
             waited += wait
             if waited > seconds:
@@ -117,7 +118,7 @@ DEFAULT_RETRY_SECONDS = 1.0
 
 
 def wait_seconds(delay: float | None) -> float:
-    """A wait that ends within the years that dates have, whatever a destination asked for."""
+    """Return the delay in seconds, with a default for None. The limit of 100 years keeps the due date valid."""
     if delay is None:
         return DEFAULT_RETRY_SECONDS
     return float(min(delay, LONGEST_SECONDS)) if delay > 0 else 0.0

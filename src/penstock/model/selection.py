@@ -1,4 +1,4 @@
-"""Selections of events for the verbs that inspect, replay, purge or cancel."""
+"""Selections of events to inspect, replay, purge or cancel."""
 
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -10,7 +10,7 @@ from penstock.model.lifecycle import State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which events. Every field that is given narrows it; `everything` must be said to mean all."""
+    """A filter for events. Fields are combined with AND; selecting all events requires `everything`."""
 
     ids: frozenset[EventId] | None = None
     states: frozenset[State] | None = None
@@ -33,14 +33,14 @@ class Selection:
 
 
 def purgeable(selection: Selection) -> Selection:
-    """DEAD events are kept unless the selection names them, by state or by id."""
+    """Exclude DEAD events unless the selection specifies states or ids."""
     if selection.states is not None or selection.ids is not None:
         return selection
     return replace(selection, states=frozenset({State.PUBLISHED}))
 
 
 def cancellable(selection: Selection) -> Selection:
-    """CLAIMED events are left alone unless the selection names them, by state or by id."""
+    """Exclude CLAIMED events unless the selection specifies states or ids."""
     if selection.states is not None:
         return selection
     named = {State.PENDING, State.CLAIMED} if selection.ids is not None else {State.PENDING}

@@ -1,4 +1,4 @@
-"""Counts and controls of queues, and the processes that serve them."""
+"""Statistics and controls of queues, and the relays and workers that serve queues."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ class QueueStats:
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """A running relay, as it announces itself. A worker does so too, once for each of its queues."""
+    """Announcement of a running relay. A worker sends one for each of its queues."""
 
     relay_id: UUID
     queue: str
@@ -29,7 +29,7 @@ class Relay:
 
 @dataclass(frozen=True, slots=True)
 class RelayStats(Relay):
-    """A relay or worker that announced itself, as others see it."""
+    """A relay or worker as seen through its announcements."""
 
     started_at: datetime
     seen_seconds_ago: float
@@ -37,13 +37,13 @@ class RelayStats(Relay):
 
     @property
     def kind(self) -> str:
-        """A destination is a URL or a list of them, but of a worker it says that, and which one."""
+        """Return "worker" or "relay". The destination of a worker is "worker" with its id; that of a relay is URLs."""
         return "worker" if self.destination.startswith("worker ") else "relay"
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The state of the store at a glance."""
+    """Overview of the state of a store."""
 
     queues: Sequence[QueueStats]
     open_leases: int
@@ -52,7 +52,7 @@ class Stats:
     relays: Sequence[RelayStats]
     dead_errors: Sequence[tuple[str, int]]
     purged: Mapping[str, int] = field(default_factory=dict)
-    """PUBLISHED events that were purged, by queue."""
+    """Number of purged PUBLISHED events by queue."""
 
     def total(self, field_name: str) -> int:
         return sum(getattr(queue, field_name) for queue in self.queues)
@@ -65,7 +65,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class QueueControl:
-    """How a queue is steered. Only queues that somebody has paused or limited have one."""
+    """Pause and limit of a queue. Only paused or limited queues have one."""
 
     queue: str
     paused_at: datetime | None = None

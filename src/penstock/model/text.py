@@ -1,4 +1,4 @@
-"""Texts of errors and payloads in a form that every store accepts, and values in a form that JSON can hold."""
+"""Error texts and payloads in a form that every store accepts, and values in a form that JSON can represent."""
 
 import base64
 import traceback
@@ -13,25 +13,25 @@ RECORD_LIMIT = 8_000
 
 
 def storable(text: str, limit: int | None = None) -> str:
-    """Return a text that every store takes: without NUL and half surrogate pairs, and of at most `limit` characters."""
+    """Return text that every store accepts: without NUL or lone surrogates, and truncated to `limit` characters."""
     clean = text.replace("\x00", "\ufffd").encode(errors="replace").decode()
     return clean if limit is None or len(clean) <= limit else clean[: limit - 1] + "…"
 
 
 def brief(error: BaseException) -> str:
-    """An error of any kind on one line: its type, and what it says."""
+    """Return an error as its type and message."""
     said = str(error)
     return f"{type(error).__name__}: {said}" if said else type(error).__name__
 
 
 def on_record(error: BaseException) -> str:
-    """An error of a user's function as an event's record keeps it: what it says first, then where it came from."""
+    """Return the error of a user's function for an event's record: type and message, then the traceback."""
     trace = "".join(traceback.format_tb(error.__traceback__)[1:]).rstrip()
     return storable(f"{brief(error)}\n{trace}" if trace else brief(error), RECORD_LIMIT)
 
 
 def payload_text(payload: bytes) -> tuple[str, str]:
-    """The payload as JSON can hold it, and which encoding that is."""
+    """Return the payload as text for JSON, and the encoding of that text."""
     try:
         return payload.decode(), "utf-8"
     except UnicodeDecodeError:
@@ -39,7 +39,7 @@ def payload_text(payload: bytes) -> tuple[str, str]:
 
 
 def plain_fields(value: Any, *, without: str = "") -> dict[str, Any]:
-    """Return the fields of a dataclass, ids, times, states and mappings in a form that JSON can hold."""
+    """Return the fields of a dataclass, with ids, times, states and mappings in a form that JSON can represent."""
     return {field.name: _plain(getattr(value, field.name)) for field in fields(value) if field.name != without}
 
 
@@ -61,7 +61,7 @@ ERRORS_SHOWN = 10
 
 
 def describe(errors: Sequence[Any]) -> str:
-    """The faults of a payload on one line, each with where it is."""
+    """Return the validation errors of a payload on one line, each with its location."""
     shown = [f"{'.'.join(map(str, one['loc'])) or 'payload'}: {one['msg']}" for one in errors[:ERRORS_SHOWN]]
     more = len(errors) - len(shown)
     return "invalid payload: " + "; ".join(shown) + (f"; and {more} more" if more > 0 else "")

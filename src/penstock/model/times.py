@@ -1,4 +1,4 @@
-"""Points in time as whole microseconds, and the type of an injected clock."""
+"""Conversion of times to whole microseconds, and the type of an injected clock."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

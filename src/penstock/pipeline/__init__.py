@@ -1,4 +1,4 @@
-"""The data pipeline on Spark. Importing this package does not import Spark: the first use of a name does."""
+"""The data pipeline on Spark. PySpark is imported at the first use of a name, not together with this package."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Counts of one slice on one task, and settling what counts."""
+"""Counts of events by outcome, and a settle that updates them."""
 
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
@@ -14,12 +14,12 @@ STEP_FAILED = "step failed: "
 
 @dataclass(slots=True)
 class EventCounts:
-    """Counts of events by what became of them."""
+    """Counts of events by outcome."""
 
     claimed: int = 0
     published: int = 0
     discarded: int = 0
-    """Settled as published without being sent, because the step dropped them."""
+    """Events settled as published without being sent, because the step dropped them."""
     retried: int = 0
     dead: int = 0
     released: int = 0
@@ -47,7 +47,7 @@ class SliceCounts(EventCounts):
         _note(self.errors, str(error) or type(error).__name__)
 
     def explain(self, settlement: Settlement, outcomes: Mapping[int, Outcome]) -> None:
-        """Keep an example of why events failed, for the log."""
+        """Note one example error of the retried and one of the dead events, for the log."""
         if settlement.retried:
             error = _first_error(settlement.retried, outcomes)
             self.note_error(error if error.startswith(STEP_FAILED) else f"publishing failed: {error}")
@@ -63,7 +63,10 @@ def settle_and_count(
     stopped: Callable[[], bool],
     discarded: Set[int] = frozenset(),
 ) -> Settlement | None:
-    """Settle through an outage and count what came of it; None if the outage lasts longer than the lease."""
+    """Settle and count the outcomes, retrying while the store is unavailable.
+
+    Return None if the outage lasts longer than the lease or, once `stopped` returns True, than a few seconds.
+    """
     settlement = insist(lambda: store.settle(lease, outcomes), lease.lease_seconds, stopped, counts.note_error)
     if settlement is not None:
         counts.count(settlement, discarded)
@@ -72,7 +75,7 @@ def settle_and_count(
 
 
 def _note(errors: list[str], error: str) -> None:
-    """Each error once, and of a thousand different ones only the first few."""
+    """Append an error unless it is already noted or `MAX_ERRORS` are."""
     if error not in errors and len(errors) < MAX_ERRORS:
         errors.append(error)
 

@@ -10,6 +10,6 @@ if TYPE_CHECKING:
 
 
 def register(spark: "SparkSession") -> None:
-    """Make `format("penstock")` and `format("penstock-state")` known to a session."""
+    """Register `format("penstock")` and `format("penstock-state")` with a session."""
     register_events(spark)
     spark.dataSource.register(StateDataSource)

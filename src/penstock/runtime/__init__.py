@@ -1,1 +1,1 @@
-"""Parts that relays, streams, workers and jobs share."""
+"""Components shared by relays, streams, workers and jobs."""

@@ -1,4 +1,4 @@
-"""Housekeeping of a long-running process: reap expired leases, tend the tables, announce the process."""
+"""Housekeeping of a long-running process: reap expired leases, maintain the tables, announce the process."""
 
 import os
 import socket
@@ -18,7 +18,7 @@ SIGN_OFF_SECONDS = 1.0
 
 
 class Housekeeper:
-    """A thread that reaps expired leases, tends the tables, and announces the process."""
+    """A thread that reaps expired leases, maintains the tables and announces the process."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Housekeeper:
         lease_seconds: float,
         on_reaped: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Announce a relay for each queue and destination in `served`."""
+        """Prepare an announcement for each queue and destination in `served`."""
         host = f"{socket.gethostname()}:{os.getpid()}"
         self._store = store
         self._relays = [Relay(uuid4(), queue, destination, host) for queue, destination in served]
@@ -44,7 +44,7 @@ class Housekeeper:
         self._over.set()
         self._thread.join(timeout=SIGN_OFF_SECONDS)
         if self._thread.is_alive():
-            return  # the store doesn't answer: others see by the missing heartbeat that this relay has gone
+            return  # the store does not respond; other processes notice the missing heartbeat
         try:
             for relay in self._relays:
                 self._store.withdraw(relay.relay_id)

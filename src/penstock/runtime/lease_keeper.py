@@ -1,4 +1,4 @@
-"""Heartbeats of the leases that a process holds, from one thread."""
+"""Heartbeats for the leases of a process, sent from one thread."""
 
 import threading
 import time
@@ -10,9 +10,11 @@ from penstock.model.lease import Lease
 from penstock.store.api import Store
 from penstock.telemetry import log
 
+STOP_SECONDS = 5.0
+
 
 class LeaseKeeper:
-    """Heartbeats for whatever leases this process holds, from one thread, so that slow publishing keeps its lease."""
+    """Extends the leases that this process holds, from one thread, so that slow publishing does not lose a lease."""
 
     def __init__(self, store: Store, every_seconds: float) -> None:
         self._store = store
@@ -20,7 +22,8 @@ class LeaseKeeper:
         self._held: dict[Lease, float] = {}
         self._changed = threading.Lock()
         self._over = threading.Event()
-        threading.Thread(target=self._beat, name="penstock-lease-keeper", daemon=True).start()
+        self._thread = threading.Thread(target=self._beat, name="penstock-lease-keeper", daemon=True)
+        self._thread.start()
 
     @contextmanager
     def beating(self, lease: Lease) -> Iterator[None]:
@@ -33,7 +36,9 @@ class LeaseKeeper:
                 self._held.pop(lease, None)
 
     def stop(self) -> None:
+        """End the thread. A heartbeat in progress may take up to `STOP_SECONDS`: it still uses the store."""
         self._over.set()
+        self._thread.join(STOP_SECONDS)
 
     def _beat(self) -> None:
         while not self._over.wait(self._every_seconds / 2):
@@ -47,4 +52,4 @@ class LeaseKeeper:
         try:
             self._store.extend(leases)
         except PenstockError as error:
-            log.warn("heartbeat_failed", count=len(leases), error=error)  # the next one may get through
+            log.warn("heartbeat_failed", count=len(leases), error=error)  # the next heartbeat may succeed

@@ -1,4 +1,4 @@
-"""Repeat a verb of the store through an outage."""
+"""Retries of a store operation during an outage."""
 
 import random
 import time
@@ -9,7 +9,7 @@ from penstock.model.errors import StoreConflict, StoreUnavailable
 
 Result = TypeVar("Result")
 
-# How long a process that is to stop goes on trying to settle what it published.
+# Seconds for which a stopping process retries to settle published events.
 LAST_SETTLE_SECONDS = 3.0
 
 
@@ -19,10 +19,10 @@ def insist(
     stopped: Callable[[], bool],
     on_error: Callable[[Exception], None],
 ) -> Result | None:
-    """Call a verb of the store, through an outage for as long as a lease; return None if the outage lasts longer.
+    """Call a store operation and retry it for up to `lease_seconds` during an outage; return None if the outage lasts.
 
-    A published event must not be published again because its settle was given up early. A settle that may have been
-    committed is safe to repeat: the store answers "already settled".
+    Settling is retried so that a published event is not published again. Repeating a settle that may have been
+    committed is safe: the store reports the events as already settled.
     """
     began = time.monotonic()
     backoff = 0.05

@@ -1,4 +1,4 @@
-"""Stop in order on SIGTERM and Ctrl-C."""
+"""Graceful stop on SIGTERM and Ctrl-C."""
 
 import signal
 import threading
@@ -12,7 +12,7 @@ NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 
 def _interrupt(number: int) -> None:
-    """End what the main thread is at, if the signal is Ctrl-C."""
+    """Raise `KeyboardInterrupt` in the main thread if the signal is SIGINT (Ctrl-C)."""
     if number == signal.SIGINT:
         raise KeyboardInterrupt
 
@@ -24,11 +24,11 @@ def stopped_by_signals(
     *,
     logs: bool = True,
 ) -> Iterator[None]:
-    """Set `ending` on SIGTERM or Ctrl-C, and log that if `logs` is true. A second signal calls `at_once`."""
+    """Set `ending` on SIGTERM or Ctrl-C; log the signal if `logs` is true. A second signal calls `at_once`."""
     heard: list[int] = []
 
     def end(number: int, _frame: object) -> None:
-        heard.append(number)  # before `set`, which holds a lock while the next signal may interrupt it
+        heard.append(number)  # before `set`: a second signal may interrupt `set` while it holds a lock
         if len(heard) > 1 or ending.is_set():
             at_once(number)
             return
@@ -43,7 +43,7 @@ def stopped_by_signals(
 
 @contextmanager
 def signals_restored() -> Iterator[None]:
-    """Restore the handlers of SIGTERM and Ctrl-C at the end."""
+    """Restore the previous handlers of SIGTERM and Ctrl-C on exit."""
     before = {number: signal.getsignal(number) for number in NUMBERS}
     try:
         yield
@@ -52,7 +52,7 @@ def signals_restored() -> Iterator[None]:
 
 
 def _handle(handlers: Mapping[signal.Signals, Any]) -> None:
-    """Only the main thread may listen to signals."""
+    """Install signal handlers if this is the main thread; Python allows no other thread to do so."""
     if threading.current_thread() is threading.main_thread():
         for number, handler in handlers.items():
             signal.signal(number, handler)

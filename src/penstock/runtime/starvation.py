@@ -1,4 +1,4 @@
-"""Find events that wait behind a flood of newer ones."""
+"""Detection of events that wait behind newer events of higher priority."""
 
 from datetime import datetime
 
@@ -8,7 +8,7 @@ from penstock.store.api import Store
 
 
 def any_starving(store: Store, queue: str, until: datetime) -> bool:
-    """Whether older events wait behind a flood of newer ones with a higher priority."""
+    """Return whether due events from before `until` are pending, such as behind newer events of higher priority."""
     waiting = Selection(states=frozenset({State.PENDING}), queue=queue, until=until)
     now, after = store.now(), None
     while True:

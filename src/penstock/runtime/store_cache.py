@@ -1,4 +1,4 @@
-"""The stores that this process has open: connections open where they are used, once, and never travel."""
+"""Cache of open stores: each process opens its stores lazily, once per URL, and never pickles a connection."""
 
 from collections import OrderedDict
 from threading import Lock
@@ -13,7 +13,7 @@ _stores_change = Lock()
 
 
 def store_of(url: str) -> Store:
-    """The process's own store. Of stores long unused it lets go."""
+    """Return this process's store for the URL. Close the least recently used stores beyond `MAX_STORES`."""
     with _stores_change:
         if url not in _stores:
             _stores[url] = open_store(url)
@@ -24,7 +24,7 @@ def store_of(url: str) -> Store:
 
 
 def close_stores() -> None:
-    """Let go of the connections that reading, writing and settling have left open in this process."""
+    """Close all stores that this process has cached."""
     with _stores_change:
         while _stores:
             _stores.popitem()[1].close()

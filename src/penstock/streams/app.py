@@ -70,38 +70,41 @@ class Stream:
     """Queue for late events; by default `<stream>/late`."""
 
     def __post_init__(self) -> None:
-        _require(1 <= self.parts <= 4_096, "parts must lie in 1 to 4,096")
-        _require(self.max_retries >= 0, "max_retries must be 0 or more")
-        _require(self.retry_seconds >= 0, "retry_seconds must be 0 or more")
-        _require(self.ttl_seconds is None or self.ttl_seconds > 0, "ttl_seconds must be more than 0")
-        _require(self.lease_seconds > 0, "lease_seconds must be more than 0")
-        _require(self.lateness_seconds >= 0, "lateness_seconds must be 0 or more")
+        _require(1 <= self.parts <= 4_096, f"parts must be between 1 and 4096, got {self.parts}")
+        _require(self.max_retries >= 0, f"max_retries must be at least 0, got {self.max_retries}")
+        _require(self.retry_seconds >= 0, f"retry_seconds must be at least 0, got {self.retry_seconds}")
+        ttl = self.ttl_seconds
+        _require(ttl is None or ttl > 0, f"ttl_seconds must be greater than 0, got {ttl}")
+        _require(self.lease_seconds > 0, f"lease_seconds must be greater than 0, got {self.lease_seconds}")
+        _require(self.lateness_seconds >= 0, f"lateness_seconds must be at least 0, got {self.lateness_seconds}")
         idle = self.idle_close_seconds
-        _require(idle is None or idle > 0, "idle_close_seconds must be more than 0")
+        _require(idle is None or idle > 0, f"idle_close_seconds must be greater than 0, got {idle}")
         self._require_windows()
-        _require(self.by_events or self.time is None, "time= is for event_time=True and for windows")
+        _require(self.by_events or self.time is None, "time= needs event_time=True or a window")
         self._require_batch()
 
     def _require_batch(self) -> None:
-        _require(self.batch is not None or not self.fields, 'fields= is for batch handlers: batch="arrow"')
+        _require(self.batch is not None or not self.fields, 'fields= needs batch="arrow" or batch="pandas"')
         if self.batch is not None:
-            _require(not self.has_timers, "a batch handler has neither timers nor windows")
-            _require(self.batch in list(BatchKind), f'batch is "arrow" or "pandas", not {self.batch!r}')
+            _require(not self.has_timers, "batch handlers do not support timers or windows")
+            _require(self.batch in list(BatchKind), f"unknown batch {self.batch!r}; expected one of arrow, pandas")
             object.__setattr__(self, "batch", BatchKind(self.batch))
             check_fields(self.fields)
 
     def _require_windows(self) -> None:
         if self.window is None:
-            _require(self.merge is None, "merge= is for windows that are sessions")
-            _require(self.late_queue is None, "only windows have a late_queue")
-            _require(self.on_close is None, "only a stream with windows has on_close: give it one, window=Tumbling(60)")
+            _require(self.merge is None, "merge= needs a session window; set window=Session(30)")
+            _require(self.late_queue is None, "late_queue= needs a window; set window=Tumbling(60)")
+            _require(self.on_close is None, "on_close needs a window; set window=Tumbling(60)")
             return
-        _require(isinstance(self.window, Windows), "a window is a Tumbling, Sliding or Session")
-        _require(self.on_timer is None, "a stream with windows has on_close, and no timers of its own")
-        _require(self.ttl_seconds is None, "the state of a window is forgotten when it closes: it takes no ttl_seconds")
+        _require(
+            isinstance(self.window, Windows), f"window must be a Tumbling, Sliding or Session, got {self.window!r}"
+        )
+        _require(self.on_timer is None, "on_timer and window= are mutually exclusive; use on_close for windows")
+        _require(self.ttl_seconds is None, "ttl_seconds= and window= are mutually exclusive")
         sessions = isinstance(self.window, Session)
-        _require(sessions == (self.merge is not None), "sessions, and only they, need merge=, a function of two states")
-        _require(0 < len(self.late_to) <= NAME_LIMIT, f"a late_queue has 1 to {NAME_LIMIT} characters")
+        _require(sessions == (self.merge is not None), "session windows need merge=; other windows do not support it")
+        _require(0 < len(self.late_to) <= NAME_LIMIT, f"late_queue must have 1 to {NAME_LIMIT} characters")
 
     @property
     def has_timers(self) -> bool:
@@ -157,17 +160,16 @@ class StreamSet:
 
         Without `key`, the key is the event's `partition_key`, else its `ordering_key`.
         """
-
         taken = as_source(source)
 
         def register(function: Decorated) -> Decorated:
             known_as = name or str(getattr(function, "__name__", "stream"))
             if known_as in self.streams:
-                raise UsageError(f"there is a stream called {known_as!r} already: give this one another name")
+                raise UsageError(f"stream {known_as!r} is already defined; choose another name")
             try:
                 made = Stream(name=known_as, source=taken, key=key or default_key, handler=function, **options)
             except TypeError as error:
-                raise UsageError(f"a stream has no such option: {error}") from error
+                raise UsageError(f"invalid option for stream {known_as!r}: {error}") from error
             self._refuse_rivals(made)
             self.streams[known_as] = made
             return function
@@ -176,20 +178,18 @@ class StreamSet:
 
     def on_timer(self, stream: str) -> Callable[[DecoratedTimer], DecoratedTimer]:
         """Register the timer function of a stream. The function gets a due timer and the state of its key."""
-
         return self._register_once(stream, "on_timer", "a timer function")
 
     def on_close(self, stream: str) -> Callable[[DecoratedClose], DecoratedClose]:
         """Register the function that a stream with windows calls with each closing window and its final state."""
-
-        return self._register_once(stream, "on_close", "a function for windows that close")
+        return self._register_once(stream, "on_close", "an on_close function")
 
     def _register_once(self, stream: str, option: str, what: str) -> Callable[[Called], Called]:
         def register(function: Called) -> Called:
             if stream not in self.streams:
-                raise UsageError(f"there is no stream {stream!r} yet: its handler comes first")
+                raise UsageError(f"stream {stream!r} is not defined; define its handler first")
             if getattr(self.streams[stream], option) is not None:
-                raise UsageError(f"{stream!r} has {what} already")
+                raise UsageError(f"stream {stream!r} already has {what}")
             given: dict[str, Any] = {option: function}
             self.streams[stream] = replace(self.streams[stream], **given)
             return function
@@ -201,8 +201,7 @@ class StreamSet:
             if shared := sorted(stream.consumed & other.consumed):
                 own = "consumer group" if isinstance(stream.source, Valkey) else "queue"
                 raise UsageError(
-                    f"the stream {other.name!r} reads {shared[0]} already, and each event goes to one reader only: "
-                    f"give each stream a {own} of its own"
+                    f"{shared[0]} is already read by stream {other.name!r}; use a separate {own} for each stream"
                 )
 
     def __repr__(self) -> str:
@@ -218,7 +217,7 @@ def default_key(event: Any) -> str:
     """Return the event's partition key, else its ordering key."""
     key = event.partition_key or event.ordering_key
     if key is None:
-        raise UsageError("the event has neither a partition_key nor an ordering_key; give the stream a key=")
+        raise UsageError("event has no partition_key or ordering_key; set key= of the stream")
     return str(key)
 
 

@@ -34,7 +34,7 @@ def check_fields(fields: Mapping[str, str]) -> None:
 def from_json(objects: Sequence[bytes], fields: Mapping[str, str]) -> "Table":
     """Return the columns named in `fields`, with their types. A value is null if the object does not have the name."""
     if not all(map(bytes.strip, objects)):
-        raise ValueError("a payload is empty, and no JSON object")
+        raise ValueError("payload must be a JSON object, got an empty payload")
     lines = b"\n".join(objects)
     if lines.count(b"\n") >= len(objects):  # some objects contain line breaks
         lines = b"\n".join(one.replace(b"\n", b" ") for one in objects)
@@ -56,7 +56,7 @@ def from_lines(lines: bytes, count: int, fields: Mapping[str, str]) -> "Table":
         parse_options=arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
     )
     if parsed.num_rows != count:
-        raise ValueError("a payload is more than one JSON object")
+        raise ValueError("payload must be one JSON object, got several")
     return parsed
 
 
@@ -102,7 +102,7 @@ def _value(value: Any) -> str:
     try:
         return _encode(value)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"state can't be written as JSON ({error})") from error
+        raise UsageError(f"cannot encode state as JSON: {error}") from error
 
 
 def _type(name: str, kind: str) -> "DataType":
@@ -112,5 +112,7 @@ def _type(name: str, kind: str) -> "DataType":
     try:
         found: DataType = named(kind)
     except ValueError:
-        raise UsageError(f"fields: {name!r} can't be of type {kind!r}; int64, float64, string or bool can") from None
+        raise UsageError(
+            f"unknown type {kind!r} for field {name!r}; use an Arrow type such as int64 or string"
+        ) from None
     return found

@@ -55,7 +55,7 @@ class KeyState(MutableMapping[str, Any]):
 
     def __setitem__(self, name: str, value: Any) -> None:
         if not isinstance(name, str):
-            raise UsageError(f"names of state are strings, not {type(name).__name__}")
+            raise UsageError(f"state name must be a string, got {type(name).__name__}")
         self._changes[name] = value
 
     def __delitem__(self, name: str) -> None:
@@ -108,7 +108,7 @@ class KeyState(MutableMapping[str, Any]):
                 try:
                     json.dumps(value, allow_nan=False)
                 except (TypeError, ValueError) as error:
-                    raise UsageError(f"state {name!r} can't be written as JSON ({error})") from error
+                    raise UsageError(f"cannot encode state {name!r} as JSON: {error}") from error
 
     def saved(self, expires_at: float | None) -> Saved | None:
         """Return the state for the state store; None if the state is empty."""
@@ -161,7 +161,7 @@ class Context(Emitter):
     def window(self) -> Window:
         """Window of this call."""
         if self._window is None:
-            raise UsageError("this stream has no windows: give it one, window=Tumbling(60)")
+            raise UsageError("stream has no windows; set window=Tumbling(60)")
         return self._window
 
     def set_timer(self, name: str, at: datetime | float | None = None, *, delay_seconds: float | None = None) -> None:
@@ -171,7 +171,7 @@ class Context(Emitter):
         A delay counts from now; with event time, from the time of the handled event or timer.
         """
         if (at is None) == (delay_seconds is None):
-            raise UsageError("a timer is set for a time or after a delay: give at or delay_seconds")
+            raise UsageError("set_timer needs exactly one of at and delay_seconds")
         start = self._require_timers(name)
         self.timers[name] = seconds_of(instant_of(start + (delay_seconds or 0) if at is None else at))
 
@@ -182,9 +182,9 @@ class Context(Emitter):
 
     def _require_timers(self, name: str) -> float:
         if self._time is None:
-            raise UsageError("this stream has no timer function: give it one, @app.on_timer; windows have on_close")
+            raise UsageError("stream has no timer function; define one with @app.on_timer, or use on_close for windows")
         if not isinstance(name, str) or not 0 < len(name) <= NAME_LIMIT or "\x00" in name:
-            raise UsageError(f"a timer's name is a string of 1 to {NAME_LIMIT} characters, none of them NUL")
+            raise UsageError(f"invalid timer name {name!r}; expected 1 to {NAME_LIMIT} characters without NUL")
         return self._time
 
 

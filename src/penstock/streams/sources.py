@@ -35,7 +35,7 @@ class Valkey:
 
     def __post_init__(self) -> None:
         if self.min_idle_time_ms < 1:
-            raise UsageError("min_idle_time_ms must be 1 or more")
+            raise UsageError(f"min_idle_time_ms must be at least 1, got {self.min_idle_time_ms}")
 
     def __str__(self) -> str:
         return f"{self.stream} at {mask_url(self.url)}"
@@ -55,7 +55,7 @@ class Kafka:
 
     def __post_init__(self) -> None:
         if not self.servers or not self.topics:
-            raise UsageError('a Kafka source needs servers and topics: Kafka("broker:9092", "orders")')
+            raise UsageError('missing servers or topics of the Kafka source; use Kafka("broker:9092", "orders")')
 
     def __str__(self) -> str:
         return f"{self.topics} at {self.servers}"
@@ -88,7 +88,7 @@ def as_source(given: str | Source) -> Source:
     if isinstance(given, Source):
         return given
     if not isinstance(given, str) or not given:
-        raise UsageError(f"a stream reads a queue by its name, or a Valkey, Kafka or Frame source, not {given!r}")
+        raise UsageError(f"source must be the name of a queue, or a Valkey, Kafka or Frame, got {given!r}")
     return Queue(given)
 
 
@@ -99,6 +99,6 @@ def consumed(source: Source) -> frozenset[str]:
             return frozenset({f"queue {name!r}"})
         case Valkey(url, streams, group):
             names = (name.strip() for name in streams.split(","))
-            return frozenset(f"{name!r} at {mask_url(url)} in the group {group!r}" for name in names)
+            return frozenset(f"Valkey stream {name!r} at {mask_url(url)} in group {group!r}" for name in names)
         case Kafka() | Frame():
             return frozenset()

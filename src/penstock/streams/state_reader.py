@@ -28,8 +28,8 @@ def find_stream(store: StateStore, name: str) -> Started:
     """Return the stream with this name, as it was last started."""
     streams = {found.stream: found for found in store.streams()}
     if name not in streams:
-        there = ", ".join(list(streams)[:SHOWN_STREAMS]) or "none: no stream has run with this state yet"
-        raise UsageError(f"there is no stream {name!r} in {mask_url(store.url)}; there are: {there}")
+        there = ", ".join(list(streams)[:SHOWN_STREAMS]) or "none"
+        raise UsageError(f"stream {name!r} does not exist in {mask_url(store.url)}; existing streams: {there}")
     return streams[name]
 
 

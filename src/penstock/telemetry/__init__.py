@@ -1,1 +1,1 @@
-"""Reports of a running process."""
+"""Log lines of a running process."""

@@ -1,4 +1,4 @@
-"""Log lines: an event name in snake_case, then `name=value` fields. Libraries raise; loops and edges log."""
+"""Log records: an event name in snake_case and `name=value` fields. Libraries raise; loops and edges log."""
 
 import json
 import logging
@@ -7,7 +7,7 @@ import sys
 from typing import Any, TextIO
 
 _logger = logging.getLogger("penstock")
-# Everything else is quoted: a value cannot begin another field or another line.
+# Other values are quoted, so that a value cannot imitate another field or another line of the log.
 _PLAIN = re.compile(r"""[^\s"'=\\\x00-\x1f\x7f-\x9f\u2028\u2029]+""")
 
 
@@ -24,11 +24,10 @@ def debug(event: str, **fields: Any) -> None:
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
-    """Writes to what is standard error at that moment: somebody who runs a command in their own process may change it,
-    and close what it was."""
+    """Handler that looks up `sys.stderr` for every record: a program that embeds a command may replace and close it."""
 
     def __init__(self) -> None:
-        logging.Handler.__init__(self)  # the class between would keep the one of now
+        logging.Handler.__init__(self)  # skip StreamHandler.__init__, which would store the current stream
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]
@@ -36,7 +35,7 @@ class _Stderr(logging.StreamHandler[TextIO]):
 
 
 def to_stderr(level: int = logging.INFO) -> None:
-    """Show the log on standard error: for the command line, never called by library code."""
+    """Show the log on standard error. For the command line; library code never calls this function."""
     if not _logger.handlers:
         handler = _Stderr()
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"))
@@ -52,5 +51,5 @@ def _emit(level: int, event: str, fields: dict[str, Any]) -> None:
 
 
 def _quoted(value: str) -> str:
-    """Return a value as it is if it is one plain word, and as a JSON string otherwise."""
+    """Return the value unchanged if it is a plain word, otherwise as a JSON string."""
     return value if _PLAIN.fullmatch(value) else json.dumps(value, ensure_ascii=not value.isprintable())

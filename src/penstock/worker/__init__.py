@@ -1,4 +1,4 @@
-"""Workers: handlers that run in the application's process, over the same store, leases and outcomes as the relay."""
+"""Workers: event handlers in the application's process, with the same store, leases and outcomes as the relay."""
 
 from penstock.worker.handler import Middleware
 from penstock.worker.options import AckPolicy, HandlerOptions

@@ -1,4 +1,4 @@
-"""What a handler is called with, told by its signature: the event, its payload as some type, or both."""
+"""Arguments of a handler, derived from its signature: the event, its typed payload, or both."""
 
 import inspect
 import sys
@@ -16,10 +16,11 @@ Read = Callable[[Received], Any]
 
 
 def reader_of(handler: Callable[..., Any], *, batch: bool) -> Callable[[Sequence[Received]], tuple[Any, ...]]:
-    """How to make a handler's arguments out of events.
+    """Return a function that converts events to the arguments of a handler.
 
-    A parameter without an annotation, or annotated with `Received`, gets the event. Any other annotation is what the
-    payload is read as: `bytes`, `str`, `dict`, a dataclass, a Pydantic model, or whatever else Pydantic can check.
+    A parameter without annotation, or with the annotation `Received`, receives the event. Any other annotation is the
+    type of the payload: `bytes`, `str`, `dict`, a dataclass, a Pydantic model, or any other type that Pydantic
+    validates.
     """
     parameters = _parameters(handler)
     readers = [_reader(handler, parameter, batch=batch) for parameter in parameters]
@@ -38,7 +39,7 @@ def _parameters(handler: Callable[..., Any]) -> list[inspect.Parameter]:
     given = list(signature.parameters.values())
     collecting = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     needed = [one for one in given if one.default is one.empty and one.kind not in collecting]
-    if not needed:  # whoever takes anything, or one thing by its own choice, is given the event
+    if not needed:  # without required parameters: pass the event to the first one
         needed = [one.replace(annotation=one.empty) for one in given if one.kind != one.VAR_KEYWORD][:1]
     if not 1 <= len(needed) <= 2 or any(one.kind is one.KEYWORD_ONLY for one in needed):
         raise UsageError(f"handler {_name(handler)} must take the event, its payload, or both, and nothing else")
@@ -73,7 +74,7 @@ def _text(event: Received) -> str:
 
 
 def _checked(wanted: Any) -> Read:
-    """JSON, read and checked by Pydantic; `dict` alone means an object with string keys."""
+    """Return a reader that decodes JSON and validates it with Pydantic; `dict` means an object with string keys."""
     with needs_extra("a handler that takes a typed payload", "worker"):
         from pydantic import TypeAdapter, ValidationError
 

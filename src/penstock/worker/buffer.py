@@ -1,5 +1,7 @@
-"""What a subscription holds: the leases it has claimed under, the events that wait for an executor, and the outcomes
-that wait to be written. All of it behind one lock; nothing here talks to the store."""
+"""The claimed events of a subscription: its leases, its waiting events and its unwritten outcomes.
+
+One lock protects all of them. Nothing here accesses the store.
+"""
 
 import threading
 from collections import deque
@@ -15,36 +17,36 @@ from penstock.worker.received import Received
 
 @dataclass(slots=True)
 class HeldLease:
-    """One lease: how many of its events are undecided, and the outcomes that are not yet written."""
+    """A lease with the number of its undecided events and its unwritten outcomes."""
 
     lease: Lease
     undecided: int
     outcomes: dict[int, Outcome] = field(default_factory=dict)
     since: float = 0.0
-    """When the oldest of the outcomes came."""
+    """Monotonic time at which the oldest outcome was recorded."""
     writing: bool = False
 
 
 class EventBuffer:
-    """Events come in by `add`, go out by `take`, and end by `finish`; outcomes leave by `due` and `written`."""
+    """Events between claim and settlement: `add`, `take` and `finish` for events, `due` and `written` for outcomes."""
 
     def __init__(self, order_policy: OrderPolicy) -> None:
         lock = threading.RLock()
         self.changed = threading.Condition(lock)
         self.roomy = threading.Condition(lock)
-        """Notified when an executor has taken something, so that there may be room for another claim."""
+        """Notified when an executor takes events, which may make room for another claim."""
         self.running: set[Received] = set()
         self._order_policy = order_policy
         self._waiting: deque[Received] = deque()
-        # Of an ordering key only the first event waits for an executor; the others follow when it is done.
+        # Only the first event of an ordering key is in `_waiting`. Its followers move there one after the other.
         self._followers: dict[str, deque[Received]] = {}
         self._open: dict[str, int] = {}
-        """How many events of a key were handed out and are undecided: several only in a batch."""
+        """Number of taken and undecided events by ordering key; more than one only within a batch."""
         self.queued = 0
-        """How many events wait for an executor."""
+        """Number of events that wait for an executor."""
         self._held: dict[LeaseId, HeldLease] = {}
         self.done: Callable[[], object] = lambda: None
-        """Called when all of a lease is decided: its outcomes need not wait for others."""
+        """Called when all events of a lease are decided: its outcomes can be written at once."""
 
     @property
     def leases(self) -> list[Lease]:
@@ -57,7 +59,7 @@ class EventBuffer:
             return sum(held.undecided for held in self._held.values())
 
     def add(self, lease: Lease, events: Sequence[Received]) -> None:
-        """Events that were just claimed, in their order."""
+        """Add the events of a new claim, in delivery order."""
         with self.changed:
             self._held[lease.lease_id] = HeldLease(lease, len(events))
             for event in events:
@@ -76,7 +78,7 @@ class EventBuffer:
             self._waiting.append(event)
 
     def take(self, most: int = 1) -> list[Received]:
-        """Up to `most` events for an executor; none if none waits."""
+        """Mark up to `most` waiting events as running and return them; an empty list if none waits."""
         with self.changed:
             taken: list[Received] = []
             while self._waiting and len(taken) < most:
@@ -93,7 +95,7 @@ class EventBuffer:
             return taken
 
     def await_some(self, most: int, closed: threading.Event) -> list[Received]:
-        """The same, for a thread that waits; nothing once `closed` is set."""
+        """Block until events are waiting, then take them; return an empty list once `closed` is set."""
         with self.changed:
             while not closed.is_set():
                 if taken := self.take(most):
@@ -102,14 +104,14 @@ class EventBuffer:
             return []
 
     def _take_along(self, key: str, taken: list[Received], most: int) -> None:
-        """Into the same batch goes what follows of its key: one call keeps the order."""
+        """Take followers of the key into the same batch: one call keeps their order."""
         followers, before = self._followers[key], len(taken)
         while followers and len(taken) < most:
             taken.append(followers.popleft())
         self._open[key] = 1 + len(taken) - before
 
     def abandon(self, begun_before: float) -> list[Received]:
-        """Events whose handlers have run for too long: nobody waits for these any more."""
+        """Mark the events whose calls began before `begun_before` as abandoned, and return them."""
         with self.changed:
             late = [event for event in self.running if event.started < begun_before]
             for event in late:
@@ -117,7 +119,10 @@ class EventBuffer:
             return late
 
     def finish(self, event: Received, outcome: Outcome | None) -> None:
-        """An executor is done with an event. Without an outcome the store knows already, or is to learn it later."""
+        """Record that an executor has finished an event.
+
+        Without an outcome, the event is settled already or its handler will decide later.
+        """
         with self.changed:
             if event.finished:
                 return
@@ -145,7 +150,7 @@ class EventBuffer:
         self._close_if_empty(held)
 
     def _move_up(self, key: str, outcome: Outcome | None) -> None:
-        """The next event of its key may go; behind one that keeps its place, all followers go back."""
+        """Make the next event of the key available, or release all its followers if `outcome` blocks the key."""
         self._open[key] = self._open.get(key, 1) - 1
         followers = self._followers.get(key, deque())
         blocks = isinstance(outcome, Retry) and self._order_policy is OrderPolicy.BLOCK
@@ -167,20 +172,23 @@ class EventBuffer:
             self._held.pop(held.lease.lease_id, None)
 
     def await_quiet(self, until: float | None) -> bool:
-        """Wait until no executor is at work and nothing waits for one; says whether it came to that."""
+        """Wait until no event is running or waiting; return False on time-out."""
         with self.changed:
             timeout = None if until is None else max(0.0, until - monotonic())
             return self.changed.wait_for(lambda: not self.running and not self.queued, timeout)
 
     def await_written(self, seconds: float) -> None:
-        """Wait for whoever is writing outcomes now."""
+        """Wait up to `seconds` until all outcomes are written, by any thread."""
         with self.changed:
             self.changed.wait_for(lambda: not self.unwritten, seconds)
 
-    # -- outcomes on their way to the store -------------------------------------------------------------------
+    # -- outcomes to be written -------------------------------------------------------------------------------
 
     def due(self, flush_interval: float, *, all_of_it: bool = False) -> list[tuple[Lease, dict[int, Outcome]]]:
-        """Outcomes to write: of leases that are done with, and those that have waited long enough."""
+        """Return the outcomes to write: of fully decided leases, and outcomes older than `flush_interval`.
+
+        The caller must report each returned lease with `written` or `put_back`.
+        """
         now = monotonic()
         with self.changed:
             ripe = [
@@ -196,7 +204,7 @@ class EventBuffer:
             return taken
 
     def written(self, lease: Lease) -> None:
-        """The store has the outcomes of a lease that `due` gave."""
+        """Record that the store has the outcomes that `due` returned for a lease."""
         with self.changed:
             held = self._held.get(lease.lease_id)
             if held is not None:
@@ -205,7 +213,7 @@ class EventBuffer:
             self.changed.notify_all()
 
     def put_back(self, lease: Lease, outcomes: dict[int, Outcome]) -> None:
-        """The store could not be told: they are due again."""
+        """Make outcomes due again after a failed settle."""
         with self.changed:
             held = self._held.get(lease.lease_id)
             if held is not None:
@@ -219,16 +227,18 @@ class EventBuffer:
             return sum(len(held.outcomes) + held.writing for held in self._held.values())
 
     def still_needed(self, lease_ids: Iterable[LeaseId]) -> list[LeaseId]:
-        """Those of these leases that are held for something yet, and not just because their last outcomes are being
-        written: the store has closed these itself."""
+        """Return the leases that still have undecided events or outcomes to be returned by `due`.
+
+        The store closes a lease with its last outcomes, so a lease of which only those are being written is left out.
+        """
         with self.changed:
             known = ((lease_id, self._held.get(lease_id)) for lease_id in lease_ids)
             return [lease_id for lease_id, held in known if held and (held.undecided or held.outcomes)]
 
-    # -- giving up what is held -------------------------------------------------------------------------------
+    # -- drop held events -------------------------------------------------------------------------------------
 
     def drain(self) -> int:
-        """Give back all that waits for an executor: it was never started."""
+        """Release all events that wait for an executor; their handlers were never called. Return their number."""
         with self.changed:
             idle = [*self._waiting, *(event for queue in self._followers.values() for event in queue)]
             self._forget(lambda _: True)
@@ -237,7 +247,7 @@ class EventBuffer:
             return len(idle)
 
     def lose(self, lost: Iterable[LeaseId]) -> int:
-        """These leases are no longer ours: what waits is forgotten, what runs is told."""
+        """Drop the waiting events of lost leases, and return their number. Mark the running ones as lost."""
         gone = set(lost)
         with self.changed:
             for lease_id in gone:
@@ -250,7 +260,7 @@ class EventBuffer:
             return before - self.queued
 
     def _forget(self, chosen: Callable[[Received], bool]) -> None:
-        """Take events out of those that wait. A key of which none waits or runs has no followers."""
+        """Remove the chosen events from the waiting ones. A key with no waiting or running event has no followers."""
         self._waiting = deque(event for event in self._waiting if not chosen(event))
         waiting = {event.ordering_key for event in self._waiting}
         for key, queue in list(self._followers.items()):

@@ -1,5 +1,7 @@
-"""The executors of handlers: threads for plain functions, one event loop for async ones. An executor takes events from
-its subscription, calls the handler, and reports the outcome."""
+"""Executors for handlers: a thread pool for plain functions, one event loop for async functions.
+
+An executor takes events from the buffer, calls the handler and reports the outcome.
+"""
 
 import asyncio
 import threading
@@ -12,12 +14,12 @@ from penstock.worker.options import AckPolicy
 from penstock.worker.received import Received
 from penstock.worker.subscription import Subscription
 
-# An async handler that never waits would keep the loop from everybody else.
+# Yield to the event loop after this number of calls: an async handler that never awaits would block all others.
 CALLS_IN_A_ROW = 50
 
 
 class Executor:
-    """What threads and coroutines have in common."""
+    """Common base of thread and event loop executors."""
 
     def __init__(self, subscription: Subscription) -> None:
         self.subscription = subscription
@@ -28,7 +30,7 @@ class Executor:
         self._first = subscription.options.ack_policy is AckPolicy.ACK_FIRST
 
     def accept(self, events: Sequence[Received]) -> Sequence[Received]:
-        """Those that may be handled: the rest has an outcome already."""
+        """Return the events to handle; record outcomes for all others."""
         if self.subscription.options.max_deliveries is not None:
             refused = {event: self.handling.refusal(event, self.subscription) for event in events}
             for event, outcome in refused.items():
@@ -41,7 +43,8 @@ class Executor:
         try:
             mine = set(self.subscription.settle_first(events))
         except PenstockError as error:
-            # Whether the store has noted it is not known, so nobody may run it: its lease decides.
+            # It is unknown whether the settlement was committed, so no event may be handled. If it was not, the lease
+            # expires.
             log.warn("settle_failed", queue=self.subscription.queue, count=len(events), error=error)
             mine = set()
         for event in events:
@@ -56,7 +59,7 @@ class Executor:
 
 
 class ThreadExecutor(Executor):
-    """`max_workers` threads. One whose handler takes too long is given up on, and another takes its place."""
+    """`max_workers` threads. A thread whose call exceeds the time limit is abandoned and replaced."""
 
     def __init__(self, subscription: Subscription) -> None:
         super().__init__(subscription)
@@ -79,10 +82,10 @@ class ThreadExecutor(Executor):
                 continue
             self.finish(accepted, self.handling.call(accepted))
             if accepted[0].abandoned:
-                return  # another thread is in this one's place
+                return  # another thread has replaced this one
 
     def give_up_on_late(self) -> None:
-        """A thread can't be stopped, but what it is at can be called failed."""
+        """Fail the calls that exceed the time limit and replace their threads, since a thread can't be stopped."""
         limit = self.subscription.options.timeout_seconds
         if limit is None:
             return
@@ -93,7 +96,7 @@ class ThreadExecutor(Executor):
                 self._start_one()
 
     def stop(self, until: float) -> None:
-        """Let no new call begin, and wait for those under way. What still runs then is left to its lease."""
+        """Start no more calls and wait for running ones. The events of calls still running at `until` stay claimed."""
         self.closed.set()
         with self.buffer.changed:
             self.buffer.changed.notify_all()
@@ -135,7 +138,7 @@ class EventLoopExecutor(Executor):
                 await self._wait()
 
     async def _wait(self) -> None:
-        """Until there is more. What came between the look and the clearing would not be told again."""
+        """Wait for more events. Check the buffer after clearing the flag, so that no wake-up is lost."""
         self._more.clear()
         if not self.buffer.queued and not self.closed.is_set():
             await self._more.wait()
@@ -158,10 +161,10 @@ class EventLoopExecutor(Executor):
         self.finish(accepted, error)
 
     def give_up_on_late(self) -> None:
-        """Nothing to do: the loop ends late handlers itself."""
+        """Do nothing: `asyncio.timeout` ends late calls."""
 
     def stop(self, until: float) -> None:
-        """The same as for threads, but what still runs then is cancelled, and counts as failed."""
+        """Start no more calls and wait for running ones. At `until`, cancel the rest, which count as failed."""
         self.closed.set()
         self._wake()
         asyncio.run_coroutine_threadsafe(self._stop(until), self._loop).result()

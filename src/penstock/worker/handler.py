@@ -1,7 +1,7 @@
-"""One call of a handler: its arguments, the middlewares around it, its time limit, and the outcome that follows.
+"""Calls of a handler: arguments, middlewares, time limit, and the resulting outcome.
 
-A middleware is a context manager that is entered with the event before the handler runs and left after it, so that one
-kind serves plain and async handlers. For an async handler it may be an async context manager.
+A middleware is a context manager that is entered with each event before the handler runs and left afterwards. Plain
+context managers serve plain and async handlers alike; async handlers also accept async context managers.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ Middleware = Callable[[Received], AbstractContextManager[Any] | AbstractAsyncCon
 
 
 class Handling:
-    """A handler with all that surrounds it. It decides what each event's outcome is; others write it down."""
+    """A handler with its options and middlewares. Determines the outcome of each event; others record it."""
 
     def __init__(self, function: Function, options: HandlerOptions, middlewares: Sequence[Middleware]) -> None:
         self.function = function
@@ -34,10 +34,10 @@ class Handling:
         self._read = reader_of(function, batch=options.batch_size is not None)
         self._limit = options.timeout_seconds
 
-    # -- a call ------------------------------------------------------------------------------------------------
+    # -- call --------------------------------------------------------------------------------------------------
 
     def call(self, events: Sequence[Received]) -> BaseException | None:
-        """Run a plain handler on these events; what it raised, or None."""
+        """Call a plain handler with the events; return its exception, or None."""
         try:
             arguments = self._read(events)
             if not self._middlewares:
@@ -53,7 +53,7 @@ class Handling:
         return None
 
     async def call_async(self, events: Sequence[Received]) -> BaseException | None:
-        """The same for an async handler. A cancellation by others goes through."""
+        """Call an async handler with the events; return its exception, or None. A cancellation by others propagates."""
         try:
             arguments = self._read(events)
             if self._limit is None:
@@ -80,17 +80,20 @@ class Handling:
     def too_long(self) -> str:
         return f"the handler took longer than its limit of {self._limit:g} s"
 
-    # -- what follows ------------------------------------------------------------------------------------------
+    # -- outcome -----------------------------------------------------------------------------------------------
 
     def refusal(self, event: Received, sink: DecisionSink) -> Outcome | None:
-        """Why an event is not to be handled at all, if so: checked before, because it may kill this process."""
+        """Return a dead outcome for an event that was delivered too often, otherwise None.
+
+        Checked before the call, because the event may kill this process.
+        """
         most = self.options.max_deliveries
         if overdelivered(event.deliveries, most):
             return sink.rejected(f"delivered {event.deliveries} times, more than max_deliveries={most}")
         return None
 
     def outcome(self, event: Received, error: BaseException | None, sink: DecisionSink) -> Outcome | None:
-        """What becomes of an event after its call. None if the store knows already, or is to be told later."""
+        """Return the outcome of an event after its call; None if the event is settled or will be decided later."""
         if error is not None and event.decision != RELEASED:
             log.warn("handler_failed", queue=event.queue, event_id=event.event_id, error=brief(error))
         if event.settled:

@@ -1,4 +1,4 @@
-"""The loops that drive a worker, each a thread: fetch, flush, heartbeat, release-stuck, and some that keep house."""
+"""Threads that drive a worker: fetch, flush, heartbeat, release-stuck and housekeeping loops."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -15,17 +15,17 @@ FIRST_BACKOFF_SECONDS = 0.1
 
 
 class WorkerLoop:
-    """A thread that does one thing over and over. It outlives every error, and says so once it is over."""
+    """A thread that repeats a step. Errors are logged and retried with backoff; recovery is logged too."""
 
     def __init__(self, name: str, step: Callable[[], float | None], wake: threading.Event | None = None) -> None:
-        """`step` returns the seconds to wait before the next one; `wake` ends a wait early."""
+        """`step` returns the seconds to wait before the next step, None to end the loop; `wake` ends a wait early."""
         self.name = name
         self.wake = wake or threading.Event()
         self.error: str | None = None
         self.failing_since: float | None = None
-        """When the error first came."""
+        """Monotonic time of the first of the consecutive errors; None after a success."""
         self.done = False
-        """Whether it ended because there is nothing for it to do: no reason to worry."""
+        """True if the loop ended because it has nothing to do, which is not a failure."""
         self._step = step
         self._over = False
         self._thread = threading.Thread(target=self._run, name=f"penstock-{name}", daemon=True)
@@ -38,7 +38,7 @@ class WorkerLoop:
         self.wake.set()
 
     def join(self, until: float) -> bool:
-        """Wait for the step under way; says whether it has ended."""
+        """Wait until `until` for the thread to end; return whether it has ended."""
         self._thread.join(max(0.0, until - monotonic()))
         return not self._thread.is_alive()
 
@@ -65,7 +65,10 @@ class WorkerLoop:
                 self.wake.clear()
 
     def _note(self, error: Exception) -> None:
-        """Told when it begins, not at every try. What is not ours is a bug, and shown with its kind."""
+        """Log an error when it first occurs, not at every retry.
+
+        Errors other than `PenstockError` are bugs and are logged with their type.
+        """
         text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
         if text != self.error:
             log.warn("loop_failed", loop=self.name, error=text)
@@ -79,7 +82,7 @@ class WorkerLoop:
 
 
 class Gate:
-    """Lets claims through side by side, or one suspect alone."""
+    """Admits claims side by side, or one suspect alone."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -113,8 +116,11 @@ class Gate:
 
 
 class Fetching:
-    """The fetch loop of one subscription. Whatever its worker held when that died comes back as a suspect: it
-    may have been the cause. `run_one_alone` claims and handles a single event while nothing else is at stake."""
+    """Fetch loop of a subscription.
+
+    Events held by a worker that died return as suspects, since each may have caused the crash. `run_one_alone` claims
+    and handles a suspect while the process holds no other event.
+    """
 
     def __init__(
         self,
@@ -150,7 +156,7 @@ class Fetching:
         return subscription.options.min_fetch_interval if self._full else subscription.idle_seconds(wakes=self._wakes())
 
     def _claim(self, room: int) -> Claim:
-        """A suspect is given back, and the company it came in: it is handled alone, and only then claimed."""
+        """Claim up to `room` events. If a suspect is among them, release all: suspects are claimed one at a time."""
         with self._gate.shared():
             claim = self._subscription.claim(room)
             self._wary = _suspicious(claim)
@@ -161,7 +167,7 @@ class Fetching:
             return claim
 
     def _await_room(self) -> None:
-        """Until the executors have taken enough; now and then to see whether the worker is to stop."""
+        """Wait until the executors have made room, at most 0.2 s, so that a stop request is noticed."""
         roomy = self._subscription.buffer.roomy
         with roomy:
             roomy.wait_for(lambda: self._subscription.room > 0, timeout=0.2)

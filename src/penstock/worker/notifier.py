@@ -1,8 +1,8 @@
-"""Wakes workers, on PostgreSQL: one process of all that serve a queue probes it, and wakes the others by NOTIFY.
+"""Wake-ups for workers on PostgreSQL: one process probes each queue and wakes the others by NOTIFY.
 
-Looking is a cheap probe every few milliseconds. Whoever emits needs to do nothing: a NOTIFY inside the business
-transaction would make all emitters wait for each other at their commits. It also sees events whose time has come, which
-nobody emits. A wake-up is never needed: without one, workers fetch every second.
+The probe is a cheap query every 5 ms. Emitters don't notify: a NOTIFY inside the business transaction would make all
+emitters wait for each other at commit. The probe also finds delayed events once they are due, which no emit announces.
+A wake-up is never required: without wake-ups, workers fetch every second.
 """
 
 import threading
@@ -16,7 +16,7 @@ from penstock.store.sql.postgres.connections import is_pooled
 from penstock.telemetry import log
 
 CHANNEL = "penstock_ready"
-# The first half of the numbers under which probers lock: one that only Penstock uses.
+# First key of the probers' advisory locks; a number that only Penstock uses.
 LOCK_CLASS = 736_768
 PROBE_SECONDS = 0.005
 ELECTION_SECONDS = 1.0
@@ -25,7 +25,7 @@ MAX_REMINDER_SECONDS = 1.0
 
 
 def open_notifier(store: Store, wake: Sequence[tuple[str, threading.Event]]) -> "Notifier | None":
-    """A notifier for these queues, where the database can notify."""
+    """Return a notifier for the queues; None if the database has no notifications."""
     engine = getattr(store, "engine", None)
     if engine is None or engine.dialect.name != "postgresql" or not wake:
         return None
@@ -33,7 +33,7 @@ def open_notifier(store: Store, wake: Sequence[tuple[str, threading.Event]]) -> 
 
 
 class Notifier:
-    """Listens for this process, and probes for all where no other process does."""
+    """Listens for notifications to this process, and probes the queues that no other process probes."""
 
     def __init__(self, store: Store, engine: Any, wake: Sequence[tuple[str, threading.Event]]) -> None:
         self.listening = False
@@ -44,12 +44,12 @@ class Notifier:
             self._wake.setdefault(queue, []).append(woken)
         self._connection: Any = None
         self.probed_queues: set[str] = set()
-        """The queues that this process probes for all."""
+        """Queues that this process probes for all processes."""
         self._elected_at = float("-inf")
         self._reminders: dict[str, Reminder] = {}
 
     def step(self) -> float | None:
-        """One look. A broken connection is told, and opened anew by the next step."""
+        """Probe and listen once. After an error, close the connection; the next step opens a new one."""
         try:
             if self._connection is None and not self._connect():
                 return None
@@ -63,7 +63,7 @@ class Notifier:
         return 0.0
 
     def close(self) -> None:
-        """Whoever waits for this process's locks gets them."""
+        """Close the connection. The server then releases the advisory locks to other processes."""
         self.listening = False
         connection, self._connection = self._connection, None
         self.probed_queues.clear()
@@ -71,7 +71,7 @@ class Notifier:
             connection.close()
 
     def _connect(self) -> bool:
-        """Open a connection of its own and listen; False behind a pooler, where it can't."""
+        """Open a separate connection and listen; return False behind a pooler, where listening is impossible."""
         import psycopg
 
         url = self._engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
@@ -91,7 +91,7 @@ class Notifier:
         return True
 
     def _stand_for_election(self) -> None:
-        """Take over the queues that no process probes."""
+        """Take the advisory locks of queues that no other process probes."""
         if monotonic() - self._elected_at < ELECTION_SECONDS:
             return
         self._elected_at = monotonic()
@@ -116,8 +116,11 @@ class Notifier:
 
 
 class Reminder:
-    """When to wake the others: as soon as there is something, and if it stays there ever more rarely. A queue that is
-    full, or that nobody can claim from now, must not keep everybody awake."""
+    """Schedule of wake-ups for a queue: at once when events become ready, then at growing intervals.
+
+    A queue may stay ready although no worker can claim its events now, for example because a limit is reached. Such a
+    queue must not keep all workers awake.
+    """
 
     def __init__(self) -> None:
         self._pause = 0.0
@@ -136,5 +139,5 @@ class Reminder:
 
 
 def _number(queue: str) -> int:
-    """A queue's number, in the range of a signed one of four bytes. Two queues with one number share a prober."""
+    """Return the second lock key of a queue, a signed 32-bit number. Queues with equal keys share a prober."""
     return zlib.crc32(queue.encode()) - 2**31

@@ -1,4 +1,4 @@
-"""How a handler is to be run. Values only, and a default for each: `@worker.handler("emails")` alone works well."""
+"""Options of handlers. Each has a default, so that `@worker.handler("emails")` alone works well."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,58 +12,63 @@ MANY = 1_000_000
 
 
 class AckPolicy(StrEnum):
-    """What becomes of an event that its handler did not decide on by itself."""
+    """Outcome of an event that its handler did not decide explicitly."""
 
     ACK_FIRST = "ack_first"
-    """It is done with before the handler runs: at most once, and an error changes nothing."""
+    """Publish the event before the call (at most once). An exception of the handler changes nothing."""
     ACK = "ack"
-    """It is done with after the handler, whether it raised or not."""
+    """Publish the event after the call, even if the handler raises an exception."""
     REJECT_ON_ERROR = "reject_on_error"
-    """An error is final: the event is dead."""
+    """Make the event dead if the handler raises an exception."""
     NACK_ON_ERROR = "nack_on_error"
-    """An error is retried by the retry policy, and final at the last attempt."""
+    """Retry the event by the retry policy if the handler raises an exception; dead at the last attempt."""
     MANUAL = "manual"
-    """Only the handler decides, while it runs or later; until then the event stays claimed."""
+    """Leave the decision to the handler, during the call or later; until then the event stays claimed.
+
+    An exception is retried by the retry policy.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerOptions:
-    """The options of one handler. The first group has the names and meanings that SQL queues know them by."""
+    """Options of one handler. The options of the first group have the names and meanings common to SQL queues."""
 
     max_workers: int = 10
-    """How many events are handled at a time, in this process."""
+    """Number of concurrent calls in this process."""
     fetch_batch_size: int = 100
-    """The most that one claim takes."""
+    """Maximum number of events per claim."""
     overfetch_factor: float = 1.5
-    """How many batches may wait in this process: those being handled don't count."""
+    """Number of waiting events in this process as a multiple of `fetch_batch_size`; running events don't count."""
     min_fetch_interval: float = 0.0
-    """Seconds from a full claim to the next one."""
+    """Seconds from a full claim to the next claim."""
     max_fetch_interval: float | None = None
-    """Seconds from any other claim to the next one, if nothing wakes the worker before: 1 where the database can wake
-    it, 0.1 elsewhere."""
+    """Seconds from any other claim to the next claim, unless a wake-up arrives first.
+
+    Default: 1 if the database can wake the worker, 0.1 otherwise.
+    """
     flush_interval: float = 0.1
-    """Seconds that an outcome waits for others before it is written; a batch that is done is written at once."""
+    """Seconds that an outcome waits for others before it is written. A completed batch is written at once."""
     release_stuck_interval: float = 5.0
-    """Seconds between two looks for events whose worker has died."""
+    """Seconds between two reaps of expired leases."""
     release_stuck_timeout: float = 60.0
-    """The lease: how long events of a worker that no longer beats stay its own."""
+    """Seconds until a lease expires without a heartbeat, so that other workers can claim its events."""
     max_deliveries: int | None = None
-    """Hand-outs after which an event is dead, whatever became of them."""
+    """Maximum number of deliveries; an event delivered more often becomes dead, whatever its outcomes were."""
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     ack_policy: AckPolicy = AckPolicy.NACK_ON_ERROR
     keep_on_ack: bool = True
-    """Whether the archive keeps what was handled; otherwise it is deleted."""
+    """True to keep handled events in the archive, False to delete them."""
     keep_on_reject: bool = True
-    """Whether the archive keeps the dead; otherwise they are deleted."""
+    """True to keep dead events in the archive, False to delete them."""
 
     types: Sequence[str] | None = None
-    """Only events of these types; the queue's others are for other handlers."""
+    """Event types to handle; None for all types. Other handlers may serve other types of the queue."""
     timeout_seconds: float | None = None
-    """How long one call may take; longer is an error."""
+    """Maximum duration of a call in seconds. A longer call counts as failed."""
     batch_size: int | None = None
-    """The most events that one call gets: the handler takes a list."""
+    """Maximum number of events per call; if set, the handler receives a list."""
     max_claimed: int | None = None
-    """The most events of this queue that may be claimed at a time, over all processes."""
+    """Maximum number of events of this queue that all processes together may have claimed."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ack_policy", _policy(self.ack_policy))
@@ -85,12 +90,12 @@ class HandlerOptions:
 
     @property
     def capacity(self) -> int:
-        """How many events may wait in this process."""
+        """Maximum number of events that wait in this process."""
         return int(self.fetch_batch_size * self.overfetch_factor)
 
 
 def _policy(given: AckPolicy | str) -> AckPolicy:
-    """A policy may be given by its name."""
+    """Return the ack policy with a name."""
     try:
         return AckPolicy(given)
     except ValueError:

@@ -1,6 +1,6 @@
-"""Periodic emits: when they are due, and how they fire once across many processes.
+"""Periodic emits: due times of cron expressions, each emitted once by any number of processes.
 
-Every process emits for the same moments under the same deduplication key, and the store takes the first.
+Every process emits the event of each due time under the same deduplication key; the store keeps only the first.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from penstock.model.errors import UsageError
 from penstock.model.event import Event
 from penstock.outbox import Outbox
 
-# Longer than clocks of processes lie apart, and than one of them could be held up.
+# Exceeds any difference between the clocks of two processes and any suspension of a process.
 WINDOW_SECONDS = 7 * 86_400.0
 LONGEST_WAIT_SECONDS = 30.0
 
@@ -34,10 +34,10 @@ class Periodic:
         taken = {"dedupe_key", "dedupe_seconds", "available_at", "delay"} & self.fields.keys()
         if taken:
             raise UsageError(f"a periodic emit sets {sorted(taken)[0]} itself")
-        self.next_after(datetime.now(UTC))  # what is wrong with the expression is told here
+        self.next_after(datetime.now(UTC))  # raises an error if the expression is invalid
 
     def next_after(self, start: datetime) -> datetime:
-        """The first time after `start`, in UTC."""
+        """Return the first due time after `start`, in UTC."""
         with needs_extra("a periodic emit", "worker"):
             from cronsim import CronSim, CronSimError
         try:
@@ -47,7 +47,7 @@ class Periodic:
         return found.astimezone(UTC)
 
     def event(self, outbox: Outbox, due: datetime) -> Event:
-        """The event of one moment. It may be emitted early, by a clock that is ahead, but is available on time."""
+        """Return the event of one due time. If a clock is ahead, the event is emitted early but available on time."""
         return outbox.event(
             self.event_type,
             self.payload,
@@ -60,7 +60,7 @@ class Periodic:
 
 
 class PeriodicEmitter:
-    """The loop that emits what is due."""
+    """Emits the events that are due; a worker loop calls `step`."""
 
     def __init__(self, outbox: Outbox, periodics: Sequence[Periodic], started: datetime | None = None) -> None:
         self._outbox = outbox
@@ -72,12 +72,12 @@ class PeriodicEmitter:
         return self.emit_due(datetime.now(UTC))
 
     def emit_due(self, now: datetime) -> float:
-        """Emit for every moment that has come; returns the seconds until the next one."""
+        """Emit the events that are due; return the seconds until the next due time."""
         for name, due in self._next.items():
             periodic = self._periodics[name]
             while due <= now:
                 following = periodic.next_after(due)
-                if following > now:  # of moments that were missed while this process stood still, the last one counts
+                if following > now:  # of the times missed while the process was suspended, emit only the last
                     self._outbox.emit_many([periodic.event(self._outbox, due)])
                 self._next[name] = due = following
         wait = (min(self._next.values()) - now).total_seconds()

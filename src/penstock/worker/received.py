@@ -1,4 +1,4 @@
-"""An event that a handler is given: the event itself, and the ways to decide what becomes of it."""
+"""Events as handlers receive them, with methods to decide the outcome."""
 
 import time
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from penstock.model.outcome import Outcome
 
 
 class DecisionSink(Protocol):
-    """Where decisions go: the subscription that the event was fetched for."""
+    """Receiver of decisions: the subscription that claimed the event."""
 
     def published(self, result: bytes | None) -> Outcome: ...
     def failed(self, event: "Received", error: str, delay: float | None = None) -> Outcome: ...
@@ -24,7 +24,7 @@ class DecisionSink(Protocol):
 
 
 class Received(Delivery):
-    """A claimed event as a handler gets it. The first decision counts; without one the ack policy decides.
+    """A claimed event as a handler receives it. The first decision counts; without one the ack policy decides.
 
     Payload, headers and counters are those of `penstock.Delivery`.
     """
@@ -32,14 +32,14 @@ class Received(Delivery):
     lease: Lease
     decision: Outcome | None
     settled: bool
-    """Whether the store knows already: acknowledged first, or in a transaction."""
+    """True if the event is already settled: by the ack policy `ack_first`, or in a transaction."""
     lost: bool
-    """Whether its lease is known to be lost: another worker may have it by now, and what this one decides is void."""
+    """True if the lease is known to be lost: another worker may have the event, and decisions here have no effect."""
     running: bool
     abandoned: bool
-    """Whether its handler took too long, and was given up on while it still runs."""
+    """True if the call exceeded its time limit and was abandoned while still running."""
     finished: bool
-    """Whether its outcome is told: what an executor says of it later counts no more."""
+    """True if the outcome is recorded; later reports of an executor are ignored."""
     started: float
     _sink: DecisionSink
 
@@ -52,29 +52,29 @@ class Received(Delivery):
         event._sink = sink
         return event
 
-    # Each is itself and nothing else: what it holds may not be comparable, and need not be compared.
+    # Identity instead of tuple equality: the fields may not be hashable, and events are never compared by value.
     __hash__ = object.__hash__
     __eq__ = object.__eq__
 
     def ack(self, result: object = None) -> None:
-        """It is done. A `result` (bytes, text, or anything that JSON can say) is kept with the event."""
+        """Settle the event as published. A `result` (bytes, str or any JSON value) is stored with the event."""
         kept = None if result is None else encode_payload(result)[0]
         self._decide(self._sink.published(kept))
 
     def nack(self, delay: float | None = None, reason: str = "nack'ed by its handler") -> None:
-        """It failed and is to be tried again: after `delay` seconds, else when the retry policy says."""
+        """Retry the event after `delay` seconds; without `delay`, the retry policy decides."""
         self._decide(self._sink.failed(self, reason, delay))
 
     def reject(self, reason: str = "rejected by its handler") -> None:
-        """It is not to be tried again: it is dead."""
+        """Make the event dead, without another attempt."""
         self._decide(self._sink.rejected(reason))
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """A transaction in the store's database, which acknowledges the event when it commits.
+        """Open a transaction in the store's database that settles the event when it commits.
 
-        What is written through the connection and the acknowledgement commit together, or neither does: if the lease
-        was lost in the meantime, `LeaseLost` is raised and everything is rolled back.
+        Changes through the connection and the settlement commit together. If the lease was lost in the meantime,
+        everything is rolled back and `LeaseLost` is raised.
         """
         if self.decision is not None or self.settled:
             raise UsageError("this event is decided already; begin its transaction before, and don't ack it inside")
@@ -89,6 +89,6 @@ class Received(Delivery):
             self._sink.decided(self)
 
     def begin(self) -> None:
-        """Its handler starts."""
+        """Record the start of the call."""
         self.running = True
         self.started = time.monotonic()

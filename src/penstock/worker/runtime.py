@@ -1,4 +1,4 @@
-"""A worker at work: its subscriptions, the executors and loops that serve them, how they start and how they end."""
+"""A running worker: start and stop of its subscriptions, executors and loops."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ LATE_LOOK_SECONDS = 0.1
 
 
 class Running:
-    """Everything between `start` and `stop`."""
+    """Components of a worker between `start` and `stop`."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Running:
     # -- start -------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Connect, then begin. What is wrong with the store is told here, not by a loop."""
+        """Start executors and loops. Accesses the store first, so that its errors are raised here and not in a loop."""
         for subscription in self.subscriptions:
             self.store.ready(subscription.queue)
             if subscription.options.max_claimed is not None:
@@ -112,7 +112,7 @@ class Running:
     def _wakes(self) -> bool:
         return self._notifier is not None and self._notifier.listening
 
-    # -- the loops' steps --------------------------------------------------------------------------------------
+    # -- steps of the loops ------------------------------------------------------------------------------------
 
     def _flush(self) -> float:
         for subscription in self.subscriptions:
@@ -149,8 +149,10 @@ class Running:
         return LATE_LOOK_SECONDS
 
     def _run_one_alone(self, subscription: Subscription) -> Claim:
-        """Claim and handle one event while this process holds nothing else: if it takes the process along, only that
-        event has lost an attempt. Returns the claim."""
+        """Claim and handle one event while this process holds no other; return the claim.
+
+        If the event kills the process, only this event loses an attempt.
+        """
         with self._gate.alone():
             for one in self.subscriptions:
                 one.buffer.drain()
@@ -168,7 +170,7 @@ class Running:
             return claim
 
     def _write_all(self, subscription: Subscription, until: float | None) -> None:
-        """Until the store has every outcome, those included that another thread is writing now."""
+        """Flush until the store has every outcome, including those that another thread is writing."""
         while subscription.buffer.unwritten and not self.over:
             if not subscription.flush(all_of_it=True):
                 subscription.buffer.await_written(LATE_LOOK_SECONDS)
@@ -178,7 +180,7 @@ class Running:
     # -- stop --------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Nothing new begins, what waits goes back, what runs may end, and every outcome is written."""
+        """Stop fetching, release the waiting events, let running calls finish, and write all outcomes."""
         self.over = True
         until = monotonic() + self._graceful_timeout
         for loop in self._fetches:
@@ -188,7 +190,7 @@ class Running:
         for loop in self._fetches:
             loop.join(until)
         for subscription in self.subscriptions:
-            subscription.buffer.drain()  # what a claim that was under way has brought
+            subscription.buffer.drain()  # events of a claim that was in progress
         for executor in self._executors:
             executor.stop(until)
         for loop in self.loops:

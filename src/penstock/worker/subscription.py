@@ -1,5 +1,7 @@
-"""One handler at work on one queue: claims come in, outcomes go out. The threads that drive it are in
-`penstock.worker.loops` and `penstock.worker.executors`."""
+"""A handler's subscription to a queue: claims events and settles their outcomes.
+
+The threads that drive a subscription are in `penstock.worker.loops` and `penstock.worker.executors`.
+"""
 
 import random
 import threading
@@ -26,7 +28,7 @@ SLOW_IDLE_SECONDS = 1.0
 
 
 class Subscription:
-    """A queue and its handler, in one process."""
+    """A queue and its handler in one process."""
 
     def __init__(self, queue: str, handling: Handling, store: Store, claimant: str, order_policy: OrderPolicy) -> None:
         self.queue = queue
@@ -39,25 +41,25 @@ class Subscription:
         self.fetched_at: float | None = None
         self.counts = {"handled": 0, "failed": 0, "dead": 0, "lost": 0}
         self.fed: Callable[[], None] = lambda: None
-        """Called when there is something to take: whoever waits in a way of its own puts itself here."""
+        """Called when events are available, for an executor that does not wait on the buffer."""
 
     # -- fetch -------------------------------------------------------------------------------------------------
 
     @property
     def room(self) -> int:
-        """How many events the next claim may take; 0 while less than half a batch would fit."""
+        """Number of events that the next claim may take; 0 while less than half a batch would fit."""
         free = self.options.capacity - self.buffer.queued
         room = min(self.options.fetch_batch_size, free)
         return room if room * 2 >= self.options.fetch_batch_size else 0
 
     def idle_seconds(self, *, wakes: bool) -> float:
-        """How long to wait after a claim that was not full."""
+        """Return the seconds to wait after a claim that was not full."""
         if self.options.max_fetch_interval is not None:
             return self.options.max_fetch_interval
         return SLOW_IDLE_SECONDS if wakes else FAST_IDLE_SECONDS
 
     def ready(self) -> bool:
-        """A cheap look before a claim, which would write even if it brought nothing."""
+        """Return whether a claim would bring events. Cheaper than a claim, which writes even if it brings none."""
         found = self.store.ready(self.queue, types=self.options.types)
         self.fetched_at = monotonic()
         return found
@@ -75,12 +77,12 @@ class Subscription:
         return claim
 
     def feed(self, claim: Claim) -> None:
-        """Hand a claim's events on."""
+        """Add the events of a claim to the buffer."""
         self.buffer.add(claim.lease, [Received.of(event, claim.lease, self) for event in claim.events])
         self.fed()
 
     def settle_first(self, events: Sequence[Received]) -> list[Received]:
-        """At most once: only what the store has noted as done is handled. The others are somebody else's by now."""
+        """Settle events before handling (at-most-once delivery). Return the events whose settlement was accepted."""
         mine: list[Received] = []
         for lease in {event.lease for event in events}:
             under = [event for event in events if event.lease == lease]
@@ -116,7 +118,7 @@ class Subscription:
         return Dead(reason, self.options.keep_on_reject)
 
     def decided(self, event: Received) -> None:
-        """A decision after the handler had returned."""
+        """Record a decision made after the handler returned."""
         self.buffer.finish(event, event.decision)
         self.fed()
 
@@ -140,7 +142,7 @@ class Subscription:
                     )
         except (StoreConflict, StoreUnavailable) as error:
             if ours:
-                # Not the handler's failure. If the commit was done after all, the store refuses the release.
+                # The store failed, not the handler. If the commit succeeded after all, the store rejects the release.
                 event.decision = RELEASED
                 log.warn("transaction_retried", event_id=event.event_id, error=error)
             raise
@@ -150,7 +152,10 @@ class Subscription:
     # -- flush -------------------------------------------------------------------------------------------------
 
     def flush(self, *, all_of_it: bool = False) -> bool:
-        """Write the outcomes that are due; says whether there were any. What can't be written stays due."""
+        """Write the outcomes that are due. Return True if there were any and the store accepted them.
+
+        After an error of the store, the remaining outcomes stay due.
+        """
         due = self.buffer.due(self.options.flush_interval, all_of_it=all_of_it)
         for position, (lease, outcomes) in enumerate(due):
             try:
@@ -177,7 +182,7 @@ class Subscription:
     # -- heartbeat ---------------------------------------------------------------------------------------------
 
     def beat(self) -> None:
-        """Keep every lease; forget the ones that are lost."""
+        """Extend all held leases; drop events whose lease was lost."""
         leases = self.buffer.leases
         if not leases:
             return

@@ -1,4 +1,4 @@
-"""The worker: handlers by queue, and everything that keeps them running in the application's process."""
+"""The worker: event handlers by queue, run in the application's process."""
 
 import os
 import threading
@@ -33,7 +33,7 @@ AnyMiddleware = TypeVar("AnyMiddleware", bound=Middleware)
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A handler as it was given: what it is for, and how it is to be run."""
+    """A registered handler: its queue, function and options."""
 
     queue: str
     function: Function
@@ -41,7 +41,7 @@ class Registered:
 
 
 class Worker:
-    """Handlers, and the way to run them. One worker serves any number of queues.
+    """Runs event handlers. One worker serves any number of queues.
 
         worker = Worker("postgresql://…")
 
@@ -50,8 +50,8 @@ class Worker:
 
         worker.run()
 
-    Nothing connects before it runs. `graceful_timeout` is how long handlers may go on when it is to stop, and
-    `max_lease_age_seconds` how long any handler may take, heartbeats or not.
+    No connection is opened before the worker runs. On stop, running calls have `graceful_timeout` seconds to finish.
+    Any call must end within `max_lease_age_seconds`, heartbeats or not.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Worker:
         max_lease_age_seconds: float = DEFAULT_MAX_LEASE_AGE_SECONDS,
         defaults: HandlerOptions | None = None,
     ) -> None:
-        """`defaults` are the options of handlers that don't say otherwise."""
+        """`defaults` are the options of handlers that don't override them."""
         if graceful_timeout < 0:
             raise UsageError("graceful_timeout must be 0 s or more")
         self.url = store_url(store)
@@ -77,17 +77,17 @@ class Worker:
         self._running: Running | None = None
         self._stopping = threading.RLock()
 
-    # -- what it is to do --------------------------------------------------------------------------------------
+    # -- registration ------------------------------------------------------------------------------------------
 
     def handler(self, queue: str = DEFAULT_QUEUE, **options: Any) -> Callable[[Decorated], Decorated]:
-        """Let a function handle the events of `queue`. `HandlerOptions` lists the options.
+        """Register a function as handler for the events of `queue`. `HandlerOptions` lists the options.
 
-        The function may be async, and is given the event, its payload as the type it is annotated with, or both.
+        The function may be async. It receives the event, its payload as the annotated type, or both.
         """
         chosen = self._options(options)
 
         def register(function: Decorated) -> Decorated:
-            Handling(function, chosen, ())  # what is wrong with its signature is told here
+            Handling(function, chosen, ())  # raises an error if the signature is invalid
             self._refuse_rivals(queue, chosen.types)
             self.registered.append(Registered(queue, function, chosen))
             return function
@@ -95,7 +95,7 @@ class Worker:
         return register
 
     def middleware(self, function: AnyMiddleware) -> AnyMiddleware:
-        """Put a context manager around every call: `function(event)` makes it. The first one given is outermost."""
+        """Wrap every call in the context manager `function(event)`. The first one registered is the outermost."""
         self.middlewares.append(function)
         return function
 
@@ -110,8 +110,10 @@ class Worker:
         timezone: tzinfo = UTC,
         **fields: Any,
     ) -> None:
-        """Emit an event whenever `cron` says, once across all processes that run this. Times that pass while none
-        runs are left out. `name` tells periodic emits of one type apart."""
+        """Emit an event at the times of a cron expression, once across all processes that run this worker.
+
+        Times that pass while no process runs are skipped. `name` distinguishes periodic emits of one type.
+        """
         periodic = Periodic(cron, name or f"{queue}/{event_type}", event_type, payload, queue, timezone, fields)
         if any(one.name == periodic.name for one in self.periodics):
             raise UsageError(f"there is a periodic emit called {periodic.name!r} already: give this one another name")
@@ -133,12 +135,12 @@ class Worker:
             if types is None or other.options.types is None or set(types) & set(other.options.types):
                 raise UsageError(f"queue {queue!r} has a handler for these events already; give each its own types")
 
-    # -- running it --------------------------------------------------------------------------------------------
+    # -- running -----------------------------------------------------------------------------------------------
 
     def run(self, *, queues: Sequence[str] | None = None) -> None:
-        """Run until SIGTERM, Ctrl-C or `stop()`, then stop gracefully. A second signal ends it at once."""
+        """Run until SIGTERM, Ctrl-C or `stop()`, then stop gracefully. A second signal exits at once."""
         ending = threading.Event()
-        # The handler of a signal may interrupt what holds a lock, such as a log: so it logs nothing.
+        # A signal handler may interrupt code that holds a lock, such as that of logging, so it must not log.
         with stopped_by_signals(ending, _exit_at_once, logs=False):
             self.start(queues=queues)
             try:
@@ -150,7 +152,7 @@ class Worker:
                 self.stop()
 
     def start(self, *, queues: Sequence[str] | None = None) -> None:
-        """Run in the background; `stop()` ends it. With `queues`, only their handlers."""
+        """Run in the background until `stop()`. `queues` restricts the worker to the handlers of these queues."""
         if self._running is not None:
             raise UsageError("this worker runs already")
         self._running = self.prepare(queues)
@@ -163,7 +165,7 @@ class Worker:
     def prepare(
         self, queues: Sequence[str] | None = None, *, url: str | None = None, clock: Clock | None = None
     ) -> Running:
-        """All that runs, made but not started; on another store or by another clock than its own, if they are given."""
+        """Return the components of the worker without starting them, optionally with another store or clock."""
         chosen = [one for one in self.registered if queues is None or one.queue in queues]
         missing = sorted(set(queues or ()) - {one.queue for one in chosen})
         if missing:
@@ -181,9 +183,9 @@ class Worker:
         return Running(store, handlings, self.periodics, self.order_policy, self.graceful_timeout)
 
     def stop(self) -> None:
-        """Stop gracefully: no new calls, those under way may end, what waits goes back, outcomes are written.
+        """Stop gracefully: start no calls, let running calls finish, release waiting events, write outcomes.
 
-        Whoever calls it while another thread does waits for that: when it returns, the worker has stopped.
+        If another thread is already stopping the worker, wait: the worker has stopped when this method returns.
         """
         with self._stopping:
             running, self._running = self._running, None
@@ -196,12 +198,12 @@ class Worker:
 
     @property
     def runtime(self) -> Running | None:
-        """What runs now, to look at."""
+        """Running components, for inspection; None while the worker does not run."""
         return self._running
 
     @contextmanager
     def lent_to(self, running: Running) -> Iterator[None]:
-        """While somebody else drives `running`, such as a test in its own thread, this worker counts as running."""
+        """Treat this worker as running while the caller drives `running`, such as a test in its own thread."""
         if self._running is not None:
             raise UsageError("this worker runs already")
         self._running = running
@@ -212,7 +214,7 @@ class Worker:
 
     @property
     def outbox(self) -> Outbox:
-        """An outbox on the worker's own store, for handlers that emit."""
+        """Outbox on the worker's store, for handlers that emit. Only available while the worker runs."""
         if self._running is None:
             raise UsageError("the worker's outbox is there while it runs")
         return self._running.outbox

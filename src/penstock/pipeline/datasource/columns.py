@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-# The same for a stream and a batch, which Spark doesn't tell apart when it asks; a stream leaves the last ones empty.
+# Streams and batches have the same columns, because Spark asks for the schema of both alike. Streams leave the last
+# columns empty.
 COLUMNS = {
     "seq": "BIGINT",
     "event_id": "STRING",
@@ -34,12 +35,12 @@ COLUMNS = {
 
 
 def columns(*names: str) -> dict[str, str]:
-    """Return some of the columns with their types, in this order."""
+    """Return the named columns with their Spark types, in the order of the names."""
     return {name: COLUMNS[name] for name in names}
 
 
 def arrow_schema(columns: Mapping[str, str]) -> Any:
-    """Spark takes a batch only if it matches the declared schema exactly."""
+    """Return the Arrow schema of the columns. Spark requires a batch to match the declared schema exactly."""
     import pyarrow as pa
 
     kinds: dict[str, pa.DataType] = {

@@ -1,4 +1,4 @@
-"""Filters of a query that the store can answer itself, as a narrower selection; the others stay with Spark."""
+"""Filter pushdown: filters that the store can evaluate narrow its selection; Spark evaluates the others."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,13 +19,13 @@ from pyspark.sql.datasource import (
 from penstock.model.lifecycle import State
 from penstock.model.selection import Selection
 
-# Of these every event has one; Spark asks for it before it compares.
+# Columns that every event has. Spark adds an IS NOT NULL filter to each comparison.
 NEVER_NULL = {"seq", "event_id", "event_type", "queue", "payload", "state", "created_at"}
 MICROSECOND = timedelta(microseconds=1)
 
 
 def narrow(selection: Selection, filters: Sequence[Filter]) -> tuple[Selection, list[Filter]]:
-    """The selection with every filter in it that it can express, and the filters that it can't."""
+    """Return the selection narrowed by every filter that it can express, and the remaining filters."""
     left: list[Filter] = []
     for one in filters:
         narrowed = _narrowed(selection, one)
@@ -57,7 +57,10 @@ def _narrowed(selection: Selection, one: Filter) -> Selection | None:
 
 
 def _among(selection: Selection, name: str, values: tuple[Any, ...]) -> Selection | None:
-    """Equal to one of the values. A value of the wrong kind, or NULL, is equal to nothing."""
+    """Return the selection of events with one of the values in a column; None if it cannot be expressed.
+
+    A value of the wrong type, or NULL, matches no event.
+    """
     strings = frozenset(value for value in values if isinstance(value, str))
     match name:
         case "state":

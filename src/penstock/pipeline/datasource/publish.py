@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     Publishable: TypeAlias = DataFrame | Mapping[str, DataFrame]
 
 NEEDED = ("seq", "event_id", "event_type", "payload")
-# A transformation that removes one of these publishes it empty.
+# Columns that a transformation may remove; the events are then published without them.
 MAY_BE_MISSING = ("headers", "partition_key", "ordering_key")
 NEVER_NULL = (*NEEDED, "queue", "priority", "created_at", "available_at", "attempts", "deliveries")
 OUTCOMES = "seq BIGINT, outcome STRING, error STRING, delay_seconds DOUBLE"
@@ -56,7 +56,7 @@ def publish(
 
     `batch` is a DataFrame for the destination `to`, or a mapping from the URLs of destinations to DataFrames. Columns
     that a transformation has removed are taken from `claimed`, the batch as it was claimed. An event may have several
-    rows: all are published, and the worst outcome is the event's.
+    rows: all rows are published, and the event gets the worst of their outcomes.
     """
     spec = Dispatch(
         destination=to or "null:",
@@ -69,24 +69,24 @@ def publish(
 
 
 def frames_of(batch: object, to: str | None) -> "dict[str, DataFrame]":
-    """Return DataFrames by destination; refuse other types, unusable URLs and missing columns."""
+    """Return DataFrames by destination; raise UsageError for other types, unusable URLs and missing columns."""
     if not isinstance(batch, Mapping) and to is None:
-        raise UsageError("publish needs a destination: publish(batch, to='kafka://broker:9092')")
+        raise UsageError("missing destination; use publish(batch, to='kafka://broker:9092')")
     frames: dict[Any, Any] = dict(batch) if isinstance(batch, Mapping) else {to: batch}
     for url, frame in frames.items():
         if not hasattr(frame, "mapInArrow"):
             raise UsageError(
-                f"a step returns a DataFrame, or a mapping from URLs to DataFrames; this one returned "
-                f"{type(frame).__name__}{f' for {url}' if isinstance(batch, Mapping) else ''}"
+                "step must return a DataFrame or a mapping from URLs to DataFrames, got "
+                f"{type(frame).__name__}{f' for {mask_url(str(url))}' if isinstance(batch, Mapping) else ''}"
             )
         if not isinstance(url, str):
-            raise UsageError(f"a step maps the URLs of destinations to DataFrames; {url!r} is no URL")
+            raise UsageError(f"step must return a mapping from URLs to DataFrames, got the key {url!r}")
         open_publisher(url).close()  # connects to nothing: an unusable URL fails before anything is published
         missing = [name for name in NEEDED if name not in frame.columns]
         if missing:
             raise UsageError(
-                f"the step's result for {mask_url(url)} lacks {', '.join(missing)}; "
-                f"the columns {', '.join(NEEDED)} must survive a step"
+                f"missing columns in the step's result for {mask_url(url)}: {', '.join(missing)}; "
+                f"a step must keep {', '.join(NEEDED)}"
             )
     return frames
 
@@ -101,7 +101,7 @@ def send_frames(
 ) -> dict[int, Outcome]:
     """Compute all rows, call `computed`, then send them; return the worst outcome of each event by seq.
 
-    Once the driver hangs up at `stop_address`, tasks release the rows they have not begun.
+    Once the driver closes the stop channel at `stop_address`, tasks release the rows that they have not begun to send.
     """
     outcomes: dict[int, Outcome] = {}
     with ExitStack() as persisted:
@@ -121,7 +121,7 @@ def _complete(frame: "DataFrame", claimed: "DataFrame | None") -> "DataFrame":
 
     missing = [name for name in Delivery._fields if name not in frame.columns and name not in MAY_BE_MISSING]
     if missing and claimed is None:
-        raise UsageError(f"publish lacks the columns {', '.join(missing)}; pass claimed=, the batch as it was claimed")
+        raise UsageError(f"missing columns: {', '.join(missing)}; pass the claimed batch as claimed=")
     if missing and claimed is not None:
         frame = frame.join(on.broadcast(claimed.select("seq", *missing)), "seq", "left")
     given = set(frame.columns)
@@ -156,7 +156,7 @@ def send_partition(
 ) -> "Iterator[RecordBatch]":
     """Publish the rows of a partition; yield a row of `OUTCOMES` for each."""
     rows = [row for batch in batches for row in batch.to_pylist()]
-    events = [delivery_of(row) for row in rows]  # all of them before the first is sent: a bad row fails its partition
+    events = [delivery_of(row) for row in rows]  # convert all rows before sending: a bad row fails its partition
     if not events:
         return
     connection = None if stop_address is None else connection_to(stop_address)
@@ -184,9 +184,10 @@ def send_rows(
 
 
 def _waves(events: Sequence[Delivery]) -> list[list[Delivery]]:
-    """Split the events into waves without two copies of one event; an ordering key never goes backwards.
+    """Split the events into waves, so that no wave has two copies of an event and ordering keys stay in order.
 
-    Rows of an ordering key are sorted by seq, since a transformation may have shuffled them; others keep their place.
+    Rows with an ordering key are sorted by seq, since a transformation may have shuffled them. Rows without one come
+    first, in their original order.
     """
     copies: dict[int, int] = {}
     last_wave: dict[str, int] = {}
@@ -206,7 +207,7 @@ def delivery_of(row: Row) -> Delivery:
     """Return the row as a claimed event; raise ValueError if a needed value is NULL."""
     missing = [name for name in NEVER_NULL if row[name] is None]
     if missing:
-        raise ValueError(f"a row of the step's result has no {', '.join(missing)}")
+        raise ValueError(f"step returned a row with NULL in {', '.join(missing)}")
     fields = {name: row[name] for name in Delivery._fields}
     fields["event_id"] = EventId(UUID(row["event_id"]))
     fields["headers"] = dict(row["headers"]) if row["headers"] else None

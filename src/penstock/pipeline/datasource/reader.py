@@ -1,9 +1,9 @@
-"""`format("penstock")`: events as DataFrames. A stream claims them under leases; a batch reads them untouched. What is
-written becomes events: see `penstock.pipeline.datasource.writer`.
+"""`format("penstock")` as a source: events as DataFrames. A stream claims events under leases; a batch reads them
+without changing them. Writing is in `penstock.pipeline.datasource.writer`.
 
-Partition i of micro-batch b claims under the lease uuid5(query, b, i). After a crash Spark runs batch b again, and its
-partitions repeat their claims: they get the unsettled remainder, never new events. The store is the truth, and Spark's
-offset only counts.
+Partition i of micro-batch b claims under the lease uuid5(query, b, i). If Spark runs batch b again after a crash, its
+partitions repeat their claims and get the unsettled remainder, never new events. The state of events is in the store;
+Spark's offset is only a counter.
 """
 
 import os
@@ -47,19 +47,19 @@ if TYPE_CHECKING:
     from penstock.pipeline.datasource.sender import RelayTaskSpec
 
 
-# What Spark passes on to a sink with its options.
+# Options of Spark itself that a sink receives among its own options.
 SPARKS_OWN = {"checkpointlocation", "queryname"}
 WRITE_OPTIONS = ("store", "queue", "event_type")
 
 DEFAULT_LEASE_SECONDS = 300.0
 READ_PAGE = 5_000
-# A claim may hold gigabytes, and Arrow takes two of them in a batch.
+# Rows per Arrow batch: a claim may hold many gigabytes, and an Arrow batch holds two at most.
 CLAIM_PAGE = 1_000
 
 
 def register_events(spark: "SparkSession") -> None:
-    """Make `format("penstock")` known to a session."""
-    # Spark refuses a source that answers filters in a session that doesn't push them.
+    """Register `format("penstock")` with a session."""
+    # Spark refuses a source with filter pushdown in a session that has it disabled.
     spark.conf.set(FILTER_PUSHDOWN, "true")
     spark.dataSource.register(PenstockDataSource)
 
@@ -67,7 +67,7 @@ def register_events(spark: "SparkSession") -> None:
 def claim_query(
     spark: "SparkSession", spec: "RelayTaskSpec", parallelism: int, *, every: str, patient: bool
 ) -> "DataStreamWriter":
-    """Return a query, yet to be started, whose micro-batches are claims of a relay."""
+    """Return an unstarted streaming query that claims events as `spec` says, once per partition and micro-batch."""
     register_events(spark)
     source = spark.readStream.format("penstock").options(
         store=spec.store,
@@ -82,7 +82,7 @@ def claim_query(
 
 
 def drained(store: Store, spec: "RelayTaskSpec") -> bool:
-    """True if a draining relay has no ready event from before its end. Only valid while no batch runs."""
+    """True if a draining relay has no ready event left from before `spec.until`. Only valid while no batch runs."""
     if spec.until is None:
         return False
     try:
@@ -94,7 +94,7 @@ def drained(store: Store, spec: "RelayTaskSpec") -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """The options of `format("penstock")`, checked."""
+    """Validated options of `format("penstock")`."""
 
     store: str
     queue: str | None = None
@@ -116,11 +116,13 @@ class SourceOptions:
         return cls(**{"store": store_url(), **converted})
 
     def target(self) -> sink.Target:
-        """The options of a write, which takes few of them."""
+        """Return the target of a write; raise UsageError for an option that is only for reading."""
         fields = self.__dataclass_fields__.values()
         idle = [one.name for one in fields if one.name not in WRITE_OPTIONS and getattr(self, one.name) != one.default]
         if idle:
-            raise UsageError(f"{', '.join(idle)} is for reading; writing takes {', '.join(WRITE_OPTIONS)}")
+            raise UsageError(
+                f"options for reading only: {', '.join(idle)}; supported for writing: {', '.join(WRITE_OPTIONS)}"
+            )
         return sink.Target(self.store, self.queue or DEFAULT_QUEUE, self.event_type)
 
     def selection(self) -> Selection:
@@ -134,13 +136,20 @@ class SourceOptions:
 
 
 class PenstockDataSource(DataSource):
-    """Options: store, queue, and for a stream limit (events a claim), partitions, lease_seconds, max_attempts and
-    patient (a store that can't be reached is waited for, and doesn't end the stream); for a batch state, event_type,
-    since, until, partitions, push_filters; for a write queue and event_type, where a row has none."""
+    """The Spark data source `penstock`.
+
+    Options:
+
+    - always: store, queue
+    - for a stream: limit (events per claim), partitions, lease_seconds, max_attempts, patient (wait for an unavailable
+      store instead of ending the stream)
+    - for a batch: state, event_type, since, until, partitions, push_filters
+    - for a write: queue and event_type, as defaults of rows without a value
+    """
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
-        # Here, at `load()`: PySpark hides an error of a stream's reader behind one of its own.
+        # Validate in `load()`: PySpark would hide an error of the stream reader behind another one.
         self._checked = SourceOptions.parse(options)
         self._checked.selection()
 
@@ -169,7 +178,7 @@ class PenstockDataSource(DataSource):
 
 
 class ClaimReader(DataSourceStreamReader):
-    """Claims events, on the executors."""
+    """Stream reader that claims events, on the executors."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -179,7 +188,10 @@ class ClaimReader(DataSourceStreamReader):
         return {"b": 0, "n": 0}
 
     def latestOffset(self, start: dict[str, int], limit: Any) -> dict[str, int]:  # noqa: ARG002, N802
-        """The next batch if a probe finds anything. It carries its partition count: a changed one orphans no lease."""
+        """Return the next offset if the queue has ready events, else `start`.
+
+        The offset records the partition count: a repeated batch repeats all its claims even if the option has changed.
+        """
         if not self._ready():
             return start
         return {"b": start["b"] + 1, "n": self._options.partitions}
@@ -189,11 +201,11 @@ class ClaimReader(DataSourceStreamReader):
             return store_of(self._options.store).ready(self._queue)
         except (StoreUnavailable, StoreConflict):
             if self._options.patient:
-                return False  # the next probe may get through
+                return False  # the next probe may succeed
             raise
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
-        """The partitions of a batch: its number, and theirs."""
+        """Return the partitions of a batch, each with the batch number and its index."""
         if start == end:
             return []
         return [InputPartition((end["b"], index)) for index in range(end["n"])]
@@ -215,7 +227,10 @@ class ClaimReader(DataSourceStreamReader):
             yield _record_batch(rows[start : start + CLAIM_PAGE])
 
     def stop(self) -> None:
-        """The query has ended, and Spark hung up on the process that plans it: PySpark would print a stack trace."""
+        """Close the stores of this planning process at the end of the query.
+
+        Exit if Spark has closed the connection to this process: PySpark would print a stack trace.
+        """
         close_stores()
         if isinstance(sys.exc_info()[1], EOFError):
             os._exit(0)
@@ -223,8 +238,11 @@ class ClaimReader(DataSourceStreamReader):
 
 @dataclass(frozen=True)
 class SeqBlocks(InputPartition):
-    """Every `count`-th block of `size` numbers, up and down without an end; block `index` from `origin` on is one of
-    them. Spark runs a plan again with the partitions that it had the first time, so they must not have bounds."""
+    """Every `count`-th block of `size` sequence numbers, one of which is block number `index` from `origin` on.
+
+    The blocks have no upper or lower bound. Spark runs a plan again with its first partitions, which must then cover
+    the events of the second run as well.
+    """
 
     index: int
     count: int
@@ -235,7 +253,7 @@ class SeqBlocks(InputPartition):
         return self._ahead(seq) == 0
 
     def top(self, after: int) -> int:
-        """Return the number after the highest one of these blocks that is below `after`."""
+        """Return the lowest exclusive upper bound of the numbers below `after` that belong to this partition."""
         ahead = self._ahead(after - 1)
         if ahead == 0:
             return after
@@ -243,19 +261,19 @@ class SeqBlocks(InputPartition):
         return self.origin + (block - ahead + 1) * self.size
 
     def _ahead(self, seq: int) -> int:
-        """Return how many blocks there are between `seq` and the next lower one of these; 0 if it is in one."""
+        """Return the distance in blocks from `seq` down to this partition's next block; 0 if `seq` is in one."""
         return ((seq - self.origin) // self.size - self.index) % self.count
 
 
 class EventReader(DataSourceReader):
-    """Reads events in any state, and changes nothing. Each task reads what is committed when it runs."""
+    """Batch reader of events in any state, without changing them. Each task reads the rows committed when it runs."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
         self.selection = options.selection()
 
     def partitions(self) -> Sequence[SeqBlocks]:
-        """One block for each partition, as things stand; what is emitted later falls into the blocks behind them."""
+        """Return partitions with one block of the present events each; later events fall into further blocks."""
         first, last = store_of(self._options.store).bounds()
         count = self._options.partitions
         size = max(READ_PAGE, -(-(last - first + 1) // count))
@@ -275,7 +293,10 @@ class EventReader(DataSourceReader):
 
 
 def recognised(options: Mapping[str, str], fields: Collection[str], format_name: str) -> dict[str, str]:
-    """The options under the names of `fields`, however they are spelt: a misspelt one must not be without effect."""
+    """Return the options under their names in `fields`, ignoring case and underscores.
+
+    Raise UsageError for an unknown option: a misspelt one must not be ignored.
+    """
     known = {name.replace("_", ""): name for name in fields}
     given: dict[str, str] = {}
     for name, value in options.items():
@@ -283,14 +304,17 @@ def recognised(options: Mapping[str, str], fields: Collection[str], format_name:
             continue
         field = known.get(name.lower().replace("_", ""))
         if field is None:
-            raise UsageError(f"format {format_name} has no option {name!r}; it takes {', '.join(fields)}")
+            raise UsageError(f"unknown option {name!r} for format {format_name}; supported: {', '.join(fields)}")
         given[field] = value
     return given
 
 
 class FilteringReader(EventReader):
-    """What the query filters by, the store is asked for. Only if it is wanted: Spark keeps the reader of a DataFrame,
-    and a later query on it that has no filter would see what an earlier one's let through."""
+    """Batch reader that lets the store evaluate filters of the query.
+
+    Used only with `push_filters`: Spark keeps the reader of a DataFrame, and a later query on the DataFrame that has no
+    filter would see only the events that passed the filter of an earlier query.
+    """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         self.selection, left = pushdown.narrow(self.selection, filters)
@@ -298,18 +322,18 @@ class FilteringReader(EventReader):
 
 
 def lease_of(query: str, batch: int, index: int) -> LeaseId:
-    """The lease of a partition: the same whenever, wherever and however often it runs."""
+    """Return the lease ID of a partition. It is the same for every run, on any executor."""
     return LeaseId(uuid5(UUID(query), f"{batch}/{index}"))
 
 
 def _task() -> tuple[str, str]:
-    """The query that this task belongs to, and the claimant that it is: another attempt is another claimant."""
+    """Return the ID of this task's query, and the task's name as a claimant. Each attempt is another claimant."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     query = context.getLocalProperty("sql.streaming.queryId") if context else None
     if context is None or query is None:
-        raise UsageError("events are claimed inside a streaming query only; read them with spark.read instead")
+        raise UsageError("events can be claimed only in a streaming query; use spark.read to read without claiming")
     run = context.getLocalProperty("spark.jobGroup.id") or "run"
     return query, f"spark:{run}:{context.attemptNumber()}"
 
@@ -339,9 +363,9 @@ def _convert(field: str, value: str) -> Any:
     try:
         converted = kinds.get(field, str)(value)
     except ValueError:
-        raise UsageError(f"{field} must be a number, not {value!r}") from None
+        raise UsageError(f"{field} must be a number, got {value!r}") from None
     if field in kinds and converted <= 0:
-        raise UsageError(f"{field} must be greater than 0, not {value}")
+        raise UsageError(f"{field} must be greater than 0, got {value}")
     return converted
 
 
@@ -349,12 +373,12 @@ def _state(name: str) -> State:
     try:
         return State(name.strip().upper())
     except ValueError:
-        raise UsageError(f"{name!r} is not a state; there are {', '.join(State)}") from None
+        raise UsageError(f"unknown state {name!r}; expected one of {', '.join(State)}") from None
 
 
 def _time(text: str) -> datetime:
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        raise UsageError(f"{text!r} is not a time; one looks like 2026-01-31T12:00:00+00:00") from None
+        raise UsageError(f"invalid time {text!r}; expected ISO 8601 such as 2026-01-31T12:00:00+00:00") from None
     return time if time.tzinfo else time.astimezone()

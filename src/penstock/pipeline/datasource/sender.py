@@ -1,6 +1,6 @@
-"""Sends claimed events to a destination, piece by piece, and returns an outcome for each.
+"""Sender of claimed events to a destination: publishes them piece by piece and returns an outcome for each.
 
-A Python worker process keeps a sender open from slice to slice. Settling the outcomes is left to the caller.
+A Python worker process keeps a sender open between slices. Settling the outcomes is left to the caller.
 """
 
 import os
@@ -31,7 +31,7 @@ SLOW_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dispatch:
-    """Where claimed events go, and how their failures are retried."""
+    """Destination of claimed events, and the policy for their failures."""
 
     destination: str
     routing: Routing = field(default_factory=Routing)
@@ -42,7 +42,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayTaskSpec:
-    """What a relay's tasks are to do: small, frozen, and all that travels to the executors."""
+    """Task spec of a relay: small and frozen. Nothing else is sent to the executors."""
 
     store: str
     queue: str
@@ -50,13 +50,13 @@ class RelayTaskSpec:
     lease_seconds: float
     dispatch: Dispatch
     routes: Routes | None = None
-    """For a router, which publishes nothing: where its events go on to."""
+    """Routes of a router, which moves events to other queues and publishes nothing; None for a relay that publishes."""
     until: datetime | None = None
-    """For a relay that drains: it ends with the events emitted before this time."""
+    """End of a draining relay, which stops after the events emitted before this time; None for other relays."""
 
 
 class Pace:
-    """The number of events per call of a publisher: small at first, larger while calls are quick."""
+    """Number of events per call of a publisher: small at first, larger while calls are quick."""
 
     def __init__(self) -> None:
         self.size = FIRST_PIECE
@@ -68,7 +68,7 @@ class Pace:
         if seconds < QUICK_SECONDS:
             self.size = min(PIECE, max(self.size, count * 2))
         elif seconds > SLOW_SECONDS:
-            # A smaller piece does not help where a call takes its time whatever is in it.
+            # A smaller piece does not help if the duration of a call hardly depends on the number of events.
             helps = self._rate > before * 0.7
             self.size = max(1, self.size // 2) if helps else min(PIECE, self.size * 2)
 
@@ -82,7 +82,6 @@ class Sender:
         self._pace = Pace()
 
     def close(self) -> None:
-        """Close the publisher."""
         self._publisher.close()
 
     def send(self, events: Sequence[Delivery], stopped: Callable[[], bool]) -> dict[int, Outcome]:
@@ -124,7 +123,7 @@ class Sender:
 def blocked_keys(
     events: Sequence[Delivery | ClaimedEvent], outcomes: Mapping[int, Outcome], policy: OrderPolicy
 ) -> set[str]:
-    """Return the ordering keys whose later events must wait: after a release, and under BLOCK after a failure."""
+    """Return the ordering keys that block later events: after a release and, under BLOCK, also after a failure."""
     blocking = BLOCKING[policy]
     return {
         event.ordering_key
@@ -136,7 +135,8 @@ def blocked_keys(
 def reachable_from_workers(destination: str, master: str | None) -> str:
     """Return the destination as Python workers reach it.
 
-    Spark sends to the log what Python workers print. In local mode they write to this process's own standard output.
+    Spark redirects the standard output of Python workers to its log. In local mode, replace `stdout:` with the path of
+    this process's standard output.
     """
     local = (master or "local").startswith("local")
     if destination == "stdout:" and local and Path("/proc/self/fd/1").exists():

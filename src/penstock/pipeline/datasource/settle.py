@@ -1,6 +1,7 @@
-"""Settling what a streaming DataFrame claimed: outcomes by (lease, token), and the worst outcome of an event wins.
+"""Settlement of events that a streaming DataFrame claimed: groups their outcomes by (lease, token).
 
-A step between may have copied, moved or failed rows; the columns seq, lease and token must survive it.
+Transformations may have copied, moved or failed rows: the worst outcome of an event wins. The columns seq, lease and
+token must survive them.
 """
 
 import random
@@ -26,7 +27,7 @@ _SEVERITY: Mapping[type[Outcome], int] = {Published: 0, Released: 1, Retry: 2, D
 
 
 class ClaimedEvent(NamedTuple):
-    """The columns of a claimed event that the driver of a relay reads."""
+    """Columns of a claimed event that the driver of a relay reads."""
 
     seq: int
     event_id: str
@@ -40,7 +41,7 @@ class ClaimedEvent(NamedTuple):
     created_micros: int
 
     def failed(self, error: str, policy: RetryPolicy) -> Outcome:
-        """Return the outcome after one more failed attempt."""
+        """Return the outcome of one more failed attempt, according to the retry policy."""
         return policy.decide(
             error,
             attempts=self.attempts,
@@ -51,7 +52,7 @@ class ClaimedEvent(NamedTuple):
 
 
 def claim_rows(batch: "DataFrame") -> list[ClaimedEvent]:
-    """Claim a micro-batch, which is to be persisted before; return its events by seq, without payloads."""
+    """Claim the events of a micro-batch; return them ordered by seq, without payloads. Persist the batch first."""
     from pyspark.sql import functions as on
 
     rows = batch.select(*ClaimedEvent._fields[:-1], on.unix_micros("created_at")).collect()
@@ -67,14 +68,15 @@ def settle(
 ) -> Settlement:
     """Settle the events of a micro-batch, inside `foreachBatch`.
 
-    With `outcomes`, as `publish` returns them, `batch` is the batch as it was claimed; events without an outcome were
-    dropped by a transformation, and `dropped` says what becomes of them. Without `outcomes` a column `outcome`
-    (PUBLISHED, RETRY, DEAD or RELEASED; with `error` and `delay_seconds` beside it) counts, and without that column all
-    events were published. Reading a batch twice claims it anew: persist a batch that is read before it is settled.
+    With `outcomes`, as returned by `publish`, `batch` is the batch as it was claimed. Events without an outcome were
+    dropped by a transformation and get the outcome that `dropped` selects. Without `outcomes`, the column `outcome`
+    decides (PUBLISHED, RETRY, DEAD or RELEASED; with the optional columns `error` and `delay_seconds`), and without
+    that column every event of the batch is published. Reading a batch again claims again: persist a batch that is read
+    before it is settled.
     """
     missing = [name for name in NEEDED if name not in batch.columns]
     if missing:
-        raise UsageError(f"settling needs the columns {', '.join(NEEDED)}; a step dropped {', '.join(missing)}")
+        raise UsageError(f"missing columns: {', '.join(missing)}; a step must keep {', '.join(NEEDED)}")
     otherwise = _dropped(dropped).outcome
     optional = () if outcomes is not None else (name for name in OPTIONAL if name in batch.columns)
     rows = (row.asDict() for row in batch.select(*NEEDED, *optional).collect())
@@ -87,14 +89,14 @@ def settle(
 
 
 def by_lease(rows: Iterable[Mapping[str, Any]]) -> dict[Lease, dict[int, Outcome]]:
-    """Group the outcomes that the rows describe by the lease that they name."""
+    """Group the outcomes in the rows by lease, then by seq."""
     return grouped_by_lease((row, outcome_of(row)) for row in rows)
 
 
 def grouped_by_lease(
     rows: Iterable[tuple[Mapping[str, Any], Outcome]], lease_seconds: float = DEFAULT_LEASE_SECONDS
 ) -> dict[Lease, dict[int, Outcome]]:
-    """Group outcomes by the lease that their row names, then by seq; the worst outcome of an event wins."""
+    """Group outcomes by the lease in their row, then by seq; the worst outcome of an event wins."""
     named: dict[tuple[str, str], dict[int, Outcome]] = {}
     for row, outcome in rows:
         outcomes = named.setdefault((row["lease"], row["token"]), {})
@@ -117,7 +119,7 @@ def worst(one: Outcome, other: Outcome) -> Outcome:
 
 
 def outcome_of(row: Mapping[str, Any]) -> Outcome:
-    """Return the outcome that the columns `outcome`, `error` and `delay_seconds` of a row describe."""
+    """Return the outcome in the columns `outcome`, `error` and `delay_seconds` of a row."""
     error = row.get("error") or "failed in a pipeline step"
     match (row.get("outcome") or "PUBLISHED").upper():
         case "PUBLISHED":
@@ -129,11 +131,11 @@ def outcome_of(row: Mapping[str, Any]) -> Outcome:
         case "DEAD":
             return Dead(error)
         case unknown:
-            raise UsageError(f"{unknown!r} is not an outcome; there are PUBLISHED, RETRY, DEAD and RELEASED")
+            raise UsageError(f"unknown outcome {unknown!r}; expected one of PUBLISHED, RETRY, DEAD, RELEASED")
 
 
 def fields_of(outcome: Outcome) -> tuple[str, str | None, float | None]:
-    """Return an outcome as the columns `outcome`, `error` and `delay_seconds`."""
+    """Return the values of the columns `outcome`, `error` and `delay_seconds` for an outcome."""
     match outcome:
         case Published():
             return "PUBLISHED", None, None

@@ -1,10 +1,10 @@
-"""`format("penstock")`, the way in: rows of a DataFrame become events, all of a write or none of it, where the store
-stages. Where it does not, a batch write emits task by task, at least once, and a stream is refused.
+"""`format("penstock")` as a sink: rows of a DataFrame become events. A write is atomic if the store supports staging.
+Otherwise a batch write emits task by task, at least once, and a streaming write is refused.
 
-Tasks stage their rows under an id that no other attempt has; the driver's commit moves the attempts that Spark counts
-into the outbox, in one transaction. A stream's commit also writes down its batch in that transaction, and a batch that
-Spark runs again finds it there. Ids made from partitions and row numbers would not do: both change with the number of
-cores.
+Each task attempt stages its rows under a unique random id. The driver's commit moves the rows of the successful
+attempts into the outbox, in one transaction. A stream's commit also records the batch in that transaction, and a batch
+that Spark runs again is found there. Ids made from partitions and row numbers would not work: both change with the
+number of cores.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _WHOLE = ("tinyint", "smallint", "int", "bigint")
 _NUMBER = (*_WHOLE, "float", "double", "decimal")
 
-# The columns of a DataFrame that is written, and the kinds that each may have.
+# Columns of a DataFrame that is written, and the permitted Spark types of each.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "event_type": ("string",),
     "payload": ("binary", "string"),
@@ -46,7 +46,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where rows go, and what a row without a queue or a type of its own gets."""
+    """Store of a write, and the queue and type of rows without a value for them."""
 
     store: str
     queue: str = DEFAULT_QUEUE
@@ -55,7 +55,7 @@ class Target:
 
 @dataclass(frozen=True)
 class StagedRows(WriterCommitMessage):
-    """What a task tells the driver: which part it staged of which write, and how many rows are in it."""
+    """Commit message of a task to the driver: the write, the part that the task staged, and the part's row count."""
 
     write_id: UUID
     part_id: UUID
@@ -63,40 +63,42 @@ class StagedRows(WriterCommitMessage):
 
 
 def check(schema: "StructType", target: Target, *, overwrite: bool) -> None:
-    """Refuse what can't be written, before any task runs."""
+    """Raise UsageError, before any task runs, if rows of this schema cannot be written or `overwrite` is set."""
     if overwrite:
-        raise UsageError('events are only ever added: write with mode("append"), stream with outputMode("append")')
+        raise UsageError('events cannot be overwritten; use mode("append"), or outputMode("append") for a stream')
     names = [field.name.lower() for field in schema.fields]
     unknown = [field.name for field in schema.fields if field.name.lower() not in COLUMNS]
     if unknown:
-        raise UsageError(f"events have no column {', '.join(unknown)}; the columns are {', '.join(COLUMNS)}")
+        raise UsageError(f"unknown columns: {', '.join(unknown)}; supported: {', '.join(COLUMNS)}")
     missing = {"payload", *(() if target.event_type else ("event_type",))} - set(names)
     if missing:
         hint = ' (or the option "event_type")' if "event_type" in missing else ""
-        raise UsageError(f"events need the column {', '.join(sorted(missing))}{hint}")
+        raise UsageError(f"missing columns: {', '.join(sorted(missing))}{hint}")
     if len(set(names)) < len(names):
-        raise UsageError(f"each column may come once; there are {', '.join(names)}")
+        raise UsageError(f"columns must be unique, got {', '.join(names)}")
     for field in schema.fields:
         kind, kinds = field.dataType.simpleString(), COLUMNS[field.name.lower()]
         if kind.partition("(")[0] not in kinds:
-            raise UsageError(f"the column {field.name} must be {' or '.join(kinds)}, not {kind}")
+            raise UsageError(f"column {field.name} must be {' or '.join(kinds)}, got {kind}")
 
 
 def batch_writer(target: Target) -> DataSourceArrowWriter:
-    """Return the writer of a batch: atomic where the store stages."""
+    """Return the writer of a batch: an atomic one if the store supports staging."""
     return BulkWriter(target) if store_of(target.store).capabilities.staging else AppendingWriter(target)
 
 
 def stream_writer(target: Target) -> "StreamWriter":
-    """Return the writer of a stream; raise `NotSupported` if the store does not stage."""
+    """Return the writer of a stream; raise `NotSupported` if the store does not support staging."""
     store = store_of(target.store)
     require_staging(store.url, store.capabilities)
     return StreamWriter(target)
 
 
 class AppendingWriter(DataSourceArrowWriter):
-    """Emits a DataFrame at least once: each batch of rows in a transaction of its own, visible at once. A failed write
-    keeps what it has emitted, and a task that Spark runs again emits its rows again."""
+    """Batch writer that emits at least once: each Arrow batch in a separate transaction, visible at once.
+
+    A failed write keeps the events that it has emitted, and a task that Spark runs again emits its rows again.
+    """
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -109,7 +111,7 @@ class AppendingWriter(DataSourceArrowWriter):
 
 
 class BulkWriter(DataSourceArrowWriter):
-    """Emits a DataFrame: all of it, or nothing."""
+    """Batch writer that emits all rows of a DataFrame atomically."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -126,8 +128,11 @@ class BulkWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Emits the batches of a streaming query, each exactly once. The query is known by the id in its checkpoint: its
-    tasks are told, and tell the driver's side, which is not."""
+    """Stream writer that emits each batch of a streaming query exactly once.
+
+    The write is identified by the query id in the checkpoint. Spark makes this id known to the tasks but not to the
+    driver's side of a writer, so the tasks' commit messages contain it.
+    """
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -137,7 +142,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         query = context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
         if query is None or batch is None:
-            raise UsageError("a stream is written inside a streaming query only; write with df.write instead")
+            raise UsageError("a stream can be written only in a streaming query; use df.write instead")
         return _stage(self.target, StagedPart(uuid4(), UUID(query), int(batch), context.partitionId()), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -145,13 +150,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
             store_of(self.target.store).commit_staged(query, batchId, _parts(messages), once=True)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002, N803
-        """What other attempts have staged goes with the query's next commit."""
+        """Drop the rows staged by these attempts. The query's next commit drops the rows of all other attempts."""
         for query in _writes(messages):
             store_of(self.target.store).drop_staged(query, parts=_parts(messages))
 
 
 def _stage(target: Target, part: StagedPart, batches: Iterable["RecordBatch"]) -> StagedRows:
-    """A transaction for each batch of rows: none stays open while Spark works out the next."""
+    """Stage each Arrow batch in a separate transaction: none stays open while Spark computes the next batch."""
     store, count = store_of(target.store), 0
     for batch in batches:
         count = store.stage(part, _events(batch, target, part.place, count), start=count)
@@ -171,11 +176,11 @@ def _events(batch: "RecordBatch", target: Target, place: int, start: int) -> lis
 
 
 def _event(row: dict[str, Any], target: Target) -> Event:
-    """A NULL is as good as no column; only the payload has to be there."""
+    """Convert a row to an event. A NULL counts as a missing column; a NULL payload is an error."""
     defaults = {"event_type": target.event_type, "queue": target.queue}
     given: dict[str, Any] = {**defaults, **{name: value for name, value in row.items() if value is not None}}
     if "payload" not in given:
-        raise InvalidEvent("payload is NULL; write an empty one if that is meant")
+        raise InvalidEvent("payload must not be NULL; use an empty payload instead")
     given["payload"], given["headers"] = encode_payload(given["payload"], dict(given.get("headers", ())))
     for name, convert in (("delay_seconds", float), ("dedupe_seconds", float), ("event_id", _event_id)):
         if name in given:
@@ -187,14 +192,14 @@ def _event_id(text: str) -> EventId:
     try:
         return EventId(UUID(text))
     except ValueError:
-        raise InvalidEvent(f"event_id must be a UUID, not {text!r}") from None
+        raise InvalidEvent(f"invalid event id {text!r}; expected a UUID") from None
 
 
 def _context() -> Any:
     from pyspark import TaskContext
 
     context = TaskContext.get()
-    assert context is not None, "rows are written by Spark's tasks"
+    assert context is not None, "not in a Spark task"
     return context
 
 
@@ -203,5 +208,5 @@ def _parts(messages: Iterable[WriterCommitMessage | None]) -> dict[UUID, int]:
 
 
 def _writes(messages: Iterable[WriterCommitMessage | None]) -> set[UUID]:
-    """The query that the messages come from: one, or none if no task got so far."""
+    """Return the id of the query that the messages come from; empty if no task has staged rows."""
     return {one.write_id for one in messages if isinstance(one, StagedRows)}

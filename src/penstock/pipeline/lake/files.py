@@ -1,8 +1,8 @@
-"""The files of a lake, through Spark's own file systems: whatever path Spark can write, this can.
+"""Files of a lake, accessed through Spark's Hadoop file systems: any path that Spark can write is supported.
 
-A batch is written to a hidden folder first, and its files are then moved in under names that no other batch has. A
-note, written before the first file is moved, says what the move is about: whoever finds one that was never taken away
-knows what to finish or to clear up.
+A batch is first written to a hidden folder; its files are then moved into the lake under unique names. A note, written
+before the first file is moved, lists the files and events of the move. A note that was never removed identifies a move
+to complete or to undo.
 """
 
 import json
@@ -27,12 +27,12 @@ MAX_RECORDS_A_FILE = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class LakeNote:
-    """What a relay is about to move in: the files, and the events that they hold, all claimed under one lease."""
+    """Files that a relay is about to move into the lake, and their events, all claimed under one lease."""
 
     lease: Lease
     seqs: list[int]
     witness: str
-    """One of the events: a store that doesn't know it is not the one that they came from."""
+    """ID of one of the events. A store without this event is not the store that the events came from."""
     files: list[str]
 
     @property
@@ -62,7 +62,7 @@ class LakeNote:
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A file that is written, and where it belongs."""
+    """A written file, with its path in the hidden folder, its path in the lake, and the token of its lease."""
 
     source: str
     target: str
@@ -70,7 +70,7 @@ class StagedFile:
 
 
 class LakeFolder:
-    """A lake's folder, from the driver. All paths that it takes and gives are relative to it."""
+    """The folder of a lake, accessed from the driver. All path arguments and results are relative to the folder."""
 
     def __init__(self, spark: "SparkSession", path: str) -> None:
         context: Any = spark.sparkContext
@@ -79,9 +79,9 @@ class LakeFolder:
         self._fs = self._root.getFileSystem(context._jsc.hadoopConfiguration())
 
     def stage(self, events: "DataFrame") -> tuple[str, list[StagedFile]]:
-        """Have the executors write claimed events where no reader looks: the folder, and what is in it."""
+        """Write claimed events to a hidden folder, on the executors; return the folder and its files."""
         folder = f"{HIDDEN}/staging/{int(time.time())}-{uuid4().hex}"
-        # The query's own session: nobody else's files change. The default is a form that Parquet has given up.
+        # The session belongs to this query: no other files are affected. Parquet has deprecated Spark's default type.
         events.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         folders = ("lease", "token", "day", "event_type")
         writer = shaped(events).sortWithinPartitions(*folders, "seq").write.partitionBy(*folders)
@@ -99,7 +99,10 @@ class LakeFolder:
                 yield StagedFile(file, f"{parts[2]}/{parts[3]}/{lease}.{token}-{number}.parquet", token)
 
     def forget_staged(self, older_than_seconds: float) -> None:
-        """Clear away what relays wrote and died before they moved it. The names say when: S3 doesn't for folders."""
+        """Delete staged files of relays that died before they moved them.
+
+        The time is taken from the folder's name, since S3 has no modification time for folders.
+        """
         found = (re.match(rf"({HIDDEN}/staging/(\d+)-\w+)/", path) for path in self._below(f"{HIDDEN}/staging"))
         begun = {name[1]: int(name[2]) for name in found if name is not None}
         self.delete(name for name, at in begun.items() if at < time.time() - older_than_seconds)
@@ -108,7 +111,7 @@ class LakeFolder:
         target = self._path(file.target)
         self._fs.mkdirs(target.getParent())
         if not self._fs.rename(self._path(file.source), target):
-            raise PipelineError(f"{file.target} could not be moved into the lake")
+            raise PipelineError(f"cannot move {file.target} into the lake")
 
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:
@@ -120,18 +123,18 @@ class LakeFolder:
     # -- notes ------------------------------------------------------------------------------------------------
 
     def put(self, note: LakeNote) -> None:
-        """Write a note; it is there as a whole or not at all."""
+        """Write a note atomically, by renaming."""
         fresh, final = f"{HIDDEN}/notes/.{note.name}", f"{HIDDEN}/notes/{note.name}"
         with closing(self._fs.create(self._path(fresh), True)) as stream:
             stream.write(bytearray(note.to_json().encode()))
         if not self._fs.rename(self._path(fresh), self._path(final)):
-            raise PipelineError(f"{final} could not be written")
+            raise PipelineError(f"cannot write {final}")
 
     def take_away(self, note: LakeNote) -> None:
         self.delete([f"{HIDDEN}/notes/{note.name}"])
 
     def notes(self, lease_id: object = "") -> list[LakeNote]:
-        """The notes that are there: all, or those of one lease."""
+        """Return all notes, or the notes of one lease."""
         names = (path.rpartition("/")[2] for path in self._below(f"{HIDDEN}/notes"))
         wanted = [name for name in names if name.startswith(str(lease_id)) and not name.startswith(".")]
         return [note for name in sorted(wanted) if (note := self._note(name)) is not None]
@@ -139,7 +142,7 @@ class LakeFolder:
     def _note(self, name: str) -> LakeNote | None:
         path = self._path(f"{HIDDEN}/notes/{name}")
         if not self._fs.exists(path):
-            return None  # its relay was done with it in the meantime
+            return None  # its relay has removed the note in the meantime
         with closing(self._fs.open(path)) as stream:
             return LakeNote.from_json(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
 
@@ -149,7 +152,7 @@ class LakeFolder:
         return self._jvm.org.apache.hadoop.fs.Path(self._root, relative)
 
     def _below(self, folder: str) -> Iterator[str]:
-        """All files below a folder, however deep."""
+        """Yield the paths of all files below a folder, at any depth."""
         path = self._path(folder)
         if not self._fs.exists(path):
             return

@@ -1,9 +1,9 @@
-"""The lake: events as Parquet files, in folders by day and type. How it is laid out, and how it is read.
+"""Layout and reading of the lake: events as Parquet files, in folders by day and event type.
 
     lake/day=2026-01-31/event_type=order.placed/<lease>.<token>-0.parquet
-    lake/_penstock/…     the relay's own: what it is writing; readers of Parquet skip folders that begin so
+    lake/_penstock/…     working files of the relay; readers of Parquet skip folders that begin with an underscore
 
-Writing it is `penstock.pipeline.lake.writer`'s, bringing events back `penstock.pipeline.lake.replay`'s.
+Writing is in `penstock.pipeline.lake.writer`, replay in `penstock.pipeline.lake.replay`.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SCHEME = "lake"
 BATCH_EVENTS = 20_000
 EVERY_SECONDS = 30.0
-# What a file holds; the day and the folder's name for the type stand in the path.
+# Columns of a file. The path contains the day and the folder name of the event type.
 _EVENT_COLUMNS = columns(
     *("seq", "event_id", "event_type", "queue", "payload", "headers", "partition_key", "ordering_key", "priority"),
     *("created_at", "available_at", "attempts", "deliveries", "max_attempts", "replays"),
@@ -31,7 +31,7 @@ _EVENT_COLUMNS = columns(
 COLUMNS = {"type" if name == "event_type" else name: kind for name, kind in _EVENT_COLUMNS.items()}
 
 _MICROSECONDS_A_DAY = 86_400_000_000
-# A folder's name has 255 bytes at most, and what it can't hold as it is takes three for one.
+# A folder name has at most 255 bytes, and each character that must be escaped takes three.
 _NAME_LIMIT = 200
 _PLAIN = "A-Za-z0-9._-"
 _SHORTENED = 40
@@ -39,7 +39,7 @@ _SHORTENED = 40
 
 @dataclass(frozen=True, slots=True)
 class Lake:
-    """Where a lake is, and how the relay fills it."""
+    """Location of a lake, and the size and interval of the relay's batches."""
 
     path: str
     batch_events: int = BATCH_EVENTS
@@ -47,13 +47,13 @@ class Lake:
 
     @classmethod
     def parse(cls, url: str) -> "Lake":
-        """From a URL such as `lake:/var/lake` or `lake:s3a://bucket/prefix?every_seconds=60`."""
+        """Parse a URL such as `lake:/var/lake` or `lake:s3a://bucket/prefix?every_seconds=60`."""
         options = known_options(url, ("batch_events", "every_seconds"))
         path = url.partition(":")[2].partition("?")[0].rstrip("/")
         if not is_lake(url) or not re.match(r"/|[A-Za-z][A-Za-z0-9+.-]+:/", path):
             raise UsageError(
-                f"{mask_url(url)!r} is no lake; one looks like lake:/var/lake or lake:s3a://bucket/prefix: "
-                "a whole path, or a URL that Spark can write to"
+                f"invalid lake URL {mask_url(url)}; expected an absolute path or a URL that Spark can write to, "
+                "such as lake:/var/lake or lake:s3a://bucket/prefix"
             )
         batch_events = whole_number(options, "batch_events") or BATCH_EVENTS
         return cls(path, batch_events, seconds(options, "every_seconds", EVERY_SECONDS))
@@ -71,10 +71,10 @@ def read(
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> "DataFrame":
-    """The events of a lake, each one once: of an event that was delivered again, its latest delivery.
+    """Return the events of a lake, each one once: the latest delivery of an event that was delivered again.
 
-    `event_type`, `since` and `until` (by the time of emission; `until` itself is left out) spare Spark the other
-    folders. `path` is the lake's path or its `lake:` URL.
+    `path` is the lake's path or its `lake:` URL. `event_type`, `since` and `until` (exclusive) select events by type
+    and time of emission, and limit the folders that Spark reads.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as on
@@ -86,7 +86,7 @@ def read(
         found = found.where((on.col("day") >= _day(since)) & (on.col("created_at") >= since))
     if until is not None:
         found = found.where((on.col("day") <= _day(until)) & (on.col("created_at") < until))
-    # The type takes part so that a filter on it reaches the folders; an event has one only.
+    # Partition by type as well, so that Spark can apply a filter on it to the folders. An event has only one type.
     latest = Window.partitionBy("event_type", "event_id").orderBy(
         *(on.desc(name) for name in ("created_at", "seq", "replays", "deliveries"))
     )
@@ -103,14 +103,14 @@ def _files(spark: "SparkSession", path: str) -> "DataFrame":
     except AnalysisException as error:
         if "PATH_NOT_FOUND" not in str(error):
             raise
-        raise UsageError(f"there is no lake at {mask_url(path)}: nothing was relayed there yet") from None
+        raise UsageError(f"lake {mask_url(path)} does not exist; relay events to it first") from None
 
 
 def shaped(events: "DataFrame") -> "DataFrame":
-    """Claimed events as the files hold them, with the folders that they belong to, their lease and its token."""
+    """Return claimed events with the columns of a file and those of its folder: lease, token, day and type."""
     from pyspark.sql import functions as on
 
-    # By arithmetic: a day by the calendar would be one of the session's time zone.
+    # Compute the UTC day by arithmetic: Spark's calendar functions use the session's time zone.
     days = on.floor(on.unix_micros("created_at") / on.lit(_MICROSECONDS_A_DAY)).cast("int")
     kept = [on.col("event_type").alias(name) if name == "type" else on.col(name) for name in COLUMNS]
     day = on.date_from_unix_date(days).alias("day")
@@ -118,7 +118,10 @@ def shaped(events: "DataFrame") -> "DataFrame":
 
 
 def folder_name(event_type: str) -> str:
-    """A type as a folder can hold it anywhere: itself if it is short and ASCII, else its beginning and a digest."""
+    """Return an event type as a portable folder name: the type itself if short and ASCII, else a prefix and a digest.
+
+    A type that begins with two underscores is shortened as well.
+    """
     others = re.sub(f"[{_PLAIN}]", "", event_type)
     if event_type.isascii() and len(event_type) + 2 * len(others) <= _NAME_LIMIT and not event_type.startswith("__"):
         return event_type
@@ -127,7 +130,7 @@ def folder_name(event_type: str) -> str:
 
 
 def _folder_column() -> "Column":
-    """`folder_name`, for Spark."""
+    """Return `folder_name` as a Spark column."""
     from pyspark.sql import functions as on
 
     kind = on.col("event_type")

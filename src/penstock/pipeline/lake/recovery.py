@@ -1,8 +1,9 @@
-"""What relays left behind in a lake when they died: brought to an end, one way or the other, as the store judges.
+"""Recovery of a lake after the death of a relay: completes or undoes unfinished moves, as the store decides.
 
-A note stands for files that were being moved in. If all of them are there and the lease still holds, their events are
-settled, here and now. If the lease was lost, its events are or will be in other files, and these go. Other relays may
-be at work at the same time: nothing is taken away before the store has said that its events were not settled by it.
+A note lists files that were being moved into the lake. If all files are in place and the lease is still held, recovery
+settles their events. If the lease was lost, the events are or will be in other files, and the files of the note are
+deleted. Other relays may run at the same time: no file is deleted before the store has answered that its events were
+not settled under the lease of the note.
 """
 
 import time
@@ -23,7 +24,7 @@ EVERY_SECONDS = 30.0
 
 
 class Sweep:
-    """Goes through a lake's notes now and then. What fails is left for the next time: no event depends on it."""
+    """Processes the notes of a lake at intervals. A failed step is left to the next sweep: no event depends on it."""
 
     def __init__(self, store: Store, folder: LakeFolder) -> None:
         self._store = store
@@ -37,13 +38,13 @@ class Sweep:
     def now(self) -> None:
         self._due = time.monotonic() + EVERY_SECONDS
         self.tidy(self._finish_notes)
-        # Nobody can settle what was written so long ago.
+        # Leases end at this age by default, so the events of older files can no longer be settled.
         self.tidy(lambda: self._folder.forget_staged(DEFAULT_MAX_LEASE_AGE_SECONDS))
 
     def forget(self, note: LakeNote, settlement: Settlement | None) -> None:
-        """Let go of a note; and of its files, if none of their events was settled with them in place."""
+        """Delete a note, and also its files if none of their events was settled."""
         if settlement is None:
-            return  # the store didn't answer: another sweep will ask
+            return  # the store did not answer: a later sweep settles again
         if settlement.published or settlement.already_settled:
             self._folder.take_away(note)
         else:
@@ -64,8 +65,9 @@ class Sweep:
     def _finish_notes(self) -> None:
         for note in self._folder.notes():
             if not self._folder.holds(note.files) and self._store.extend([note.lease]):
-                continue  # its relay may be at it, or the query that repeats its claim
-            # If the lease still holds, this settles what is in place. Else nothing changes, and the answer tells.
+                continue  # its relay may still be moving the files, or its query may be repeating the claim
+            # If the lease is held, settle the events of the files. Otherwise nothing changes, and the settlement lists
+            # the events that were settled before.
             settlement = self._store.settle(note.lease, dict.fromkeys(note.seqs, PUBLISHED))
             if settlement.published:
                 log.info("lake_batch_recovered", count=len(settlement.published))
@@ -73,12 +75,12 @@ class Sweep:
                 self.forget(note, settlement)
 
     def _knows(self, event_id: str) -> bool:
-        """Whether an event is of this store: several may fill one lake, and none judges the others' leases."""
+        """True if the event is in this store. Several stores may share a lake; each decides only about its leases."""
         return bool(self._store.find(Selection(ids=frozenset({EventId(UUID(event_id))})), limit=1).records)
 
 
 def cause_of(error: BaseException) -> str:
-    """What went wrong, in one line."""
+    """Return the innermost cause of an error in one line; raise PipelineError if the JVM is gone."""
     if java_is_gone(error):
         raise gone(error)
     return innermost_cause(error)

@@ -1,7 +1,7 @@
-"""Bringing events back from a lake: those that their store still has are replayed there, the others emitted anew.
+"""Replay of events from a lake: events that the store still has are replayed there, the others are emitted anew.
 
-Either way an event keeps its id, and one that is already on its way is left alone: bringing back the same selection
-twice adds nothing while the first is pending.
+In both cases an event keeps its id. A pending or claimed event is left alone: repeating a replay adds nothing while the
+events of the first one are pending.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,7 @@ _EVENT_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class LakeCount:
-    """How many events of one kind a selection of the lake holds."""
+    """Number of events of one day, type and queue in a selection of the lake."""
 
     day: date
     event_type: str
@@ -42,7 +42,7 @@ class LakeCount:
 
 @dataclass(frozen=True, slots=True)
 class BroughtBack:
-    """What came of it: replayed in the store, emitted anew, or left alone because they wait there already."""
+    """Counts of a replay: events replayed in the store, emitted anew, or left alone as already pending or claimed."""
 
     replayed: int = 0
     emitted: int = 0
@@ -57,7 +57,7 @@ class BroughtBack:
 
 
 class LakeReplay:
-    """A selection of the events in a lake, and a store to bring them back to."""
+    """Replay of a selection of the events in a lake to a store."""
 
     def __init__(self, spark: "SparkSession", lake: str, selection: Selection, store: Store) -> None:
         check_selection(selection)
@@ -66,18 +66,18 @@ class LakeReplay:
         self._ids = selection.ids
 
     def counts(self) -> list[LakeCount]:
-        """What there is, by day and type. An id that the lake doesn't have is told."""
+        """Return the counts by day, type and queue; raise EventNotFound for a selected id that the lake lacks."""
         self._require_ids()
         rows = self._events.groupBy("day", "event_type", "queue").count().orderBy("day", "event_type", "queue")
         return [LakeCount(*row) for row in rows.collect()]
 
     def judge(self) -> BroughtBack:
-        """What bringing them back would do, without doing it."""
+        """Return the counts that `bring_back` would return, without changing the store."""
         known = (self._states(ids) for ids in _pieces(_ids(self._events)))
         return sum((_judged(states) for states in known), BroughtBack())
 
     def bring_back(self, *, by: str, progress: Callable[[int], None] | None = None) -> BroughtBack:
-        """Do it, oldest first, a batch at a time: what an interruption leaves, another run brings."""
+        """Replay or emit the events, oldest first, in batches. After an interruption, another run does the rest."""
         self._require_ids()
         done = BroughtBack()
         rows = self._events.select(*_EVENT_COLUMNS, "created_at", "seq").orderBy("created_at", "seq").toLocalIterator()
@@ -98,7 +98,7 @@ class LakeReplay:
         return BroughtBack(replayed, emitted, len(events) - replayed - emitted)
 
     def _emit(self, events: Sequence[Event]) -> int:
-        """Emit those that the store doesn't have, whoever else brings them back at the same time."""
+        """Emit the events, except those that another process emits at the same time; return their number."""
         missing = list(events)
         for _ in range(ROUNDS):
             if not missing:
@@ -108,10 +108,10 @@ class LakeReplay:
             except InvalidEvent:
                 states = self._states([_id(event) for event in missing])
                 missing = [event for event in missing if states[_id(event)] is None]
-        raise StoreConflict("others kept emitting the same events; try again")
+        raise StoreConflict("other processes emitted the same events at the same time; try again")
 
     def _states(self, ids: Sequence[EventId]) -> dict[EventId, State | None]:
-        """Where each event stands in the store; None if it isn't there any more."""
+        """Return the state of each event in the store; None for an event that the store no longer has."""
         found = self._store.find(Selection(ids=frozenset(ids)), limit=max(1, len(ids))).records
         return dict.fromkeys(ids) | {record.event_id: record.state for record in found}
 
@@ -122,10 +122,12 @@ class LakeReplay:
 
 
 def check_selection(selection: Selection) -> None:
-    """The lake knows what was emitted and when, but not what has become of it since."""
+    """Raise UsageError for a selection by state or error: a lake records emissions, not their outcomes."""
     selection.require("replay")
     if selection.states is not None or selection.error is not None:
-        raise UsageError("the lake doesn't know states and errors: select by --id, --queue, --type, --since or --until")
+        raise UsageError(
+            "--state and --error are not available for a lake; select by --id, --queue, --type, --since or --until"
+        )
 
 
 def _selected(spark: "SparkSession", lake: str, selection: Selection) -> "DataFrame":

@@ -1,8 +1,8 @@
-"""The relay to a lake: a streaming query claims events, Spark writes them, and only then are they settled.
+"""The relay to a lake: a streaming query claims events, Spark writes their files, and then the events are settled.
 
-The order decides. Files are in place before their events are settled, so nothing is lost. A note says which files
-belong to which lease: after a crash `penstock.pipeline.lake.recovery` asks the store what became of it, settles what is
-complete, and takes away what others will write again.
+Files are in place before their events are settled, so no event is lost. A note lists the files of a lease: after a
+crash, `penstock.pipeline.lake.recovery` asks the store about the lease, settles the events of complete files, and
+deletes files with events that will be written again.
 """
 
 import threading
@@ -39,7 +39,7 @@ from penstock.telemetry import log
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# Nobody beats for a lease while Spark is still claiming under it and others.
+# Longer than the default: a lease has no heartbeats while Spark is still claiming the events of its micro-batch.
 LEASE_SECONDS = 300.0
 PROBE_INTERVAL = "500 milliseconds"
 GRACE_SECONDS = 30.0
@@ -54,7 +54,7 @@ def run_lake(
     on_batch: Callable[[int, list[SliceCounts]], bool],
     query: QueryOptions,
 ) -> None:
-    """Fill the lake until a stop is set, or, for a spec with an end, until what was emitted before is in the lake."""
+    """Fill the lake until a stop is set or, if `spec` has an end, until the events from before it are in the lake."""
     lake = Lake.parse(spec.dispatch.destination)
     own_lease = LEASE_SECONDS if spec.lease_seconds == DEFAULT_LEASE_SECONDS else spec.lease_seconds
     spec = replace(spec, batch=lake.batch_events, lease_seconds=own_lease)
@@ -84,19 +84,19 @@ def run_lake(
 
 @dataclass(frozen=True, slots=True)
 class ClaimedRows:
-    """The events of a batch that one lease holds."""
+    """Events of a micro-batch that were claimed under one lease."""
 
     lease: Lease
     rows: Sequence[ClaimedEvent]
 
     def full(self, limit: int) -> bool:
-        """Whether more might have come if more could: suspects come in small company."""
+        """Return whether the claim was full, so that more events may be ready. A suspect counts as several events."""
         weights = [weight(row.suspect, limit) for row in self.rows]
         return sum(weights) + max(weights) > limit
 
 
 class LakeRelay:
-    """What the driver of one run does with its micro-batches."""
+    """The driver's handler of the micro-batches of one run."""
 
     def __init__(
         self, spec: RelayTaskSpec, lake: Lake, store: Store, folder: LakeFolder, ending: threading.Event
@@ -118,8 +118,8 @@ class LakeRelay:
         self.sweep.now()
 
     def handle(self, events: "DataFrame", _number: int) -> list[SliceCounts]:
-        """Deliver one micro-batch, and return its counts; none if all is to end before it begins."""
-        # Small batches make small files: unless events are waiting in line, they gather for a while.
+        """Deliver one micro-batch and return its counts; no counts if the relay is stopped before it begins."""
+        # Small batches make small files: let events accumulate, unless the last claim was full.
         self._ending.wait(max(0.0, self._not_before - time.monotonic()))
         if self._ending.is_set():
             return []
@@ -131,9 +131,9 @@ class LakeRelay:
         return [counts]
 
     def _deliver(self, events: "DataFrame") -> tuple[SliceCounts, bool]:
-        """Claim, write, settle; return the counts, and whether a claim was full."""
+        """Claim, write and settle one micro-batch; return its counts and whether a claim was full."""
         counts = SliceCounts()
-        # Kept: reading it again would claim anew, and a task that failed to write claims nothing twice.
+        # Persist the rows: reading the batch again would claim again, and so would a retry of a task that writes.
         events.persist()
         try:
             claims = _by_lease(claim_rows(events), self._spec.queue, self._spec.lease_seconds)
@@ -177,7 +177,8 @@ class LakeRelay:
         own = [file for file in files if file.token == str(claim.lease.token)]
         written = [row for row in claim.rows if not overdelivered(row.deliveries, self._spec.dispatch.max_deliveries)]
         if written and not own:
-            # The executor that had claimed them is gone, and another claimed anew: those come again.
+            # The executor that had claimed these events is lost, and Spark has claimed them again under a new token.
+            # They will be delivered again.
             counts.lost += len(claim.rows)
             return
         note = LakeNote(
@@ -185,7 +186,7 @@ class LakeRelay:
         )
         try:
             for older in self._folder.notes(claim.lease.lease_id):
-                # Of an attempt that this lease's new token has put an end to.
+                # The note of an earlier attempt, which the new token of the lease has fenced.
                 self.sweep.discard(older)
             self._folder.put(note)
             for file in own:
@@ -199,19 +200,19 @@ class LakeRelay:
             self.sweep.tidy(lambda: self.sweep.forget(note, settlement))
 
     def _outcome(self, row: ClaimedEvent) -> Outcome:
-        """Of an event that is in the lake; or of one that was handed out too often, and is not."""
+        """Return PUBLISHED for a written event; Dead for one that was delivered too often and therefore not written."""
         if overdelivered(row.deliveries, self._spec.dispatch.max_deliveries):
-            return Dead(f"delivered more than {self._spec.dispatch.max_deliveries} times without an outcome")
+            return Dead(f"delivered {row.deliveries} times; the limit is {self._spec.dispatch.max_deliveries}")
         return PUBLISHED
 
     def _fail(self, claim: ClaimedRows, cause: str, counts: SliceCounts) -> Settlement | None:
-        error, policy = f"the lake can't be written: {cause}", self._spec.dispatch.retry
+        error, policy = f"cannot write to the lake: {cause}", self._spec.dispatch.retry
         return self._settle(claim, {row.seq: row.failed(error, policy) for row in claim.rows}, counts)
 
     def _settle(self, claim: ClaimedRows, outcomes: Mapping[int, Outcome], counts: SliceCounts) -> Settlement | None:
-        """Settle, through an outage if need be.
+        """Settle, retrying while the store is unavailable.
 
-        If the outage lasts too long, or the store refuses, the note stays and the next sweep asks again.
+        Return None if the outage lasts too long or the store refuses: the note stays, and the next sweep settles again.
         """
         try:
             settlement = settle_and_count(self._store, claim.lease, outcomes, counts, self._ending.is_set)
@@ -221,7 +222,7 @@ class LakeRelay:
             counts.note_error(error)
             return None
         if settlement is not None and settlement.lost:
-            log.warn("lease_lost", count=len(settlement.lost), hint="--lease-seconds may be too short")
+            log.warn("lease_lost", count=len(settlement.lost), hint="increase --lease-seconds")
         return settlement
 
 
@@ -237,7 +238,7 @@ def _by_lease(events: Sequence[ClaimedEvent], queue: str, lease_seconds: float) 
 
 @contextmanager
 def _checkpoint(given: str | None, spark: "SparkSession", lake: Lake) -> Iterator[str]:
-    """The folder that lets a query go on where it failed; for this run only, unless the user names a lasting one."""
+    """Provide the checkpoint folder from which a failed query resumes: the user's, or one for this run only."""
     if given is not None:
         yield given
     elif is_local(spark.sparkContext.master or ""):

@@ -1,7 +1,7 @@
-"""The relay's driver: starts Spark, keeps the slices running, reaps expired leases, and stops when told to.
+"""The relay's driver: starts Spark, schedules slices, reaps expired leases, stops on a signal.
 
-It is stateless. What is claimed, and by whom, stands in the store; losing the driver, an executor or the checkpoint
-costs one lease expiry. What a task does in its slice is in `penstock.pipeline.relay.task`.
+The driver is stateless. Claims and leases live in the store, so losing the driver, an executor or the checkpoint costs
+one lease time-out. The work of a task in its slice is in `penstock.pipeline.relay.task`.
 """
 
 import os
@@ -45,16 +45,16 @@ def run_relay(
     progress: Callable[[RelayReport], None] | None = None,
     stop: threading.Event | None = None,
 ) -> RelayReport:
-    """Relay until `stop` is set, SIGTERM or Ctrl-C comes, or, with `once`, until what is pending now is done."""
+    """Deliver events until `stop` is set or SIGTERM or Ctrl-C arrives; with `once`, until the pending ones are done."""
     report = RelayReport()
     ending = stop or threading.Event()
     with closing(open_store(options.store, StoreOptions(order_policy=options.order_policy))) as store:
         if options.routes is not None and not store.capabilities.routing:
             raise NotSupported(
-                f"{store.url} can't route events to several queues: give the relay one destination (--to), emit to a "
-                "queue for each destination, or use PostgreSQL, MySQL or SQLite"
+                f"{store.url} does not support routes; set one destination (--to), emit to a queue for each "
+                "destination, or use PostgreSQL, MySQL or SQLite"
             )
-        store.ready(options.queue)  # an unreachable or uninitialised store is told before Spark starts
+        store.ready(options.queue)  # raises an error for an unreachable or uninitialised store before Spark starts
         lanes = lanes_of(options, _until_now(store) if options.once else None)
         progress_so_far = RelayProgress(report, options.once, progress)
         served = [(lane.spec.queue, lane.to) for lane in lanes]
@@ -65,7 +65,7 @@ def run_relay(
 
 
 def _until_now(store: Store) -> datetime:
-    """The end of a relay that drains; what a dead one has left behind is to be in front of it."""
+    """Return the end time of a draining relay, after returning the events of expired leases to the queue."""
     while store.reap():
         pass
     return store.now()
@@ -81,7 +81,7 @@ def _run_lanes(
     if spark is None:
         return
     tasks = _parallelism(options, spark.sparkContext.defaultParallelism, len(lanes), one_writer)
-    # What is to be drained is first routed, all of it, and then published.
+    # A draining relay first routes all events, then publishes them.
     stages = [lanes[:1], lanes[1:]] if options.once and len(lanes) > 1 else [lanes]
     for stage in stages:
         if not ending.is_set():
@@ -100,7 +100,7 @@ def _run_lane(
     spec = lane.spec
     query = QueryOptions(
         checkpoint=checkpoint,
-        name=f"penstock-relay-{lane.spec.queue}-{uuid4().hex[:8]}",  # two may run in one session
+        name=f"penstock-relay-{lane.spec.queue}-{uuid4().hex[:8]}",  # two relays may run in one session
         stop=stop,
         grace_seconds=GRACE_SECONDS,
         patience=Patience(failures=FAILED_SLICES, through_deaths=True),
@@ -118,7 +118,7 @@ def _run_lane(
 
 
 def _master(options: RelayOptions, lanes: int, one_writer: bool) -> str:
-    """On this machine a slot for a task is only a thread: as many as it takes that no lane waits for another."""
+    """Return the Spark master. A local task slot is only a thread: use enough that no lane waits for another."""
     cores = os.cpu_count() or 1
     if options.master is not None or lanes == 1:
         return options.master or "local[*]"
@@ -126,9 +126,12 @@ def _master(options: RelayOptions, lanes: int, one_writer: bool) -> str:
 
 
 def _parallelism(options: RelayOptions, slots: int, lanes: int, one_writer: bool) -> int:
-    """Every lane has its share of the slots; one where the store takes one writer at a time and more would queue up."""
+    """Return the number of tasks per lane: an equal share of the slots.
+
+    One task if the store allows only one writer at a time: more tasks would wait for each other.
+    """
     if lanes > slots:
-        log.warn("too_few_cores", cores=slots, needed=lanes, hint="a slow destination delays the others")
+        log.warn("too_few_cores", cores=slots, needed=lanes, hint="a slow destination can delay the others")
     return options.parallelism or (1 if one_writer else max(1, slots // lanes))
 
 

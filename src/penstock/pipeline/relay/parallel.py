@@ -1,16 +1,16 @@
-"""Runs several functions at the same time, each until its stop event is set. If one fails, all end and it is raised."""
+"""Run several functions in threads, each until its stop event is set; if one fails, stop all and raise its error."""
 
 import threading
 from collections.abc import Callable, Sequence
 
 Run = Callable[[threading.Event], None]
-"""Runs until the event is set, and may set it itself when it is done."""
+"""Function that runs until the event is set. It may set the event itself when it is done."""
 
 _LOOK_SECONDS = 0.1
 
 
 def run_all(runs: Sequence[Run], ending: threading.Event) -> None:
-    """Run them all, each with a stop event of its own, until each is done or `ending` is set."""
+    """Run all functions, each with a separate stop event, until all are done or `ending` is set."""
     stops = [threading.Event() for _ in runs]
     failures: list[BaseException] = []
 

@@ -11,7 +11,7 @@ from penstock.telemetry import log
 
 @dataclass(slots=True)
 class RelayReport(EventCounts):
-    """What a relay has done since it started."""
+    """Counts of a relay since its start."""
 
     reaped: int = 0
     slices: int = 0
@@ -23,7 +23,7 @@ class RelayReport(EventCounts):
 
 
 class RelayProgress:
-    """Adds up the counts of slices, reports them, and says whether to go on."""
+    """Adds up and reports the counts of slices, and ends a draining relay."""
 
     def __init__(self, report: RelayReport, once: bool, progress: Callable[[RelayReport], None] | None) -> None:
         self.report = report

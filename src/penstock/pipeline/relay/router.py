@@ -1,7 +1,7 @@
-"""One task's slice of the router, on an executor: events of a queue move on to the queues of their destinations.
+"""The router's task, run on an executor: moves events of a queue to the queues of their destinations.
 
-From there each destination has a relay of its own, so that one that fails neither delays nor repeats another. What
-no route matches is laid out as a dead letter.
+A separate lane publishes each of these queues, so that a failing destination neither delays nor repeats the delivery to
+another. An event that matches no route becomes a dead letter.
 """
 
 from functools import partial
@@ -17,7 +17,7 @@ from penstock.runtime.retrying import insist
 
 
 def route(spec: RelayTaskSpec, current: Slice) -> SliceCounts:
-    """Route events until the slice is over, or, for a spec with an end, until there are none left."""
+    """Route events until the slice is over or, if `spec` has an end, until no events from before it are left."""
     return run_slice(spec, current, partial(_route, spec))
 
 
@@ -30,7 +30,7 @@ def _route(spec: RelayTaskSpec, resources: TaskResources, claim: Claim, current:
         if names:
             queues[event.seq] = [queue_of(spec.queue, name) for name in names]
         else:
-            unrouted[event.seq] = Dead(f"no route matches {event.event_type}: add one, then replay")
+            unrouted[event.seq] = Dead(f"no route matches event type {event.event_type!r}; add one, then replay")
     with resources.lease_keeper.beating(claim.lease):
         moved = insist(
             lambda: resources.store.route(claim.lease, queues), spec.lease_seconds, current.stopped, counts.note_error

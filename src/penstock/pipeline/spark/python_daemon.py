@@ -1,6 +1,6 @@
-"""The process that Spark forks its Python workers from: PySpark's own daemon, made to start faster.
+"""The process that Spark forks its Python workers from: PySpark's daemon, changed for faster starts and tasks.
 
-Spark starts it by name (`spark.python.daemon.module`), on local masters only.
+Spark starts this module by name (`spark.python.daemon.module`), on local masters only.
 """
 
 import gc
@@ -8,12 +8,13 @@ import os
 import socket
 import sys
 
-# Workers of one program are started again and again: without its bytecode, each start compiles PySpark anew.
+# Cache bytecode: Python worker processes start again and again, and without a cache each start compiles PySpark.
 sys.dont_write_bytecode = False
-# Spark puts its zipped PySpark first on the path, and nothing caches the bytecode of a zip.
+# Remove the zipped PySpark, which Spark puts first on the path: bytecode of a zip is never cached.
 sys.path[:] = [path for path in sys.path if not path.endswith((os.sep + "pyspark.zip", "-src.zip"))]
 
-# Imported before the fork, so that the workers share it. It starts no threads: pandas and Arrow come later.
+# Import before the fork, so that the workers share the modules. None of them starts threads; pandas and Arrow are left
+# to the workers.
 import pyspark.daemon  # noqa: E402
 import pyspark.worker  # noqa: E402
 
@@ -28,9 +29,9 @@ def _serve_quietly(sock: socket.socket, authenticated: bool) -> int:
     try:
         code = _serve(sock, authenticated)
     except (BrokenPipeError, ConnectionResetError):
-        os._exit(0)  # Spark went away while this worker was waiting: nobody is left to tell
-    # After every task PySpark has all that was ever imported searched for garbage, for 20 ms: once is enough. Whether
-    # it was done is kept here, as to count what is frozen takes half as long.
+        os._exit(0)  # Spark ended while this worker waited for a task: there is no process left to report to
+    # PySpark collects garbage after every task, which traverses all imported modules for 20 ms. Freeze the modules once
+    # and remember it in a flag: counting the frozen objects would take half as long as the collection.
     if not _frozen:
         gc.collect()
         gc.freeze()

@@ -1,4 +1,4 @@
-"""The Spark session of the pipeline: its settings, the options of its JVM, and how to open one."""
+"""The pipeline's Spark session: its settings, the options of its JVM, and how it is opened."""
 
 import atexit
 import os
@@ -31,27 +31,27 @@ FILTER_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 LOG_SETTINGS = Path(__file__).resolve().with_name("log4j2.properties")
 JAVA_OPTIONS = (
-    # The driver only schedules: a collector and a compiler without threads of their own start faster.
+    # The driver only schedules: the serial collector and the first-tier compiler start fewer threads, and faster.
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
-    # Stopping a query in the middle of a batch overflowed the default stack.
+    # Stopping a query during a batch overflowed the default stack.
     "-Xss8m",
     "-XX:-UsePerfData",
     f"-Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}",
     "-Dlog4j2.disable.jmx=true",
-    # An unusable class-data archive is not worth a warning: the JVM starts without.
+    # Suppress the warning about an unusable class-data archive: the JVM starts without it.
     "-Xlog:disable",
 )
-# Where the JVM itself moves rows for hours, its better compiler pays: a third more rows, after a minute or two. The
-# higher thresholds keep it to the hottest methods: by default it spends many minutes, and a fifth of the processors'
-# time, on Spark's planning code, which runs a few times a batch.
+# For sessions in which the JVM itself moves rows for hours: the optimising compiler gains a third more rows, after a
+# minute or two. The higher thresholds restrict it to the hottest methods. With the default ones it spends many minutes,
+# and a fifth of the processors' time, on Spark's planning code, which runs a few times per batch.
 LASTING_OPTIONS = (
     "-XX:TieredStopAtLevel=4",
     "-XX:Tier4InvocationThreshold=30000",
     "-XX:Tier4MinInvocationThreshold=4000",
     "-XX:Tier4CompileThreshold=60000",
     "-XX:Tier4BackEdgeThreshold=200000",
-    # Nearly all objects die with their batch: room for several batches between two collections.
+    # Nearly all objects die with their batch: a young generation of this size holds several batches.
     "-Xmn256m",
 )
 # Spark puts these options before the user's own `spark.driver.extraJavaOptions`.
@@ -59,53 +59,53 @@ _OPTIONS_SETTING = "spark.driver.defaultJavaOptions"
 
 
 def is_local(master: str) -> bool:
-    """Whether the executors run on this machine: `local[…]`, or `local-cluster[…]` with processes of their own."""
+    """True if the executors run on this machine: `local[…]`, or `local-cluster[…]` with separate processes."""
     return re.match(r"local(-cluster)?(\[|$)", master) is not None
 
 
 def with_attempts(master: str) -> str:
-    """A plain local master never retries a task; ours gets as many attempts as a cluster gives."""
+    """Give a plain local master, which never retries a task, the number of task attempts of a cluster."""
     found = re.fullmatch(r"local(?:\[([^,\]]+)\])?", master)
     return f"local[{found[1] or 1},{TASK_ATTEMPTS}]" if found else master
 
 
 def session_settings(master: str) -> dict[str, str]:
-    """Everything that Penstock asks of a session on `master`."""
+    """Return the settings that Penstock needs in a session on `master`."""
     everywhere = {
-        # A second copy of a running task would claim events of its own, for nothing.
+        # A speculative copy of a running task would claim more events, needlessly.
         "spark.speculation": "false",
-        # A worker keeps its connections to the store and the brokers from one slice to the next.
+        # A Python worker process reuses its connections to the store and the brokers in later slices.
         "spark.python.worker.reuse": "true",
         "spark.ui.showConsoleProgress": "false",
-        # Queries without a checkpoint of their own leave nothing behind.
+        # Delete the temporary checkpoints of queries that are started without a checkpoint folder.
         "spark.sql.streaming.forceDeleteTempCheckpointLocation": "true",
-        # What a query filters by, the store is asked for.
+        # Let the store evaluate a query's filters.
         FILTER_PUSHDOWN: "true",
-        # A query that can't be stopped is an error to see, not a process that hangs.
+        # Raise an error if a query cannot be stopped, instead of hanging.
         "spark.sql.streaming.stopTimeout": "60s",
     }
     return everywhere | (_local_settings() if is_local(master) else {})
 
 
 def _local_settings() -> dict[str, str]:
-    """What only makes sense where the executors share this machine; a cluster's administrators chose theirs."""
+    """Return the settings for executors on this machine. On a cluster, they are the administrators' choice."""
     return {
         "spark.ui.enabled": "false",
-        # The name of this machine may resolve to an address that is gone, or that others can reach.
+        # Use loopback: the machine's name may resolve to an outdated address, or to one that others can reach.
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        # Between Java and its Python workers: half the latency of TCP.
+        # Unix sockets between the JVM and its Python workers: half the latency of TCP.
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.python.unix.domain.socket.dir": _socket_folder(),
-        # The default asks the local disk through processes of their own: 80 ms a batch.
+        # The default manager starts processes for operations on the local disk: 80 ms per batch.
         "spark.sql.streaming.checkpointFileManagerClass": (
             "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
         ),
         "spark.python.daemon.module": "penstock.pipeline.spark.python_daemon",
-        # What the driver can import, its tasks can.
+        # Tasks can import the same modules as the driver.
         "spark.executorEnv.PYTHONPATH": _python_path(),
-        # A worker keeps up to 64 MB of what a task took, for the next one: the kernel would clear every page again.
-        # Whoever sets the one has to set the other: C's library then no longer adapts either.
+        # Keep up to 64 MB of freed memory for a worker's next task: the kernel would have to clear every page again.
+        # Both variables are needed: if one is set, the C library no longer adapts the other.
         "spark.executorEnv.MALLOC_TRIM_THRESHOLD_": str(64 << 20),
         "spark.executorEnv.MALLOC_MMAP_THRESHOLD_": str(32 << 20),
         _OPTIONS_SETTING: " ".join(JAVA_OPTIONS),
@@ -115,7 +115,7 @@ def _local_settings() -> dict[str, str]:
 @cache
 def _socket_folder() -> str:
     """Create a folder for the sockets between the JVM and its Python workers. Other users cannot connect to them."""
-    folder, owner = tempfile.mkdtemp(prefix="ps-"), os.getpid()  # a short name: paths of sockets are limited
+    folder, owner = tempfile.mkdtemp(prefix="ps-"), os.getpid()  # a short name: a socket's path has a maximum length
 
     def remove() -> None:
         if os.getpid() == owner:
@@ -126,7 +126,7 @@ def _socket_folder() -> str:
 
 
 def configure(builder: "SparkSession.Builder", *, master: str | None = None) -> "SparkSession.Builder":
-    """Give a session builder of your own the settings that Penstock needs."""
+    """Add the settings that Penstock needs to a session builder."""
     chosen = with_attempts(master or DEFAULT_MASTER)
     for name, value in session_settings(chosen).items():
         builder = builder.config(name, value)
@@ -135,7 +135,7 @@ def configure(builder: "SparkSession.Builder", *, master: str | None = None) -> 
 
 @contextmanager
 def settings(spark: "SparkSession", values: Mapping[str, str]) -> Iterator[None]:
-    """Settings of a session for as long as a query is started: the query keeps them."""
+    """Change settings of a session while a query is started. The query keeps the changed values."""
     before = {name: spark.conf.get(name, None) for name in values}
     for name, value in values.items():
         spark.conf.set(name, value)
@@ -156,10 +156,10 @@ def open_session(
     jars: Sequence[Path] = (),
     lasting: bool = False,
 ) -> "SparkSession":
-    """Open the session of this process, or return the one that is open. A new session has `jars` on its class path; a
-    `lasting` one takes longer to reach its speed, and is faster then.
+    """Open the session of this process, or return the open one.
 
-    The handler of Ctrl-C stays: PySpark would install one that cancels all jobs, and running work is to finish.
+    A new JVM has `jars` on its class path. With `lasting`, it takes longer to reach full speed and is faster then. The
+    process's handler of Ctrl-C is kept: PySpark's handler would cancel all jobs, but running work must finish.
     """
     chosen = with_attempts(master or DEFAULT_MASTER)
     if chosen != "yarn" and not chosen.startswith(("local", "spark://", "k8s://")):
@@ -188,19 +188,19 @@ def open_session(
 
 
 def _not_started(error: Exception, master: str) -> Exception:
-    """Return the error of a session that can't start, in one line if it is Spark's."""
+    """Return the error for a session that failed to start: one line if Spark raised it, else unchanged."""
     if java_is_gone(error):
         return gone(error)
     if not is_sparks(error):
         return error
     cause = root_cause(str(error))
     if "stopped SparkContext" in cause:  # another thread of the JVM has stopped it, and logged the reason
-        cause = "the master can't be reached, or has refused the application; Spark's log says why"
-    return PipelineError(f"Spark can't be started with master {master}: {cause}")
+        cause = "the master is unreachable or rejected the application; see Spark's log"
+    return PipelineError(f"cannot start Spark with master {master}: {cause}")
 
 
 def _drop_stopped_context() -> None:
-    """Forget a context that the JVM has stopped: PySpark would return it for ever."""
+    """Drop a Spark context that the JVM has stopped: PySpark would return it for every new session."""
     from pyspark import SparkContext
 
     context = SparkContext._active_spark_context
@@ -210,10 +210,10 @@ def _drop_stopped_context() -> None:
 
 
 def _start_jvm(master: str, settings: Mapping[str, str], *, lasting: bool) -> None:
-    """Start the JVM with PySpark's launcher, in a process group of its own.
+    """Start the JVM with PySpark's launcher, in a separate process group.
 
-    Signals to the driver's group, such as Ctrl-C or those of `timeout`, do not reach it: the driver finishes its work
-    first. The JVM ends when its standard input does, and so with this process.
+    Signals to the driver's process group, such as Ctrl-C or those of `timeout`, do not reach the JVM: the driver
+    finishes its work first. The JVM ends when its standard input is closed, and therefore with this process.
     """
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkRuntimeError
@@ -228,20 +228,20 @@ def _start_jvm(master: str, settings: Mapping[str, str], *, lasting: bool) -> No
             launched = SparkConf(loadDefaults=False).setAll([*conf.items()])
             gateway = launch_gateway(launched, {"process_group": 0})  # type: ignore[no-untyped-call]
         except PySparkRuntimeError:
-            raise PipelineError("the JVM ended before Spark was up; its own error message, if any, is above") from None
+            raise PipelineError("the JVM exited before Spark started; see its error message above, if any") from None
         except OSError as error:
-            raise PipelineError(f"Spark can't be started: {error}") from None
+            raise PipelineError(f"cannot start Spark: {error}") from None
     SparkContext._ensure_initialized(gateway=gateway)
 
 
 def _java_options(master: str, java_home: Path, home: Path, *, lasting: bool) -> dict[str, str]:
-    """Return the setting with the JVM's options. On YARN and Kubernetes it belongs to the administrators."""
+    """Return the setting with the JVM's options; empty on YARN and Kubernetes, where administrators choose them."""
     if not is_local(master) and not master.startswith("spark://"):
         return {}
-    # For each file of a checkpoint Hadoop starts a `chmod`, three in a micro-batch: 1.4 ms each instead of 2.4. Later
-    # versions of Java warn of the setting.
+    # Hadoop starts a `chmod` for each checkpoint file, three per micro-batch: 1.4 ms each with this setting, 2.4 ms
+    # without. Later versions of Java warn about it.
     quick = ("-Djdk.lang.Process.launchMechanism=VFORK",) if (java_version(java_home) or 0) <= 21 else ()
-    # Spark's local folders and unpacked native libraries: the JVM doesn't know TMPDIR.
+    # The place of Spark's local folders and unpacked native libraries: the JVM ignores TMPDIR.
     temporary = f"-Djava.io.tmpdir={tempfile.gettempdir()}"
     lasts = LASTING_OPTIONS if lasting else ()
     options = (*JAVA_OPTIONS, *quick, temporary, *lasts, *archive_options(java_home, home))
@@ -249,25 +249,25 @@ def _java_options(master: str, java_home: Path, home: Path, *, lasting: bool) ->
 
 
 def _with_jars(settings: Mapping[str, str], jars: Sequence[Path]) -> dict[str, str]:
-    """Add `jars` to the settings, beside those that are given."""
+    """Return the settings with `jars` appended to their `spark.jars`."""
     given = [settings["spark.jars"]] if settings.get("spark.jars") else []
     return {**settings, **({"spark.jars": ",".join([*given, *map(str, jars)])} if jars else {})}
 
 
 def is_running() -> bool:
-    """Whether this process has its Java, with the class path that it started with."""
+    """True if this process has started its JVM, after which the class path cannot change."""
     context = getattr(sys.modules.get("pyspark.core.context"), "SparkContext", None)
     return context is not None and context._gateway is not None
 
 
 def _python_variables(master: str) -> dict[str, str]:
-    """Return the variables by which Spark finds Python, on this machine and on the nodes."""
+    """Return the environment variables by which Spark finds Python, on this machine and on the nodes."""
     if is_local(master):
-        # The JVM looks for data sources with the driver's Python, and not with whichever `python3` is found.
+        # Without PYSPARK_PYTHON the JVM would look up data sources with the first `python3` on the path.
         python = os.environ.get("PYSPARK_PYTHON", sys.executable)
         own = {"PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": sys.executable, "PYTHONPATH": _python_path()}
     else:
-        # The Python that plans a stream beside the driver is the nodes', without Penstock.
+        # Spark plans a stream on the driver's machine with the nodes' Python, which does not have Penstock installed.
         path = os.pathsep.join(filter(None, [str(parcel()), os.environ.get("PYTHONPATH")]))
         own = {"PYSPARK_DRIVER_PYTHON": sys.executable, "PYTHONPATH": path}
     return {**own, "PYTHONDONTWRITEBYTECODE": ""}
@@ -278,10 +278,10 @@ def _python_path() -> str:
 
 
 def _keep_pandas_out() -> None:
-    """Spare the driver half a second and the memory of pandas.
+    """Keep PySpark from importing pandas into the driver, which costs half a second and memory.
 
-    To ask whether an argument is a NumPy value, PySpark imports its test helpers and with them pandas. What was
-    never imported has no values.
+    To test if an argument is a NumPy value, PySpark imports its test helpers and with them pandas. As long as NumPy is
+    not imported, no argument can be a NumPy value.
     """
     from pyspark.sql import types
 

@@ -1,4 +1,4 @@
-"""Stops a driver in order on SIGTERM and Ctrl-C."""
+"""Start-up of a driver that may be stopped, by SIGTERM or Ctrl-C, before its session is open."""
 
 import threading
 from collections.abc import Callable
@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 def open_unless(ending: threading.Event, open_session: "Callable[[], SparkSession]") -> "SparkSession | None":
-    """Open a session. None if all is to end by then: whoever signals a whole process group may have ended Java, too."""
+    """Open a session; return None if `ending` was set meanwhile.
+
+    A failure to open is then ignored: a signal to a whole process group may have ended the JVM as well.
+    """
     try:
         session = open_session()
     except PipelineError:

@@ -1,8 +1,8 @@
-"""Runs a Python function in time slices on Spark: a streaming query whose every micro-batch is one slice.
+"""Run a Python function in time slices on Spark: each micro-batch of a streaming query is one slice.
 
-In a slice each of N tasks calls the function once, and the function loops until its slice is over; what it returns
-reaches the driver. Spark schedules the slices, retries failed tasks and tells when it can't go on. Rows never
-pass through Java. What the function does, and to what, is the caller's business.
+In a slice, each of N tasks calls the function once. The function loops until the slice ends, and its result is
+returned to the driver. Spark schedules the slices, retries failed tasks and raises an error if retries do not help.
+Rows never pass through the JVM. The function's work is defined by the caller.
 """
 
 import functools
@@ -46,12 +46,14 @@ _OUTAGES = re.compile(r"\b(?:StoreUnavailable|StoreConflict)\b")
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How much failure is borne. A slice has failed when one of its tasks did in spite of Spark's retries; after
-    `failures` of them in a row all ends, and between them there is a pause, longer each time.
+    """Limits on the failures that a query survives.
 
-    With `through_deaths` it goes on for as long as workers get to run the function and die in it: that is the doing of
-    what they were given to work on, which comes and goes, and not of a broken installation, which stays. With
-    `through_outages` it goes on for as long as the store can't be reached.
+    A slice has failed if one of its tasks failed in spite of Spark's retries. The query ends after `failures` failed
+    slices in a row; before that it pauses after each failed slice, longer each time.
+
+    With `through_deaths`, the query survives any number of worker deaths, provided that a worker had started to run the
+    function: events cause such deaths, and events come and go. If no worker gets as far, the installation is broken,
+    and waiting does not help. With `through_outages`, the query goes on for as long as the store is unavailable.
     """
 
     failures: int = 1
@@ -66,19 +68,19 @@ class Patience:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryOptions:
-    """How a query runs, whatever its micro-batches do."""
+    """Options of a streaming query, independent of the work in its micro-batches."""
 
     checkpoint: str | None = None
     name: str | None = None
     stop: threading.Event = field(default_factory=threading.Event)
-    """Set by the caller to end the query, and by the query when it is done."""
+    """Event that ends the query. Set by the caller, or by the query itself when it is done."""
     grace_seconds: float = 30.0
-    """For how long a stop waits for the running micro-batch."""
+    """Seconds that a stop waits for the running micro-batch."""
     patience: Patience = Patience()
     on_failure: Callable[[str, float], None] | None = None
-    """Called with the cause of a failure that is borne, and the seconds of pause that follow."""
+    """Callback for a failure that the query survives, with its cause and the seconds of the pause that follows."""
     repeats: bool = False
-    """True if a failed micro-batch runs again, and its rows are read again; else the next one follows it."""
+    """True if a failed micro-batch runs again and reads its rows again; False if it is skipped."""
 
 
 def _no() -> bool:
@@ -87,17 +89,17 @@ def _no() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BatchHandler(Generic[Result]):
-    """What the driver does with the micro-batches of a query."""
+    """The driver's callbacks for the micro-batches of a query."""
 
     handle: Callable[["DataFrame", int], list[Result]]
     idle: Callable[[], bool] = _no
-    """Called now and then while no batch runs; the query ends once it returns True."""
+    """Called regularly while no batch runs; the query ends once it returns True."""
     interrupt: Callable[[], object] = _no
     """Called once if a batch still runs `INTERRUPT_SECONDS` after a stop."""
 
 
 class Slice:
-    """A task's part of a slice: when it ends, and whether it is to end now. Lives in the worker."""
+    """A slice as one task sees it, in the Python worker process: its end, and a stop request from the driver."""
 
     def __init__(self, number: int, partition: int, seconds: float, channel: "socket.socket | None") -> None:
         self.number = number
@@ -110,7 +112,7 @@ class Slice:
         return not self.pause(0)
 
     def stopped(self) -> bool:
-        """Whether all is to stop, slice over or not."""
+        """Return whether the driver has requested a stop, even if the slice is not over."""
         return hung_up(self._channel)
 
     @property
@@ -118,10 +120,10 @@ class Slice:
         return max(0.0, self._deadline - time.monotonic())
 
     def pause(self, seconds: float) -> bool:
-        """Wait, but not past the end of the slice, and no longer when all is to stop. Whether to go on."""
+        """Wait until the time, the slice or the query ends; return whether the function may continue."""
         wait = min(seconds, self.remaining_seconds)
         if self._channel is None or select.select([self._channel], [], [], wait)[0]:
-            return False  # nothing is ever sent on the channel: if there is something to read, the driver hung up
+            return False  # nothing is ever sent on the channel: it is readable only after the driver has closed it
         return time.monotonic() < self._deadline
 
 
@@ -135,18 +137,18 @@ def run_slices(
     on_slice: Callable[[int, list[Result]], bool],
     options: QueryOptions | None = None,
 ) -> None:
-    """Run slices until `on_slice`, which gets each slice's number and results, returns False, or a stop is set.
+    """Run slices until `on_slice`, called with each slice's number and results, returns False, or a stop is set.
 
-    `function` travels by its name, so that what its module caches in a worker stays there: it has to be importable
-    on the workers. A stop reaches the running functions, waits for them, hands over their results, and only then ends
-    the query. A failure past all patience raises PipelineError.
+    `function` is sent by name, so that objects which its module caches stay in the Python worker process. It must be
+    importable there. On a stop, running functions are asked to return, their results are passed to `on_slice`, and then
+    the query ends. Raise PipelineError for a failure that the `patience` of `options` does not allow.
     """
     _require_importable(function)
     with open_channel(spark) as channel:
         task = functools.partial(_run_task, function, argument, slice_seconds, channel.address)
         tasks = spark.sparkContext.parallelize(range(parallelism), parallelism).mapPartitionsWithIndex(task)
         runner = _SliceRunner(BatchHandler(lambda *_: tasks.collect()), on_slice, channel, options or QueryOptions())
-        # A clock, not a source: one row a batch, which nobody reads, and a next batch as soon as the last one is done.
+        # The source is only a clock: one row per batch, which is never read, and the next batch follows immediately.
         clock = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).option("numPartitions", 1).load()
         _run_query(clock.writeStream, runner)
 
@@ -159,12 +161,12 @@ def run_batches(
     on_batch: Callable[[int, list[Result]], bool],
     options: QueryOptions,
 ) -> None:
-    """Do the same for micro-batches with rows of their own, each of which `handler` gets as a DataFrame."""
+    """Run a query that has rows, like `run_slices`: `handler` gets each micro-batch as a DataFrame."""
     _run_query(writer, _SliceRunner(handler, on_batch, channel, options))
 
 
 def _run_query(writer: "DataStreamWriter", runner: "_SliceRunner") -> None:
-    """Run a query, and start it again when it failed by itself, for as long as that is to be borne."""
+    """Run a query, and restart it after each failure that its patience allows."""
     query = runner.start(writer)
     try:
         while not runner.wait(query):
@@ -176,7 +178,7 @@ def _run_query(writer: "DataStreamWriter", runner: "_SliceRunner") -> None:
 
 
 class _SliceRunner:
-    """The driver's side of the slices: what each micro-batch does, and what came of it."""
+    """The driver's side of the slices: runs each micro-batch, reports its results and decides about failures."""
 
     def __init__(
         self,
@@ -206,7 +208,7 @@ class _SliceRunner:
             raise readable(error) from None
 
     def run(self, batch: "DataFrame", number: int) -> None:
-        """One micro-batch. Errors are kept and not raised: Spark would only wrap them in a stack of its own."""
+        """Run one micro-batch. Store its error instead of raising it: Spark would wrap it in a stack trace."""
         with self._busy:
             if self._stop.is_set():
                 return
@@ -226,19 +228,22 @@ class _SliceRunner:
                 self._give_up(error)
 
     def wait(self, query: "StreamingQuery") -> bool:
-        """Until all is over: True; or until the query has failed by itself, and is to be started again: False."""
+        """Wait for the end; return True if all is done, False if the query failed and is to be restarted."""
         while not self._stop.wait(_LOOK_SECONDS):
             active, error = state_of(query)
             if error is not None:
                 self._failed(error)
                 return self._stop.is_set()
             if not active:
-                return True  # somebody stopped it, through Spark
+                return True  # the query was stopped through Spark's own interface
             self._end_if_idle(query)
         return True
 
     def _end_if_idle(self, query: "StreamingQuery") -> None:
-        """Ask `idle` while no micro-batch runs, nor is to be repeated: it may hold events that it will release."""
+        """Stop if `idle` returns True while no micro-batch runs or is to be repeated.
+
+        Such a micro-batch may hold events that it will release, and `idle` would miss them.
+        """
         if self._busy.acquire(blocking=False):
             try:
                 if self._handler.idle() and is_waiting(query):
@@ -247,7 +252,7 @@ class _SliceRunner:
                 self._busy.release()
 
     def _failed(self, error: BaseException) -> None:
-        """Bear it for now, and pause; or give up."""
+        """Pause after a failure that the patience allows; give up after any other."""
         if java_is_gone(error):
             self._give_up(gone(error))
             return
@@ -277,10 +282,10 @@ class _SliceRunner:
         if not ended:
             self._handler.interrupt()
         if ended or self._busy.acquire(timeout=grace_seconds):
-            self._busy.release()  # from here on a micro-batch does nothing
+            self._busy.release()  # from here on `run` returns at once
         else:
             self.failure = PipelineError(
-                f"a slice went on for {grace_seconds:g} s after it was to end, and was cut short"
+                f"slice did not end within {grace_seconds:g} s of the stop request and was cancelled"
             )
         stopping = stop_query(query)
         self.failure = self.failure or stopping
@@ -289,15 +294,15 @@ class _SliceRunner:
 def _require_importable(function: Callable[..., Any]) -> None:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if module in (None, "__main__") or "<" in name:
-        raise UsageError(f"a slice's function must be importable by its name; put {function!r} into a module")
+        raise UsageError(f"slice function must be importable by name; move {function!r} to a module")
     found: Any = importlib.import_module(str(module))
     for part in name.split("."):
         found = getattr(found, part, None)
     if found is not function:
-        raise UsageError(f"a slice's function must be importable by its name, and {module}.{name} is something else")
+        raise UsageError(f"slice function must be importable by name; {module}.{name} is another object")
 
 
-# On the worker
+# In the Python worker process
 
 
 def _run_task(

@@ -1,7 +1,7 @@
-"""The stop channel: running tasks learn that they are to stop, by a connection that the driver closes.
+"""The stop channel: a connection from each running task to the driver, closed by the driver to request a stop.
 
-The connection also breaks when the driver is killed. A task sends the token of the channel first, since other users of
-the driver's machine can connect as well; after it nothing is sent.
+The connection also breaks when the driver is killed. A task first sends the token of the channel, since other users of
+the driver's machine can connect as well. Nothing is sent after the token.
 """
 
 import hmac
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 MOST_UNKNOWN = 128
-"""Connections without a token that the driver keeps; above it the oldest is closed."""
+"""Maximum number of connections without a complete token. Beyond it, the driver closes the oldest one."""
 _BACKLOG = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class StopAddress:
-    """Where tasks connect, and the token that they send."""
+    """Address that tasks connect to, and the token that they send."""
 
     host: str
     port: int
@@ -33,7 +33,7 @@ class StopAddress:
 class StopChannel:
     """The driver's end: a listening socket, and the connections of the running tasks.
 
-    A thread accepts at once, so that connections of others cannot fill the queue of the listening socket.
+    A thread accepts connections at once, so that those of other programs cannot fill the listening socket's queue.
     """
 
     def __init__(self, host: str, bind_address: str) -> None:
@@ -41,13 +41,13 @@ class StopChannel:
         self._server.setblocking(False)
         self.address = StopAddress(host, self._server.getsockname()[1], secrets.token_hex(32))
         self._token = self.address.token.encode()
-        # epoll or kqueue: select() fails from the 1,024th descriptor of a process on.
+        # This selector uses epoll or kqueue: select() fails from the 1,024th descriptor of a process on.
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         for one in (self._server, self._woken):
             self._selector.register(one, selectors.EVENT_READ)
         self._unknown: dict[socket.socket, bytes] = {}
-        """What each connection without a whole token has sent, the oldest connection first."""
+        """Bytes received from each connection without a complete token, the oldest connection first."""
         self._new = 0
         self._open = True
         self._lock = threading.Lock()
@@ -91,7 +91,7 @@ class StopChannel:
                 self._handle()
 
     def _handle(self) -> bool:
-        """Handle what has arrived, and at most one new connection. Return whether there was anything."""
+        """Read the received data and accept at most one connection; return whether any socket was ready."""
         ready = [cast(socket.socket, key.fileobj) for key, _ in self._selector.select(0)]
         for connection in ready:
             if connection is not self._server:
@@ -103,7 +103,7 @@ class StopChannel:
     def _accept(self) -> None:
         try:
             connection = self._server.accept()[0]
-        except OSError:  # the client has gone
+        except OSError:  # the client has disconnected
             return
         connection.setblocking(False)
         self._selector.register(connection, selectors.EVENT_READ)
@@ -113,7 +113,10 @@ class StopChannel:
             self._close(next(iter(self._unknown)))
 
     def _read(self, connection: socket.socket) -> None:
-        """Read the token of a new connection. Close a task's connection: it has ended, since it sends nothing more."""
+        """Read the token of a new connection, or close the connection of a task.
+
+        A task sends nothing after its token, so its connection is readable only after the task's process has closed it.
+        """
         sent = self._unknown.get(connection)
         try:
             data = connection.recv(1 if sent is None else len(self._token) - len(sent))
@@ -138,19 +141,19 @@ class StopChannel:
 
 
 def open_channel(spark: "SparkSession") -> StopChannel:
-    """Return a channel at the address where executors reach the driver."""
+    """Create a channel at the address where executors reach the driver."""
     configuration = spark.sparkContext.getConf()
     host = configuration.get("spark.driver.host") or "127.0.0.1"
     return StopChannel(host, configuration.get("spark.driver.bindAddress") or host)
 
 
-# On the worker
+# In the Python worker process
 
 _connections: dict[StopAddress, socket.socket] = {}
 
 
 def connection_to(address: StopAddress) -> socket.socket | None:
-    """Return this worker's connection to the driver, kept from slice to slice; None if the driver has closed it."""
+    """Return this process's connection to the driver, reused in later slices; None if connecting fails."""
     if address not in _connections or hung_up(_connections[address]):
         for stale in _connections.values():
             stale.close()
@@ -165,5 +168,5 @@ def connection_to(address: StopAddress) -> socket.socket | None:
 
 
 def hung_up(connection: socket.socket | None) -> bool:
-    """True if the driver has closed the connection."""
+    """True if the driver has closed the connection, or none could be opened."""
     return connection is None or bool(select.select([connection], [], [], 0)[0])

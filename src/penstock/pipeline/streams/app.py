@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 class Streams(StreamSet):
     """Streams of an application, with one event store and one state store.
 
-    app = penstock.Streams("postgresql://…")
+        app = penstock.Streams("postgresql://…")
 
-    @app.stream("orders", key=lambda event: event.partition_key)
-    def total(event, ctx):
-        ctx.state["sum"] = ctx.state.get("sum", 0) + event.json()["amount"]
-        ctx.emit("totals.updated", {"sum": ctx.state["sum"]})
+        @app.stream("orders", key=lambda event: event.partition_key)
+        def total(event, ctx):
+            ctx.state["sum"] = ctx.state.get("sum", 0) + event.json()["amount"]
+            ctx.emit("totals.updated", {"sum": ctx.state["sum"]})
 
-    app.run()
+        app.run()
+
+    Streams can be defined without Spark; `run` needs Spark.
     """
 
     def run(

@@ -74,7 +74,7 @@ def _require_stores(app: StreamSet, master: str | None) -> None:
     """Refuse state or events on one machine's disk if tasks run on other machines."""
     require_reachable(open_state(app.state), master)
     if url_scheme(app.store).startswith("sqlite") and not is_local(master or ""):
-        raise UsageError(f"{app.store} is on one machine's disk; on a cluster keep events in PostgreSQL")
+        raise UsageError(f"{app.store} is on the disk of one machine; on a cluster, keep events in PostgreSQL")
 
 
 def _runs(spark: SparkSession, app: StreamSet, streams: Sequence[Stream], parallelism: int) -> list[StreamRun]:
@@ -86,7 +86,7 @@ def _runs(spark: SparkSession, app: StreamSet, streams: Sequence[Stream], parall
 def require_reachable(state: StateStore, master: str | None) -> None:
     """Refuse state on one machine's disk if tasks run on other machines."""
     if not state.shared and not is_local(master or ""):
-        raise UsageError(f"{state.url} is on one machine's disk; on a cluster keep the state in PostgreSQL")
+        raise UsageError(f"{state.url} is on the disk of one machine; on a cluster, keep the state in PostgreSQL")
 
 
 def _open_session(master: str | None, streams: Sequence[Stream], jars: str | None, *, lasting: bool) -> SparkSession:
@@ -102,9 +102,11 @@ def choose(app: StreamSet, names: Sequence[str] | None = None) -> list[Stream]:
     """Return the streams of an application, or only the named ones."""
     unknown = sorted(set(names or ()) - app.streams.keys())
     if unknown:
-        raise UsageError(f"there is no stream {unknown[0]!r}; there are: {', '.join(sorted(app.streams)) or 'none'}")
+        raise UsageError(
+            f"stream {unknown[0]!r} is not defined; defined streams: {', '.join(sorted(app.streams)) or 'none'}"
+        )
     if not app.streams:
-        raise UsageError('this application has no streams: give it one, @app.stream("queue")')
+        raise UsageError('application has no streams; define one with @app.stream("queue")')
     return [stream for name, stream in app.streams.items() if names is None or name in names]
 
 

@@ -19,7 +19,7 @@ from penstock.streams.engine.work import EventFailure
 from penstock.streams.state.api import Started, Superseded
 from penstock.telemetry import log
 
-KILLED = "the process that fired it died, each time, with no other timer in its hands"
+KILLED = "the process died each time it fired this timer alone"
 TASK_DEATH = re.compile(
     r"Python worker (exited unexpectedly|failed to connect back)|ExecutorLostFailure|EOFException|Connection reset"
     r"|Broken pipe"
@@ -81,12 +81,12 @@ class JobRunner:
                 raise gone(error) from error
             if TASK_DEATH.search(str(error)):
                 raise TasksDied(str(error).splitlines()[0]) from error
-            raise PipelineError(f"stream {self._spec.stream.name} has failed: {innermost_cause(error)}") from error
+            raise PipelineError(f"stream {self._spec.stream.name!r} failed: {innermost_cause(error)}") from error
         for row in rows:
             if row["outcome"] == TaskError.SUPERSEDED:
                 raise superseded(self._spec.started)
             if row["outcome"] == TaskError.BROKEN:
-                raise PipelineError(f"stream {self._spec.stream.name}: {row['error']}")
+                raise PipelineError(f"stream {self._spec.stream.name!r} failed: {row['error']}")
         return rows
 
     def run(self, *, drained: bool) -> bool:
@@ -136,4 +136,4 @@ class JobRunner:
 
 def superseded(started: Started) -> Superseded:
     """Return the error that ends a driver after another driver has started the stream."""
-    return Superseded(f"another driver has started stream {started.stream!r} since; this one has stopped")
+    return Superseded(f"another driver has started stream {started.stream!r}; this one has stopped")

@@ -56,7 +56,7 @@ class Monitor:
             draining.join(LOOK_SECONDS)
             self._look()
         if self._failure is not None and not stop.is_set():
-            raise PipelineError(f"a stream has failed: {root_cause(str(self._failure))}")
+            raise PipelineError(f"stream failed: {root_cause(str(self._failure))}")
 
     def _drain(self) -> None:
         try:
@@ -116,7 +116,7 @@ class Monitor:
                 raise run.error
             error = query.exception()
             if error is not None and not self._restarted(run, at):
-                raise PipelineError(f"stream {run.stream.name} has failed: {root_cause(str(error))}")
+                raise PipelineError(f"stream {run.stream.name!r} failed: {root_cause(str(error))}")
 
     def _require_own(self) -> None:
         """Raise `Superseded` if another driver has started a stream. A driver without events would not notice it."""

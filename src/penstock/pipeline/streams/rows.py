@@ -107,7 +107,7 @@ def _named(spec: StreamTaskSpec, rows: Table) -> Table:
     for name in known.to_pylist():
         topic, _, number = ("", "", "") if name is None else name.partition("/")
         if name is not None and topic not in spec.topics:
-            raise PipelineError(f"Kafka has no topic any more that records were read of: {topic}")
+            raise PipelineError(f"Kafka topic {topic!r} was deleted while being read")
         named.append(None if name is None else f"{spec.topics[topic]}/{number}")
     names = pa.array(named, pa.string()).take(pc.index_in(read, value_set=known).combine_chunks())
     return rows.set_column(rows.schema.get_field_index("source_partition"), "source_partition", names)

@@ -64,7 +64,7 @@ LONGEST_PAUSE_SECONDS = 5.0
 FORGET_SECONDS = 3_600.0
 # If more events of one batch than this kill their process, the fault lies with the processes and not with the events.
 MOST_FATAL_EVENTS = 10
-KILLED = "the process that handled it died, each time, with no other event in its hands"
+KILLED = "the process died each time it handled this event alone"
 TICK_SECONDS = 1.0
 STOP_SECONDS = 30.0
 
@@ -127,7 +127,7 @@ class StreamRun:
         try:
             return self._start(at)
         except PySparkException as error:
-            raise PipelineError(f"stream {self.stream.name} can't be started: {brief(error)}") from error
+            raise PipelineError(f"cannot start stream {self.stream.name!r}: {brief(error)}") from error
 
     def _start(self, at: int) -> StreamingQuery:
         source = self._sources[at]
@@ -141,7 +141,7 @@ class StreamRun:
             rows = self._processed(rows, spec)
         places = [self._folder, self.stream.name, source.checkpoint_version, OWN_CHECKPOINT if at else ""]
         writer = rows.writeStream.foreachBatch(partial(self._handle, source, spec))
-        writer = writer.queryName(f"penstock {self.stream.name}{' (own queue)' if at else ''}")
+        writer = writer.queryName(f"penstock {self.stream.name}{' (retry queue)' if at else ''}")
         writer = writer.option("checkpointLocation", "/".join(filter(None, places)))
         with settings(self._spark, SETTINGS):
             return writer.trigger(processingTime=TRIGGER).start()
@@ -218,7 +218,7 @@ class StreamRun:
                     raise  # only Spark's checkpoint records the source's progress: it must not mark the batch as done
             except Exception as error:
                 if not self._stopping.is_set():
-                    self.error = PipelineError(f"stream {self.stream.name} has failed: {brief(error)}")
+                    self.error = PipelineError(f"stream {self.stream.name!r} failed: {brief(error)}")
                 raise
 
     def _process(self, source: SparkSource, spec: StreamTaskSpec, batch: DataFrame) -> None:
@@ -298,7 +298,7 @@ class StreamRun:
                 return first + self._halve(batch, spec, arrivals[middle:], fatal)
             fatal += arrivals
             if len(fatal) > MOST_FATAL_EVENTS:
-                raise PipelineError(f"more than {MOST_FATAL_EVENTS} events kill whoever handles them: {died}") from died
+                raise PipelineError(f"more than {MOST_FATAL_EVENTS} events killed their process: {died}") from died
         log.warn("poison_event", stream=self.stream.name, event_id=arrivals[0].event_id)
         failures = {arrivals[0]: EventFailure(KILLED, final=True)}
         return self._run(batch, replace(spec, only=frozenset(arrivals), forced_failures=failures))

@@ -58,7 +58,7 @@ class StateOptions:
     def parse(cls, options: Mapping[str, str]) -> "StateOptions":
         given: dict[str, Any] = dict(recognised(options, cls.__dataclass_fields__, NAME))
         if "stream" not in given:
-            raise UsageError(f'format {NAME} needs to know which stream: .option("stream", …)')
+            raise UsageError(f"missing option 'stream' for format {NAME}")
         return cls(**given | ({"keys": _keys(given["keys"])} if "keys" in given else {}))
 
 
@@ -68,7 +68,7 @@ def _keys(text: str) -> frozenset[str]:
     except ValueError:
         found = None
     if not isinstance(found, list) or not all(isinstance(key, str) for key in found):
-        raise UsageError(f'keys must be an array of JSON, such as ["ada", "bob"], not {text!r}')
+        raise UsageError(f'invalid keys {text!r}; expected a JSON array of strings such as ["ada", "bob"]')
     return frozenset(found)
 
 

@@ -60,7 +60,7 @@ class StreamTaskSpec:
 
         context = TaskContext.get()
         text = None if context is None else context.getLocalProperty(JOB_PROPERTY)
-        assert text is not None, "a job that was planned ahead has its order"
+        assert text is not None, "missing job property"
         return replace(self, **pickle.loads(b64decode(text)))  # noqa: S301 # by the driver, whose code runs here anyway
 
 
@@ -70,7 +70,7 @@ def part_and_key(spec: StreamTaskSpec, event: StreamEvent) -> tuple[int, str, st
         key = spec.stream.key_of(event)
         key.encode()
         if "\x00" in key:
-            raise ValueError("a key can't contain a NUL character")
+            raise ValueError(f"key must not contain a NUL character, got {key!r}")
     except Exception as error:
-        return PART_WITHOUT_KEY, "", f"its key can't be told: {brief(error)}"
+        return PART_WITHOUT_KEY, "", f"cannot determine the key of the event: {brief(error)}"
     return part_of(key, spec.started.parts), key, None

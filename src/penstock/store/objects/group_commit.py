@@ -36,7 +36,7 @@ Micros = Callable[[], int]
 
 
 class NotTheBroker(Exception):
-    """This process is not the broker. `broker` is the other process, if known."""
+    """Raised in a process that is not the broker. `broker` is the other process, if known."""
 
     def __init__(self, broker: BrokerRow | None) -> None:
         super().__init__("not the broker")

@@ -45,7 +45,7 @@ class States(Mapping[str, KeyState]):
 
     def __getitem__(self, key: str) -> KeyState:
         if key not in self._keys:
-            raise KeyError(f"no event of this batch has the key {key!r}")
+            raise KeyError(f"key {key!r} does not occur in this batch")
         return self._find(key)
 
     def __iter__(self) -> Iterator[str]:
@@ -66,14 +66,14 @@ class States(Mapping[str, KeyState]):
 
         table = states if isinstance(states, pa.Table) else pa.Table.from_pandas(states, preserve_index=False)
         if "key" not in table.column_names:
-            raise UsageError("a table of states has a column key")
+            raise UsageError("missing column key in the table of states")
         self._write(table.column("key"), to_json(table.drop_columns(["key"])))
 
     def _of_batch(self, keys: Any) -> list[str]:
         named: list[str] = keys.to_pylist() if hasattr(keys, "to_pylist") else list(keys)
         if not all(map(self._keys.__contains__, named)):
             unknown = next(key for key in named if key not in self._keys)
-            raise KeyError(f"no event of this batch has the key {unknown!r}")
+            raise KeyError(f"key {unknown!r} does not occur in this batch")
         return named
 
     def _written(self, keys: Sequence[str]) -> list[bytes]:

@@ -58,12 +58,12 @@ class TimedWork(Work):
             try:
                 timer = self._timer_of(event)
             except Exception as error:
-                return EventFailure(f"it can't be told what it is for: {on_record(error)}", final=True)
+                return EventFailure(f"invalid timer or window in the retry queue: {on_record(error)}", final=True)
             return self._run_timer(timer)
         try:
             time = self._see(event)
         except Exception as error:
-            return EventFailure(f"its time can't be told: {on_record(error)}")
+            return EventFailure(f"cannot determine the time of the event: {on_record(error)}")
         return self._handle_at(event, time)
 
     def _see(self, event: StreamEvent) -> datetime:

@@ -142,7 +142,7 @@ class WindowedWork(TimedWork):
         for state in states[1:]:
             values = self._stream.merge(values, dict(state))
             if not isinstance(values, Mapping):
-                raise UsageError(f"merge= returns the state of both, a dict, and not {type(values).__name__}")
+                raise UsageError(f"merge= must return a dict, got {type(values).__name__}")
         for state in states:
             state.become({})
         kept = self._state_of(window_key(key, whole))

@@ -36,7 +36,7 @@ class Tumbling:
     seconds: float
 
     def __post_init__(self) -> None:
-        _positive("the seconds of a window", self.seconds)
+        _positive("seconds", self.seconds)
 
     def windows_of(self, at: datetime) -> Sequence[Window]:
         """Return the one window that contains a time."""
@@ -52,12 +52,12 @@ class Sliding:
     every: float
 
     def __post_init__(self) -> None:
-        _positive("the seconds of a window", self.seconds)
+        _positive("seconds", self.seconds)
         _positive("every", self.every)
         if self.every > self.seconds:
-            raise UsageError("windows that begin less often than they end leave gaps: every is at most their seconds")
+            raise UsageError(f"every must be at most seconds ({self.seconds}), got {self.every}")
         if self.seconds / self.every > MOST_AT_ONCE:
-            raise UsageError(f"each event would be in more than {MOST_AT_ONCE:,} windows: let one begin less often")
+            raise UsageError(f"seconds must be at most {MOST_AT_ONCE} times every, got {self.seconds} and {self.every}")
 
     def windows_of(self, at: datetime) -> Sequence[Window]:
         """Return the windows that contain a time, in the order of their ends."""
@@ -109,14 +109,14 @@ def instant_of(given: datetime | float) -> datetime:
     """Return a time, given as a datetime with time zone or as seconds since 1970."""
     if isinstance(given, datetime):
         if given.tzinfo is None:
-            raise UsageError("a time needs a time zone, such as datetime.now(UTC)")
+            raise UsageError(f"time {given} has no time zone; use a datetime such as datetime.now(UTC)")
         return given
     if isinstance(given, bool) or not isinstance(given, int | float):
-        raise UsageError(f"a time is a datetime or seconds since 1970, not {type(given).__name__}")
+        raise UsageError(f"time must be a datetime or seconds since 1970, got {type(given).__name__}")
     try:
         return EPOCH + timedelta(seconds=given)
     except (OverflowError, ValueError) as error:
-        raise UsageError(f"{given} is not a time") from error
+        raise UsageError(f"invalid time {given}; expected seconds since 1970 up to the year 9999") from error
 
 
 def _windows(time: datetime, seconds: float, every: float) -> list[Window]:
@@ -129,4 +129,4 @@ def _windows(time: datetime, seconds: float, every: float) -> list[Window]:
 
 def _positive(name: str, seconds: float) -> None:
     if not (math.isfinite(seconds) and round(seconds * 1_000_000) >= 1):
-        raise UsageError(f"{name} must be more than 0, and a microsecond at least")
+        raise UsageError(f"{name} must be finite and at least 0.000001, got {seconds}")

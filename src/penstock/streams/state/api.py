@@ -139,7 +139,7 @@ class Outgoing:
 def checked_part(stream: str, number: int, parts: int) -> int:
     """Return the number of a state partition; raise `UsageError` if the stream does not have this number."""
     if not 0 <= number < parts:
-        raise UsageError(f"{stream!r} has the parts 0 to {parts - 1}, and no part {number}")
+        raise UsageError(f"state partition {number} of stream {stream!r} does not exist; expected 0 to {parts - 1}")
     return number
 
 

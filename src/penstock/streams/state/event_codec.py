@@ -18,7 +18,7 @@ _encode = json.JSONEncoder(separators=(",", ":")).encode  # escapes line breaks,
 def pack_event(event: Event) -> bytes:
     """Return the event as bytes. An event without an id is rejected: unpacked twice, it could become two events."""
     if event.event_id is None:
-        raise InvalidEvent("an event that a stream emits needs an id before it is kept")
+        raise InvalidEvent("missing event_id of an emitted event")
     given: dict[str, Any] = {"event_id": str(event.event_id), "event_type": event.event_type}
     for name, usual in _USUAL.items():
         value = getattr(event, name)

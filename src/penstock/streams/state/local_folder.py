@@ -72,7 +72,7 @@ class FolderState(ABC):
     def __init__(self, url: str) -> None:
         _, _, path = url.partition("://")
         if not path.startswith("/") or not path.strip("/"):
-            raise UsageError(f"{mask_url(url)!r} names no folder; a folder looks like sqlite:///state")
+            raise UsageError(f"invalid state URL {mask_url(url)}; expected a folder such as sqlite:///state")
         self.url = url
         self._path = Path(path[1:])
 
@@ -117,23 +117,26 @@ class FolderState(ABC):
     def _take_epoch(self, stream: str, parts: int) -> tuple[Started, bool]:
         """Take the stream's next epoch. Also return True if all its state partitions were created before."""
         if parts < 1:
-            raise UsageError(f"a stream has one part or more, not {parts}")
+            raise UsageError(f"parts must be at least 1, got {parts}")
         folder = self._of(stream)
         try:
             make_folder(folder)
         except OSError as error:
-            raise StoreUnavailable(f"can't make the folder {folder}: {error}") from error
+            raise StoreUnavailable(f"cannot create {folder}: {error}") from error
         with closing(open_database(folder / "stream.db", create=True)) as database, writing(database):
             database.execute(STREAM_TABLE)
             if other := database.execute("SELECT name FROM stream WHERE name <> ?", (stream,)).fetchone():
-                raise UsageError(f"the folder of {stream!r} is that of {other[0]!r}: this disk knows no upper case")
+                raise UsageError(
+                    f"{self._path} ignores case, so stream {stream!r} would share the folder of stream {other[0]!r}; "
+                    "choose another name"
+                )
             *found, complete = database.execute(TAKE_EPOCH, (stream, parts, uuid4().hex)).fetchone()
         return Started(stream, *found), bool(complete)
 
     def _paths(self, stream: str) -> list[Path]:
         found = _look(self._of(stream))
         if found is None or found.stream != stream:
-            raise UsageError(f"there is no stream {stream!r} in {self._path}")
+            raise UsageError(f"stream {stream!r} does not exist in {self._path}")
         return [self._part(stream, number) for number in range(found.parts)]
 
     def _part(self, stream: str, number: int) -> Path:
@@ -142,7 +145,10 @@ class FolderState(ABC):
     def _of(self, stream: str) -> Path:
         name = quote(stream, safe=" ").replace(".", "%2E")  # the name ".." would be the parent folder
         if not 0 < len(name) <= LONGEST_FOLDER_NAME or "\x00" in stream:
-            raise UsageError(f"{stream!r} can't name a stream: too short or too long for the name of a folder")
+            raise UsageError(
+                f"invalid stream name {stream!r}; expected 1 to {LONGEST_FOLDER_NAME} characters without NUL, "
+                "after percent-encoding"
+            )
         return self._path / name
 
     @abstractmethod
@@ -167,7 +173,7 @@ def _look(folder: Path) -> Started | None:
         except sqlite3.DatabaseError as error:
             if "no such table" in str(error):
                 return None  # another process is about to create the table
-            raise StoreError(f"can't read {folder / 'stream.db'}: {error}") from error
+            raise StoreError(f"cannot read {folder / 'stream.db'}: {error}") from error
     return row and Started(*row)
 
 
@@ -178,7 +184,7 @@ class Fence:
     def __init__(self, database: sqlite3.Connection, started: Started, number: int) -> None:
         self._database = database
         self._started = started
-        self._part = f"part {number} of {started.stream!r}"
+        self._part = f"state partition {number} of stream {started.stream!r}"
         self._token = started.token().hex
 
     def take(self) -> None:
@@ -186,7 +192,7 @@ class Fence:
         partition."""
         with writing(self._database):
             if self._check_epoch() >= self._started.first_later_token().hex:
-                raise Fenced(f"a task of a later job has {self._part}; this one comes too late, and does nothing")
+                raise Fenced(f"a task of a later job has taken {self._part}; this task makes no changes")
             self._database.execute("UPDATE fence SET token = ?", (self._token,))
 
     @contextmanager
@@ -202,15 +208,15 @@ class Fence:
         task's."""
         with writing(self._database):
             if self._check_epoch() != self._token:
-                raise Fenced(f"another task has taken {self._part}; this one stops, and nothing of it counts")
+                raise Fenced(f"another task has taken {self._part}; changes of this task are discarded")
             yield
 
     def _check_epoch(self) -> str:
         epoch, token = self._database.execute("SELECT epoch, token FROM fence").fetchone() or (0, "")
         if epoch != self._started.epoch:
             raise Superseded(
-                f"another driver has started this stream: {self._part} is at epoch {epoch}, "
-                f"and this driver's is {self._started.epoch}"
+                f"another driver has started stream {self._started.stream!r}: its epoch is {epoch}, "
+                f"this driver's is {self._started.epoch}"
             )
         return str(token)
 
@@ -220,7 +226,7 @@ def open_database(path: Path, *, create: bool = False) -> sqlite3.Connection:
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         if not create and not path.exists():
-            raise StoreError(f"{path} is missing: what it held is lost, unless you bring it back from a copy")
+            raise StoreError(f"{path} does not exist; restore it from a backup")
         try:
             if create:
                 with suppress(FileExistsError):
@@ -229,7 +235,7 @@ def open_database(path: Path, *, create: bool = False) -> sqlite3.Connection:
         except sqlite3.DatabaseError as error:
             # Switching a new file to WAL ignores the busy time-out, so it fails if two processes open the file at once.
             if "locked" not in str(error) or time.monotonic() > deadline:
-                raise StoreUnavailable(f"can't open {path}: {error}") from error
+                raise StoreUnavailable(f"cannot open {path}: {error}") from error
         time.sleep(POLL_SECONDS)
 
 
@@ -250,7 +256,7 @@ def writing(database: sqlite3.Connection) -> Iterator[None]:
     try:
         database.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError as error:
-        raise StoreConflict(f"another task has a part for too long, or can't be written: {error}") from error
+        raise StoreConflict(f"cannot lock the state for writing: {error}") from error
     try:
         yield
         database.execute("COMMIT")
@@ -258,5 +264,5 @@ def writing(database: sqlite3.Connection) -> Iterator[None]:
         if database.in_transaction:
             database.execute("ROLLBACK")
         if isinstance(error, sqlite3.OperationalError):
-            raise StoreError(f"the state can't be written: {error}") from error
+            raise StoreError(f"cannot write the state: {error}") from error
         raise

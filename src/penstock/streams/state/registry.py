@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any, cast
 
-from penstock.config.urls import mask_url, url_scheme
+from penstock.config.urls import url_scheme
 from penstock.model.errors import UnknownScheme
 from penstock.streams.state.api import StateStore
 
@@ -22,7 +22,7 @@ def open_state(url: str = DEFAULT_STATE) -> StateStore:
     """Return the state store of a URL. The store itself is opened on first use."""
     scheme = url_scheme(url).partition("+")[0]
     if scheme not in _STORES:
-        raise UnknownScheme(f"no state store answers to {mask_url(url)!r}; known schemes: {', '.join(_STORES)}")
+        raise UnknownScheme(f"unknown state store scheme {scheme!r}; supported: {', '.join(_STORES)}")
     module, name = _STORES[scheme]
     store: Any = getattr(import_module(module), name)
     return cast(StateStore, store(url))

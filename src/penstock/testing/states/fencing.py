@@ -82,7 +82,7 @@ class FencingTasks(StateScenario):
             newer = store.open_part(replace(started, job=job), 1)
             save(newer, "a", b"%d" % job)
             newer.close()
-        with pytest.raises(Fenced, match="too late"):
+        with pytest.raises(Fenced, match="later job"):
             open_state().open_part(replace(started, job=5), 1)
         open_state().open_part(replace(started, job=5), 0).close()
         restarted = store.start(STREAM, 2)

@@ -40,7 +40,7 @@ class ReadingState(StateScenario):
         assert list(reader.read(STREAM, part=2)) == []
         assert [key for key, _ in reader.read(STREAM)] == ["a-0", "a-1", "b-0", "b-1", "c-0", "c-1"]
         for number in (-1, 3):
-            with pytest.raises(UsageError, match=f"no part {number}"):
+            with pytest.raises(UsageError, match=f"state partition {number} of stream"):
                 list(reader.read(STREAM, part=number))
 
     def test_a_stream_that_is_held_goes_on_as_any_other(self, open_state: OpenState, store: StateStore) -> None:

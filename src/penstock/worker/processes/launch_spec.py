@@ -1,4 +1,4 @@
-"""The worker that a command line names."""
+"""Import of the worker named on a command line."""
 
 from penstock.config.import_path import ImportTarget, search_working_folder
 from penstock.worker.worker import Worker
@@ -7,7 +7,7 @@ WORKER = ImportTarget("worker", Worker, "shop.workers:worker")
 
 
 def load_worker(name: str, store: str | None = None, graceful_timeout: float | None = None) -> Worker:
-    """Load the worker `module:name`, with another store or grace period if given."""
+    """Load the worker `module:name`; replace its store or grace period if given."""
     search_working_folder()
     worker: Worker = WORKER.load(name)
     if store is not None:

@@ -1,4 +1,4 @@
-"""A worker in one of a supervisor's processes: stops when the supervisor closes its end of the socket, or is killed."""
+"""A worker in a process of a supervisor. Stops when the supervisor closes the socket or is killed."""
 
 import os
 import signal
@@ -11,13 +11,16 @@ from contextlib import suppress
 from penstock.telemetry import log
 from penstock.worker.worker import LISTEN_SECONDS, Worker
 
-# After the worker's own grace period: time to write outcomes before a process that does not end is ended.
+# Seconds after the grace period, for writing outcomes, before a process that has not ended exits by force.
 LAST_SECONDS = 60.0
 
 
 class Supervised:
-    """The process's end of the socket. Signals also stop the worker, but only the supervisor ends it at once: a group
-    of processes that is signalled must not receive a second signal from its supervisor."""
+    """The process's end of the socket to its supervisor.
+
+    Signals also stop the worker, but repeated signals have no further effect: a signal to the whole process group must
+    not act as a second signal after the supervisor's stop. Only the supervisor ends the process at once.
+    """
 
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
@@ -49,7 +52,7 @@ class Supervised:
         with suppress(OSError):
             self._socket.recv(1)
         self._over = True
-        if self._worker is None:  # still importing, which may take for ever; nothing has begun
+        if self._worker is None:  # still importing, possibly for ever; no work has begun
             os._exit(0)
         threading.Event().wait(self._worker.graceful_timeout + LAST_SECONDS)
         log.warn("forced_exit", pid=os.getpid())

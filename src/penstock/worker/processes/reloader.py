@@ -1,4 +1,4 @@
-"""Changes of a worker's Python files, for its restart during development."""
+"""Watches the Python files of a worker, for its restart during development."""
 
 import os
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def _changes(folders: list[Path]) -> Iterator[frozenset[str]]:
     is_code = PythonFilter()
     looks = watch(
         *folders,
-        watch_filter=None,  # with one, it would yield nothing while only other files change
+        watch_filter=None,  # with a filter, it would yield nothing while only other files change
         debounce=LOOK_MILLISECONDS,
         rust_timeout=LOOK_MILLISECONDS,
         yield_on_timeout=True,
@@ -39,12 +39,12 @@ def _changes(folders: list[Path]) -> Iterator[frozenset[str]]:
     try:
         for changes in looks:
             yield frozenset(os.path.relpath(path) for change, path in changes if is_code(change, path))
-    except (OSError, RuntimeError) as error:  # such as a limit of the system on what can be watched
+    except (OSError, RuntimeError) as error:  # such as the system's limit of watched files
         raise PenstockError(f"{', '.join(map(str, folders))} can't be watched: {error}") from error
 
 
 def watched_folders(worker: str) -> list[Path]:
-    """Return the folders with the worker's code. Its module is not imported: it may have an error to be corrected."""
+    """Return the folders with the worker's code. Does not import the code, which may have an error to correct."""
     search_working_folder()
     top = WORKER.module_of(worker).partition(".")[0]
     spec = find_spec(top)

@@ -23,7 +23,7 @@ FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 10.0
 STEADY_SECONDS = 30.0
 FAILURE, USAGE = 1, 2
-"""Exit codes: of a failure, and of a mistake that a restart does not correct."""
+"""Exit codes: of a failure, and of a mistake that a restart cannot correct."""
 
 
 class Process:
@@ -44,7 +44,7 @@ class Process:
             )
 
     def has_run(self) -> bool:
-        """Return whether the worker in the process runs, or has run."""
+        """Return whether the worker in the process is running or has been running."""
         if not self._has_run:
             with suppress(OSError):
                 self._has_run = bool(self._socket.recv(1))
@@ -120,7 +120,7 @@ class Supervisor:
             # The first process starts alone until its worker runs, so that a mistake is reported once.
             try:
                 slot.process = Process(slot.command)
-            except OSError as error:  # too many processes or files, or too little memory: it may pass
+            except OSError as error:  # too many processes or files, or too little memory: may be temporary
                 self._restart_later(slot, "process_not_started", error=error)
 
     def _ended(self, slot: Slot, process: Process, code: int) -> None:

@@ -33,7 +33,7 @@ class DataFrameSource(SparkSource):
     def load(self, spark: SparkSession) -> DataFrame:
         frame = self._source.open(spark)
         if not isinstance(frame, DataFrame) or not frame.isStreaming:
-            raise UsageError("a Frame source is a function that takes the session and returns a streaming DataFrame")
+            raise UsageError("the function of a Frame source must return a streaming DataFrame")
         return events_of(frame)
 
 
@@ -42,7 +42,7 @@ def events_of(frame: DataFrame) -> DataFrame:
     given = set(frame.columns)
     by_id, by_offset = "event_id" in given, given.issuperset(POSITION)
     if not by_id and not by_offset:
-        raise UsageError("a DataFrame needs a column event_id, or line and offset, that its events are known by")
+        raise UsageError("missing columns of the DataFrame: event_id, or line and offset")
     chosen = {name: frame[name] for name in FIELDS if name in given and name not in POSITION}
     chosen["payload"] = _payload(frame)
     if "headers" in given:
@@ -57,7 +57,7 @@ def events_of(frame: DataFrame) -> DataFrame:
 def _position(frame: DataFrame, *, by_id: bool) -> dict[str, Column]:
     """Return the columns of the position. If rows also have ids, a row without a `line` is identified by its id."""
     partition, offset = frame["line"].cast("string"), frame["offset"].cast("bigint")
-    placed = _required(F.when(offset >= 0, offset), "offset of 0 or more")
+    placed = _required(F.when(offset >= 0, offset), "offset of at least 0")
     if not by_id:
         return {"source_partition": _required(partition, "line"), "offset": placed}
     known = frame["event_id"].cast("string")
@@ -66,7 +66,7 @@ def _position(frame: DataFrame, *, by_id: bool) -> dict[str, Column]:
 
 
 def _required(column: Column, name: str) -> Column:
-    return F.coalesce(column, F.raise_error(F.lit(f"a row of the DataFrame has no {name}")))
+    return F.coalesce(column, F.raise_error(F.lit(f"DataFrame row has no {name}")))
 
 
 def _payload(frame: DataFrame) -> Column:
@@ -77,7 +77,7 @@ def _payload(frame: DataFrame) -> Column:
     else:
         own = [name for name in frame.columns if name not in FIELDS]
         if not own:
-            raise UsageError("a DataFrame needs a column payload, or columns of its own to make one of")
+            raise UsageError("missing columns of the DataFrame: payload, or other columns for a JSON payload")
         payload = _json(F.struct(*(F.col("`" + name.replace("`", "``") + "`") for name in own)))
     return F.coalesce(payload if _is_binary(frame) else payload.cast("string").cast("binary"), F.lit(b""))
 
@@ -93,6 +93,6 @@ def _json(column: Column) -> Column:
 
 def _headers(frame: DataFrame) -> Column:
     if not isinstance(frame.schema["headers"].dataType, MapType):
-        raise UsageError("the column headers of a DataFrame is a map of strings")
+        raise UsageError("column headers must be a map of strings")
     texts = frame["headers"].cast("map<string, string>")
     return F.map_filter(texts, lambda name, value: value.isNotNull() & ~name.isin(*STREAM_HEADERS))

@@ -116,11 +116,11 @@ class PostgresPart:
         self._token = started.token()
         with self._epoch_held():
             if not self._run(statements.LOCK_PART):
-                raise UsageError(f"{started.stream!r} has the parts 0 to {started.parts - 1}, and no part {number}")
+                raise UsageError(f"state partition {number} of stream {started.stream!r} does not exist")
             if not self._run(statements.TAKE, self._token, started.first_later_token()):
                 raise Fenced(
-                    f"a task of a later job has part {number} of {started.stream!r}; this one comes too late, "
-                    "and does nothing"
+                    f"a task of a later job has taken state partition {number} of stream {started.stream!r}; "
+                    "this task makes no changes"
                 )
 
     @contextmanager
@@ -128,7 +128,10 @@ class PostgresPart:
         with self._epoch_held():
             if not self._run(statements.HOLD_PART, self._token):
                 stream, number = self._part
-                raise Fenced(f"another task has taken part {number} of {stream!r}; this one stops, and nothing counts")
+                raise Fenced(
+                    f"another task has taken state partition {number} of stream {stream!r}; "
+                    "changes of this task are discarded"
+                )
             yield PostgresTransaction(self._connection, self._part)
 
     def trim(self, arrivals: Sequence[Arrival]) -> None:
@@ -157,7 +160,7 @@ class PostgresPart:
         with _transaction(self._connection):
             if not _run(self._connection, statements.HOLD_EPOCH, stream, epoch):
                 raise Superseded(
-                    f"another driver has started {stream!r}: it is past epoch {epoch}, which is this driver's"
+                    f"another driver has started stream {stream!r}: its epoch is later than this driver's, {epoch}"
                 )
             yield
 
@@ -179,9 +182,9 @@ class PostgresState:
 
     def start(self, stream: str, parts: int) -> Started:
         if parts < 1:
-            raise UsageError(f"a stream has one part or more, not {parts}")
+            raise UsageError(f"parts must be at least 1, got {parts}")
         if not 0 < len(stream) <= NAME_LIMIT or "\x00" in stream:
-            raise UsageError(f"{stream!r} can't name a stream: it has 1 to {NAME_LIMIT} characters, none of them NUL")
+            raise UsageError(f"invalid stream name {stream!r}; expected 1 to {NAME_LIMIT} characters without NUL")
         with closing(self._connect()) as connection:
             self._create_tables(connection)
             with _transaction(connection):
@@ -243,7 +246,7 @@ class PostgresState:
             # Disable prepared statements: a pooler may run the next transaction on another server connection.
             return psycopg.connect(self._target, prepare_threshold=None, application_name="penstock-stream")
         except psycopg.Error as error:
-            raise StoreUnavailable(f"can't connect to {mask_url(self.url)}: {error}") from error
+            raise StoreUnavailable(f"cannot reach {mask_url(self.url)}: {error}") from error
 
     def _create_tables(self, connection: "Connection") -> None:
         with _transaction(connection):
@@ -260,7 +263,7 @@ class PostgresState:
     def _require(self, connection: "Connection", stream: str) -> int:
         rows = _run(connection, statements.PARTS_OF, stream) if self._has_tables(connection) else []
         if not rows:
-            raise UsageError(f"there is no stream {stream!r} in {mask_url(self.url)}")
+            raise UsageError(f"stream {stream!r} does not exist in {mask_url(self.url)}")
         return int(rows[0][0])
 
 
@@ -283,11 +286,11 @@ def _transaction(connection: "Connection") -> Iterator[None]:
             _run(connection, statements.PATIENCE)
             yield
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
-        raise StoreConflict(f"others have a part or a stream for too long: {error}") from error
+        raise StoreConflict(f"deadlock or lock time-out in the state store: {error}") from error
     except psycopg.OperationalError as error:
-        raise StoreUnavailable(f"the state store doesn't answer: {error}") from error
+        raise StoreUnavailable(f"cannot reach the state store: {error}") from error
     except psycopg.Error as error:
-        raise StoreError(f"the state store refused: {error}") from error
+        raise StoreError(f"the state store rejected the statement: {error}") from error
 
 
 def _run(connection: "Connection", statement: LiteralString, *values: Any) -> Rows:

@@ -98,11 +98,11 @@ class Opened:
         may be a task that is about to end."""
         path = path.resolve()
         if not create and not (path / "CURRENT").exists():
-            raise StoreError(f"{path} is missing: what it held is lost, unless you bring it back from a copy")
+            raise StoreError(f"{path} does not exist; restore it from a backup")
         deadline = time.monotonic() + OPEN_SECONDS
         while (held := cls._join(path)) is None:
             if time.monotonic() > deadline:
-                raise StoreUnavailable(f"another process has {path} open, and doesn't let go of it")
+                raise StoreUnavailable(f"cannot open {path}: another process has it open")
             time.sleep(POLL_SECONDS)
         try:
             yield held.database
@@ -151,7 +151,7 @@ def _open(path: Path) -> HeldDatabase | None:
         except Exception as error:
             if "/LOCK:" in str(error):  # the process that had it is about to exit
                 return None
-            raise StoreError(f"can't open {path}: {error}") from error
+            raise StoreError(f"cannot open {path}: {error}") from error
         stack.pop_all()
         return held
 
@@ -165,7 +165,7 @@ def follower(path: Path) -> Iterator["Rdict"]:
         try:
             database = Rdict(str(path), _options(), access_type=AccessType.secondary(own))
         except Exception as error:
-            raise StoreError(f"can't read {path}: {error}") from error
+            raise StoreError(f"cannot read {path}: {error}") from error
         try:
             database.try_catch_up_with_primary()
             yield database

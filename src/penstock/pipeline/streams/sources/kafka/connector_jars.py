@@ -35,7 +35,7 @@ def connector_jars(folder: str | None = None, environment: Mapping[str, str] = o
         return _jars_in(fetched)
     if _is_configured(home, environment):
         return ()
-    raise UsageError(f"Spark reads Kafka by a connector, and there is none: {ways_to_give_it(environment)}")
+    raise UsageError(f"Spark's Kafka connector not found; {ways_to_give_it(environment)}")
 
 
 def coordinates(environment: Mapping[str, str] = os.environ) -> str:
@@ -48,8 +48,8 @@ def ways_to_give_it(environment: Mapping[str, str] = os.environ) -> str:
     """Return the text for error messages that says how to provide a missing connector."""
     package = coordinates(environment)
     return (
-        f"it is {package}. Put its jars ({', '.join(PARTS)}) into a folder and name that, by jars= or {VARIABLE}; or "
-        f'open the session with the setting "spark.jars.packages": "{package}", and run on that'
+        f"put the jars of {package} ({', '.join(PARTS)}) into a folder and set jars= or {VARIABLE}, or open the Spark "
+        f"session with spark.jars.packages={package}"
     )
 
 
@@ -62,7 +62,7 @@ def _is_configured(home: Path, environment: Mapping[str, str]) -> bool:
 def _jars_in(folder: Path) -> tuple[Path, ...]:
     missing = [part for part in PARTS if _find(folder, part) is None]
     if missing:
-        raise UsageError(f"{folder} has no {missing[0]}*.jar, which Spark needs to read Kafka: {ways_to_give_it()}")
+        raise UsageError(f"{folder} has no {missing[0]}*.jar of Spark's Kafka connector; {ways_to_give_it()}")
     return tuple(sorted(path.resolve() for path in folder.glob("*.jar")))
 
 

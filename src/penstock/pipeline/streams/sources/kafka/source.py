@@ -58,13 +58,13 @@ class KafkaSource(SparkSource):
 
     def topics(self) -> Mapping[str, str]:
         """Return `topic@id` for each topic name, or the plain name from brokers before Kafka 2.8, which have no ids."""
-        assert self._ids is not None, "a batch comes after load"
+        assert self._ids is not None, "topics() called before load()"
         now = self._ids.ask()
         for name, topic_id in now.items():
             if self._known.get(name, topic_id) != topic_id:
                 raise PipelineError(
-                    f"Kafka's topic {name} was deleted and made anew while it was read: start the stream again, and it "
-                    "reads the new topic from its beginning"
+                    f"Kafka topic {name!r} was deleted and recreated while being read; restart the stream to read the "
+                    "new topic from its beginning"
                 )
         self._known = {**self._known, **now}
         return {name: f"{name}@{known}" if known else name for name, known in self._known.items()}
@@ -79,7 +79,7 @@ def reader_options(source: Kafka) -> dict[str, str]:
     """Return the options of Spark's connector: the user's options over the defaults."""
     for name in source.options:
         if name.lower() in NOT_THEIRS:
-            raise UsageError(f"the option {name} is not yours to set: Kafka(servers, topics, pattern=…) decides it")
+            raise UsageError(f"option {name!r} cannot be set; use the arguments of Kafka(servers, topics, pattern=…)")
     # Spark ignores upper and lower case in option names.
     given = {name.lower() for name in source.options}
     usual = {name: value for name, value in DEFAULTS.items() if name.lower() not in given}
@@ -97,14 +97,14 @@ def _records(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
     try:
         return reader.load()
     except IllegalArgumentException as error:
-        raise UsageError(f"Kafka can't be read so: {' '.join(str(error).split())}") from error
+        raise UsageError(f"cannot read Kafka with these options: {' '.join(str(error).split())}") from error
     except Exception as error:
         lacks = isinstance(error, AnalysisException) and "data source" in str(error).lower()
         if not lacks and "NoClassDefFoundError" not in str(error):
             raise
         raise UsageError(
-            f"the Spark session that runs was started without the connector to Kafka, or a part of it: "
-            f"{ways_to_give_it()}, in a process that has not started Spark yet"
+            "the running Spark session lacks Spark's Kafka connector or a part of it; in a new process, "
+            f"{ways_to_give_it()}"
         ) from error
 
 

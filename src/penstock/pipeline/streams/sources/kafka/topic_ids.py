@@ -53,7 +53,7 @@ class TopicIds:
         try:
             return self._jvm.org.apache.kafka.clients.admin.AdminClient.create(properties)
         except Py4JJavaError as error:
-            raise UsageError(f"{self._source} can't be read so: {_reason(error)}") from error
+            raise UsageError(f"cannot read {self._source} with these options: {_reason(error)}") from error
 
     def _named(self) -> dict[str, str]:
         names = self._jvm.java.util.ArrayList()
@@ -76,12 +76,12 @@ class TopicIds:
         cause = error.java_exception.getCause() or error.java_exception
         kind = cause.getClass().getSimpleName()
         if kind == "UnknownTopicOrPartitionException":
-            return PipelineError(f"Kafka has no such topic, or it was deleted: {self._source}")
+            return PipelineError(f"Kafka topic does not exist: {self._source}")
         errors = self._jvm.java.lang.Class.forName
         retriable = errors("org.apache.kafka.common.errors.RetriableException", True, cause.getClass().getClassLoader())
         if retriable.isInstance(cause):
-            return StoreUnavailable(f"{self._source} can't be reached: {_reason(error)}")
-        return PipelineError(f"{self._source} can't be read: {_reason(error)}")
+            return StoreUnavailable(f"cannot reach {self._source}: {_reason(error)}")
+        return PipelineError(f"cannot read {self._source}: {_reason(error)}")
 
 
 def _reason(error: Any) -> str:

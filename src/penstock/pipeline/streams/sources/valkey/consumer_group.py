@@ -201,18 +201,16 @@ def plain_error(error: Exception, url: str, stream: str, group: str) -> Penstock
     """Convert an error of the server or the connection into a Penstock error with an actionable message."""
     shown, said = mask_url(url), mask_url(str(error))
     if isinstance(error, _REFUSED):
-        return UsageError(f"{shown} refuses these credentials, or they may not do this: {said}")
+        return UsageError(f"{shown} rejected the credentials, or this user has no permission: {said}")
     if isinstance(error, _PASSING):
-        return SourceUnavailable(f"{shown} can't be used now: {said}")
+        return SourceUnavailable(f"{shown} is unavailable: {said}")
     if said.startswith("WRONGTYPE"):
-        return UsageError(
-            f"the key {stream!r} at {shown} holds no stream, but something else; give the key of a stream"
-        )
+        return UsageError(f"key {stream!r} at {shown} is not a stream; use the key of a stream")
     if _NO_GROUP.search(said):
         return PipelineError(_gone(stream, group))
     if _TOO_OLD.search(said):
-        return UsageError(f"{shown} is too old: consumer groups need Valkey, or Redis from 6.2 on ({said})")
-    return PipelineError(f"{shown} refused a command on the stream {stream!r}: {said}")
+        return UsageError(f"{shown} is too old ({said}); use Valkey, or Redis 6.2 or later")
+    return PipelineError(f"{shown} rejected a command on stream {stream!r}: {said}")
 
 
 def _gone(stream: str, group: str) -> str:
@@ -222,9 +220,9 @@ def _gone(stream: str, group: str) -> str:
     be lost.
     """
     return (
-        f"the consumer group {group!r} of the stream {stream!r} is gone, and with it the record of what was "
-        f"acknowledged; make it again with XGROUP CREATE {stream} {group} 0 MKSTREAM, after which all entries come "
-        "again, or with an entry's id instead of 0, after which those behind it come"
+        f"consumer group {group!r} of stream {stream!r} was deleted with its record of acknowledged entries; recreate "
+        f"it with XGROUP CREATE {stream} {group} 0 MKSTREAM to read all entries again, or with an entry id instead of "
+        "0 to read the entries after it"
     )
 
 

@@ -70,14 +70,14 @@ class StreamOptions:
         given = recognised(options, cls.__dataclass_fields__, FORMAT)
         for name in ("url", "stream", "group"):
             if not given.get(name, "").strip(" ,"):
-                raise UsageError(f"format {FORMAT} needs the option {name}")
+                raise UsageError(f"missing option {name!r} for format {FORMAT}")
         numbers = {name: whole_number(given, name) for name in ("partitions", "limit", "min_idle_time_ms")}
         converted: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
         checked = cls(**{**given, **converted, "patient": flag(given, "patient", False)})
         if checked.start not in STARTS:
-            raise UsageError(f"start is {' or '.join(STARTS)}, not {checked.start!r}")
-        if url_scheme(checked.url) not in SCHEMES:
-            raise UnknownScheme(f"format {FORMAT} takes URLs that begin with {', '.join(f'{s}:' for s in SCHEMES)}")
+            raise UsageError(f"unknown value {checked.start!r} for start; expected one of {', '.join(STARTS)}")
+        if (scheme := url_scheme(checked.url)) not in SCHEMES:
+            raise UnknownScheme(f"unknown scheme {scheme!r} for format {FORMAT}; supported: {', '.join(SCHEMES)}")
         client_of(checked.url)
         return checked
 

@@ -69,7 +69,7 @@ def entry_of(event_id: str) -> tuple[str, str]:
     """Return the stream and the entry id that form an event id. The stream's name may contain slashes."""
     found = re.fullmatch(r"(.*)/([0-9]+-[0-9]+)", event_id, re.DOTALL)
     if found is None:
-        raise UsageError(f"{event_id!r} is not the id of a stream's entry; one looks like orders/1767225600000-0")
+        raise UsageError(f"invalid event id {event_id!r}; expected an id such as orders/1767225600000-0")
     return found[1], found[2]
 
 

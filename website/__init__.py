@@ -1,0 +1,1 @@
+"""Builds the documentation site from `docs` and the code; see `make docs`."""
