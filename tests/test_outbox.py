@@ -100,7 +100,7 @@ def test_all_of_many_or_none(outbox: Outbox) -> None:
     twin = penstock.Event(event_type="twin", event_id=event_id)
     others = [outbox.event("other", b"") for _ in range(30)]
     for batch in ([others[0], twin], [*others, twin]):
-        with pytest.raises(UsageError, match="emitted before"):
+        with pytest.raises(UsageError, match="already exists"):
             outbox.emit_many(batch)
     assert types(outbox) == ["kept"]
 
@@ -146,7 +146,7 @@ def test_a_sqlalchemy_connection_that_commits_by_itself(outbox: Outbox) -> None:
     engine = create_engine(url_of(outbox), isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         outbox.emit("kept", connection=connection)
-        with pytest.raises(UsageError, match="emitted before"):
+        with pytest.raises(UsageError, match="already exists"):
             outbox.emit_many(
                 [outbox.event("gone"), penstock.Event(event_type="x", event_id=first_id(outbox))], connection=connection
             )
@@ -209,7 +209,7 @@ def test_a_psycopg_connection_may_make_rows_of_any_kind(postgres_outbox: Outbox,
 def test_a_psycopg_transaction_that_failed_stays_failed(postgres_outbox: Outbox) -> None:
     with psycopg.connect(dsn_of(postgres_outbox)) as connection:
         first = postgres_outbox.emit("gone", connection=connection)
-        with pytest.raises(UsageError, match="emitted before"):
+        with pytest.raises(UsageError, match="already exists"):
             postgres_outbox.emit_many([penstock.Event(event_type="twin", event_id=first)], connection=connection)
         with pytest.raises(StoreError, match="aborted"):
             postgres_outbox.emit("late", connection=connection)
@@ -317,7 +317,7 @@ def test_a_django_connection_that_commits_by_itself(outbox: Outbox, django_conne
     outbox.emit("kept", b"", ordering_key="k", connection=django_connection)
     assert types(outbox) == ["kept"]
     twins = [outbox.event("gone"), penstock.Event(event_type="twin", event_id=first_id(outbox))]
-    with pytest.raises(UsageError, match="emitted before"):
+    with pytest.raises(UsageError, match="already exists"):
         outbox.emit_many(twins, connection=django_connection)
     assert types(outbox) == ["kept"]
     assert not django_connection.in_atomic_block
@@ -351,7 +351,7 @@ def test_django_without_time_zones(outbox: Outbox, django_connection: Any, monke
 
 def test_an_async_session_executes_the_statement(outbox: Outbox) -> None:
     if not outbox.store.capabilities.insert_into_view:
-        with pytest.raises(NotSupported, match="no statement can emit"):
+        with pytest.raises(NotSupported, match="does not support INSERT into a view"):
             outbox.insert(outbox.event("a"))
         return
     url = url_of(outbox).replace("sqlite:", "sqlite+aiosqlite:")
@@ -375,7 +375,7 @@ def test_an_async_session_executes_the_statement(outbox: Outbox) -> None:
 def test_an_async_connection_is_told_how(outbox: Outbox) -> None:
     engine = create_async_engine("sqlite+aiosqlite:///unused.db")
     able = outbox.store.capabilities.insert_into_view
-    how = r"await session\.execute\(outbox\.insert" if able else "pass one that is not async"
+    how = r"await session\.execute\(outbox\.insert" if able else "pass a synchronous session"
 
     class OurSession(AsyncSession):
         pass
@@ -387,10 +387,10 @@ def test_an_async_connection_is_told_how(outbox: Outbox) -> None:
 
 def test_a_connection_to_another_kind_of_database_is_refused(postgres_outbox: Outbox, tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "other.db")
-    with pytest.raises(UsageError, match="can't be atomic"):
+    with pytest.raises(UsageError, match="connection is to sqlite, but store is on postgresql"):
         postgres_outbox.emit("a", connection=connection)
     connection.close()
-    with pytest.raises(UsageError, match="can't emit through"):
+    with pytest.raises(UsageError, match=r"unsupported connection type builtins\.object"):
         postgres_outbox.emit("a", connection=object())
 
 

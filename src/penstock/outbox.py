@@ -94,14 +94,13 @@ class Outbox:
         try:
             return Event(event_type=event_type, payload=body, headers=all_headers, delay_seconds=seconds, **fields)
         except TypeError as error:
-            raise InvalidEvent(f"an event has no such field: {error}") from error
+            raise InvalidEvent(f"invalid event field: {error}") from error
 
     def insert(self, event: Event) -> Insert:
         """Return the INSERT that emits `event`, for async sessions: `await session.execute(outbox.insert(event))`."""
         if not self.store.capabilities.insert_into_view:
             raise NotSupported(
-                "this database's views take no INSERT, so no statement can emit: use emit, with the connection of a "
-                "session that is not async"
+                "this database does not support INSERT into a view; use emit with a synchronous session's connection"
             )
         if self.routes is not None:
             self.routes.require([event.event_type])

@@ -88,7 +88,7 @@ def test_a_steered_queue_is_in_the_status_before_its_first_event(admin: Admin) -
 
 @pytest.mark.parametrize("limit", [0, -1, 2**31])
 def test_what_is_no_limit_is_refused(admin: Admin, limit: int) -> None:
-    with pytest.raises(UsageError, match="a limit must be"):
+    with pytest.raises(UsageError, match="limit must be"):
         admin.limit("outbox", limit)
 
 
@@ -193,7 +193,7 @@ def test_mistakes_are_told_before_anything_is_done(admin: Admin, store: SqlStore
     (known,) = store.append([Event(event_type="t")])
     with pytest.raises(EventNotFound):
         admin.cancel(only(known, EventId(uuid4())))
-    with pytest.raises(UsageError, match="cancel needs a selection"):
+    with pytest.raises(UsageError, match="missing selection for cancel"):
         admin.cancel(Selection())
     assert admin.status().pending == 1
 

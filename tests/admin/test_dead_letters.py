@@ -177,7 +177,7 @@ def test_an_id_that_a_filter_leaves_out_is_left_alone(office: DeadLetterOffice, 
 @pytest.mark.parametrize("verb", ["redrive", "purge"])
 def test_what_makes_no_sense_is_refused(office: DeadLetterOffice, settled: Settled, verb: str) -> None:
     settled(Dead("no"))
-    with pytest.raises(UsageError, match=f"{verb} needs a selection"):
+    with pytest.raises(UsageError, match=f"missing selection for {verb}"):
         getattr(office, verb)(Selection())
     with pytest.raises(UsageError, match=f"{verb} applies to dead events only"):
         getattr(office, verb)(Selection(states=frozenset({State.PUBLISHED, State.DEAD})))

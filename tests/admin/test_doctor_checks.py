@@ -46,7 +46,7 @@ def test_a_store_that_is_not_there_fails(tmp_path: Path) -> None:
     missing = open_store(f"sqlite:///{tmp_path / 'nowhere' / 'x.db'}")
     last = examine(missing)[-1]
     assert (last.name, last.level) == ("store", Level.FAIL)
-    assert "doesn't exist" in last.detail
+    assert "does not exist" in last.detail
 
 
 def test_expired_leases_are_a_warning(store: SqlStore, an_hour_ago: SqlStore) -> None:

@@ -78,8 +78,8 @@ def test_a_name_without_events_may_be_a_slip(penstock: Run, command: list[str]) 
     ("command", "told"),
     [
         (["limit", "mail", "many"], "invalid limit 'many'; expected an integer of at least 1, or none"),
-        (["limit", "mail", "0"], "to let nothing be claimed, pause the queue"),
-        (["limit", "mail", "99999999999"], "a limit must be at most"),
+        (["limit", "mail", "0"], "limit must be at least 1, got 0; pause the queue"),
+        (["limit", "mail", "99999999999"], "limit must be at most"),
         (["limit", "mail"], "Missing argument"),
         (["pause", ""], "queue must have 1 to 255 characters"),
         (["resume"], "Missing argument"),
@@ -167,7 +167,7 @@ def test_a_dry_run_shows_and_changes_nothing(penstock: Run, store: SqlStore, emi
     [
         ([], "missing selection for cancel"),
         (["--id", "12"], "invalid event id '12'"),
-        (["--id", "0197a3c2-7b1e-7c3d-9f00-5a2b8c4d6e1f"], "no event has the id 0197a3c2"),
+        (["--id", "0197a3c2-7b1e-7c3d-9f00-5a2b8c4d6e1f"], "event 0197a3c2-7b1e-7c3d-9f00-5a2b8c4d6e1f does not exist"),
         (["--state", "dead"], "cancel applies to pending and claimed events only, got state dead"),
         (["--since", "never"], "invalid time 'never'"),
     ],

@@ -198,7 +198,7 @@ def test_a_letter_that_is_none(penstock: Run, settled: Settled) -> None:
     ran = penstock("dead", "show", published)
     assert (ran.code, ran.out) == (2, "")
     assert f"{published} is published, not dead; show it with: penstock show" in ran.err
-    assert "no event has the id" in penstock("dead", "show", str(uuid4())).err
+    assert "does not exist; list events" in penstock("dead", "show", str(uuid4())).err
     assert "invalid event id" in penstock("dead", "show", "12").err
 
 
@@ -299,7 +299,7 @@ def test_purge_takes_only_the_dead(penstock: Run, store: SqlStore, buried: Burie
     [
         ([], "; pass event ids, --queue"),
         (["12"], "invalid event id '12'"),
-        (["0197a3c2-7b1e-7c3d-9f00-5a2b8c4d6e1f"], "no event has the id 0197a3c2"),
+        (["0197a3c2-7b1e-7c3d-9f00-5a2b8c4d6e1f"], "event 0197a3c2-7b1e-7c3d-9f00-5a2b8c4d6e1f does not exist"),
         (["--since", "never"], "invalid time 'never'"),
     ],
 )

@@ -95,7 +95,7 @@ def test_waiting(penstock: Run, jobs: Jobs) -> None:
         (["submit", "", "1"], "invalid job type ''; expected 1 to"),
         (["submit", "a", "--delay", "soon"], "invalid duration 'soon'"),
         (["show", "12"], "invalid job id '12'"),
-        (["show", "0197a3c2-7b1e-7c3d-9f00-5a2b8c4d6e1f"], "no job of 'jobs'"),
+        (["show", "0197a3c2-7b1e-7c3d-9f00-5a2b8c4d6e1f"], "does not exist in job queue 'jobs'"),
         (["cancel"], "requires either job ids or --type"),
         (["cancel", "x", "--type", "a"], "requires either job ids or --type"),
         (["list", "--name", "a/b"], "without '/'"),

@@ -35,7 +35,7 @@ def test_init_says_what_it_did(penstock: Run, tmp_path: Path) -> None:
 def test_init_where_there_is_no_folder(penstock: Run) -> None:
     ran = penstock("init", "--store", "sqlite:///no/such/folder/x.db")
     assert ran.code == 1
-    assert "the folder no/such/folder doesn't exist" in ran.err
+    assert "folder no/such/folder does not exist" in ran.err
 
 
 def test_reap(penstock: Run, an_hour_ago: SqlStore) -> None:
@@ -127,7 +127,7 @@ def test_purge_by_age(penstock: Run, store: SqlStore, an_hour_ago: SqlStore, set
     [
         ([], "missing selection"),
         (["--id", "12"], "invalid event id '12'"),
-        (["--id", "0197a3c2-7b1e-7c3d-9f00-5a2b8c4d6e1f"], "no event has the id 0197a3c2"),
+        (["--id", "0197a3c2-7b1e-7c3d-9f00-5a2b8c4d6e1f"], "event 0197a3c2-7b1e-7c3d-9f00-5a2b8c4d6e1f does not exist"),
         (["--state", "pending"], "only, got state pending"),
         (["--since", "never"], "invalid time 'never'"),
     ],

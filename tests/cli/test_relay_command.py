@@ -110,7 +110,7 @@ def test_emitting_what_no_route_matches_is_refused_where_the_file_says_so(pensto
     assert penstock("emit", "orders.paid").code == 0
     ran = penstock("emit", "users.created")
     assert (ran.code, ran.out) == (2, "")
-    assert "no route matches events of type users.created: add one to penstock.toml" in ran.err
+    assert "no route matches event type 'users.created'; add one to penstock.toml" in ran.err
 
 
 @pytest.mark.usefixtures("store", "relayed")
@@ -134,12 +134,12 @@ def test_once_ends_with_a_summary(penstock: Run) -> None:
     [
         ("", "missing destination; set --to URL, --route 'GLOB=URL' or write a penstock.toml"),
         ("--to null: --route *=null:", "--to, --route and --config are mutually exclusive"),
-        ("--route orders", "is no route; one looks like 'orders.*=kafka://localhost:9092'"),
-        ("--route *=pigeon://x", "no destination answers to pigeon:"),
-        ("--config none.toml", "none.toml can't be read"),
-        ("--to events", "is not a URL"),
-        ("--to carrier-pigeon://x", "no destination answers to carrier-pigeon:"),
-        ("--to file:///x?colour=red", "has no option 'colour'"),
+        ("--route orders", "invalid route 'orders'; expected one such as 'orders.*=kafka://host:9092'"),
+        ("--route *=pigeon://x", "unknown destination scheme 'pigeon'; supported: amqp, "),
+        ("--config none.toml", "cannot read none.toml"),
+        ("--to events", "invalid URL 'events'"),
+        ("--to carrier-pigeon://x", "unknown destination scheme 'carrier-pigeon'"),
+        ("--to file:///x?colour=red", "unknown option 'colour' for file:; supported: fsync"),
         ("--to null: --batch 0", "--batch"),
         ("--to null: --parallelism -1", "--parallelism"),
         ("--to null: --lease-seconds -5", "lease_seconds must be greater than 0, got -5"),
@@ -147,10 +147,10 @@ def test_once_ends_with_a_summary(penstock: Run) -> None:
         ("--to null: --slice-seconds 0", "slice_seconds must be greater than 0, got 0"),
         ("--to null: --max-attempts 0", "--max-attempts"),
         ("--to null: --retry-delay -1", "retry_delay must be finite and at least 0, got -1"),
-        ("--to null: --topic {colour}", "the topic template"),
+        ("--to null: --topic {colour}", "invalid topic template '{colour}'"),
         ("--to null: --order-policy maybe", "--order-policy"),
-        ("--to null: --step steps", "'steps' names no step; one is named like shop.steps:only_paid"),
-        ("--to null: --step no_such_module:f", "there is no module no_such_module in "),
+        ("--to null: --step steps", "invalid step 'steps'; expected a name such as shop.steps:only_paid"),
+        ("--to null: --step no_such_module:f", "module 'no_such_module' not found in "),
         ("--to null: --dropped maybe", "--dropped"),
     ],
 )

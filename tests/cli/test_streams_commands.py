@@ -102,16 +102,16 @@ def test_a_driver_that_was_overtaken_says_so_and_has_a_code_of_its_own(penstock:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ("shop_at_hand", "'shop_at_hand' names no stream application; one is named like shop.streams:app"),
-        ("no_such_module:app", "there is no module no_such_module in "),
-        ("broken_at_hand:app", "broken_at_hand can't be imported: "),
-        ("shop_at_hand:ap", "the module shop_at_hand has no ap; it has shop_at_hand:app, shop_at_hand:empty"),
-        ("shop_at_hand:total", "shop_at_hand:total is not a stream application but of type function; it has "),
+        ("shop_at_hand", "invalid stream application 'shop_at_hand'; expected a name such as shop.streams:app"),
+        ("no_such_module:app", "module 'no_such_module' not found in "),
+        ("broken_at_hand:app", "cannot import 'broken_at_hand': "),
+        ("shop_at_hand:ap", "has no 'ap'; existing stream applications: shop_at_hand:app, shop_at_hand:empty"),
+        ("shop_at_hand:total", "'shop_at_hand:total' must be a stream application, got function; existing "),
         ("shop_at_hand:empty", 'application has no streams; define one with @app.stream("queue")'),
         ("shop_at_hand:app --name totl", "stream 'totl' is not defined; defined streams: refunds, total"),
         ("shop_at_hand:app --state pigeon:///x", "unknown state store scheme 'pigeon'; supported: "),
         ("shop_at_hand:app --state sqlite://", "invalid state URL sqlite://; expected a folder"),
-        ("shop_at_hand:app --store pigeon:///x", "no store answers to"),
+        ("shop_at_hand:app --store pigeon:///x", "unknown store scheme 'pigeon'"),
         ("shop_at_hand:app --master spark://h:7077", "sqlite:///own-state is on the disk of one machine; on a cluster"),
     ],
 )

@@ -105,7 +105,7 @@ class TestTheClient:
                 verb(job)
         with pytest.raises(JobSettled, match="already DEAD"):
             client.cancel(job_id, "another reason")
-        with pytest.raises(JobNotFound, match="no job of 'jobs'"):
+        with pytest.raises(JobNotFound, match="does not exist in job queue 'jobs'"):
             client.get(uuid4())
         with pytest.raises(JobError, match="already belongs to another event"):
             client.submit("a", {"other": 1}, job_id=job_id)
@@ -352,7 +352,7 @@ class TestProblems:
     def test_unknown_jobs_and_paths(self, http: httpx.Client) -> None:
         answer = http.get(f"/v1/jobs/{uuid4()}")
         assert (answer.status_code, answer.json()["title"]) == (404, "Not Found")
-        assert "no job of 'jobs'" in answer.json()["detail"]
+        assert "does not exist in job queue 'jobs'" in answer.json()["detail"]
         for path in ("/v2", "/v1/jobs/12", "/v1/jobs/%00", f"/v1/jobs/{uuid4()}x"):
             answer = http.get(path)
             assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")

@@ -164,7 +164,7 @@ def test_a_relay_has_one_destination_or_routes(url: str) -> None:
         RelayOptions(store=url, destination="lake:/x", step="step_functions:everything")
     with pytest.raises(UsageError, match="not both"):
         RelayOptions(store=url, destination="null:", routes=parse_routes(["*=null:"]))
-    with pytest.raises(UsageError, match="no destination answers to nowhere"):
+    with pytest.raises(UsageError, match="unknown destination scheme 'nowhere'"):
         RelayOptions(store=url, routes=parse_routes(["*=nowhere://x"]))
 
 

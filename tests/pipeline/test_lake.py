@@ -67,9 +67,9 @@ def test_a_lake_is_any_path_that_spark_can_write(url: str, lake: Lake) -> None:
         ("lake:some/folder", "invalid lake URL lake:some/folder; expected"),
         ("lake:/", "invalid lake URL lake:/; expected"),
         ("file:/var/lake", "invalid lake URL file:/var/lake; expected"),
-        ("lake:/x?evry_seconds=5", "lake: has no option 'evry_seconds'; it takes batch_events, every_seconds"),
-        ("lake:/x?every_seconds=0", "every_seconds is a number of seconds above 0, not '0'"),
-        ("lake:/x?batch_events=many", "batch_events is a whole number of 1 or more, not 'many'"),
+        ("lake:/x?evry_seconds=5", "unknown option 'evry_seconds' for lake:; supported: batch_events, every_seconds"),
+        ("lake:/x?every_seconds=0", "every_seconds must be a number greater than 0, got '0'"),
+        ("lake:/x?batch_events=many", "batch_events must be a whole number of at least 1, got 'many'"),
     ],
 )
 def test_a_url_that_is_no_lake_is_told_at_once(url: str, told: str) -> None:

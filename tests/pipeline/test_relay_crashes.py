@@ -157,7 +157,7 @@ def test_postgres_goes_away_under_load_and_the_relay_waits_for_it(
             server.restart()
         else:
             server.kill()
-            steady.process.await_log("WARNING .*can't reach postgresql", after=said)
+            steady.process.await_log("WARNING .*cannot reach postgresql", after=said)
             server.start()
             steady.process.await_log("store_available", after=said)
         before = len(ids)

@@ -38,7 +38,7 @@ def test_numbers_that_can_not_be_are_refused(name: str) -> None:
 
 
 def test_a_destination_that_nobody_knows_is_refused_before_anything_starts() -> None:
-    with pytest.raises(UnknownScheme, match="no destination answers to carrier-pigeon"):
+    with pytest.raises(UnknownScheme, match="unknown destination scheme 'carrier-pigeon'"):
         RelayOptions(store="sqlite://", destination="carrier-pigeon://loft")
 
 
@@ -142,13 +142,13 @@ def test_an_event_that_the_store_refuses_to_settle_does_not_stop_the_others(outb
     counts = drain(outbox)
     assert (counts.claimed, counts.published, counts.drained) == (5, 3, True)
     (error,) = counts.errors
-    assert error.endswith("refused: not this one")
+    assert error.endswith("rejected the statement: not this one")
 
 
 def test_a_relay_that_drains_ends_when_the_store_refuses_everything(outbox: Outbox) -> None:
     outbox.emit_many([outbox.event("x", str(number)) for number in range(2 * MAX_REFUSALS)])
     refuse_to_settle(outbox, "true")
-    with pytest.raises(StoreError, match="refused: not this one"):
+    with pytest.raises(StoreError, match="rejected the statement: not this one"):
         drain(outbox)
     assert len(outbox.store.find(Selection(states=frozenset({State.CLAIMED}))).records) == MAX_REFUSALS
 

@@ -254,7 +254,7 @@ def test_columns_that_are_missing_are_named_before_anything_is_published(ground:
             lambda _: {"nats://ada:secret@host": 7},
             "or a mapping from URLs to DataFrames, got int for nats://ada:***@host",
         ),
-        (lambda events: {"pigeon://x": events}, "no destination answers to pigeon: URLs"),
+        (lambda events: {"pigeon://x": events}, "unknown destination scheme 'pigeon'"),
     ],
 )
 def test_a_result_that_can_not_be_is_told(ground: Ground, step: Any, told: str) -> None:
@@ -264,12 +264,12 @@ def test_a_result_that_can_not_be_is_told(ground: Ground, step: Any, told: str) 
 @pytest.mark.parametrize(
     ("step", "told"),
     [
-        ("steps", "'steps' names no step; one is named like shop.steps:only_paid"),
-        ("no_such_module:f", "there is no module no_such_module in "),
-        ("step_functions:nothing", "the module step_functions has no nothing; it has step_functions:"),
+        ("steps", "invalid step 'steps'; expected a name such as shop.steps:only_paid"),
+        ("no_such_module:f", "module 'no_such_module' not found in "),
+        ("step_functions:nothing", "module 'step_functions' has no 'nothing'; existing steps: step_functions:"),
         (
             "step_functions:NO_FUNCTION",
-            "step_functions:NO_FUNCTION is not a step but of type int; it has ",
+            "'step_functions:NO_FUNCTION' must be a step, got int; existing steps: ",
         ),
     ],
 )

@@ -135,16 +135,16 @@ def test_several_streams_are_told_by_commas():
         ({"group": ""}, "missing option 'group' for format penstock-valkey"),
         ({"stream": " , "}, "missing option 'stream' for format penstock-valkey"),
         ({"topic": "x"}, "unknown option 'topic' for format penstock-valkey; supported: url, stream, group, consumer,"),
-        ({"limit": "0"}, "limit is a whole number of 1 or more, not '0'"),
-        ({"min_idle_time_ms": "soon"}, "min_idle_time_ms is a whole number of 1 or more, not 'soon'"),
-        ({"patient": "perhaps"}, "patient is true or false, not 'perhaps'"),
+        ({"limit": "0"}, "limit must be a whole number of at least 1, got '0'"),
+        ({"min_idle_time_ms": "soon"}, "min_idle_time_ms must be a whole number of at least 1, got 'soon'"),
+        ({"patient": "perhaps"}, "patient must be true or false, got 'perhaps'"),
         ({"start": "end"}, "unknown value 'end' for start; expected one of beginning, new"),
         (
             {"url": "kafka://here"},
             "unknown scheme 'kafka' for format penstock-valkey; supported: redis, rediss, valkey, valkeys",
         ),
-        ({"url": "valkey://here/x"}, "after the host comes a database's number"),
-        ({"url": "valkey://here?maxlen=5"}, "valkey: has no option 'maxlen'; it takes ssl_ca_certs"),
+        ({"url": "valkey://here/x"}, "expected a database number as the path"),
+        ({"url": "valkey://here?maxlen=5"}, "unknown option 'maxlen' for valkey:; supported: ssl_ca_certs"),
     ],
 )
 def test_a_wrong_option_is_told_at_once(given, message):

@@ -268,12 +268,12 @@ def test_an_interrupt_is_not_swallowed():
 def test_a_forgotten_event_is_a_retry(keys):
     told, forgotten = (delivery(ordering_key=key) for key in keys)
     outcomes = run(Answering({told.seq: PUBLISHED}), [told, forgotten])
-    assert outcomes == {told.seq: PUBLISHED, forgotten.seq: Retry("Answering gave no outcome", 8.0)}
+    assert outcomes == {told.seq: PUBLISHED, forgotten.seq: Retry("Answering returned no outcome", 8.0)}
 
 
 def test_an_outcome_for_a_stranger_is_dropped():
     ours, stranger = delivery(), delivery()
-    assert run(Answering({stranger.seq: PUBLISHED}), [ours]) == {ours.seq: Retry("Answering gave no outcome", 8.0)}
+    assert run(Answering({stranger.seq: PUBLISHED}), [ours]) == {ours.seq: Retry("Answering returned no outcome", 8.0)}
     assert run(Answering({ours.seq: PUBLISHED, stranger.seq: Dead("no")}), [ours]) == {ours.seq: PUBLISHED}
 
 
@@ -285,7 +285,7 @@ def test_a_publisher_that_returns_nonsense_makes_retries(answer):
 
 def test_an_outcome_that_is_none_is_a_retry():
     event = delivery()
-    assert run(Answering({event.seq: True}), [event]) == {event.seq: Retry("Answering gave no outcome", 8.0)}
+    assert run(Answering({event.seq: True}), [event]) == {event.seq: Retry("Answering returned no outcome", 8.0)}
 
 
 def test_an_ordering_key_goes_one_event_at_a_time_with_the_unordered_ones_in_front():

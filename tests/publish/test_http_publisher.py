@@ -249,7 +249,7 @@ def test_a_receiver_that_hangs_costs_two_timeouts_and_what_was_not_sent_goes_bac
     outcomes = publisher.publish(messages(events))
     released.set()
     assert [type(outcomes[event.seq]) for event in events] == [Retry] * 2 + [type(RELEASED)] * 98
-    assert "didn't answer within 2 s" in outcomes[events[0].seq].error
+    assert "did not answer within 2 s" in outcomes[events[0].seq].error
     left = events
     while left:  # the number of batches depends on the machine's load
         outcomes = publisher.publish(messages(left))

@@ -36,7 +36,7 @@ def test_a_request_that_was_tampered_with_is_not_trusted(receiver, opened, monke
         ({**request.headers, "webhook-id": "another"}, request.body),
         ({**request.headers, "webhook-timestamp": str(int(request.headers["webhook-timestamp"]) + 1)}, request.body),
     ):
-        with pytest.raises(InvalidSignature, match="not one of this body"):
+        with pytest.raises(InvalidSignature, match="does not match the body"):
             verify(headers, body, SECRET)
 
 
@@ -153,7 +153,7 @@ def test_a_key_that_needs_a_password_is_refused_and_not_asked_for(ours, tmp_path
     locked = tmp_path / "locked.pem"
     command = ["openssl", "rsa", "-aes256", "-passout", "pass:hunter2", "-in", ours.key, "-out", locked]
     subprocess.run(command, check=True, capture_output=True)
-    with pytest.raises(UsageError, match=r"can't be read \(ssl_certfile=.*, ssl_keyfile="):
+    with pytest.raises(UsageError, match=r"cannot read the TLS certificates \(ssl_certfile=.*, ssl_keyfile="):
         open_publisher(f"https://h/?ssl_certfile={ours.certificate}&ssl_keyfile={locked}")
 
 
@@ -174,31 +174,31 @@ def test_a_proxy_of_the_environment_is_used_unless_the_host_is_excepted(receiver
 @pytest.mark.parametrize(
     ("url", "hint"),
     [
-        ("http:", "https://example.com/events"),
-        ("https:///path", "https://example.com/events"),
-        ("https://me:hunter2@host:port/", "https://example.com/events"),
-        ("https://host:0/", "https://example.com/events"),
-        ("https://me:hunter2@[host", "can't be understood"),
-        ("https://me:hunter2@ho st/", "can't be understood"),
-        ("https://me:hunter2@xn--ü/", "can't be understood"),
+        ("http:", "expected https://host/path"),
+        ("https:///path", "expected https://host/path"),
+        ("https://me:hunter2@host:port/", "expected https://host/path"),
+        ("https://host:0/", "expected https://host/path"),
+        ("https://me:hunter2@[host", "invalid URL https://me:***@[host: "),
+        ("https://me:hunter2@ho st/", "invalid webhook URL"),
+        ("https://me:hunter2@xn--ü/", "invalid webhook URL"),
         ("https://host/hook#part", "after #"),
-        ("https://host/{event_type}", "only {topic}"),
-        ("https://{topic}.host/", "only in the path"),
-        ("https://host/?mode=batched", "mode is binary or structured, not 'batched'"),
-        ("https://host/?source=", "source is a URI"),
-        ("https://host/?source=two%20words", "source is a URI"),
-        ("https://host/?concurrency=0", "concurrency is a whole number"),
-        ("https://host/?timeout_seconds=0", "timeout_seconds is a number"),
-        ("https://host/?secret=hunter2", "no option 'secret'"),
+        ("https://host/{event_type}", "reserved for {topic}"),
+        ("https://{topic}.host/", "in the path"),
+        ("https://host/?mode=batched", "unknown mode 'batched'; expected one of binary, structured"),
+        ("https://host/?source=", "expected a URI"),
+        ("https://host/?source=two%20words", "expected a URI"),
+        ("https://host/?concurrency=0", "concurrency must be a whole number"),
+        ("https://host/?timeout_seconds=0", "timeout_seconds must be a number"),
+        ("https://host/?secret=hunter2", "unknown option 'secret' for https:"),
         ("https://host/?secret_env=UNSET_HERE", "'UNSET_HERE' is empty or not set"),
         ("https://host/?token_env=UNSET_HERE", "'UNSET_HERE' is empty or not set"),
-        ("https://host/?token_env=BAD_TOKEN", "no HTTP header can hold"),
-        ("https://me:hunter2@host/?token_env=GOOD_TOKEN", "only one of them"),
-        ("https://host/?secret_env=BAD_SECRET", "goes on in base64"),
+        ("https://host/?token_env=BAD_TOKEN", "printable ASCII"),
+        ("https://me:hunter2@host/?token_env=GOOD_TOKEN", "mutually exclusive"),
+        ("https://host/?secret_env=BAD_SECRET", "expected base64"),
         ("http://host/?ssl_ca_certs=/nowhere.pem", "use https:"),
-        ("https://host/?ssl_ca_certs=/nowhere.pem", "can't be read (ssl_ca_certs=/nowhere.pem)"),
-        ("https://host/?ssl_certfile=/nowhere.pem", "can't be read (ssl_certfile=/nowhere.pem)"),
-        ("https://host/?ssl_keyfile=/nowhere.pem", "give ssl_certfile too"),
+        ("https://host/?ssl_ca_certs=/nowhere.pem", "cannot read the TLS certificates (ssl_ca_certs=/nowhere.pem)"),
+        ("https://host/?ssl_certfile=/nowhere.pem", "cannot read the TLS certificates (ssl_certfile=/nowhere.pem)"),
+        ("https://host/?ssl_keyfile=/nowhere.pem", "missing ssl_certfile"),
     ],
 )
 def test_a_url_that_cannot_be_right_is_refused(monkeypatch, url, hint):
@@ -215,5 +215,5 @@ def test_a_url_that_cannot_be_right_is_refused(monkeypatch, url, hint):
 def test_a_publisher_shows_no_secrets_and_stays_where_it_is():
     publisher = open_publisher("https://me:hunter2@host/hook")
     assert "hunter2" not in f"{publisher!r} {publisher._settings!r}"
-    with pytest.raises(TypeError, match="stays in its process"):
+    with pytest.raises(TypeError, match="cannot pickle a HttpPublisher"):
         pickle.dumps(publisher)

@@ -92,7 +92,7 @@ class TestKafka(BrokerConformance):
                 Dead,
                 "small: .*too large",
             ),
-            "unknown topic": (delivery(event_type="unheard.of"), Retry, "no topic unheard.of: create it"),
+            "unknown topic": (delivery(event_type="unheard.of"), Retry, "topic unheard.of does not exist; create it"),
             "no topic's name": (delivery(event_type="orders/created"), Dead, "orders/created: .*invalid topic"),
             "no key": (delivery(event_type="compacted"), Dead, "compacted: .*validate"),
         }

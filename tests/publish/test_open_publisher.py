@@ -32,7 +32,7 @@ def test_the_scheme_names_the_publisher(url, kind):
 
 @pytest.mark.parametrize("url", URLS)
 def test_publishers_never_travel_in_pickles(url):
-    with pytest.raises(TypeError, match="stays in its process"):
+    with pytest.raises(TypeError, match="cannot pickle"):
         pickle.dumps(open_publisher(url))
 
 
@@ -40,8 +40,10 @@ def test_an_unknown_scheme_is_answered_with_the_known_ones():
     with pytest.raises(UnknownScheme) as refusal:
         open_publisher("pigeon://me:secret@loft")
     message = str(refusal.value)
-    assert "pigeon:" in message
-    assert all(f"{scheme}:" in message for scheme in ("null", "stdout", "file", "valkey", "redis", "valkeys", "rediss"))
+    assert "unknown destination scheme 'pigeon'" in message
+    assert all(
+        f" {scheme}," in f"{message}," for scheme in ("null", "stdout", "file", "valkey", "redis", "valkeys", "rediss")
+    )
     assert "secret" not in message
     assert "\n" not in message
 
@@ -61,23 +63,23 @@ def test_client_libraries_are_imported_only_when_their_url_is_opened():
 @pytest.mark.parametrize(
     ("url", "hint"),
     [
-        ("nonsense", "not a URL"),
-        ("null:?speed=9", "no option 'speed'; it takes none"),
-        ("stdout:?color=red", "no option 'color'"),
-        ("file:///a?fsinc=false", "it takes fsync, rotate_bytes"),
-        ("file:///a?fsync=perhaps", "fsync is true or false, not 'perhaps'"),
-        ("file:///a?rotate_bytes=0", "rotate_bytes is a whole number"),
+        ("nonsense", "invalid URL 'nonsense'"),
+        ("null:?speed=9", "unknown option 'speed' for null:; supported: none"),
+        ("stdout:?color=red", "unknown option 'color' for stdout:; supported: path"),
+        ("file:///a?fsinc=false", "supported: fsync, rotate_bytes"),
+        ("file:///a?fsync=perhaps", "fsync must be true or false, got 'perhaps'"),
+        ("file:///a?rotate_bytes=0", "rotate_bytes must be a whole number"),
         ("file://a/b", "file:///var/events"),
         ("file:a", "file:///var/events"),
-        ("valkey://h?maxlen=-1", "maxlen is a whole number"),
-        ("valkey://h?maxlen=", "maxlen is a whole number"),
-        ("valkey://h?timeout_seconds=soon", "timeout_seconds is a number of seconds above 0, not 'soon'"),
-        ("valkey://h?timeout_seconds=nan", "timeout_seconds is a number"),
-        ("valkey://h?retry_on_timeout=yes", "no option 'retry_on_timeout'"),
-        ("valkey://me:secret@h:port", "can't be understood"),
-        ("valkey://me:secret@h/zero", "a database's number"),
-        ("valkey://[h", "can't be understood"),
-        ("valkey:h", "can't be understood"),
+        ("valkey://h?maxlen=-1", "maxlen must be a whole number"),
+        ("valkey://h?maxlen=", "maxlen must be a whole number"),
+        ("valkey://h?timeout_seconds=soon", "timeout_seconds must be a number greater than 0, got 'soon'"),
+        ("valkey://h?timeout_seconds=nan", "timeout_seconds must be a number"),
+        ("valkey://h?retry_on_timeout=yes", "unknown option 'retry_on_timeout' for valkey:"),
+        ("valkey://me:secret@h:port", "invalid URL"),
+        ("valkey://me:secret@h/zero", "expected a database number"),
+        ("valkey://[h", "invalid URL"),
+        ("valkey:h", "invalid URL"),
         ("valkey://h?ssl_ca_certs=ca.pem", "use valkeys:"),
         ("redis://h?ssl_keyfile=key.pem", "use rediss:"),
     ],

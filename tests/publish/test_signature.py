@@ -52,7 +52,7 @@ def test_secrets_may_overlap_while_they_are_exchanged(given_secret: str) -> None
     ],
 )
 def test_anything_else_is_refused(change: dict[str, str]) -> None:
-    with pytest.raises(InvalidSignature, match="not one of this body"):
+    with pytest.raises(InvalidSignature, match="does not match the body"):
         verify(signed() | change, b"{}", SECRET, now=NOW)
 
 
@@ -66,18 +66,18 @@ def test_a_missing_header_is_named(missing: str) -> None:
 
 @pytest.mark.parametrize("moment", [NOW - 301, NOW + 301])
 def test_an_old_or_a_coming_request_is_refused(moment: int) -> None:
-    with pytest.raises(InvalidSignature, match="more than 300 s"):
+    with pytest.raises(InvalidSignature, match="over 300 s"):
         verify(signed(moment=moment), b"{}", SECRET, now=NOW)
     assert verify(signed(moment=moment), b"{}", SECRET, now=NOW, tolerance_seconds=301) == "e1"
 
 
 def test_a_time_that_is_none_is_refused_even_if_signed() -> None:
-    with pytest.raises(InvalidSignature, match="not a number"):
+    with pytest.raises(InvalidSignature, match="invalid webhook-timestamp 'soon'"):
         verify(signed(moment="soon"), b"{}", SECRET, now=NOW)  # type: ignore[arg-type]
 
 
 def test_without_a_time_given_it_is_now() -> None:
-    with pytest.raises(InvalidSignature, match="more than 300 s"):
+    with pytest.raises(InvalidSignature, match="over 300 s"):
         verify(signed(moment=1), b"{}", SECRET)
 
 

@@ -56,7 +56,10 @@ class TestValkey(BrokerConformance):
         """A missing topic is created automatically; a key of another type is refused."""
         client.set("taken", "a string")
         large, taken = messages([delivery(payload=bytes(200_001)), delivery(event_type="taken")])
-        return {"too large": Refusal(large, Dead, "too large"), "no stream": Refusal(taken, Dead, "WRONGTYPE")}
+        return {
+            "too large": Refusal(large, Dead, "exceeds max_bytes of"),
+            "no stream": Refusal(taken, Dead, "WRONGTYPE"),
+        }
 
     @pytest.fixture
     def read_back(self, client):

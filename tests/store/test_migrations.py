@@ -182,7 +182,7 @@ class TestLocks:
         before = store.versions()[0]
         with store.transaction() as reader:
             reader.exec_driver_sql("SELECT count(*) FROM penstock_events")
-            with pytest.raises(StoreConflict, match=r"no upgrade within 0 s, because other transactions"):
+            with pytest.raises(StoreConflict, match=r"cannot upgrade within 0 s: other transactions"):
                 store.initialise()
         assert store.versions()[0] == before
         assert len(store.initialise().steps) == 1

@@ -119,7 +119,7 @@ class TestTables:
         store.initialise()
         with store.transaction() as connection:
             connection.exec_driver_sql("UPDATE penstock_version SET version_num = '9999'")
-        with pytest.raises(NotInitialised, match=r"version 9999.*upgrade Penstock"):
+        with pytest.raises(NotInitialised, match="unknown table version '9999'; upgrade Penstock"):
             store.initialise()
         store.close()
 
@@ -152,14 +152,14 @@ class TestConnecting:
 
     def test_a_wrong_password_is_named_as_one(self, mariadb_server: MariadbServer) -> None:
         store = open_store(mariadb_server.url(password="s3cr3t"))
-        with pytest.raises(StoreUnavailable, match=r"can't reach mysql://penstock:\*\*\*@.*: Access denied") as caught:
+        with pytest.raises(StoreUnavailable, match=r"cannot reach mysql://penstock:\*\*\*@.*: Access denied") as caught:
             store.stats()
         assert "s3cr3t" not in told(caught.value)
         assert "\n" not in str(caught.value)
 
     def test_a_server_that_is_not_there_is_named(self) -> None:
         store = open_store("mariadb://someone@127.0.0.1:1/nowhere")
-        with pytest.raises(StoreUnavailable, match=r"can't reach mariadb://someone@127.0.0.1:1/nowhere: .*refused"):
+        with pytest.raises(StoreUnavailable, match=r"cannot reach mariadb://someone@127.0.0.1:1/nowhere: .*refused"):
             store.stats()
 
     @pytest.mark.parametrize("scheme", ["mysql", "mariadb", "mysql+pymysql", "mariadb+pymysql", "mysql+mysqldb"])
@@ -173,7 +173,7 @@ class TestConnecting:
         asked = "SELECT id FROM information_schema.processlist WHERE db = %s"
         for (number,) in mariadb_server.execute(asked, store.engine.url.database):
             mariadb_server.execute(f"KILL CONNECTION {number}")
-        with pytest.raises(StoreUnavailable, match="can't reach"):
+        with pytest.raises(StoreUnavailable, match="cannot reach"):
             claim(store)
         assert len(claim(store)) == 1
 
@@ -212,7 +212,7 @@ def check_that_it_is_as_it_must_be(url: str) -> None:
     assert abs(held.events[0].created_at - datetime.now(UTC)) < timedelta(minutes=1)
     store.settle(held.lease, all_to(Retry("nö 🚰\\'\"\n", 0), held))
     assert store.find(Selection(everything=True)).records[0].last_error == "nö 🚰\\'\"\n"
-    with pytest.raises(StoreError, match="refused: Data too long"), store.transaction() as inside:
+    with pytest.raises(StoreError, match="rejected the statement: Data too long"), store.transaction() as inside:
         inside.exec_driver_sql(f"INSERT INTO penstock_queues (queue) VALUES ('{'q' * 300}')")
     store.close()
 
@@ -253,7 +253,7 @@ def test_emits_of_a_thousand_rows_and_of_many_megabytes(store: SqlStore) -> None
 
 
 def test_a_payload_that_the_server_takes_no_packet_for_says_so(store: SqlStore) -> None:
-    with pytest.raises(InvalidEvent, match=r"payload of 8,000,000 bytes .* raise its max_allowed_packet"):
+    with pytest.raises(InvalidEvent, match=r"payload of 8,000,000 bytes.* raise max_allowed_packet"):
         store.append([event(payload=b"x" * 8_000_000)])
     store.append([event(payload=bytes(7_000_000), queue="large")] * 2)
     assert claim(store, 1, queue="large").events[0].payload == bytes(7_000_000)
@@ -270,7 +270,7 @@ def test_what_was_emitted_and_settled_survives_a_crash_of_the_server() -> None:
         held = claim(store, 4)
         store.settle(held.lease, all_to(PUBLISHED, held))
         server.kill()
-        with pytest.raises(StoreUnavailable, match="can't reach"):
+        with pytest.raises(StoreUnavailable, match="cannot reach"):
             store.append([event()])
         server.start()
         left = ids(claim(store))

@@ -130,7 +130,7 @@ class TestBrokers:
         assert broker is not None
         status, (name, told) = ask(broker.address, broker.secret, asked("append", events=[["short"]]))
         assert (status, name) == (422, "StoreError")
-        assert "can't execute append" in told
+        assert "cannot execute append" in told
         emit(store)
         assert len(records(store)) == 2
 

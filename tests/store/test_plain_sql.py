@@ -200,7 +200,7 @@ def test_an_emit_that_fails_leaves_nothing_in_the_callers_transaction(opened: Op
     (known,) = store.append([Event(event_type="a")])
     with store.transaction() as connection:
         connection.execute(text("CREATE TABLE effects (number integer)"))
-        with pytest.raises(InvalidEvent, match="was emitted before"):
+        with pytest.raises(InvalidEvent, match="already exists"):
             store.append([Event(event_type="new"), Event(event_type="a", event_id=known)], connection=connection)
     with store.transaction() as connection:
         assert connection.execute(text("SELECT count(*) FROM penstock_events")).scalar() == 1

@@ -62,7 +62,7 @@ def test_the_url_names_the_store(tmp_path: Path) -> None:
     [
         ("mysql://someone:secret@127.0.0.1/x", "unknown state store scheme 'mysql'"),
         ("memory:", "unknown state store scheme 'memory'; supported: postgres, postgresql, rocksdb, sqlite"),
-        ("state", "not a URL"),
+        ("state", "invalid URL 'state'"),
         ("sqlite://", "invalid state URL sqlite://; expected a folder"),
         ("sqlite:///", "expected a folder"),
         ("rocksdb://state", "expected a folder"),

@@ -135,5 +135,5 @@ def test_missing_extra_is_named_in_error(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.delitem(sys.modules, "penstock.web.health")
     monkeypatch.setitem(sys.modules, "penstock.web.server", None)
     assert main(["worker", "shop:worker", "--health", ANYWHERE]) == 2
-    told = "error: --health needs an extra that is not installed: pip install 'penstock[worker]'\n"
+    told = "error: --health requires an extra that is not installed; run: pip install 'penstock[worker]'\n"
     assert capsys.readouterr().err == told

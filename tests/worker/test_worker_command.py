@@ -243,7 +243,7 @@ def test_changed_code_is_run(ground: Ground, db: Outbox) -> None:
     await_settled(db, 1)
     ground.write(version=2, more="def oops(:\n")
     command.await_log("waiting_for_code_change")
-    (told,) = command.await_log(r"error: workers can't be imported: (.*)")
+    (told,) = command.await_log(r"error: cannot import 'workers': (.*)")
     assert "workers.py, line 13: SyntaxError: invalid syntax" in told
     assert command.reports() == {}
     ground.write(version=3)
@@ -326,15 +326,15 @@ def modules_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["good_at_hand"], "'good_at_hand' names no worker; one is named like shop.workers:worker"),
-        (["good_at_hand:"], "'good_at_hand:' names no worker"),
-        (["no_module:worker"], "there is no module no_module in {folder} or on Python's path"),
-        (["good_at_hand.deeper:worker"], "there is no module good_at_hand.deeper in {folder}"),
-        (["empty_at_hand:worker"], "the module empty_at_hand has no worker\n"),
-        (["good_at_hand:wroker"], "the module good_at_hand has no wroker; it has good_at_hand:worker\n"),
+        (["good_at_hand"], "invalid worker 'good_at_hand'; expected a name such as shop.workers:worker"),
+        (["good_at_hand:"], "invalid worker 'good_at_hand:'"),
+        (["no_module:worker"], "module 'no_module' not found in {folder} or on the Python path"),
+        (["good_at_hand.deeper:worker"], "module 'good_at_hand.deeper' not found in {folder}"),
+        (["empty_at_hand:worker"], "module 'empty_at_hand' has no 'worker'\n"),
+        (["good_at_hand:wroker"], "module 'good_at_hand' has no 'wroker'; existing workers: good_at_hand:worker\n"),
         (
             ["good_at_hand:settings"],
-            "good_at_hand:settings is not a worker but of type dict; it has good_at_hand:worker",
+            "'good_at_hand:settings' must be a worker, got dict; existing workers: good_at_hand:worker",
         ),
         (["failing_at_hand:worker"], "{folder}/failing_at_hand.py, line 3: JSONDecodeError: Expecting"),
         (["leaving_at_hand:worker"], "{folder}/leaving_at_hand.py, line 2: SystemExit: 3"),

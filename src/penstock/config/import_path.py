@@ -37,9 +37,9 @@ class ImportTarget:
             try:
                 found = getattr(found, part)
             except AttributeError:
-                raise UsageError(f"the module {module_name} has no {attribute}{self._there(module_name)}") from None
+                raise UsageError(f"module {module_name!r} has no {attribute!r}{self._there(module_name)}") from None
         if not isinstance(found, self.type):
-            kind = f"{name} is not a {self.kind} but of type {type(found).__name__}"
+            kind = f"{name!r} must be a {self.kind}, got {type(found).__name__}"
             raise UsageError(f"{kind}{self._there(module_name)}")
         return found
 
@@ -48,7 +48,7 @@ class ImportTarget:
         module, colon, attribute = name.partition(":")
         parts = [*module.split("."), *attribute.split(".")]
         if not colon or not all(part.isidentifier() for part in parts):
-            raise UsageError(f"{name!r} names no {self.kind}; one is named like {self.example}")
+            raise UsageError(f"invalid {self.kind} {name!r}; expected a name such as {self.example}")
         return module
 
     def _there(self, module_name: str) -> str:
@@ -56,7 +56,7 @@ class ImportTarget:
         values = vars(sys.modules[module_name]).items()
         fitting = {name: value for name, value in values if isinstance(value, self.type) and name[0] != "_"}
         there = sorted(name for name, value in fitting.items() if not _is_from_elsewhere(value, module_name))
-        return f"; it has {', '.join(f'{module_name}:{name}' for name in there)}" if there else ""
+        return f"; existing {self.kind}s: {', '.join(f'{module_name}:{name}' for name in there)}" if there else ""
 
 
 def search_working_folder() -> None:
@@ -75,7 +75,7 @@ def _import(module_name: str) -> Any:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
-            raise UsageError(f"there is no module {error.name} in {os.getcwd()} or on Python's path") from error
+            raise UsageError(f"module {error.name!r} not found in {os.getcwd()} or on the Python path") from error
         raise UsageError(_import_failure(module_name, error)) from error
     except (Exception, SystemExit) as error:  # the user's module may raise any exception
         raise UsageError(_import_failure(module_name, error)) from error
@@ -85,8 +85,8 @@ def _import_failure(module_name: str, error: BaseException) -> str:
     said = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError) and error.filename:
         said = f"{type(error).__name__}: {error.msg}"
-        return f"{module_name} can't be imported: {error.filename}, line {error.lineno}: {said}"
-    return f"{module_name} can't be imported: {_where(error)}: {said}"
+        return f"cannot import {module_name!r}: {error.filename}, line {error.lineno}: {said}"
+    return f"cannot import {module_name!r}: {_where(error)}: {said}"
 
 
 def _where(error: BaseException) -> str:

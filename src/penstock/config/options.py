@@ -19,12 +19,12 @@ def known_options(url: str, known: Collection[str] = (), prefix: str | None = No
     try:
         options = url_options(url)
     except ValueError as error:
-        raise UsageError(f"{mask_url(url)} can't be understood: {error}") from error
+        raise UsageError(f"invalid URL {mask_url(url)}: {error}") from error
     for name in options:
         if name not in known and not (prefix and name.startswith(prefix)):
             shown = [*sorted(known), *([f"{prefix}…"] if prefix else [])]
-            allowed = f"it takes {', '.join(shown)}" if shown else "it takes none"
-            raise UsageError(f"{url.partition(':')[0]}: has no option {name!r}; {allowed}")
+            supported = ", ".join(shown) or "none"
+            raise UsageError(f"unknown option {name!r} for {url.partition(':')[0]}:; supported: {supported}")
     return options
 
 
@@ -33,7 +33,7 @@ def flag(options: Mapping[str, str], name: str, default: bool) -> bool:
         return default
     value = options[name].lower()
     if value not in _FLAGS:
-        raise UsageError(f"{name} is true or false, not {options[name]!r}")
+        raise UsageError(f"{name} must be true or false, got {options[name]!r}")
     return _FLAGS[value]
 
 
@@ -43,7 +43,7 @@ def whole_number(options: Mapping[str, str], name: str) -> int | None:
         return None
     value = options[name]
     if not (value.isascii() and value.isdecimal() and int(value) >= 1):
-        raise UsageError(f"{name} is a whole number of 1 or more, not {value!r}")
+        raise UsageError(f"{name} must be a whole number of at least 1, got {value!r}")
     return int(value)
 
 
@@ -54,7 +54,7 @@ def seconds(options: Mapping[str, str], name: str, default: float) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise UsageError(f"{name} is a number of seconds above 0, not {options[name]!r}")
+        raise UsageError(f"{name} must be a number greater than 0, got {options[name]!r}")
     return value
 
 
@@ -67,7 +67,7 @@ def uses_tls(scheme: str, options: Mapping[str, str]) -> bool:
     """Return whether the scheme uses TLS. Reject TLS options of other schemes: they would have no effect."""
     given = sorted(name for name in options if name.startswith(("ssl_", "tls_")))
     if given and scheme not in _TLS_SCHEMES:
-        raise UsageError(f"{given[0]} is an option of TLS, and {scheme}: is without TLS: use {scheme}s:")
+        raise UsageError(f"option {given[0]!r} requires TLS; use {scheme}s: instead of {scheme}:")
     return scheme in _TLS_SCHEMES
 
 
@@ -79,7 +79,7 @@ def tls_context(
     `default` creates the context if the options name no certificate authorities; it trusts the usual ones.
     """
     if "ssl_keyfile" in options and "ssl_certfile" not in options:
-        raise UsageError("ssl_keyfile is the key to a certificate: give ssl_certfile too")
+        raise UsageError("missing ssl_certfile; ssl_keyfile requires it")
     try:
         authorities = options.get("ssl_ca_certs")
         context = ssl.create_default_context(cafile=authorities) if authorities else default()
@@ -88,5 +88,5 @@ def tls_context(
             context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"), password=lambda: "-")
     except (OSError, ValueError) as error:
         given = ", ".join(f"{name}={options[name]}" for name in sorted(TLS_OPTIONS & options.keys()))
-        raise UsageError(f"the certificates can't be read ({given}): {error}") from error
+        raise UsageError(f"cannot read the TLS certificates ({given}): {error}") from error
     return context

@@ -47,12 +47,12 @@ class Destination:
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name):
-            raise UsageError(f"{self.name!r} can't name a destination; a name has letters, digits, '.', '_' and '-'")
+            raise UsageError(f"invalid destination name {self.name!r}; expected letters, digits, '.', '_' or '-'")
         url_scheme(self.url)
         if self.max_attempts is not None and self.max_attempts < 1:
-            raise UsageError(f"destination {self.name}: max_attempts must be 1 or more, not {self.max_attempts}")
+            raise UsageError(f"destination {self.name}: max_attempts must be at least 1, got {self.max_attempts}")
         if self.retry_delay is not None and not 0 <= self.retry_delay < float("inf"):
-            raise UsageError(f"destination {self.name}: retry_delay must be 0 or more seconds, not {self.retry_delay}")
+            raise UsageError(f"destination {self.name}: retry_delay must be at least 0, got {self.retry_delay}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,12 +78,12 @@ class Routes:
 
     def __post_init__(self) -> None:
         if not self.routes:
-            raise UsageError("there are no routes; add one such as: [[routes]] types = 'orders.*' to = 'archive'")
+            raise UsageError("missing routes; add one such as [[routes]] types = 'orders.*' to = 'archive'")
         for route in self.routes:
             for name in route.to:
                 if name not in self.destinations:
                     known = ", ".join(self.destinations) or "none"
-                    raise UsageError(f"a route goes to {name!r}, which is no destination; there are: {known}")
+                    raise UsageError(f"unknown destination {name!r} in a route; existing destinations: {known}")
 
     def destinations_of(self, event_type: str) -> tuple[str, ...]:
         """Return the destinations of an event type, in the order of the routes; empty if no route matches."""
@@ -98,7 +98,7 @@ class Routes:
         if self.unrouted is Unrouted.REFUSE:
             for event_type in event_types:
                 if not self.destinations_of(event_type):
-                    raise InvalidEvent(f"no route matches events of type {event_type}: add one to penstock.toml")
+                    raise InvalidEvent(f"no route matches event type {event_type!r}; add one to penstock.toml")
 
     def topics_of(self, name: str) -> dict[str, str]:
         """Return the topics that the routes set for a destination, by glob."""
@@ -128,7 +128,7 @@ def parse_routes(given: Sequence[str]) -> Routes:
     for text in given:
         glob, equals, url = text.partition("=")
         if not equals or not glob.strip() or not url.strip():
-            raise UsageError(f"{mask_url(text)!r} is no route; one looks like 'orders.*=kafka://localhost:9092'")
+            raise UsageError(f"invalid route {mask_url(text)!r}; expected one such as 'orders.*=kafka://host:9092'")
         name = _name_of(url.strip())
         destinations[name] = Destination(name=name, url=url.strip())
         routes.append(Route(types=[glob.strip()], to=[name]))
@@ -148,9 +148,9 @@ def load_routes(path: Path, environment: Mapping[str, str] | None = None) -> Rou
     try:
         content = tomllib.loads(path.read_text())
     except OSError as error:
-        raise UsageError(f"{path} can't be read: {error.strerror}") from error
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} is not TOML: {error}") from error
+        raise UsageError(f"invalid TOML in {path}: {error}") from error
     try:
         return _routes(content, os.environ if environment is None else environment)
     except UsageError as error:
@@ -163,11 +163,11 @@ def _routes(content: Mapping[str, Any], environment: Mapping[str, str]) -> Route
     destinations = {name: _destination(name, fields, environment) for name, fields in given.items()}
     routes = content.get("routes", [])
     if not isinstance(routes, list):
-        raise UsageError("routes are a list of tables: write [[routes]], with two brackets")
+        raise UsageError("routes must be a list of tables; write [[routes]] with two brackets")
     try:
         unrouted = Unrouted(content.get("unrouted", Unrouted.DEAD))
     except ValueError:
-        raise UsageError(f"unrouted is 'dead' or 'refuse', not {content['unrouted']!r}") from None
+        raise UsageError(f"unknown value {content['unrouted']!r} for unrouted; expected one of dead, refuse") from None
     return Routes(destinations=destinations, routes=[_route(fields) for fields in routes], unrouted=unrouted)
 
 
@@ -177,7 +177,9 @@ def _destination(name: str, given: Any, environment: Mapping[str, str]) -> Desti
     url = _text(fields.pop("url", None), f"{what}: url")
     for setting, value in fields.items():
         if not isinstance(value, _KINDS[setting]) or isinstance(value, bool):
-            raise UsageError(f"{what}: {setting} can't be {value!r}")
+            raise UsageError(
+                f"{what}: invalid {setting} {value!r}; topic is a string, max_attempts an integer, retry_delay a number"
+            )
     return Destination(name=name, url=_filled(url, environment), **fields)
 
 
@@ -195,7 +197,7 @@ def _filled(url: str, environment: Mapping[str, str]) -> str:
     """Replace `${NAME}` with environment variables, so that passwords can be kept out of the file."""
     for name in _VARIABLE.findall(url):
         if name not in environment:
-            raise UsageError(f"{mask_url(url)} wants the variable {name}, which is not set")
+            raise UsageError(f"environment variable {name!r} is not set; required by {mask_url(url)}")
     return _VARIABLE.sub(lambda match: environment[match[1]], url)
 
 
@@ -210,21 +212,21 @@ def _name_of(url: str) -> str:
 def _table(given: Any, what: str, *known: str) -> Mapping[str, Any]:
     """Return a table after checking that it has only `known` settings: a misspelt one would have no effect."""
     if not isinstance(given, dict):
-        raise UsageError(f"{what} must be a table, not {given!r}")
+        raise UsageError(f"{what} must be a table, got {given!r}")
     for name in given:
         if known and name not in known:
-            raise UsageError(f"{what} has no setting {name!r}; there are {', '.join(sorted(known))}")
+            raise UsageError(f"unknown setting {name!r} in {what}; supported: {', '.join(sorted(known))}")
     return given
 
 
 def _text(given: Any, what: str) -> str:
     if not isinstance(given, str) or not given:
-        raise UsageError(f"{what} must be a text, not {given!r}")
+        raise UsageError(f"{what} must be a non-empty string, got {given!r}")
     return given
 
 
 def _texts(given: Any, what: str) -> list[str]:
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, list) or not texts or not all(isinstance(text, str) and text for text in texts):
-        raise UsageError(f"{what} must be a text or a list of texts, not {given!r}")
+        raise UsageError(f"{what} must be a non-empty string or list of strings, got {given!r}")
     return texts

@@ -36,7 +36,7 @@ def url_scheme(url: str) -> str:
     """Return the scheme in lower case; raise `UsageError` with an example if the text is not a URL."""
     scheme, colon, _ = url.partition(":")
     if not colon or not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme):
-        raise UsageError(f"{mask_url(url)!r} is not a URL; one looks like sqlite:///penstock.db or file:///var/events")
+        raise UsageError(f"invalid URL {mask_url(url)!r}; expected one such as sqlite:///penstock.db or file:///events")
     return scheme.lower()
 
 

@@ -52,7 +52,7 @@ class MissingDriver(UsageError):
     """An optional dependency is not installed."""
 
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs an extra that is not installed: pip install 'penstock[{extra}]'")
+        super().__init__(f"{what} requires an extra that is not installed; run: pip install 'penstock[{extra}]'")
 
 
 class NotSupported(UsageError):
@@ -63,7 +63,7 @@ class EventNotFound(UsageError):
     """No event has the given id."""
 
     def __init__(self, event_id: object) -> None:
-        super().__init__(f"no event has the id {event_id}; list the ids with: penstock events")
+        super().__init__(f"event {event_id} does not exist; list events with: penstock events")
 
 
 class JobNotFound(UsageError):
@@ -71,7 +71,7 @@ class JobNotFound(UsageError):
 
     @classmethod
     def of(cls, job_id: object, name: str) -> "JobNotFound":
-        return cls(f"no job of {name!r} has the id {job_id}; list the ids with: penstock jobs list")
+        return cls(f"job {job_id} does not exist in job queue {name!r}; list jobs with: penstock jobs list")
 
 
 class StoreError(PenstockError):

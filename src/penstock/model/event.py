@@ -55,11 +55,11 @@ class Event:
         if self.headers:
             _require_headers(self.headers)
         if type(self.payload) is not bytes:
-            raise InvalidEvent("payload must be bytes; Outbox.emit encodes str and JSON")
+            raise InvalidEvent(f"payload must be bytes, got {type(self.payload).__name__}; Outbox.emit encodes values")
         if self.priority not in PRIORITIES:
-            raise InvalidEvent(f"priority must lie in -100 to 100, not {self.priority}")
+            raise InvalidEvent(f"priority must be between -100 and 100, got {self.priority}")
         if self.max_attempts is not None and not 1 <= self.max_attempts <= MAX_ATTEMPTS_LIMIT:
-            raise InvalidEvent("max_attempts must be 1 or more")
+            raise InvalidEvent(f"max_attempts must be between 1 and {MAX_ATTEMPTS_LIMIT}, got {self.max_attempts}")
         if self.available_at is not None or self.delay_seconds is not None:
             self._require_time()
 
@@ -67,18 +67,21 @@ class Event:
         if self.dedupe_key is not None:
             _require_name("dedupe_key", self.dedupe_key)
         _require(
-            0 < self.dedupe_seconds <= LONGEST_SECONDS, "dedupe_seconds must be greater than 0, and at most 100 years"
+            0 < self.dedupe_seconds <= LONGEST_SECONDS,
+            f"dedupe_seconds must be greater than 0 and at most 100 years, got {self.dedupe_seconds}",
         )
 
     def _require_time(self) -> None:
-        _require(self.available_at is None or self.delay_seconds is None, "give available_at or a delay, not both")
+        _require(
+            self.available_at is None or self.delay_seconds is None, "available_at and delay are mutually exclusive"
+        )
         _require(
             self.delay_seconds is None or 0 <= self.delay_seconds <= LONGEST_SECONDS,
-            "a delay can't be negative, nor longer than 100 years",
+            f"delay must be between 0 and 100 years, got {self.delay_seconds} s",
         )
         _require(
             self.available_at is None or self.available_at.tzinfo is not None,
-            "available_at needs a time zone, such as datetime.now(UTC)",
+            "available_at must have a time zone; use a time such as datetime.now(UTC)",
         )
 
 
@@ -174,7 +177,7 @@ def _to_json(payload: object) -> bytes:
     try:
         return json.dumps(payload, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
-        raise InvalidEvent(f"the payload can't be written as JSON ({error}); pass bytes or str instead") from error
+        raise InvalidEvent(f"cannot encode the payload as JSON: {error}; pass bytes or str instead") from error
 
 
 def _require(holds: bool, message: str) -> None:
@@ -190,10 +193,10 @@ def require_queue(name: str) -> None:
 def _require_name(name: str, value: object) -> None:
     if isinstance(value, str) and value.isascii() and 0 < len(value) <= NAME_LIMIT and "\x00" not in value:
         return  # fast path for a bulk emit: builds no error messages
-    _require(isinstance(value, str), f"{name} must be a string, not {type(value).__name__}")
+    _require(isinstance(value, str), f"{name} must be a string, got {type(value).__name__}")
     assert isinstance(value, str)
-    _require(0 < len(value) <= NAME_LIMIT, f"{name} must have 1 to {NAME_LIMIT} characters")
-    _require("\x00" not in value, f"{name} can't contain a NUL character")
+    _require(0 < len(value) <= NAME_LIMIT, f"{name} must have 1 to {NAME_LIMIT} characters, got {len(value)}")
+    _require("\x00" not in value, f"{name} must not contain a NUL character")
     _require_unicode(name, value)
 
 
@@ -201,9 +204,9 @@ def _require_headers(headers: Mapping[str, str]) -> None:
     for name, value in headers.items():
         _require(
             isinstance(name, str) and isinstance(value, str),
-            f"headers map strings to strings; {name!r} maps to {type(value).__name__}",
+            f"headers must map strings to strings; {name!r} maps to {type(value).__name__}",
         )
-        _require("\x00" not in name and "\x00" not in value, f"header {name!r} can't contain a NUL character")
+        _require("\x00" not in name and "\x00" not in value, f"header {name!r} must not contain a NUL character")
         _require_unicode(f"header {name!r}", name + value)
 
 

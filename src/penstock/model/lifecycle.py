@@ -142,12 +142,12 @@ def fitting(suspects: Iterable[int], limit: int, taken: int = 0) -> int:
 
 def _require(life: Life, done: str, *states: State) -> None:
     if life.state not in states:
-        raise IllegalTransition(f"{' and '.join(states)} events are {done}, not {life.state} ones")
+        raise IllegalTransition(f"{life.state} event cannot be {done}; expected {' or '.join(states)}")
 
 
 def _move(life: Life, to: State) -> Life:
     if (life.state, to) not in TRANSITIONS:
-        raise IllegalTransition(f"{life.state} to {to}")
+        raise IllegalTransition(f"illegal transition from {life.state} to {to}")
     return replace(life, state=to)
 
 

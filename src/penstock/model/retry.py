@@ -30,14 +30,14 @@ class RetryPolicy:
     max_age_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        require(self.initial_seconds >= 0, "the first retry delay can't be negative")
-        require(self.factor >= 1, "the retry factor must be 1 or more")
-        require(self.cap_seconds >= 0, "the cap on retry delays can't be negative")
-        require(0 <= self.jitter <= 1, "jitter lies between 0 and 1")
-        require(self.max_attempts >= 1, "max_attempts must be 1 or more")
+        require(self.initial_seconds >= 0, f"initial_seconds must be at least 0, got {self.initial_seconds}")
+        require(self.factor >= 1, f"factor must be at least 1, got {self.factor}")
+        require(self.cap_seconds >= 0, f"cap_seconds must be at least 0, got {self.cap_seconds}")
+        require(0 <= self.jitter <= 1, f"jitter must be between 0 and 1, got {self.jitter}")
+        require(self.max_attempts >= 1, f"max_attempts must be at least 1, got {self.max_attempts}")
         for name in ("max_total_delay_seconds", "max_age_seconds"):
             limit = getattr(self, name)
-            require(limit is None or limit >= 0, f"{name} can't be negative")
+            require(limit is None or limit >= 0, f"{name} must be at least 0, got {limit}")
 
     @classmethod
     def none(cls) -> "RetryPolicy":

@@ -29,7 +29,7 @@ class Selection:
 
     def require(self, verb: str) -> None:
         if self.empty:
-            raise UsageError(f"{verb} needs a selection, such as a queue, a state or ids; or say everything")
+            raise UsageError(f"missing selection for {verb}; set queue, states, ids or another field, or everything")
 
 
 def purgeable(selection: Selection) -> Selection:

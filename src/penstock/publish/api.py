@@ -41,4 +41,4 @@ class Unpicklable:
     """Base class that forbids pickling. An object that has not connected yet may otherwise be picklable."""
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"a {type(self).__name__} stays in its process; send its URL and open it there")
+        raise TypeError(f"cannot pickle a {type(self).__name__}; pass its URL and open it in the other process")

@@ -121,7 +121,7 @@ class _Attempt:
             case Retry(error=error, delay_seconds=asked):
                 return self._retry(event, presentable(error), asked)
             case _:
-                return self._retry(event, f"{type(self.publisher).__name__} gave no outcome", None)
+                return self._retry(event, f"{type(self.publisher).__name__} returned no outcome", None)
 
     def _retry(self, event: Delivery, error: str, asked_delay: float | None) -> Retry | Dead:
         return self.policy.decide(

@@ -117,7 +117,7 @@ def from_url(url: str) -> FilePublisher:
     parts = urlsplit(url)
     folder = Path(unquote(parts.path))
     if parts.netloc or not folder.is_absolute():
-        raise UsageError(f"{url!r} names no folder of this machine; one is named like file:///var/events")
+        raise UsageError(f"invalid URL {url!r}; expected an absolute local folder such as file:///var/events")
     return FilePublisher(
         folder,
         fsync=flag(options, "fsync", True),

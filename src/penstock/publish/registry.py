@@ -37,8 +37,8 @@ def open_publisher(url: str) -> Publisher:
     scheme = url_scheme(url)
     name = _MODULES.get(scheme)
     if name is None:
-        known = ", ".join(f"{known}:" for known in sorted([*_MODULES, "lake"]))
-        raise UnknownScheme(f"no destination answers to {scheme}: URLs; there are {known}")
-    with needs_extra(f"{scheme}:", name.partition(".")[0]):
+        supported = ", ".join(sorted([*_MODULES, "lake"]))
+        raise UnknownScheme(f"unknown destination scheme {scheme!r}; supported: {supported}")
+    with needs_extra(f"destination scheme {scheme!r}", name.partition(".")[0]):
         module = import_module(f"penstock.publish.{name}")
     return cast(Publisher, module.from_url(url))

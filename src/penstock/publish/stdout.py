@@ -32,7 +32,7 @@ class ConsolePublisher(Unpicklable):
                     fcntl.flock(output, fcntl.LOCK_EX)
                     output.write(lines)
         except (OSError, ValueError) as error:
-            raise PublishError(f"standard output can't be written to: {error}") from error
+            raise PublishError(f"cannot write to standard output: {error}") from error
         return dict.fromkeys([message.event.seq for message in messages], PUBLISHED)
 
     def close(self) -> None:

@@ -62,11 +62,11 @@ def _require_template(template: str) -> None:
         parts = list(Formatter().parse(template))
     except ValueError as error:
         raise UsageError(
-            f"the topic template {template!r} is not one ({error}); one is '{{queue}}.{{event_type}}'"
+            f"invalid topic template {template!r}: {error}; expected one such as '{{queue}}.{{event_type}}'"
         ) from error
     if not template:
-        raise UsageError("a topic template can't be empty; the default is '{event_type}'")
+        raise UsageError("topic template must not be empty; the default is '{event_type}'")
     for _, name, spec, conversion in parts:
         if name is not None and (name not in FIELDS or spec or conversion):
             known = ", ".join(f"{{{known}}}" for known in FIELDS)
-            raise UsageError(f"the topic template {template!r} can use {known} and nothing else in braces")
+            raise UsageError(f"invalid topic template {template!r}; supported fields: {known}")

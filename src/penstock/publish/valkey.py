@@ -95,14 +95,14 @@ def _fields(event: Delivery) -> Iterable[str | bytes]:
 
 
 def _too_large(event: Delivery, limit: int) -> str:
-    return f"the payload is too large for the server: {len(event.payload):,} bytes, of {limit:,} at most"
+    return f"payload of {len(event.payload):,} bytes exceeds max_bytes of {limit:,}"
 
 
 def _outcome(reply: object) -> Outcome:
     if not isinstance(reply, Exception):
         return PUBLISHED
     if str(reply).startswith("WRONGTYPE"):
-        return Dead(f"the key named like the topic is no stream: {reply}")
+        return Dead(f"the topic's key is not a stream: {reply}")
     return Retry(error_text(reply))
 
 
@@ -122,7 +122,7 @@ def open_client(url: str, options: Mapping[str, str]) -> Valkey:
     tls = {name: value for name, value in options.items() if name in TLS_OPTIONS}
     parts = urlsplit(url)
     if not re.fullmatch(r"/?\d*", parts.path):
-        raise UsageError(f"{mask_url(url)} can't be understood: after the host comes a database's number, such as /0")
+        raise UsageError(f"invalid URL {mask_url(url)}; expected a database number as the path, such as /0")
     # The client would apply every option of the URL as its own.
     bare = urlunsplit(parts._replace(query=urlencode(tls)))
     # By default the client accepts a trusted certificate of any host name. Its connections without TLS reject the
@@ -137,7 +137,7 @@ def open_client(url: str, options: Mapping[str, str]) -> Valkey:
             retry=ClientRetry(NoBackoff(), 0),
         )
     except ValueError as error:
-        raise UsageError(f"{mask_url(url)} can't be understood: {error}") from error
+        raise UsageError(f"invalid URL {mask_url(url)}: {error}") from error
 
 
 def replies_of(client: Valkey, pipeline: Any) -> list[object]:

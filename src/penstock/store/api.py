@@ -392,6 +392,6 @@ def require_staging(url: str, capabilities: Capabilities) -> None:
     """Raise `NotSupported` if `capabilities` lack `staging`."""
     if not capabilities.staging:
         raise NotSupported(
-            f"{url} has no staging, which df.writeStream and streams need to emit exactly once; "
+            f"{url} does not support staging, which df.writeStream and streams require to emit exactly once; "
             "use a store on PostgreSQL or SQLite, or emit at least once with df.write"
         )

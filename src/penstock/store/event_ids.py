@@ -16,7 +16,7 @@ def refuse_twins(events: Sequence[Event]) -> None:
     """Raise `InvalidEvent` if two events of a batch have the same id."""
     given = [event.event_id for event in events if event.event_id is not None]
     if len(set(given)) < len(given):
-        raise InvalidEvent("two events of one batch have the same event_id")
+        raise InvalidEvent("duplicate event_id in a batch; use a different one for each event")
 
 
 def ids_for(events: Sequence[Event]) -> Iterator[EventId]:

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any, cast
 
-from penstock.config.urls import mask_url, url_scheme
+from penstock.config.urls import url_scheme
 from penstock.model.errors import UnknownScheme
 from penstock.model.times import Clock
 from penstock.store.api import Store, StoreOptions
@@ -26,7 +26,7 @@ def open_store(url: str, options: StoreOptions | None = None, clock: Clock | Non
     backend = _BACKENDS.get(url_scheme(url).partition("+")[0])
     if backend is None:
         known = ", ".join(sorted(_BACKENDS))
-        raise UnknownScheme(f"no store answers to {mask_url(url)!r}; known schemes: {known}")
+        raise UnknownScheme(f"unknown store scheme {url_scheme(url)!r}; supported: {known}")
     module, _, name = backend.partition(":")
     kind: Any = getattr(import_module(module), name)
     return cast(Store, kind(url, options or StoreOptions(), clock))

@@ -86,14 +86,14 @@ class HttpPublisher(Unpicklable):
 
     async def _attempt(self, lane: httpx.AsyncHTTPTransport, message: Message) -> Outcome:
         if not self._settings.has_place_for(message.topic):
-            return Dead(f"the topic {message.topic!r} can't be part of a URL's path; route the event to another")
+            return Dead(f"topic {message.topic!r} cannot be part of a URL path; route the event to another topic")
         deadline = asyncio.get_running_loop().time() + self._settings.timeout_seconds
         try:
             async with asyncio.timeout_at(deadline):
                 response = await lane.handle_async_request(self._request(message))
         except TimeoutError:
             waited = f"{self._settings.timeout_seconds:g} s"
-            return Retry(f"{self._settings.origin} didn't answer within {waited}")
+            return Retry(f"{self._settings.origin} did not answer within {waited}")
         except Exception as error:  # any client error fails this event only
             return Retry(self._settings.mask(f"{self._settings.origin}: {_cause(error)}"))
         return self._meaning(response, await _beginning(response, deadline))

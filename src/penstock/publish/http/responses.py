@@ -49,7 +49,7 @@ def _error(status: int, reason: str, headers: Mapping[str, str], body: str) -> s
     said = " ".join(body.split())
     parts = [f"the receiver answered {status} {reason}".rstrip()]
     if 300 <= status < 400:
-        parts[0] += f" to {headers.get('location', 'nowhere')}; redirects are not followed: give the relay that address"
+        parts[0] += f" to {headers.get('location', 'an unknown URL')}; redirects are not followed, use that URL instead"
     if said:
         parts.append(said if len(said) <= BODY_CHARACTERS else said[: BODY_CHARACTERS - 1] + "…")
     return ": ".join(parts)

@@ -93,11 +93,11 @@ def _parts(url: str) -> SplitResult:
     except ValueError:
         complete = False
     if not complete:
-        raise UsageError(f"{mask_url(url)} can't be understood; a webhook's URL looks like https://example.com/events")
+        raise UsageError(f"invalid webhook URL {mask_url(url)}; expected https://host/path")
     if parts.fragment:
-        raise UsageError(f"{mask_url(url)} has a part after # that no server would see; leave it away")
+        raise UsageError(f"invalid webhook URL {mask_url(url)}; remove the fragment after #")
     if re.search("[{}]", parts.netloc + parts.path.replace(TOPIC, "")):
-        raise UsageError(f"{mask_url(url)} has braces; only {TOPIC} may stand in them, and only in the path")
+        raise UsageError(f"invalid webhook URL {mask_url(url)}; braces are reserved for {TOPIC} in the path")
     return parts
 
 
@@ -105,20 +105,20 @@ def _address(bare: str, url: str) -> httpx.URL:
     try:
         return httpx.URL(bare.replace(TOPIC, "topic"))
     except httpx.InvalidURL as error:
-        raise UsageError(f"{mask_url(url)} can't be understood: {error}") from error
+        raise UsageError(f"invalid webhook URL {mask_url(url)}: {error}") from error
 
 
 def _mode(options: Mapping[str, str]) -> Callable[[Message, str | None], Envelope]:
     mode = options.get("mode", "binary")
     if mode not in _MODES:
-        raise UsageError(f"mode is {' or '.join(_MODES)}, not {mode!r}")
+        raise UsageError(f"unknown mode {mode!r}; expected one of {', '.join(_MODES)}")
     return _MODES[mode]
 
 
 def _source(options: Mapping[str, str]) -> str | None:
     source = options.get("source")
     if source is not None and not re.fullmatch(r"[!#-~]+", source):
-        raise UsageError(f"source is a URI, such as https://example.com/shop, not {source!r}")
+        raise UsageError(f"invalid source {source!r}; expected a URI such as https://example.com/shop")
     return source
 
 
@@ -128,7 +128,7 @@ def _from_environment(environment: Mapping[str, str], named: str | None, usual: 
         return environment.get(usual, "").strip()
     value = environment.get(named, "").strip()
     if not value:
-        raise UsageError(f"the environment variable {named!r} is empty or not set where the relay's tasks run")
+        raise UsageError(f"environment variable {named!r} is empty or not set; set it where the relay's tasks run")
     return value
 
 
@@ -139,12 +139,12 @@ def _authorization(
     token = _from_environment(environment, options.get("token_env"), TOKEN_VARIABLE)
     if parts.username is not None:
         if "token_env" in options:
-            raise UsageError("the URL has a user and token_env too; a request can show only one of them")
+            raise UsageError("a user in the URL and the option token_env are mutually exclusive")
         user, password = unquote(parts.username), unquote(parts.password or "")
         basic = base64.b64encode(f"{user}:{password}".encode()).decode()
         return [("authorization", f"Basic {basic}")], [basic, password, parts.password or ""]
     if not token:
         return [], []
     if not re.fullmatch("[!-~]+", token):
-        raise UsageError("the token for the receiver has characters that no HTTP header can hold")
+        raise UsageError("the receiver's token must be printable ASCII without spaces")
     return [("authorization", f"Bearer {token}")], [token]

@@ -37,10 +37,10 @@ def verify(
     try:
         event_id, timestamp, signatures = (named[f"webhook-{part}"] for part in ("id", "timestamp", "signature"))
     except KeyError as missing:
-        raise InvalidSignature(f"the request is not signed: it has no header {missing}") from None
+        raise InvalidSignature(f"the request is not signed; missing header {missing}") from None
     expected = [_signature(key, event_id, timestamp, body).encode() for key in keys]
     if not any(hmac.compare_digest(one, given.encode()) for one in expected for given in signatures.split()):
-        raise InvalidSignature("the signature is not one of this body with this secret")
+        raise InvalidSignature("the signature does not match the body and the secret")
     _require_recent(timestamp, time.time() if now is None else now, tolerance_seconds)
     return event_id
 
@@ -54,7 +54,7 @@ def parse_secrets(text: str) -> tuple[bytes, ...]:
     """Return the keys in a secret's text. Text after `whsec_` is base64; without this prefix it is used unchanged."""
     keys = tuple(map(_key, text.split()))
     if not keys:
-        raise UsageError("the secret for signatures is empty; make one with: openssl rand -base64 32")
+        raise UsageError("missing signing secret; create one with: openssl rand -base64 32")
     return keys
 
 
@@ -66,7 +66,7 @@ def _key(secret: str) -> bytes:
     except ValueError:
         key = b""
     if not key:
-        raise UsageError(f"a secret that begins with {PREFIX} goes on in base64, and this one does not")
+        raise UsageError(f"invalid signing secret; expected base64 after {PREFIX}")
     return key
 
 
@@ -77,6 +77,6 @@ def _signature(key: bytes, event_id: str, timestamp: str, body: bytes) -> str:
 
 def _require_recent(timestamp: str, now: float, tolerance_seconds: float) -> None:
     if not (timestamp.isascii() and timestamp.isdecimal()):
-        raise InvalidSignature("the header webhook-timestamp is not a number of seconds since 1970")
+        raise InvalidSignature(f"invalid webhook-timestamp {timestamp!r}; expected seconds since 1970")
     if abs(now - int(timestamp)) > tolerance_seconds:
-        raise InvalidSignature(f"the request was signed more than {tolerance_seconds:g} s from now; is a clock wrong?")
+        raise InvalidSignature(f"webhook-timestamp and clock differ by over {tolerance_seconds:g} s; check both clocks")

@@ -26,7 +26,7 @@ PURGE_SECONDS = 1.0
 # For an invalid name, the broker reports an invalid topic, or the client reports an unknown one before it has asked the
 # broker.
 _TOPIC_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
-_INVALID_TOPIC = "invalid topic: its name is made of up to 249 letters, digits, dots, hyphens and underscores"
+_INVALID_TOPIC = "invalid topic name; expected up to 249 letters, digits, dots, hyphens and underscores"
 
 _Errors = dict[int, KafkaError]
 """Errors by the event's seq."""
@@ -159,7 +159,7 @@ class KafkaPublisher(Unpicklable):
         if code in _NO_SUCH_TOPIC and not _TOPIC_NAME.fullmatch(topic):
             return Dead(presentable(f"topic {topic}: {_INVALID_TOPIC}"))
         if code in _NO_SUCH_TOPIC:
-            return Retry(presentable(f"Kafka has no topic {topic}: create it, or let the broker create topics"))
+            return Retry(presentable(f"topic {topic} does not exist; create it, or let the broker create topics"))
         if code in _UNANSWERED:
             cause = f": {self._cause}" if self._cause else ""
             return Retry(presentable(f"topic {topic}: no answer within {self._settings.timeout_seconds:g} s{cause}"))

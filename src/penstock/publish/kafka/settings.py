@@ -66,7 +66,7 @@ def settings_of(url: str, environment: Mapping[str, str] = os.environ) -> Settin
     theirs = {name.removeprefix(_PREFIX): value for name, value in options.items() if name.startswith(_PREFIX)}
     for name in theirs:
         if name in ours or name in _ALSO_OURS:
-            raise UsageError(f"{_PREFIX}{name} is not yours to set: the URL and Penstock's guarantees decide it")
+            raise UsageError(f"option {_PREFIX}{name} cannot be set; the URL and Penstock's guarantees determine it")
     client = {**_defaults(timeout_seconds), **theirs, **ours}
     _try_out(url, client)
     return Settings(client, timeout_seconds)
@@ -104,7 +104,7 @@ def _servers(url: str, parts: SplitResult) -> str:
     if parts.path not in ("", "/") or not all(
         re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:\[\]]+)(:\d{1,5})?", h) for h in hosts
     ):
-        raise UsageError(f"{mask_url(url)} can't be understood: one looks like kafka://host:9092,other:9092")
+        raise UsageError(f"invalid URL {mask_url(url)}; expected kafka://host:9092,other:9092")
     return ",".join(host if re.search(r":\d+$", host) else f"{host}:{DEFAULT_PORT}" for host in hosts)
 
 
@@ -130,12 +130,12 @@ def _credentials(
     mechanism = options.get("sasl_mechanism", "PLAIN").upper()
     if not name and mechanism in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"):
         if "sasl_mechanism" in options:
-            raise UsageError(f"sasl_mechanism={mechanism} needs a user: kafka://user@host, or {USERNAME_VARIABLE}")
+            raise UsageError(f"missing user for sasl_mechanism={mechanism}; set it in the URL or {USERNAME_VARIABLE}")
         return {}
     if not name:
         return {"sasl.mechanisms": mechanism}
     if not password:
-        raise UsageError(f"{mask_url(url)} has a user and no password: set {PASSWORD_VARIABLE}")
+        raise UsageError(f"missing password for {mask_url(url)}; set {PASSWORD_VARIABLE}")
     return {"sasl.mechanisms": mechanism, "sasl.username": name, "sasl.password": password}
 
 
@@ -145,4 +145,4 @@ def _try_out(url: str, client: Mapping[str, Any]) -> None:
         Producer({name: value for name, value in client.items() if name != "bootstrap.servers"})
     except (KafkaException, TypeError, ValueError) as error:
         reason = error.args[0].str() if isinstance(error, KafkaException) else error
-        raise UsageError(f"{mask_url(url)} can't be used: {reason}") from None
+        raise UsageError(f"invalid Kafka settings in {mask_url(url)}: {reason}") from None

@@ -84,7 +84,7 @@ class Connection:
                 await self._create_stream()
                 await self._listen()
         except TimeoutError:
-            raise PublishError(f"{host} doesn't answer") from None
+            raise PublishError(f"{host} did not answer") from None
         except NatsError as error:
             # The client's last error only says that no servers are left; the error reported before has the cause.
             raise PublishError(f"{host}: {_named(self._problem or error)}") from error
@@ -118,7 +118,7 @@ class Connection:
         size, limit = message_size(headers, event.payload), self._client.max_payload
         fault = subject_fault(message.topic)
         if size > limit:
-            fault = f"too large: {size:,} bytes with its headers, and the server's max_payload is {limit:,}"
+            fault = f"message of {size:,} bytes, headers included, exceeds the server's max_payload of {limit:,}"
         if fault:
             self._outcomes[event.seq] = Dead(fault)
             return
@@ -129,7 +129,7 @@ class Connection:
             await self._client.publish(message.topic, event.payload, f"{self._inbox}.{number}", headers)
         except (BadSubjectError, BadHeaderError) as error:
             del self._waiting[number]
-            self._outcomes[event.seq] = Dead(f"the client refused it: {_named(error)}")
+            self._outcomes[event.seq] = Dead(f"the client rejected the message: {_named(error)}")
 
     async def _take(self, answer: Msg) -> None:
         """Process an acknowledgement. Late or unknown ones, which match no waiting message, are dropped."""
@@ -165,7 +165,7 @@ class Connection:
         )
         self._require_safe()
         if not self.alive:
-            raise PublishError("the server hung up")
+            raise PublishError("the server closed the connection")
         self._problem = None
 
     def _once_safe(self, secret: str | None) -> Callable[[], str]:
@@ -184,7 +184,7 @@ class Connection:
     def _require_safe(self) -> None:
         loop = asyncio.get_running_loop()
         if self._access.tls is not None and not (isinstance(loop, TrackingEventLoop) and loop.encrypted):
-            raise NatsError("the server offers no TLS; without it the URL begins with nats://")
+            raise NatsError("the server does not offer TLS; use nats:// to connect without TLS")
 
     async def _listen(self) -> None:
         """Subscribe to acknowledgements, before the first message is published."""
@@ -194,7 +194,7 @@ class Connection:
         await self._client.flush()
         await self._client.flush()
         if self._problem is not None:
-            raise PublishError(f"no acknowledgements can be received: {_named(self._problem)}")
+            raise PublishError(f"cannot receive acknowledgements: {_named(self._problem)}")
 
     async def _create_stream(self) -> None:
         if self._access.stream is None:
@@ -216,7 +216,9 @@ class Connection:
             # The client reports errors in lower case.
             if f'"{message.topic.lower()}"' in text:
                 del self._waiting[number]
-                self._outcomes[message.event.seq] = Retry(f"this user may not publish here: {text}")
+                self._outcomes[message.event.seq] = Retry(
+                    f"this user has no permission to publish to {message.topic!r}: {text}"
+                )
         self._settle()
 
     async def _lose(self) -> None:
@@ -232,10 +234,10 @@ def read_credentials(path: str) -> RawCredentials:
     try:
         content = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the credentials can't be read: {error}") from error
+        raise UsageError(f"cannot read the credentials file: {error}") from error
     for part in ("BEGIN NATS USER JWT", "BEGIN USER NKEY SEED"):
         if part not in content:
-            raise UsageError(f"{path} is no file of credentials: it has no line with {part}")
+            raise UsageError(f"invalid credentials file {path}; missing line {part}")
     return RawCredentials(content)
 
 

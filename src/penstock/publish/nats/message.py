@@ -32,13 +32,13 @@ _SUBJECT = re.compile(r"[^ \t\r\n\f\0.]+(?:\.[^ \t\r\n\f\0.]+)*")
 def subject_fault(subject: str) -> str | None:
     """Return the reason why no server would accept this subject, or None. A retry would not help."""
     if not _SUBJECT.fullmatch(subject):
-        return f"{subject!r} is no subject for NATS: words with a dot between them, and no spaces"
+        return f"invalid subject {subject!r}; expected words separated by dots, without spaces"
     if not {"*", ">"}.isdisjoint(subject.split(".")):
-        return f"{subject!r} is no subject to publish to: * and > are wildcards"
+        return f"invalid subject {subject!r}; * and > are wildcards"
     if subject.startswith(("$JS.", "$SYS.")):
-        return f"{subject!r} is a command to the server, not a subject for events"
+        return f"invalid subject {subject!r}; $JS. and $SYS. are reserved for the server"
     if len(subject.encode()) > SUBJECT_BYTES:
-        return f"a subject has at most {SUBJECT_BYTES:,} bytes; {subject[:40]!r}… is longer"
+        return f"invalid subject {subject[:40]!r}…; expected at most {SUBJECT_BYTES:,} bytes"
     return None
 
 
@@ -90,15 +90,15 @@ def outcome(subject: str, answer: bytes, headers: Mapping[str, str] | None) -> O
     """Return the outcome that the answer to a message implies."""
     if headers and headers.get("Status") == NO_RESPONDERS:
         return Retry(
-            f"no stream takes the subject {subject!r}: create one that does, or see to it that the server has"
-            " JetStream and the stream a leader"
+            f"no stream accepts subject {subject!r}; create one, or check that JetStream is enabled and that the "
+            "stream has a leader"
         )
     said = _parsed(answer)
     if "error" in said:
         return _refusal(subject, said["error"])
     if "stream" in said and "seq" in said:
         return PUBLISHED
-    return Retry(f"what answered at {subject!r} is no stream; it said {answer[:100]!r}")
+    return Retry(f"invalid acknowledgement for subject {subject!r}; expected one of a stream, got {answer[:100]!r}")
 
 
 def _parsed(answer: bytes) -> dict[str, Any]:
@@ -111,5 +111,5 @@ def _parsed(answer: bytes) -> dict[str, Any]:
 
 def _refusal(subject: str, error: Any) -> Outcome:
     details = error if isinstance(error, dict) else {}
-    cause = f"the stream refused {subject!r}: {details.get('description', error)}"
+    cause = f"the stream rejected {subject!r}: {details.get('description', error)}"
     return Dead(cause) if details.get("err_code") == MESSAGE_TOO_LARGE else Retry(cause)

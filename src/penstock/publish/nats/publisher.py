@@ -71,7 +71,7 @@ class NatsPublisher(Unpicklable):
             else:
                 self._connection = connection
                 return connection
-        raise PublishError("no connection to NATS: " + "; ".join(problems))
+        raise PublishError("cannot reach NATS: " + "; ".join(problems))
 
 
 def _flights(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
@@ -89,11 +89,11 @@ def from_url(url: str) -> NatsPublisher:
     options = known_options(url, _OPTIONS)
     parts = urlsplit(url)
     if parts.path.strip("/") or parts.fragment:
-        raise UsageError(f"{mask_url(url)} can't be understood: after the hosts come only options")
+        raise UsageError(f"invalid URL {mask_url(url)}; expected only options after the hosts")
     userinfo, _, hosts = parts.netloc.rpartition("@")
     subjects = tuple(filter(None, options.get("subjects", "").split(",")))
     if ("stream" in options) != bool(subjects):
-        raise UsageError("stream and subjects go together: the stream to create, and what it takes, such as orders.>")
+        raise UsageError("stream and subjects must be set together, such as stream=orders&subjects=orders.>")
     access = Access(
         hosts=tuple(_host(host) for host in hosts.split(",")),
         timeout_seconds=timeout_option(options),
@@ -110,24 +110,26 @@ def _host(text: str) -> str:
     """Return a host with its port."""
     match = _HOST.fullmatch(text)
     if match is None or int(match["port"] or DEFAULT_PORT) not in range(1, 65_536):
-        raise UsageError("a URL of NATS names its servers as in nats://one:4222,two:4222; an @ in a password is %40")
+        raise UsageError("invalid NATS URL; expected nats://one:4222,two:4222, with an @ in a password as %40")
     return f"{match['host']}:{match['port'] or DEFAULT_PORT}"
 
 
 def _credentials(userinfo: str, options: Mapping[str, str], environment: Mapping[str, str]) -> dict[str, str]:
     """Return the credentials of the URL, else of the `creds` file, else of the environment."""
     if userinfo and "creds" in options:
-        raise UsageError("credentials come from the URL or from the file that creds names, not from both")
+        raise UsageError("credentials in the URL and the option creds are mutually exclusive")
     if userinfo:
         username, colon, password = userinfo.partition(":")
         return {"username": unquote(username), "password": unquote(password)} if colon else {"token": unquote(userinfo)}
     if "creds" in options:
         if find_spec("nkeys") is None:
-            raise MissingDriver("the option creds", "nats")
+            raise MissingDriver("option creds", "nats")
         read_credentials(options["creds"])
         return {"creds": options["creds"]}
     names = {name: f"PENSTOCK_NATS_{name.upper()}" for name in ("username", "password", "token")}
     given = {name: environment[variable] for name, variable in names.items() if environment.get(variable)}
     if given.keys() not in ({"username", "password"}, {"token"}, set[str]()):
-        raise UsageError("set PENSTOCK_NATS_USERNAME and PENSTOCK_NATS_PASSWORD, or PENSTOCK_NATS_TOKEN")
+        raise UsageError(
+            "invalid NATS credentials; set PENSTOCK_NATS_USERNAME and PENSTOCK_NATS_PASSWORD, or PENSTOCK_NATS_TOKEN"
+        )
     return given

@@ -237,7 +237,7 @@ class Link:
 
     def _timeout_cause(self) -> str:
         if self.blocked is not None:
-            return f"the broker blocks publishers, {self.blocked}: it has raised an alarm, see `rabbitmqctl status`"
+            return f"the broker blocks publishers: {self.blocked}; see its alarms in `rabbitmqctl status`"
         return f"the broker did not answer within {self._timeout:g} s"
 
 

@@ -112,7 +112,7 @@ class RabbitPublisher(Unpicklable):
         if answer == CONFIRMED:
             return PUBLISHED
         if answer == REFUSED:
-            return Retry(f"RabbitMQ refused it (nack): the queue behind {way} is full or unavailable")
+            return Retry(f"RabbitMQ rejected the message (nack): the queue of {way} is full or unavailable")
         if answer is not None:
             return Retry(f"{answer}: no queue is bound to {way}")
         if self._limit is not None and len(message.event.payload) > self._limit:
@@ -133,8 +133,8 @@ def _outgoing(message: Message, message_bytes: int, frame_max: int) -> OutgoingM
     event = message.event
     if len(event.payload) > message_bytes:
         raise Unsendable(_too_large(event, message_bytes))
-    _require_short("the topic", message.topic)
-    _require_short("the event type", event.event_type)
+    _require_short("topic", message.topic)
+    _require_short("event type", event.event_type)
     properties = BasicProperties(
         content_type=_content_type(event.headers),
         headers=_headers(event),
@@ -162,11 +162,11 @@ def _headers(event: Delivery) -> dict[str, str]:
 
 def _require_sendable(name: str) -> None:
     if name in OWN_HEADERS:
-        raise Unsendable(f"its header {name!r} has a name that Penstock uses for itself in RabbitMQ")
+        raise Unsendable(f"header {name!r} is reserved for Penstock; rename it")
     if name in ROUTING_HEADERS:
-        raise Unsendable(f"its header {name!r} has a name that RabbitMQ takes for a list of routing keys")
+        raise Unsendable(f"header {name!r} is reserved for RabbitMQ's routing keys; rename it")
     if len(name.encode()) > HEADER_NAME_BYTES:
-        raise Unsendable(f"its header {name!r} has a name of more than the {HEADER_NAME_BYTES} bytes that AMQP allows")
+        raise Unsendable(f"header name {name!r} must have at most {HEADER_NAME_BYTES} bytes in AMQP")
 
 
 def _require_fitting(properties: BasicProperties, frame_max: int) -> None:
@@ -175,12 +175,12 @@ def _require_fitting(properties: BasicProperties, frame_max: int) -> None:
     if headers + OTHER_PROPERTIES_BYTES > frame_max:
         size = sum(map(len, properties.encode())) + HEADER_FRAME_BYTES
         if size > frame_max:
-            raise Unsendable(f"its headers take {size:,} bytes, and this broker takes {frame_max:,}")
+            raise Unsendable(f"headers of {size:,} bytes exceed the broker's frame_max of {frame_max:,}")
 
 
 def _require_short(what: str, text: str) -> None:
     if len(text.encode()) > SHORT_BYTES:
-        raise Unsendable(f"{what} {text!r} is longer than the {SHORT_BYTES} bytes that AMQP allows")
+        raise Unsendable(f"{what} {text!r} must have at most {SHORT_BYTES} bytes in AMQP")
 
 
 def _content_type(headers: Mapping[str, str]) -> str | None:
@@ -190,7 +190,7 @@ def _content_type(headers: Mapping[str, str]) -> str | None:
 
 
 def _too_large(event: Delivery, limit: int) -> str:
-    return f"its payload of {len(event.payload):,} bytes is too large: this broker takes {limit:,} (max_message_size)"
+    return f"payload of {len(event.payload):,} bytes exceeds the broker's max_message_size of {limit:,}"
 
 
 def _usual_limit(server_version: str) -> int:
@@ -218,7 +218,7 @@ def from_url(url: str) -> RabbitPublisher:
     )
     exchange = options.get("exchange", "")
     if len(exchange.encode()) > EXCHANGE_NAME_BYTES:
-        raise UsageError(f"exchange={exchange} is longer than the {EXCHANGE_NAME_BYTES} bytes that AMQP allows")
+        raise UsageError(f"exchange {exchange!r} must have at most {EXCHANGE_NAME_BYTES} bytes in AMQP")
     return RabbitPublisher(broker, exchange, whole_number(options, "max_message_bytes"))
 
 
@@ -228,15 +228,14 @@ def _port(parts: SplitResult) -> int:
     except ValueError:
         # The text in place of the port may be part of a password: don't show it.
         raise UsageError(
-            f"this {parts.scheme}: URL can't be understood: its port is no number, or its password holds one of /?#@ "
-            "that is not written as %2F, %3F, %23 or %40"
+            f"invalid {parts.scheme}: URL; expected a number as the port, and /?#@ in a password as %2F, %3F, %23, %40"
         ) from None
 
 
 def _virtual_host(path: str) -> str:
     name = path.removeprefix("/")
     if "/" in name:
-        raise UsageError(f"{path} is no virtual host: a slash in its name is written %2F")
+        raise UsageError(f"invalid virtual host {path!r}; write a slash in its name as %2F")
     return unquote(name) or "/"
 
 

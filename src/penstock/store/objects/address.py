@@ -51,14 +51,14 @@ def parse(url: str, settings: Mapping[str, Any]) -> Address:
     parts = urlsplit(url)
     scheme = parts.scheme.lower().removeprefix("objects+")
     if scheme not in SCHEMES:
-        known = ", ".join(f"objects+{name}://" for name in SCHEMES)
-        raise UnknownScheme(f"no object store answers to {mask_url(url)!r}; known ones: {known}")
+        known = ", ".join(f"objects+{name}" for name in SCHEMES)
+        raise UnknownScheme(f"unknown store scheme {parts.scheme!r}; supported: {known}")
     options = {**url_options(url), **{name: str(value) for name, value in settings.items()}}
     path = unquote(parts.path)
     if scheme in ("s3", "gs", "az") and not parts.netloc:
-        raise UsageError(f"{mask_url(url)!r} names no bucket; one looks like objects+s3://bucket/prefix")
+        raise UsageError(f"invalid URL {mask_url(url)!r}; expected a bucket such as objects+s3://bucket/prefix")
     if scheme == "file" and (parts.netloc or not path.strip("/")):
-        raise UsageError(f"{mask_url(url)!r} names no folder; one looks like objects+file:///var/queue")
+        raise UsageError(f"invalid URL {mask_url(url)!r}; expected a folder such as objects+file:///var/queue")
     return Address(
         shown=mask_url(url),
         scheme=scheme,
@@ -78,7 +78,7 @@ def _is_first(options: dict[str, str], name: str, known: tuple[str, str]) -> boo
     """Return whether an option has the first of its two values, which is the default."""
     value = options.pop(name, known[0])
     if value not in known:
-        raise UsageError(f"{name} is one of {', '.join(known)}, not {value!r}")
+        raise UsageError(f"unknown value {value!r} for {name}; expected one of {', '.join(known)}")
     return value == known[0]
 
 
@@ -87,9 +87,9 @@ def _number(options: dict[str, str], name: str, default: float) -> float:
     try:
         number = default if text is None else float(text)
     except ValueError:
-        raise UsageError(f"{name} is a number, not {text!r}") from None
+        raise UsageError(f"{name} must be a number, got {text!r}") from None
     if number <= 0:
-        raise UsageError(f"{name} must be greater than 0")
+        raise UsageError(f"{name} must be greater than 0, got {number:g}")
     return number
 
 
@@ -114,5 +114,5 @@ def open_bucket(address: Address) -> Bucket:
     try:
         store = from_url(url, config=config, client_options=client, retry_config=RETRIES)
     except Exception as error:  # of any kind, and its message may contain a secret
-        raise UsageError(f"{address.shown!r} has options that obstore doesn't take: {type(error).__name__}") from error
+        raise UsageError(f"invalid options for obstore in {address.shown!r}: {type(error).__name__}") from error
     return ObstoreBucket(store, address.shown)

@@ -41,7 +41,7 @@ class Blobs:
         require_own_objects([(form, text)])
         data = self.bucket.read(text)
         if data is None:
-            raise StoreError(f"the object {text} of {self._shown} is gone; restore it from a backup of the bucket")
+            raise StoreError(f"object {text!r} does not exist in {self._shown}; restore it from a backup of the bucket")
         return data
 
     def map(self, function: Callable[[Any], T], rows: Iterable[Any], is_object: Callable[[Any], bool]) -> list[T]:

@@ -53,7 +53,7 @@ class ObstoreBucket:
             yield
         except self._failures as error:
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise StoreUnavailable(f"can't use {self._shown}: {first}") from error
+            raise StoreUnavailable(f"cannot access {self._shown}: {first}") from error
 
     def load(self) -> Version | None:
         with self._translated():
@@ -115,7 +115,7 @@ class FolderBucket:
         try:
             yield
         except OSError as error:
-            raise StoreUnavailable(f"can't use {self._shown}: {error}") from error
+            raise StoreUnavailable(f"cannot access {self._shown}: {error}") from error
 
     def _versions(self) -> list[int]:
         try:

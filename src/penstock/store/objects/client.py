@@ -48,7 +48,7 @@ class ClientSession:
             self.close()
             raise Unreachable(str(error)) from error
         except ValueError as error:
-            raise Unreachable("another server listens at its address") from error
+            raise Unreachable("another server listens at the broker's address") from error
 
     def _connected(self, broker: BrokerRow, seconds: float) -> http.client.HTTPConnection:
         fresh = self._broker_id == broker.broker_id and time.monotonic() - self._used < REUSE_SECONDS
@@ -75,7 +75,7 @@ def _reply(status: int, data: bytes) -> Any:
         case HTTPStatus.CONFLICT:
             raise NotTheBroker(None)
         case HTTPStatus.UNAUTHORIZED | HTTPStatus.NOT_FOUND:
-            raise Unreachable("another server listens at its address")
+            raise Unreachable("another server listens at the broker's address")
         case HTTPStatus.UNPROCESSABLE_ENTITY:
             raise _refusal(*json.loads(data))
         case _:

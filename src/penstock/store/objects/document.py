@@ -287,7 +287,7 @@ class Document:
             remedy = "use an empty bucket or another prefix, and run: penstock init"
             if isinstance(found, int) and found > FORMAT:
                 remedy = "upgrade Penstock"
-            raise StoreError(f"the queue document has format {found!r}, and this version reads {FORMAT}; {remedy}")
+            raise StoreError(f"queue document must have format {FORMAT}, got {found!r}; {remedy}")
         document = cls()
         document._read(read)
         document.size, document.changed = len(data), False

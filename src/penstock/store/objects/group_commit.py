@@ -224,7 +224,7 @@ class Committer:
             except _Malformed as error:
                 log.exception("request_failed operation=%s", error.request.operation)
                 batch = [request for request in batch if request is not error.request]
-                _fail([error.request], StoreError(f"the broker can't execute {error.request.operation}: {error}"))
+                _fail([error.request], StoreError(f"the broker cannot execute {error.request.operation}: {error}"))
             except StoreUnavailable as error:
                 self._forget()
                 batch = _still_waited_for(batch, error)
@@ -296,7 +296,7 @@ def load(bucket: Bucket, address: Address) -> tuple[Version, Document]:
     """Read the queue document."""
     version = bucket.load()
     if version is None:
-        raise NotInitialised(f"there is no queue at {address.shown}; run: penstock init --store '{address.shown}'")
+        raise NotInitialised(f"{address.shown} does not exist; run: penstock init --store '{address.shown}'")
     return version, Document.from_json(version.data)
 
 
@@ -306,7 +306,7 @@ def _apply(document: Document, request: Request) -> None:
     if known is not None and known.number >= request.number:
         request.answer, request.error = known.answer, None
         if known.number > request.number:
-            request.error = StoreConflict("this request was overtaken by a later one of the same session; try again")
+            request.error = StoreConflict("a later request of the same session was executed first; try again")
         return
     changed, document.changed = document.changed, False
     try:

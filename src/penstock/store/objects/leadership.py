@@ -59,7 +59,7 @@ class Runtime:
                 self._sessions.append(session)
 
     def _until_answered(self, request: Request, session: ClientSession) -> Any:
-        pause, seen = FIRST_PAUSE, "there is no broker"
+        pause, seen = FIRST_PAUSE, "no broker is running"
         while True:
             try:
                 return self._ask(request, session)
@@ -67,11 +67,11 @@ class Runtime:
                 self._broker = error.broker
             except Unreachable as error:
                 where = "" if self._broker is None else f" at {self._broker.address}"
-                self._broker, seen = None, f"the broker{where} doesn't answer ({error})"
+                self._broker, seen = None, f"the broker{where} did not answer ({error})"
             if time.monotonic() > request.deadline:
                 raise StoreUnavailable(
-                    f"no answer for {self._address.shown} within {self._address.wait_seconds:g} s: {seen}; "
-                    "a broker is run by: penstock broker"
+                    f"no answer from {self._address.shown} within {self._address.wait_seconds:g} s: {seen}; "
+                    "start a broker with: penstock broker"
                 )
             time.sleep(pause)
             pause = min(pause * 1.5, LONGEST_PAUSE)

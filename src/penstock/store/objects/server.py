@@ -68,7 +68,7 @@ class Candidate:
             return JSONResponse((type(error).__name__, str(error)), HTTPStatus.UNPROCESSABLE_ENTITY)
         except (ValueError, KeyError, TypeError, IndexError) as error:
             log.warning("request_malformed error=%r", error)
-            return JSONResponse("the request is malformed", HTTPStatus.BAD_REQUEST)
+            return JSONResponse("malformed request", HTTPStatus.BAD_REQUEST)
 
     async def _execute(self, asked: Mapping[str, Any]) -> Any:
         request = Request.from_json(asked)

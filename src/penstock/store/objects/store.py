@@ -87,7 +87,7 @@ class ObjectStore:
         return self.runtime.execute(operation, args)
 
     def _unsupported(self, what: str) -> NoReturn:
-        raise NotSupported(f"{self.url} {what}; use a store on PostgreSQL, MySQL, MariaDB or SQLite")
+        raise NotSupported(f"{self.url} does not support {what}; use a store on PostgreSQL, MySQL, MariaDB or SQLite")
 
     def close(self) -> None:
         with self._lock:
@@ -99,10 +99,10 @@ class ObjectStore:
 
     def append(self, events: Sequence[Event], *, connection: object | None = None) -> list[EventId]:
         if connection is not None:
-            raise NotSupported("a queue on object storage can't emit inside a database's transaction: emit after it")
+            raise NotSupported("object storage does not support emits in a database transaction; emit after the commit")
         for event in events:
             if event.ordering_key is not None:
-                self._unsupported(f"has no ordering keys, and {event.event_type!r} was emitted with one")
+                self._unsupported(f"ordering keys, such as that of event type {event.event_type!r}")
         if not events:
             return []
         refuse_twins(events)
@@ -306,10 +306,10 @@ class ObjectStore:
     # -- capabilities that this store doesn't declare ---------------------------------------------------------
 
     def route(self, lease: Lease, queues: Mapping[int, Sequence[str]]) -> Settlement:  # noqa: ARG002
-        self._unsupported("can't route events to other queues")
+        self._unsupported("routes to other queues")
 
     def limit(self, queue: str, max_claimed: int | None) -> None:  # noqa: ARG002
-        self._unsupported("can't limit the claimed events of a queue")
+        self._unsupported("limits on the claimed events of a queue")
 
     def stage(self, part: StagedPart, events: Sequence[Event], *, start: int = 0) -> int:  # noqa: ARG002
         require_staging(self.url, self.capabilities)
@@ -332,7 +332,7 @@ class ObjectStore:
                 self.bucket.swap(Document().to_json(), None)
             except Overtaken:  # another process has just created it
                 before = after
-        steps = () if before is not None else ("the queue's document",)
+        steps = () if before is not None else ("queue document",)
         return Upgrade(before, after, steps)
 
     def versions(self) -> tuple[str | None, str]:

@@ -22,19 +22,21 @@ def borrowed(connection: object, dialect: str) -> Iterator[Any]:
     connection in autocommit mode without an open transaction gets one for the block.
     """
     if dialect == "mysql" and _is_async(connection):
-        raise UsageError("an async session can't emit to MySQL or MariaDB: pass one that is not async")
+        raise UsageError("an async session cannot emit to MySQL or MariaDB; pass a synchronous session")
     raw = _driver_connection(connection)
     driver = next((name for name in _modules(raw) if name in _DRIVERS), "")
     found = _DRIVERS.get(driver)
     if hasattr(raw, "__aenter__"):
-        raise UsageError("this connection is async; use a SQLAlchemy async session: see Outbox.insert")
+        raise UsageError("an async connection cannot emit; use a SQLAlchemy async session (see Outbox.insert)")
     if found is None:
         raise UsageError(
-            f"can't emit through a {type(connection).__module__}.{type(connection).__name__}; pass a SQLAlchemy "
+            f"unsupported connection type {type(connection).__module__}.{type(connection).__name__}; pass a SQLAlchemy "
             "Session or Connection, a psycopg, sqlite3 or PyMySQL connection, or a Django connection"
         )
     if found != dialect:
-        raise UsageError(f"the connection is to {found}, but the store is on {dialect}: an emit can't be atomic")
+        raise UsageError(
+            f"connection is to {found}, but store is on {dialect}; pass a connection to the store's database"
+        )
     with _own_transaction(connection, raw, driver), closing(_cursor(raw, driver)) as cursor:
         yield cursor
 
@@ -69,7 +71,7 @@ def _driver_connection(connection: object) -> Any:
     start."""
     given: Any = connection
     if _is_async(connection):
-        raise UsageError("with an async session, execute the statement: await session.execute(outbox.insert(event))")
+        raise UsageError("an async session cannot be borrowed; use: await session.execute(outbox.insert(event))")
     if hasattr(connection, "ensure_connection"):
         given.ensure_connection()
         return given.connection
@@ -98,7 +100,7 @@ def _own_transaction(connection: object, raw: Any, driver: str) -> Iterator[None
         with _mysql_transaction(raw):
             yield
     elif driver == "psycopg2" and raw.autocommit:
-        raise UsageError("this psycopg2 connection commits every statement by itself: set autocommit to False to emit")
+        raise UsageError("the psycopg2 connection is in autocommit mode; set autocommit to False to emit")
     else:
         yield
 

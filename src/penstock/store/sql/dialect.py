@@ -143,7 +143,7 @@ class Dialect(Steps):
         except (ValueError, ArgumentError):
             # Do not show the URL: in a malformed URL the password cannot be found and masked.
             example = "postgresql://user:password@host:5432/database or sqlite:///penstock.db"
-            raise UsageError(f"the store's URL can't be read; one looks like {example}") from None
+            raise UsageError(f"invalid store URL; expected one such as {example}") from None
         self._connections = PoolGenerations(self.engine)
 
     # -- transactions -----------------------------------------------------------------------------------------
@@ -212,10 +212,10 @@ class Dialect(Steps):
         return error.orig if isinstance(error, DBAPIError) else error
 
     def _not_initialised(self) -> NotInitialised:
-        return NotInitialised(f"the tables of {self.url} are missing or old; run: penstock init --store {self.url}")
+        return NotInitialised(f"tables in {self.url} are missing or outdated; run: penstock init --store {self.url}")
 
     def _conflict(self) -> StoreConflict:
-        return StoreConflict(f"concurrent work on {self.url} kept winning; try again")
+        return StoreConflict(f"deadlock, serialization failure or lock time-out at {self.url}; try again")
 
 
 def reading(query: Callable[Concatenate[Connection, Given], Result]) -> Callable[Concatenate[Dialect, Given], Result]:

@@ -96,8 +96,8 @@ def _advance(transaction: Callable[[], AbstractContextManager[Connection]]) -> t
         except StoreConflict as conflict:
             if time.monotonic() > deadline:
                 raise StoreConflict(
-                    f"no upgrade within {RETRY_SECONDS:.0f} s, because other transactions or upgrades use the tables; "
-                    "end transactions that have been open for long, and try again"
+                    f"cannot upgrade within {RETRY_SECONDS:.0f} s: other transactions or upgrades use the tables; "
+                    "end long transactions and try again"
                 ) from conflict
         time.sleep(LOCK_SECONDS * random.uniform(1, 2))
 
@@ -106,7 +106,7 @@ def _after(version: str | None, history: Sequence[Step]) -> Step | None:
     """Return the step after `version`; raise `NotInitialised` if only newer code knows this version."""
     versions = [None, *(step.version for step in history)]
     if version not in versions:
-        raise NotInitialised(f"the tables are at version {version}, which this Penstock doesn't know: upgrade Penstock")
+        raise NotInitialised(f"unknown table version {version!r}; upgrade Penstock")
     return next(iter(history[versions.index(version) :]), None)
 
 
@@ -138,5 +138,5 @@ def _lock(connection: Connection) -> None:
             name = f"penstock-upgrade-{sha256(str(connection.engine.url.database).encode()).hexdigest()[:32]}"
             given = {"name": name, "wait": RETRY_SECONDS}
             if not connection.execute(text("SELECT GET_LOCK(:name, :wait)"), given).scalar():
-                raise StoreConflict("another process is upgrading the tables")
+                raise StoreConflict("another process is upgrading the tables; try again")
             connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {LOCK_SECONDS}")

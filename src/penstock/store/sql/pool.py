@@ -34,4 +34,4 @@ class PoolGenerations:
 
     def _on_checkout(self, _connection: Any, record: Any, _proxy: Any) -> None:
         if record.info.get(GENERATION) != self.current:
-            raise DisconnectionError("the server was lost since this connection was opened")
+            raise DisconnectionError("stale connection: the server was lost after it was opened")

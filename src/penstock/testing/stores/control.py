@@ -249,7 +249,7 @@ class Cancelling(StoreScenario):
         assert ids(claim(store)) == [second, third]
 
     def test_a_selection_is_needed(self, store: Store) -> None:
-        with pytest.raises(UsageError, match="needs a selection"):
+        with pytest.raises(UsageError, match="missing selection"):
             store.cancel(Selection())
 
 

@@ -111,7 +111,7 @@ class Replaying(StoreScenario):
 
     def test_a_replay_needs_a_selection(self, store: Store) -> None:
         settle(store, PUBLISHED)
-        with pytest.raises(UsageError, match="replay needs a selection"):
+        with pytest.raises(UsageError, match="missing selection for replay"):
             store.replay(Selection())
         assert states(store) == {State.PUBLISHED: 1}
 
@@ -158,7 +158,7 @@ class Purging(StoreScenario):
 
     def test_a_purge_needs_a_selection(self, store: Store) -> None:
         settle(store, PUBLISHED)
-        with pytest.raises(UsageError, match="purge needs a selection"):
+        with pytest.raises(UsageError, match="missing selection for purge"):
             store.purge(Selection())
         assert states(store) == {State.PUBLISHED: 1}
 

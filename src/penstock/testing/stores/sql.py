@@ -157,7 +157,7 @@ class NoPlainSql(SqlScenario):
             connection.execute(PLAIN)
         connection.rollback()
         assert counts(connection) == {}
-        with pytest.raises(NotSupported, match="views take no INSERT"):
+        with pytest.raises(NotSupported, match="does not support INSERT into a view"):
             Outbox(store).insert(event())
 
 

@@ -25,8 +25,8 @@ def append(document: Document, args: Mapping[str, Any]) -> list[tuple[int, str]]
     """Add all events or none. Return the duplicates: place in the batch, and id of the event already emitted."""
     if document.size > DOCUMENT_LIMIT:
         raise StoreError(
-            f"the queue document has {document.size // 2**20} MB, the limit is {DOCUMENT_LIMIT // 2**20} MB; "
-            "no event is accepted until events are settled or dead ones purged"
+            f"queue document must be at most {DOCUMENT_LIMIT // 2**20} MB to accept events, "
+            f"got {document.size // 2**20} MB; settle events or purge dead ones"
         )
     events = [(NewEvent(*row), EventRow(*row[0])) for row in args["events"]]
     require_own_objects(blob for _, entry in events for blob in entry.blobs)
@@ -34,7 +34,7 @@ def append(document: Document, args: Mapping[str, Any]) -> list[tuple[int, str]]
     skipped = dict(duplicates)
     fresh = [row for place, row in enumerate(events) if place not in skipped]
     if any(event.given and entry.event_id in document.ids for event, entry in fresh):
-        raise InvalidEvent("an event with this event_id was emitted before")
+        raise InvalidEvent("an event with this event_id already exists; use another event_id")
     for event, entry in fresh:
         document.last_seq += 1
         at = entry.available_at if event.delay_micros is None else document.now + event.delay_micros

@@ -66,7 +66,7 @@ class MysqlStore(ServerDialect, StepwiseStore):
             connected = self.engine.connect()
         except (TypeError, ValueError) as error:
             # Do not show the driver's message: it may contain the password.
-            raise UsageError(f"the URL {self.url} has options that the driver doesn't know or can't read") from error
+            raise UsageError(f"invalid driver options in {self.url}; check their names and values") from error
         with connected as connection, connection.begin():
             raw: Any = connection.connection.dbapi_connection
             with raw.cursor() as cursor:
@@ -91,10 +91,10 @@ class MysqlStore(ServerDialect, StepwiseStore):
         if code in (NO_TABLE, NO_COLUMN, BROKEN_VIEW):
             return self._not_initialised()
         if code == DUPLICATE and "event_id" in reason:
-            return InvalidEvent("an event with this event_id was emitted before")
+            return InvalidEvent("an event with this event_id already exists; use another event_id")
         if isinstance(cause, OperationalError | InterfaceError):
-            return StoreUnavailable(f"can't reach {self.url}: {reason or 'the connection was lost'}")
-        return StoreError(f"{self.url} refused: {reason}") if isinstance(cause, Error) else None
+            return StoreUnavailable(f"cannot reach {self.url}: {reason or 'the connection was lost'}")
+        return StoreError(f"{self.url} rejected the statement: {reason}") if isinstance(cause, Error) else None
 
     def _time(self, raw: Any) -> datetime:
         time: datetime = raw

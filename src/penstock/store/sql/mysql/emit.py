@@ -76,8 +76,8 @@ def _refuse_too_large(tx: Transaction, events: Sequence[Event]) -> None:
     for payload in large:
         if 2 * len(payload) + 2 * LARGE > largest:
             raise InvalidEvent(
-                f"a payload of {len(payload):,} bytes takes twice as many to send, more than the server takes: raise "
-                f"its max_allowed_packet, which is {largest:,}"
+                f"payload of {len(payload):,} bytes, sent in hexadecimal, exceeds the server's max_allowed_packet of "
+                f"{largest:,}; raise max_allowed_packet"
             )
 
 

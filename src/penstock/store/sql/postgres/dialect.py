@@ -92,13 +92,13 @@ class PostgresStore(ServerDialect, SqlStore):
             case errors.UndefinedTable() | errors.UndefinedColumn() | errors.UndefinedFunction():
                 return self._not_initialised()
             case errors.UniqueViolation() if "event_id" in str(cause):
-                return InvalidEvent("an event with this event_id was emitted before")
+                return InvalidEvent("an event with this event_id already exists; use another event_id")
             case errors.CheckViolation() if "penstock_outbox: " in str(cause):
                 return InvalidEvent(_summary(cause))
             case OperationalError() | InterfaceError():
-                return StoreUnavailable(f"can't reach {self.url}: {_summary(cause)}")
+                return StoreUnavailable(f"cannot reach {self.url}: {_summary(cause)}")
             case Error():
-                return StoreError(f"{self.url} refused: {_summary(cause)}")
+                return StoreError(f"{self.url} rejected the statement: {_summary(cause)}")
             case _:
                 return None
 

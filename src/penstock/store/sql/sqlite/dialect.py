@@ -57,7 +57,7 @@ class SqliteStore(StepwiseStore):
         target = make_url(url)
         self._conflict_seconds = BUSY_SECONDS
         if not target.database or target.database == ":memory:":
-            raise UsageError("an SQLite store needs a file that other processes can open: sqlite:///penstock.db")
+            raise UsageError("an SQLite store must be a file; use a URL such as sqlite:///penstock.db")
         self._path = Path(target.database)
         self._may_create = target.database.startswith("file:")  # a URI is not a path that could be checked here
         engine = create_engine(target, connect_args={"timeout": BUSY_SECONDS, "check_same_thread": False})
@@ -69,9 +69,9 @@ class SqliteStore(StepwiseStore):
     @contextmanager
     def _begin(self, *, write: bool = True) -> Iterator[Transaction]:
         if not self._path.parent.is_dir():
-            raise StoreUnavailable(f"can't open {self.url}: the folder {self._path.parent} doesn't exist")
+            raise StoreUnavailable(f"cannot open {self.url}: folder {self._path.parent} does not exist")
         if not self._may_create and not self._path.exists():  # opening it would create an empty file
-            raise NotInitialised(f"{self.url} doesn't exist yet; run: penstock init --store {self.url}")
+            raise NotInitialised(f"{self.url} does not exist; run: penstock init --store {self.url}")
         options = {"reads_only": not write}
         with self.engine.connect().execution_options(**options) as connection, connection.begin():
             raw: Any = connection.connection.dbapi_connection
@@ -101,17 +101,17 @@ class SqliteStore(StepwiseStore):
                 return self._not_initialised()
             case sqlite3.OperationalError() if "locked" in message or "busy" in message:
                 return StoreConflict(
-                    f"another connection kept writing to {self.url}; try again. To emit beside writes of your own "
-                    "that are not committed, pass their connection: emit(..., connection=...)"
+                    f"{self.url} is locked by another writer; try again, or emit in the open transaction with "
+                    "emit(..., connection=...)"
                 )
             case sqlite3.IntegrityError() if "penstock_events.event_id" in message:
-                return InvalidEvent("an event with this event_id was emitted before")
+                return InvalidEvent("an event with this event_id already exists; use another event_id")
             case sqlite3.IntegrityError() if message.startswith("penstock_outbox: "):
                 return InvalidEvent(message)
             case sqlite3.OperationalError():
-                return StoreUnavailable(f"can't use {self.url}: {message}")
+                return StoreUnavailable(f"cannot access {self.url}: {message}")
             case sqlite3.DatabaseError():
-                return StoreError(f"{self.url} refused: {message}")
+                return StoreError(f"{self.url} rejected the statement: {message}")
             case _:
                 return None
 

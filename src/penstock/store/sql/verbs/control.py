@@ -46,9 +46,9 @@ class ControlVerbs(Dialect):
     def limit(self, queue: str, max_claimed: int | None) -> None:
         require_queue(queue)
         if max_claimed is not None and max_claimed < 1:
-            raise UsageError("a limit must be 1 or more; to let nothing be claimed, pause the queue")
+            raise UsageError(f"limit must be at least 1, got {max_claimed}; pause the queue to stop claims")
         if max_claimed is not None and max_claimed > GREATEST_LIMIT:
-            raise UsageError(f"a limit must be at most {GREATEST_LIMIT:,}; none at all may be better")
+            raise UsageError(f"limit must be at most {GREATEST_LIMIT}, got {max_claimed}; remove the limit instead")
         self._transact(lambda tx: tx.run(self.upserts.LIMIT, queue=queue, max_claimed=max_claimed))
 
     controls = reading(queries.controls)

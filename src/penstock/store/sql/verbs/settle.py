@@ -86,7 +86,7 @@ class SettleVerbs(Dialect):
         if not queues:
             return Settlement()
         if not all(queues.values()):
-            raise UsageError("an event is routed to at least one queue")
+            raise UsageError("each event must be routed to at least one queue")
         self.scan_everything()
         return self._transact(lambda tx: self._routed(tx, lease, route_rows(queues)))
 

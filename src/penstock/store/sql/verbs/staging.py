@@ -70,6 +70,6 @@ def require_all(found: int, expected: int) -> None:
     """Raise `StoreError` if staged rows are missing, rather than emit part of a batch."""
     if found != expected:
         raise StoreError(
-            f"of {expected} staged rows {found} are left, so nothing was emitted: the database was restarted, or the "
-            "rows waited for more than a week; run the write again"
+            f"{found} of {expected} staged rows remain, no event was emitted: the database was restarted, or the rows "
+            "expired after 7 days; run the write again"
         )
