@@ -60,7 +60,7 @@ def test_sparks_own_comes_to_the_right_sums(trial: Trial) -> None:
 
 
 def test_so_few_events_that_nothing_could_be_timed_are_refused() -> None:
-    with pytest.raises(UsageError, match="at least 60,000 events"):
+    with pytest.raises(UsageError, match="at least 60,000"):
         StreamsPlan(events=59_999)
 
 
