@@ -72,7 +72,9 @@ class BrokerConformance(PublisherConformance):
         """
         raise NotImplementedError("override the fixture `refusals`")
 
-    def test_an_outage_is_a_retry_and_passes(self, publisher: Publisher, read_back: ReadBack, server: Broker) -> None:
+    def test_outage_causes_retries_until_broker_returns(
+        self, publisher: Publisher, read_back: ReadBack, server: Broker
+    ) -> None:
         before, during = delivery(), [delivery() for _ in range(3)]
         assert attempt(publisher, [before]) == published([before])
         server.stop()
@@ -83,7 +85,7 @@ class BrokerConformance(PublisherConformance):
         assert attempt(publisher, during) == published(during)
         assert self.arranged(read_back("orders.created")[-3:]) == self.arranged(received(during))
 
-    def test_a_refused_event_fails_alone(
+    def test_refused_event_fails_alone(
         self, publisher: Publisher, read_back: ReadBack, refusals: Mapping[str, Refusal]
     ) -> None:
         assert "too large" in refusals
@@ -96,7 +98,7 @@ class BrokerConformance(PublisherConformance):
             assert [outcomes[event.seq] for event in neighbours] == list(published(neighbours).values()), wrong
             assert self.arranged(read_back("orders.refused")[-2:]) == self.arranged(received(neighbours)), wrong
 
-    def test_wrong_credentials_are_a_retry_that_says_so(self, stranger: tuple[Publisher, str]) -> None:
+    def test_wrong_credentials_cause_retries_that_name_cause(self, stranger: tuple[Publisher, str]) -> None:
         """The outcome is a retry, because the events are correct and an operator can fix the credentials."""
         publisher, cause = stranger
         events = [delivery(), delivery()]
@@ -107,7 +109,7 @@ class BrokerConformance(PublisherConformance):
             assert isinstance(outcome, Retry), outcome
             assert re.search(cause, outcome.error, re.IGNORECASE), outcome
 
-    def test_a_broker_that_hangs_is_a_retry(self, server: Broker, impatient: Publisher, read_back: ReadBack) -> None:
+    def test_hanging_broker_causes_retries(self, server: Broker, impatient: Publisher, read_back: ReadBack) -> None:
         before, during = delivery(), [delivery() for _ in range(3)]
         assert attempt(impatient, [before]) == published([before])
         server.freeze()
@@ -121,7 +123,7 @@ class BrokerConformance(PublisherConformance):
         impatient.close()
         self._none_too_often(read_back, during, tries + 1)
 
-    def test_a_restart_in_the_middle_loses_nothing(
+    def test_restart_while_publishing_loses_no_event(
         self, server: Broker, publisher: Publisher, read_back: ReadBack
     ) -> None:
         """No event is lost, and no attempt publishes an event twice."""

@@ -72,23 +72,23 @@ class PublisherOutcomes:
     def publisher(self) -> Publisher:
         raise NotImplementedError("override the fixture `publisher`")
 
-    def test_every_event_gets_its_outcome(self, publisher: Publisher) -> None:
+    def test_every_event_gets_outcome(self, publisher: Publisher) -> None:
         events = [delivery(), delivery(payload=b"\xff"), delivery(partition_key="a"), delivery(ordering_key="a")]
         assert publisher.publish(messages(events)) == published(events)
 
-    def test_a_thousand_events_get_their_outcomes(self, publisher: Publisher) -> None:
+    def test_thousand_events_get_outcomes(self, publisher: Publisher) -> None:
         events = [delivery() for _ in range(BATCH)]
         assert publisher.publish(messages(events)) == published(events)
 
-    def test_an_event_that_comes_again_is_published_again(self, publisher: Publisher) -> None:
+    def test_redelivered_event_is_published_again(self, publisher: Publisher) -> None:
         event = delivery()
         for again in (event, event._replace(deliveries=2, attempts=1)):
             assert publisher.publish(messages([again])) == published([event])
 
-    def test_no_events_have_no_outcomes(self, publisher: Publisher) -> None:
+    def test_empty_batch_has_no_outcomes(self, publisher: Publisher) -> None:
         assert publisher.publish([]) == {}
 
-    def test_closing_may_happen_twice_and_before_any_event(self, publisher: Publisher) -> None:
+    def test_unused_publisher_can_be_closed_twice(self, publisher: Publisher) -> None:
         publisher.close()
         publisher.close()
 
@@ -118,24 +118,24 @@ class PublisherConformance(PublisherOutcomes):
     ) -> None:
         self._arrives(publisher, read_back, delivery(partition_key=partition_key, ordering_key=ordering_key))
 
-    def test_a_batch_arrives_whole_and_in_order(self, publisher: Publisher, read_back: ReadBack) -> None:
+    def test_batch_arrives_complete_and_in_order(self, publisher: Publisher, read_back: ReadBack) -> None:
         events = [delivery(payload=str(number).encode()) for number in range(BATCH)]
         publisher.publish(messages(events))
         assert self.arranged(read_back("orders.created")) == self.arranged(received(events))
 
-    def test_batches_arrive_one_after_the_other(self, publisher: Publisher, read_back: ReadBack) -> None:
+    def test_batches_arrive_in_order(self, publisher: Publisher, read_back: ReadBack) -> None:
         events = [delivery(payload=str(number).encode()) for number in range(30)]
         for start in range(0, len(events), 10):
             publisher.publish(messages(events[start : start + 10]))
         assert self.arranged(read_back("orders.created")) == self.arranged(received(events))
 
-    def test_each_event_arrives_at_its_topic(self, publisher: Publisher, read_back: ReadBack) -> None:
+    def test_events_arrive_at_their_topics(self, publisher: Publisher, read_back: ReadBack) -> None:
         events = [delivery(event_type=name) for name in ("orders.created", "orders.paid", "orders.created")]
         publisher.publish(Routing("{queue}.{event_type}").route(events))
         assert self.arranged(read_back("outbox.orders.created")) == self.arranged(received([events[0], events[2]]))
         assert self.arranged(read_back("outbox.orders.paid")) == self.arranged(received([events[1]]))
 
-    def test_what_was_published_is_there_after_closing(self, publisher: Publisher, read_back: ReadBack) -> None:
+    def test_close_keeps_published_events(self, publisher: Publisher, read_back: ReadBack) -> None:
         events = [delivery() for _ in range(10)]
         publisher.publish(messages(events))
         publisher.close()

@@ -8,13 +8,13 @@
         with InProcessWorker(worker, f"sqlite:///{tmp_path}/events.db") as working:
             yield working
 
-    def test_a_receipt_is_sent(working, mailbox):
+    def test_receipt_is_sent_on_payment(working, mailbox):
         working.outbox.emit("order.paid", {"order": 7}, queue="emails")
         (handled,) = working.drain()
         assert handled.outcome == PUBLISHED
         assert mailbox == ["receipt for order 7"]
 
-    def test_a_reminder_is_sent_tomorrow_even_if_the_mail_server_fails_once(working, mailbox):
+    def test_delayed_reminder_is_sent_despite_mail_server_failure(working, mailbox):
         mailbox.fail_once(ConnectionError())
         working.outbox.emit("order.unpaid", {"order": 7}, queue="emails", delay=86_400)
         assert working.drain() == []

@@ -23,7 +23,7 @@ def emitted(part: StatePartition) -> list[int]:
 
 
 class Inbox(StateScenario):
-    def test_what_was_entered_is_no_longer_fresh(self, part: StatePartition) -> None:
+    def test_inbox_key_is_fresh_only_once(self, part: StatePartition) -> None:
         with part.transaction() as transaction:
             assert transaction.fresh(ARRIVALS[:1]) == set(ARRIVALS[:1])
             assert transaction.fresh(ARRIVALS[:2]) == {ARRIVALS[1]}
@@ -33,19 +33,19 @@ class Inbox(StateScenario):
         with part.transaction() as transaction:
             assert transaction.fresh(ARRIVALS) == set()
 
-    def test_a_replay_is_another_arrival(self, part: StatePartition) -> None:
+    def test_replayed_event_is_new_arrival(self, part: StatePartition) -> None:
         with part.transaction() as transaction:
             transaction.fresh([Arrival("a", 1)])
         assert self.entered(part, [Arrival("a"), Arrival("a", 1), Arrival("a", 2)]) == {Arrival("a", 1)}
 
-    def test_ids_are_compared_for_equality_only(self, part: StatePartition) -> None:
+    def test_inbox_compares_ids_for_equality_only(self, part: StatePartition) -> None:
         """An older id that arrives after newer ones is fresh, regardless of sort order."""
         for wave in (["10-0"], ["9-0", "100-0"], ["2-0", "1-0", "10"]):
             with part.transaction() as transaction:
                 assert {one.event_id for one in transaction.fresh([Arrival(name) for name in wave])} == {*wave}
         assert self.entered(part, [Arrival("10-0"), Arrival("9-0"), Arrival("9")]) == {Arrival("10-0"), Arrival("9-0")}
 
-    def test_what_is_trimmed_is_held_no_more(self, part: StatePartition) -> None:
+    def test_trimmed_inbox_keys_are_fresh_again(self, part: StatePartition) -> None:
         with part.transaction() as transaction:
             transaction.fresh(ARRIVALS)
         assert self.entered(part, ARRIVALS) == set(ARRIVALS)
@@ -55,7 +55,7 @@ class Inbox(StateScenario):
         with part.transaction() as transaction:
             assert transaction.fresh(ARRIVALS) == {ARRIVALS[0]}
 
-    def test_what_is_refused_comes_again(self, part: StatePartition) -> None:
+    def test_refused_arrivals_are_fresh_again(self, part: StatePartition) -> None:
         one, other, replayed = Arrival("1"), Arrival("2"), Arrival("1", 1)
         with part.transaction() as tx:
             assert tx.fresh([one, other, replayed]) == {one, other, replayed}
@@ -64,7 +64,7 @@ class Inbox(StateScenario):
         with part.transaction() as tx:
             assert tx.fresh([one, other, replayed]) == {one, replayed}
 
-    def test_many_at_once(self, part: StatePartition) -> None:
+    def test_transaction_holds_thousands_of_keys(self, part: StatePartition) -> None:
         arrivals = [Arrival(f"{number}-0", number % 3) for number in range(MANY)]
         keys = {f"key-{number}": Saved(b"%d" % number) for number in range(MANY)}
         with part.transaction() as transaction:
@@ -79,7 +79,7 @@ class Inbox(StateScenario):
 
 
 class SavingState(StateScenario):
-    def test_of_many_states_those_come_that_are_asked_for(self, part: StatePartition) -> None:
+    def test_load_returns_only_requested_states(self, part: StatePartition) -> None:
         """Test many combinations of requested and stored keys: stores have several ways to find states."""
         known: dict[str, Saved] = {}
         for size in (1, 49, 50, 51, MANY):
@@ -94,7 +94,7 @@ class SavingState(StateScenario):
                     found = transaction.load([*wanted, "unknown"])
                 assert found == {key: known[key] for key in wanted if key in known}
 
-    def test_offsets_never_go_back(self, part: StatePartition) -> None:
+    def test_offsets_never_decrease(self, part: StatePartition) -> None:
         with part.transaction() as transaction:
             assert transaction.reached(["orders/0"]) == {}
             transaction.advance({"orders/0": 10, "orders/1": 3, "other/0": 0})
@@ -108,7 +108,7 @@ class SavingState(StateScenario):
                 "other/0": 0,
             }
 
-    def test_state_comes_back_as_it_was_saved(self, part: StatePartition) -> None:
+    def test_state_is_loaded_as_saved(self, part: StatePartition) -> None:
         saved = {"a": Saved(b""), "é 水": Saved(bytes(range(256)), 1.5), "A": Saved(b"x" * 100_000, 4e9 + 0.25)}
         with part.transaction() as transaction:
             assert transaction.load(["a"]) == {}
@@ -126,7 +126,7 @@ class SavingState(StateScenario):
         with part.transaction() as transaction:
             assert transaction.load(["a"]) == {"a": Saved(b"again")}
 
-    def test_what_is_emitted_goes_out_in_order_and_once(self, part: StatePartition) -> None:
+    def test_emitted_events_go_out_once_and_in_order(self, part: StatePartition) -> None:
         assert list(part.outgoing()) == []
         with part.transaction() as transaction:
             transaction.emit([event(1), event(2)])
@@ -149,7 +149,7 @@ class SavingState(StateScenario):
         (third,) = part.outgoing()
         assert third.batch > second.batch
 
-    def test_an_event_goes_out_with_all_that_it_has(self, part: StatePartition) -> None:
+    def test_emitted_event_keeps_all_fields(self, part: StatePartition) -> None:
         plain = event(1)
         full = Event(
             event_type="é",
@@ -172,7 +172,7 @@ class SavingState(StateScenario):
                 transaction.emit([Event(event_type="t")])
         assert [list(outgoing.events) for outgoing in part.outgoing()] == [[plain, full, late]]
 
-    def test_a_block_that_raises_leaves_nothing(self, part: StatePartition) -> None:
+    def test_failed_transaction_changes_nothing(self, part: StatePartition) -> None:
         save(part, "a", b"1")
 
         def fail() -> NoReturn:

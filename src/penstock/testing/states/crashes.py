@@ -21,14 +21,14 @@ TRIES = 6
 class Crashing(StateScenario):
     @pytest.mark.crash
     @pytest.mark.parametrize("point", dying_process.POINTS)
-    def test_a_killed_process_leaves_all_of_a_transaction_or_nothing(self, store: StateStore, point: str) -> None:
+    def test_kill_in_transaction_applies_all_or_nothing(self, store: StateStore, point: str) -> None:
         done = dying(store.url, point).communicate()[0].split()
         assert done == ["1", "2"]
         assert whole(store, 50) == (3 if point == "after commit" else 2)
 
     @pytest.mark.crash
     @pytest.mark.parametrize("after", [1, 2, 3, 5, 8])
-    def test_killed_at_any_time_it_keeps_what_it_said_was_done(self, store: StateStore, after: int) -> None:
+    def test_reported_transactions_survive_kill_at_any_time(self, store: StateStore, after: int) -> None:
         process = dying(store.url, "never", 2_000)
         assert process.stdout is not None
         for _ in range(after):
@@ -68,7 +68,7 @@ def whole(store: StateStore, size: int) -> int:
 
 
 class Racing(StateScenario):
-    def test_every_event_counts_once_in_a_race(self, open_state: OpenState) -> None:
+    def test_racing_drivers_and_tasks_count_each_event_once(self, open_state: OpenState) -> None:
         """Restarting drivers and delayed tasks concurrently add up unacknowledged events and trim the inbox."""
         source = Source(open_state)
         with ThreadPoolExecutor(4) as drivers:

@@ -11,7 +11,7 @@ from penstock.testing.states.scenario import ARRIVALS, STREAM, OpenState, StateS
 
 
 class FencingTasks(StateScenario):
-    def test_each_driver_takes_the_next_epoch_and_parts_stay(self, open_state: OpenState) -> None:
+    def test_new_driver_takes_next_epoch_and_keeps_partition_count(self, open_state: OpenState) -> None:
         started = [open_state().start(STREAM, parts) for parts in (3, 5, 1)]
         assert [(one.epoch, one.parts) for one in started] == [(1, 3), (2, 3), (3, 3)]
         assert open_state().start("other", 2).epoch == 1
@@ -21,12 +21,12 @@ class FencingTasks(StateScenario):
         ]
 
     @pytest.mark.parametrize("parts", [0, -1])
-    def test_a_stream_needs_a_part(self, store: StateStore, parts: int) -> None:
+    def test_stream_without_state_partition_is_refused(self, store: StateStore, parts: int) -> None:
         with pytest.raises(UsageError, match="part"):
             store.start(STREAM, parts)
 
     @pytest.mark.parametrize("name", ["../up", "..", "a/b", "A b%2F", "水"])
-    def test_a_stream_may_have_any_name(self, store: StateStore, name: str) -> None:
+    def test_stream_can_have_any_name(self, store: StateStore, name: str) -> None:
         started = [store.start(one, 1) for one in (name, STREAM)]
         parts = [store.open_part(one, 0) for one in started]
         save(parts[0], "a", b"1")
@@ -36,7 +36,7 @@ class FencingTasks(StateScenario):
         for part in parts:
             part.close()
 
-    def test_the_older_of_two_drivers_is_fenced(self, open_state: OpenState) -> None:
+    def test_older_driver_is_fenced(self, open_state: OpenState) -> None:
         first, second = open_state(), open_state()
         older = first.start(STREAM, 2)
         part = first.open_part(older, 0)
@@ -59,7 +59,7 @@ class FencingTasks(StateScenario):
         taken.close()
         part.close()
 
-    def test_the_older_of_two_tasks_is_fenced(self, open_state: OpenState) -> None:
+    def test_older_task_is_fenced(self, open_state: OpenState) -> None:
         store = open_state()
         started = store.start(STREAM, 2)
         older = store.open_part(started, 1)
@@ -75,7 +75,7 @@ class FencingTasks(StateScenario):
         save(newer, "c", b"newer")
         newer.close()
 
-    def test_a_task_of_an_earlier_job_comes_too_late(self, open_state: OpenState) -> None:
+    def test_task_of_earlier_spark_job_is_fenced(self, open_state: OpenState) -> None:
         store = open_state()
         started = store.start(STREAM, 2)
         for job in (5, 5, 6):
@@ -91,7 +91,7 @@ class FencingTasks(StateScenario):
         part.close()
         assert dict(store.read(STREAM)) == {"a": Saved(b"6"), "b": Saved(b"0")}
 
-    def test_tasks_of_several_parts_work_side_by_side(self, store: StateStore) -> None:
+    def test_transactions_of_state_partitions_are_independent(self, store: StateStore) -> None:
         parts = [store.open_part(started, number) for started in [store.start(STREAM, 2)] for number in range(2)]
         with parts[0].transaction() as one, parts[1].transaction() as other:
             assert (one.fresh(ARRIVALS), other.fresh(ARRIVALS)) == (set(ARRIVALS), set(ARRIVALS))
@@ -102,7 +102,7 @@ class FencingTasks(StateScenario):
                 assert transaction.load(["a", "b"]) == {"ab"[number]: Saved(b"%d" % number)}
             part.close()
 
-    def test_a_driver_that_starts_waits_for_what_is_being_committed(self, open_state: OpenState) -> None:
+    def test_starting_driver_waits_for_running_commit(self, open_state: OpenState) -> None:
         """No transaction of an older epoch commits after `start` has returned: `start` waits for a running commit."""
         store = open_state()
         part = store.open_part(store.start(STREAM, 1), 0)

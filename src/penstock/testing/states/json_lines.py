@@ -33,7 +33,7 @@ def lines_in(transaction: PartTransaction, keys: Iterable[str], now: float) -> d
 
 
 class SavingLines(StateScenario):
-    def test_many_states_come_as_lines_without_those_that_are_expired(self, part: StatePartition) -> None:
+    def test_load_json_omits_expired_states(self, part: StatePartition) -> None:
         known = {f"key-{number}": Saved(b'{"n":%d}' % number, (None, 1.0, 3.0)[number % 3]) for number in range(MANY)}
         own = {"\x01of the stream": Saved(b"no line\nof one")}
         with part.transaction() as transaction:
@@ -44,7 +44,7 @@ class SavingLines(StateScenario):
                 found = lines_in(transaction, [*wanted, "unknown"], 2.0)
             assert found == {key: known[key].data for key in wanted if not known[key].expired(2.0)}
 
-    def test_states_saved_as_lines_are_there_as_they_were_given(self, part: StatePartition) -> None:
+    def test_saved_json_lines_are_kept_byte_for_byte(self, part: StatePartition) -> None:
         """Lines are stored byte for byte, including JSON that a database's own type would reject."""
         plain = [
             b'{"a":1,"b":[1.50,-0,1e5,12345678901234567890123],"c":{"":null}}',
@@ -65,7 +65,7 @@ class SavingLines(StateScenario):
                 "other": Saved(b"{}"),
             }
 
-    def test_lines_are_there_for_keys_of_all_kinds_and_for_what_was_just_saved(self, part: StatePartition) -> None:
+    def test_json_lines_are_loaded_for_all_kinds_of_keys(self, part: StatePartition) -> None:
         keys = ["a", "é 水", "\x01a", "\x02", '"\\', "b", "\U0001f600", "\uffff", "b\nc", "'", "B", "10", "9"]
         lines = {key: b'{"n":%d}' % number for number, key in enumerate(keys)}
         with part.transaction() as transaction:
@@ -81,7 +81,7 @@ class SavingLines(StateScenario):
             assert lines_in(transaction, keys, 1.0) == changed
             assert transaction.load(keys) == {key: Saved(line) for key, line in changed.items()}
 
-    def test_what_was_saved_as_lines_is_seen_and_changed_in_the_same_transaction(self, part: StatePartition) -> None:
+    def test_json_lines_can_change_again_in_same_transaction(self, part: StatePartition) -> None:
         keys = ["a", "b\nc", "d"]
         with part.transaction() as transaction:
             transaction.save_columns(as_lines({key: b'{"n":%d}' % n for n, key in enumerate(keys, 1)}), None)

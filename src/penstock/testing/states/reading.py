@@ -11,7 +11,7 @@ from penstock.testing.states.scenario import ARRIVALS, STREAM, OpenState, StateS
 
 
 class ReadingState(StateScenario):
-    def test_state_is_read_by_key_while_a_transaction_is_open(self, open_state: OpenState, store: StateStore) -> None:
+    def test_read_by_key_ignores_open_transaction(self, open_state: OpenState, store: StateStore) -> None:
         started = store.start(STREAM, 2)
         parts = [store.open_part(started, number) for number in range(2)]
         save(parts[0], "b", b"1", 5.0)
@@ -26,7 +26,7 @@ class ReadingState(StateScenario):
         for part in parts:
             part.close()
 
-    def test_state_is_read_part_by_part(self, open_state: OpenState, store: StateStore) -> None:
+    def test_read_can_select_one_state_partition(self, open_state: OpenState, store: StateStore) -> None:
         started = store.start(STREAM, 3)
         for number in range(2):
             part = store.open_part(started, number)
@@ -43,7 +43,7 @@ class ReadingState(StateScenario):
             with pytest.raises(UsageError, match=f"state partition {number} of stream"):
                 list(reader.read(STREAM, part=number))
 
-    def test_a_stream_that_is_held_goes_on_as_any_other(self, open_state: OpenState, store: StateStore) -> None:
+    def test_held_stream_accepts_tasks_and_drivers(self, open_state: OpenState, store: StateStore) -> None:
         """Tasks and another driver can use a stream while it is held, and after it is released."""
         first = store.start("totals", 1)
         with store.held("totals"):
@@ -56,14 +56,14 @@ class ReadingState(StateScenario):
                 assert transaction.load(["a"]) == {"a": Saved(b"xxx")}
         assert dict(store.read("totals")) == {"a": Saved(b"xxx")}
 
-    def test_an_unknown_stream_is_an_error(self, store: StateStore) -> None:
+    def test_unknown_stream_is_error(self, store: StateStore) -> None:
         assert list(store.streams()) == []
         with pytest.raises(UsageError, match="'orders'"):
             list(store.read(STREAM))
         with pytest.raises(UsageError, match="'orders'"):
             store.forget(STREAM, older_than_seconds=1)
 
-    def test_forget_drops_what_is_old_and_what_has_expired(self, store: StateStore) -> None:
+    def test_forget_drops_old_inbox_keys_and_expired_states(self, store: StateStore) -> None:
         part = store.open_part(store.start(STREAM, 2), 1)
         now = time.time()
         with part.transaction() as transaction:

@@ -18,7 +18,7 @@ def held(part: StatePartition, until: float = EVER, limit: int = 10_000) -> list
 
 
 class Timing(StateScenario):
-    def test_timers_are_due_in_the_order_of_time_key_and_name(self, part: StatePartition) -> None:
+    def test_timers_are_due_by_time_key_and_name(self, part: StatePartition) -> None:
         assert held(part) == []
         timers = [
             Timer(-5.5, "z", "n"),
@@ -42,7 +42,7 @@ class Timing(StateScenario):
         assert held(part, EVER, 4) == timers[:4]
         assert held(part, EVER, 0) == []
 
-    def test_a_timer_is_moved_and_cancelled_by_its_key_and_name(self, part: StatePartition) -> None:
+    def test_timers_are_moved_and_cancelled_by_key_and_name(self, part: StatePartition) -> None:
         with part.transaction() as transaction:
             transaction.set_timers({("a", "x"): 1.0, ("a", "y"): 2.0, ("b", "x"): 3.0, ("b", "y"): 4.0})
         with part.transaction() as transaction:
@@ -56,7 +56,7 @@ class Timing(StateScenario):
             transaction.set_timers(dict.fromkeys([("a", "x"), ("b", "x"), ("b", "y")]))
         assert held(part) == []
 
-    def test_many_timers(self, part: StatePartition) -> None:
+    def test_due_timers_are_read_in_limited_batches(self, part: StatePartition) -> None:
         timers = [Timer(float(number % 50), f"key-{number:04}", "close") for number in range(MANY)]
         with part.transaction() as transaction:
             transaction.set_timers({(timer.key, timer.name): timer.at for timer in timers})
@@ -67,7 +67,7 @@ class Timing(StateScenario):
             assert list(transaction.due(EVER, 1_000)) == ordered[1_000:2_000]
         assert held(part) == ordered[1_000:]
 
-    def test_timers_go_with_their_transaction(self, part: StatePartition) -> None:
+    def test_timers_roll_back_with_transaction(self, part: StatePartition) -> None:
         with part.transaction() as transaction:
             transaction.set_timers({("a", "x"): 1.0})
 
@@ -80,7 +80,7 @@ class Timing(StateScenario):
             fail()
         assert held(part) == [Timer(1.0, "a", "x")]
 
-    def test_timers_belong_to_their_part_and_stream(self, store: StateStore) -> None:
+    def test_timers_belong_to_state_partition_and_stream(self, store: StateStore) -> None:
         started, other = store.start(STREAM, 2), store.start("other", 1)
         parts = [store.open_part(started, 0), store.open_part(started, 1), store.open_part(other, 0)]
         for number, part in enumerate(parts):
@@ -90,7 +90,7 @@ class Timing(StateScenario):
         for part in parts:
             part.close()
 
-    def test_a_fenced_task_sets_no_timer(self, open_state: OpenState) -> None:
+    def test_fenced_task_sets_no_timers(self, open_state: OpenState) -> None:
         store = open_state()
         older = store.open_part(store.start(STREAM, 1), 0)
         newer = open_state()

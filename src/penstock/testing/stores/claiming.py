@@ -28,7 +28,7 @@ from penstock.testing.stores.scenario import (
 
 
 class Claiming(StoreScenario):
-    def test_a_claim_takes_events_under_its_lease(self, store: Store, clock: ManualClock) -> None:
+    def test_claim_records_claimant_and_lease_expiry(self, store: Store, clock: ManualClock) -> None:
         (emitted,) = emit(store)
         at = clock.advance(5)
         claimed = claim(store, claimant="relay-1")
@@ -41,9 +41,7 @@ class Claiming(StoreScenario):
         assert (found.deliveries, found.attempts) == (1, 0)
 
     @pytest.mark.parametrize("limit", [1, 2, 7, 1_000])
-    def test_no_claim_exceeds_its_limit_and_none_takes_what_is_taken(
-        self, store: Store, limit: int, ordering_key: str | None
-    ) -> None:
+    def test_claims_respect_limit_and_never_overlap(self, store: Store, limit: int, ordering_key: str | None) -> None:
         emitted = store.append([event(ordering_key=ordering_key and f"{ordering_key}{n}") for n in range(20)])
         claims = [claim(store, limit) for _ in range(20 // limit + 2)]
         assert [len(one) for one in claims] == [limit] * (20 // limit) + [20 % limit] * (20 % limit > 0) + [0] * (
@@ -52,18 +50,18 @@ class Claiming(StoreScenario):
         assert sorted(found for one in claims for found in ids(one)) == sorted(emitted)
 
     @needs("ordering")
-    def test_events_with_and_without_a_key_share_one_limit(self, store: Store) -> None:
+    def test_keyed_and_plain_events_share_claim_limit(self, store: Store) -> None:
         store.append([event(ordering_key=None if number % 2 else f"k{number}") for number in range(20)])
         assert [len(claim(store, 6)) for _ in range(5)] == [6, 6, 6, 2, 0]
 
-    def test_an_empty_queue_yields_nothing(self, store: Store) -> None:
+    def test_claim_from_empty_queue_is_empty(self, store: Store) -> None:
         emit(store, queue="other")
         assert not claim(store)
         assert not store.ready("outbox")
         assert store.ready("other")
         assert len(claim(store, queue="other")) == 1
 
-    def test_a_delayed_event_is_not_claimed_early(
+    def test_delayed_event_is_not_claimed_early(
         self, store: Store, clock: ManualClock, ordering_key: str | None
     ) -> None:
         emitted = emit(store, delay_seconds=10, ordering_key=ordering_key)
@@ -75,7 +73,7 @@ class Claiming(StoreScenario):
         assert store.ready("outbox")
         assert ids(claim(store)) == emitted
 
-    def test_priority_goes_before_age(self, store: Store, clock: ManualClock) -> None:
+    def test_higher_priority_is_claimed_before_older_event(self, store: Store, clock: ManualClock) -> None:
         expected = []
         for priority in (-1, 0, 5):
             expected.append(emit(store, priority=priority)[0])
@@ -83,14 +81,14 @@ class Claiming(StoreScenario):
         later = emit(store, priority=5)[0]
         assert [ids(claim(store, 1))[0] for _ in range(4)] == [expected[2], later, expected[1], expected[0]]
 
-    def test_a_claim_is_ordered_by_priority_then_time_then_number(self, store: Store) -> None:
+    def test_claim_is_ordered_by_priority_time_and_seq(self, store: Store) -> None:
         times = [3, 1, 2, 1]
         emitted = store.append(
             [event(priority=p, available_at=STARTED_AT - timedelta(seconds=t)) for p in (0, 9) for t in times]
         )
         assert ids(claim(store)) == [emitted[place] for place in (4, 6, 5, 7, 0, 2, 1, 3)]
 
-    def test_what_priority_left_behind_comes_next(self, store: Store, clock: ManualClock) -> None:
+    def test_old_events_are_claimed_after_higher_priority(self, store: Store, clock: ManualClock) -> None:
         """Events of lower priority are claimed next, even if they are much older than a full claim of newer events."""
         old = emit(store, 30, priority=0)
         clock.advance(3_600)
@@ -99,7 +97,7 @@ class Claiming(StoreScenario):
         assert store.ready("outbox")
         assert ids(claim(store, 100)) == old
 
-    def test_what_was_released_after_a_long_time_comes_next(self, store: Store, clock: ManualClock) -> None:
+    def test_event_released_late_is_claimed_next(self, store: Store, clock: ManualClock) -> None:
         (old,) = emit(store)
         held = claim(store)
         clock.advance(50)
@@ -109,7 +107,7 @@ class Claiming(StoreScenario):
         assert store.ready("outbox")
         assert ids(claim(store)) == [old]
 
-    def test_a_claim_takes_the_types_it_asks_for(self, store: Store) -> None:
+    def test_claim_takes_only_requested_types(self, store: Store) -> None:
         emitted = store.append([event(event_type=f"type-{number % 3}") for number in range(9)])
         assert ids(claim(store, types=["type-1"])) == emitted[1::3]
         assert ids(claim(store, 2, types=["type-2", "type-0"])) == [emitted[0], emitted[2]]
@@ -118,7 +116,7 @@ class Claiming(StoreScenario):
         assert not claim(store, types=[])
         assert ids(claim(store)) == [emitted[place] for place in (3, 5, 6, 8)]
 
-    def test_types_deep_in_a_queue_are_found(self, store: Store, clock: ManualClock) -> None:
+    def test_claim_finds_rare_type_behind_many_events(self, store: Store, clock: ManualClock) -> None:
         emit(store, 30, event_type="common")
         clock.advance(3_600)
         rare = emit(store, event_type="rare")
@@ -128,7 +126,7 @@ class Claiming(StoreScenario):
         assert len(claim(store, 100)) == 25
 
     @needs("ordering")
-    def test_types_keep_the_order_of_a_key(self, store: Store) -> None:
+    def test_claim_by_type_keeps_order_of_key(self, store: Store) -> None:
         """The event at the head of an ordering key blocks later events, even if a claim excludes its type."""
         first, second = store.append([event(event_type=name, ordering_key="k") for name in ("a", "b")])
         assert not claim(store, types=["b"])
@@ -138,7 +136,7 @@ class Claiming(StoreScenario):
         publish(store, held)
         assert ids(claim(store, types=["b"])) == [second]
 
-    def test_ready_says_what_a_claim_would_find(self, store: Store, clock: ManualClock) -> None:
+    def test_ready_agrees_with_claim(self, store: Store, clock: ManualClock) -> None:
         assert not store.ready("outbox")
         emit(store, event_type="a", priority=3)
         assert store.ready("outbox")
@@ -153,7 +151,7 @@ class Claiming(StoreScenario):
         assert store.ready("outbox")
 
     @needs("ordering")
-    def test_ready_knows_keys(self, store: Store) -> None:
+    def test_ready_respects_ordering_keys(self, store: Store) -> None:
         emit(store, 2, ordering_key="k", event_type="a")
         assert store.ready("outbox")
         assert store.ready("outbox", types=["a"])
@@ -163,7 +161,7 @@ class Claiming(StoreScenario):
         publish(store, held)
         assert store.ready("outbox")
 
-    def test_ready_takes_nothing(self, store: Store) -> None:
+    def test_ready_changes_no_events(self, store: Store) -> None:
         emit(store, 2)
         emit(store, 2, ordering_key="k" if store.capabilities.ordering else None)
         before = records(store)
@@ -171,7 +169,9 @@ class Claiming(StoreScenario):
         assert records(store) == before
         assert len(claim(store)) == 4
 
-    def test_what_another_process_emits_is_seen(self, store: Store, open_store: OpenStore, clock: ManualClock) -> None:
+    def test_events_emitted_by_another_process_are_claimed(
+        self, store: Store, open_store: OpenStore, clock: ManualClock
+    ) -> None:
         other = open_store(clock=clock)
         emit(store, 2)
         publish(store, claim(store))
@@ -180,14 +180,14 @@ class Claiming(StoreScenario):
         assert ids(claim(store)) == emitted
         other.close()
 
-    def test_nonsense_is_refused(self, store: Store) -> None:
+    def test_claim_refuses_nonpositive_arguments(self, store: Store) -> None:
         emit(store)
         for wrong in ({"limit": 0}, {"lease_seconds": 0}, {"lease_seconds": -1}, {"max_attempts": 0}):
             with pytest.raises(UsageError, match="greater than 0"):
                 store.claim("outbox", claimant="me", **{"limit": 1, **wrong})  # type: ignore[arg-type]
         assert states(store) == {State.PENDING: 1}
 
-    def test_a_claim_of_thousands(self, store: Store) -> None:
+    def test_thousands_of_events_are_claimed_at_once(self, store: Store) -> None:
         emitted = emit(store, 5_000)
         claimed = claim(store, 5_000)
         assert ids(claimed) == emitted

@@ -32,7 +32,7 @@ from penstock.testing.stores.scenario import (
 
 
 class Pausing(StoreScenario):
-    def test_a_paused_queue_gives_nothing_and_takes_everything(self, store: Store, clock: ManualClock) -> None:
+    def test_paused_queue_accepts_events_but_yields_none(self, store: Store, clock: ManualClock) -> None:
         store.pause("outbox", by="ada")
         emitted = emit(store, 3)
         assert not store.ready("outbox")
@@ -43,7 +43,7 @@ class Pausing(StoreScenario):
         assert ids(claim(store)) == emitted
         assert store.controls() == []
 
-    def test_a_pause_counts_in_every_process(self, store: Store, open_store: OpenStore, clock: ManualClock) -> None:
+    def test_pause_applies_to_every_process(self, store: Store, open_store: OpenStore, clock: ManualClock) -> None:
         other = open_store(clock=clock)
         emit(store, ordering_key="k" if store.capabilities.ordering else None)
         emit(store)
@@ -54,7 +54,7 @@ class Pausing(StoreScenario):
         assert len(claim(store)) == 2
         other.close()
 
-    def test_what_is_claimed_goes_on(self, store: Store) -> None:
+    def test_pause_leaves_open_lease_usable(self, store: Store) -> None:
         emit(store, 2)
         held = claim(store)
         store.pause("outbox")
@@ -63,25 +63,25 @@ class Pausing(StoreScenario):
         assert ids(again) == ids(held)
         publish(store, again)
 
-    def test_only_that_queue(self, store: Store) -> None:
+    def test_pause_affects_only_its_queue(self, store: Store) -> None:
         store.pause("outbox")
         emit(store, queue="other")
         assert len(claim(store, queue="other")) == 1
 
-    def test_a_second_pause_keeps_the_first_ones_time(self, store: Store, clock: ManualClock) -> None:
+    def test_second_pause_keeps_time_and_name_of_first(self, store: Store, clock: ManualClock) -> None:
         since = clock()
         store.pause("outbox", by="ada")
         clock.advance(10)
         store.pause("outbox", by="bob")
         assert store.controls() == [QueueControl("outbox", since, "ada")]
 
-    def test_resuming_says_whether_there_was_a_pause(self, store: Store) -> None:
+    def test_resume_returns_whether_queue_was_paused(self, store: Store) -> None:
         assert not store.resume("outbox")
         store.pause("outbox")
         assert store.resume("outbox")
         assert not store.resume("outbox")
 
-    def test_what_is_no_queue_is_refused(self, store: Store) -> None:
+    def test_pause_and_resume_refuse_invalid_queue_names(self, store: Store) -> None:
         for name in ("", "a\x00b"):
             for verb in (store.pause, store.resume):
                 with pytest.raises(UsageError, match="queue"):
@@ -90,7 +90,7 @@ class Pausing(StoreScenario):
 
 @needs("limits")
 class Limiting(StoreScenario):
-    def test_no_more_than_the_limit_is_claimed_at_a_time(self, store: Store) -> None:
+    def test_limit_caps_claimed_events(self, store: Store) -> None:
         store.limit("outbox", 3)
         emit(store, 10)
         first = claim(store, 2)
@@ -100,7 +100,7 @@ class Limiting(StoreScenario):
         publish(store, first)
         assert len(claim(store)) == 2
 
-    def test_a_lost_lease_makes_room_when_it_is_reaped(self, store: Store, clock: ManualClock) -> None:
+    def test_reaped_lease_frees_limit(self, store: Store, clock: ManualClock) -> None:
         store.limit("outbox", 1)
         emit(store, 2)
         assert claim(store)
@@ -109,14 +109,14 @@ class Limiting(StoreScenario):
         assert store.reap() == 1
         assert len(claim(store)) == 1
 
-    def test_other_queues_do_not_count(self, store: Store) -> None:
+    def test_limit_ignores_other_queues(self, store: Store) -> None:
         store.limit("outbox", 2)
         emit(store, 5, queue="other")
         emit(store, 5)
         assert len(claim(store, queue="other")) == 5
         assert len(claim(store)) == 2
 
-    def test_a_limit_can_be_changed_and_lifted(self, store: Store) -> None:
+    def test_limit_can_be_changed_and_removed(self, store: Store) -> None:
         store.limit("outbox", 1)
         emit(store, 10)
         assert len(claim(store)) == 1
@@ -127,21 +127,21 @@ class Limiting(StoreScenario):
         assert store.controls() == []
         assert len(claim(store)) == 6
 
-    def test_a_limit_of_nothing_is_refused(self, store: Store) -> None:
+    def test_limit_of_zero_is_refused(self, store: Store) -> None:
         with pytest.raises(UsageError, match="pause the queue"):
             store.limit("outbox", 0)
 
-    def test_a_limit_needs_the_name_of_a_queue(self, store: Store) -> None:
+    def test_limit_refuses_invalid_queue_names(self, store: Store) -> None:
         for name in ("", "a\x00b"):
             with pytest.raises(UsageError, match="queue"):
                 store.limit(name, 1)
 
-    def test_a_limit_ends_no_pause_and_is_none(self, store: Store) -> None:
+    def test_limited_queue_is_not_paused(self, store: Store) -> None:
         store.limit("outbox", 2)
         assert not store.resume("outbox")
 
     @needs("ordering")
-    def test_events_with_keys_count_too(self, store: Store) -> None:
+    def test_limit_counts_keyed_events(self, store: Store) -> None:
         store.limit("outbox", 2)
         for key in "abc":
             emit(store, 2, ordering_key=key)
@@ -150,7 +150,7 @@ class Limiting(StoreScenario):
 
 
 class Cancelling(StoreScenario):
-    def test_a_pending_event_dies_and_counts_nothing(self, store: Store) -> None:
+    def test_cancel_makes_pending_event_dead_without_attempt(self, store: Store) -> None:
         (one, other) = emit(store, 2)
         before = life(record(store, one))
         assert store.cancel(Selection(ids=frozenset({one})), reason="sent by mistake", by="ada") == 1
@@ -160,7 +160,7 @@ class Cancelling(StoreScenario):
         assert store.history(one)[0].by == "ada"
         assert ids(claim(store)) == [other]
 
-    def test_a_claimed_event_is_lost_to_its_holder(self, store: Store) -> None:
+    def test_cancelled_event_is_lost_to_claimant(self, store: Store) -> None:
         (one, other) = emit(store, 2)
         held = claim(store)
         lost, kept = seqs(held)
@@ -170,14 +170,14 @@ class Cancelling(StoreScenario):
         assert record(store, one).state is State.DEAD
         assert record(store, other).state is State.PUBLISHED
 
-    def test_the_lease_of_the_last_one_is_closed(self, store: Store) -> None:
+    def test_cancel_of_last_event_closes_lease(self, store: Store) -> None:
         emitted = emit(store)
         held = claim(store)
         assert store.cancel(Selection(ids=frozenset(emitted))) == 1
         assert store.extend([held.lease]) == []
         assert store.stats().open_leases == 0
 
-    def test_claimed_ones_must_be_named(self, store: Store) -> None:
+    def test_cancel_skips_claimed_events_unless_selected(self, store: Store) -> None:
         emit(store, 2)
         held = claim(store, 1)
         assert store.cancel(EVERYTHING, dry_run=True) == 1
@@ -187,12 +187,12 @@ class Cancelling(StoreScenario):
         claim(store)
         assert store.cancel(Selection(states=frozenset({State.CLAIMED}))) == 1
 
-    def test_a_dry_run_only_counts(self, store: Store) -> None:
+    def test_cancel_dry_run_only_counts(self, store: Store) -> None:
         emit(store, 3)
         assert store.cancel(Selection(queue="outbox"), dry_run=True) == 3
         assert states(store) == {State.PENDING: 3}
 
-    def test_it_can_be_counted_by_kind(self, store: Store) -> None:
+    def test_unsettled_counts_are_by_state_and_queue(self, store: Store) -> None:
         emit(store, 2, queue="mail")
         claim(store, 1, queue="mail")
         emit(store, 3)
@@ -205,33 +205,33 @@ class Cancelling(StoreScenario):
         assert counted(Selection(queue="mail", states=frozenset({State.CLAIMED}))) == [(State.CLAIMED, "mail", 1)]
         assert counted(Selection(queue="none")) == []
 
-    def test_progress_is_reported_and_newcomers_are_left_alone(self, store: Store) -> None:
+    def test_cancel_reports_progress_and_skips_new_events(self, store: Store) -> None:
         emit(store, 3)
-        heard: list[int] = []
+        reported: list[int] = []
 
         def emit_more(done: int) -> None:
-            heard.append(done)
+            reported.append(done)
             emit(store)
 
         assert store.cancel(EVERYTHING, progress=emit_more) == 3
-        assert heard[-1] == 3
-        assert states(store) == {State.DEAD: 3, State.PENDING: len(heard)}
+        assert reported[-1] == 3
+        assert states(store) == {State.DEAD: 3, State.PENDING: len(reported)}
 
-    def test_what_is_settled_stays_as_it_was(self, store: Store) -> None:
+    def test_cancel_leaves_settled_events_unchanged(self, store: Store) -> None:
         emitted = settle(store, PUBLISHED) + settle(store, Dead("x"))
         before = records(store)
         assert store.cancel(Selection(ids=frozenset(emitted))) == 0
         assert store.cancel(EVERYTHING) == 0
         assert records(store) == before
 
-    def test_a_cancelled_event_can_be_replayed(self, store: Store) -> None:
+    def test_cancelled_event_can_be_replayed(self, store: Store) -> None:
         emitted = emit(store)
         store.cancel(EVERYTHING)
         assert store.replay(Selection(ids=frozenset(emitted))) == 1
         assert ids(claim(store)) == emitted
 
     @needs("ordering")
-    def test_the_next_of_the_key_moves_up(self, store: Store) -> None:
+    def test_cancel_of_first_event_unblocks_key(self, store: Store) -> None:
         (first,) = emit(store, ordering_key="k", delay_seconds=3_600)
         (second,) = emit(store, ordering_key="k")
         assert not claim(store)
@@ -239,7 +239,7 @@ class Cancelling(StoreScenario):
         assert ids(claim(store)) == [second]
 
     @needs("ordering")
-    def test_the_rest_of_a_claimed_key_stays_in_order(self, store: Store) -> None:
+    def test_cancel_of_claimed_event_keeps_order_of_key(self, store: Store) -> None:
         first, second, third = emit(store, 3, ordering_key="k")
         held = claim(store, 2)
         assert ids(held) == [first, second]
@@ -248,13 +248,13 @@ class Cancelling(StoreScenario):
         store.settle(held.lease, {seqs(held)[1]: Retry("x", 0)})
         assert ids(claim(store)) == [second, third]
 
-    def test_a_selection_is_needed(self, store: Store) -> None:
+    def test_cancel_requires_selection(self, store: Store) -> None:
         with pytest.raises(UsageError, match="missing selection"):
             store.cancel(Selection())
 
 
 class Noting(StoreScenario):
-    def test_progress_and_result_are_kept(self, store: Store) -> None:
+    def test_progress_and_result_are_stored(self, store: Store) -> None:
         one, other = emit(store, 2)
         held = claim(store)
         first, second = seqs(held)
@@ -264,17 +264,17 @@ class Noting(StoreScenario):
         store.settle(held.lease, {first: Published(b"done"), second: Published()})
         assert store.notes([one, other]) == {one: Note(b"\x00\xff", b"done"), other: Note(b"3")}
 
-    def test_a_result_without_progress(self, store: Store) -> None:
+    def test_result_is_stored_without_progress(self, store: Store) -> None:
         (one,) = settle(store, Published(b"{}"))
         assert store.notes([one]) == {one: Note(None, b"{}")}
         assert record(store, one).state is State.PUBLISHED
 
-    def test_nothing_said_is_nothing(self, store: Store) -> None:
+    def test_event_without_note_is_omitted(self, store: Store) -> None:
         emitted = settle(store, PUBLISHED)
         assert store.notes(emitted) == {}
         assert store.notes([]) == {}
 
-    def test_a_stale_holder_says_nothing(self, store: Store) -> None:
+    def test_stale_token_stores_no_note(self, store: Store) -> None:
         emitted = emit(store)
         stale = claim(store)
         claim(store, lease_id=stale.lease.lease_id, claimant="another")
@@ -282,13 +282,13 @@ class Noting(StoreScenario):
         store.settle(stale.lease, {seqs(stale)[0]: Published(b"x")})
         assert store.notes(emitted) == {}
 
-    def test_of_what_is_not_under_the_lease_nothing_is_said(self, store: Store) -> None:
+    def test_note_ignores_events_of_other_leases(self, store: Store) -> None:
         emit(store, 2)
         mine, other = claim(store, 1), claim(store, 1)
         assert store.note(mine.lease, {seqs(other)[0]: b"x"}) == frozenset()
         assert store.notes(ids(other)) == {}
 
-    def test_a_replay_forgets_and_a_purge_deletes(self, store: Store) -> None:
+    def test_replay_and_purge_delete_notes(self, store: Store) -> None:
         emitted = settle(store, Published(b"x"))
         store.replay(Selection(ids=frozenset(emitted)))
         assert store.notes(emitted) == {}
@@ -299,7 +299,7 @@ class Noting(StoreScenario):
 
 
 class DiscardingSettled(StoreScenario):
-    def test_what_is_not_to_be_kept_is_gone(self, store: Store) -> None:
+    def test_settle_without_keep_deletes_settled_events(self, store: Store) -> None:
         emit(store, 4)
         held = claim(store)
         published, kept, dead, retried = seqs(held)
@@ -318,7 +318,7 @@ class DiscardingSettled(StoreScenario):
         assert states(store) == {State.PENDING: 1, State.PUBLISHED: 1}
         assert store.notes(ids(held)) == {}
 
-    def test_a_last_attempt_too(self, store: Store) -> None:
+    def test_last_attempt_without_keep_deletes_event(self, store: Store) -> None:
         emitted = emit(store, max_attempts=1)
         held = claim(store)
         settlement = store.settle(held.lease, all_to(Retry("x", 0, keep=False), held))
@@ -326,7 +326,7 @@ class DiscardingSettled(StoreScenario):
         assert records(store) == []
         assert store.history(emitted[0]) == []
 
-    def test_one_that_was_lost_stays(self, store: Store) -> None:
+    def test_settle_without_keep_spares_lost_events(self, store: Store) -> None:
         emitted = emit(store)
         stale = claim(store)
         held = claim(store, lease_id=stale.lease.lease_id)
@@ -337,7 +337,7 @@ class DiscardingSettled(StoreScenario):
         store.settle(held.lease, all_to(Published(keep=False), held))
         assert record(store, emitted[0]).state is State.PUBLISHED
 
-    def test_a_repeated_settle_calls_it_lost(self, store: Store) -> None:
+    def test_repeated_settle_reports_deleted_event_as_lost(self, store: Store) -> None:
         emit(store)
         held = claim(store)
         store.settle(held.lease, all_to(Published(keep=False), held))
@@ -345,7 +345,7 @@ class DiscardingSettled(StoreScenario):
 
 
 class Heads(StoreScenario):
-    def test_which_queue_is_served_next(self, store: Store, clock: ManualClock) -> None:
+    def test_heads_are_ordered_by_priority_and_age(self, store: Store, clock: ManualClock) -> None:
         emit(store, 2, queue="jobs/b")
         clock.advance(1)
         emit(store, queue="jobs/a")
@@ -358,7 +358,7 @@ class Heads(StoreScenario):
         ]
         assert store.heads("nothing") == []
 
-    def test_the_head_is_what_a_claim_takes(self, store: Store, clock: ManualClock) -> None:
+    def test_head_is_next_claimed_event(self, store: Store, clock: ManualClock) -> None:
         emit(store, 2, queue="jobs/a", priority=-1)
         clock.advance(1)
         emit(store, 2, queue="jobs/a")
@@ -366,7 +366,7 @@ class Heads(StoreScenario):
         held = claim(store, 1, queue="jobs/a")
         assert (head.seq, head.available_at, -head.rank) == (seqs(held)[0], clock(), 0)
 
-    def test_what_may_not_go_yet_is_not_served(self, store: Store, clock: ManualClock) -> None:
+    def test_heads_omit_queues_without_ready_events(self, store: Store, clock: ManualClock) -> None:
         emit(store, queue="jobs/late", delay_seconds=10, priority=9)
         emit(store, queue="jobs/late", delay_seconds=5)
         emit(store, queue="jobs/held", ordering_key="k" if store.capabilities.ordering else None)
@@ -379,7 +379,7 @@ class Heads(StoreScenario):
         store.settle(held.lease, all_to(RELEASED, held))
         assert {head.queue for head in store.heads("jobs/")} == {"jobs/late", "jobs/held"}
 
-    def test_names_are_taken_as_they_are(self, store: Store) -> None:
+    def test_heads_match_queue_prefix_literally(self, store: Store) -> None:
         for queue in ("jobs/%", "jobs/_", "jobsx", "Jobs/a", "jobs"):
             emit(store, queue=queue)
         assert {head.queue for head in store.heads("jobs/")} == {"jobs/%", "jobs/_"}

@@ -62,7 +62,7 @@ def listed(store: Store, selection: Selection = EVERYTHING) -> list[EventId]:
 
 
 class ListingDeaths(StoreScenario):
-    def test_the_latest_death_comes_first_whenever_it_was_emitted(self, store: Store, clock: ManualClock) -> None:
+    def test_deaths_are_listed_latest_first(self, store: Store, clock: ManualClock) -> None:
         old, middle, new = (emit(store, queue=queue)[0] for queue in "abc")
         for queue in "cab":
             clock.advance(1)
@@ -70,7 +70,7 @@ class ListingDeaths(StoreScenario):
             store.settle(claimed.lease, all_to(Dead("x"), claimed))
         assert listed(store) == [middle, old, new]
 
-    def test_a_death_has_what_a_list_shows(self, store: Store, clock: ManualClock) -> None:
+    def test_death_has_all_listed_fields(self, store: Store, clock: ManualClock) -> None:
         (event_id,) = settle(store, Retry("first", 0), queue="q", event_type="t", payload=b"large")
         clock.advance(60)
         claimed = claim(store, queue="q")
@@ -89,12 +89,12 @@ class ListingDeaths(StoreScenario):
         )
 
     @pytest.mark.parametrize("choice", CHOICES)
-    def test_a_selection_narrows_it(self, store: Store, clock: ManualClock, choice: str) -> None:
+    def test_selection_narrows_deaths(self, store: Store, clock: ManualClock, choice: str) -> None:
         dead = four_dead(store, clock)
         assert listed(store) == dead[::-1]
         assert listed(store, CHOICES[choice](dead)) == dead[:1:-1]
 
-    def test_only_the_dead_are_there(self, store: Store, clock: ManualClock) -> None:
+    def test_deaths_contain_only_dead_events(self, store: Store, clock: ManualClock) -> None:
         four_dead(store, clock)
         others = frozenset(State) - {State.DEAD}
         assert listed(store, Selection(states=others)) == []
@@ -102,7 +102,7 @@ class ListingDeaths(StoreScenario):
         assert len(listed(store, Selection(states=frozenset(State)))) == 4
         assert listed(store, Selection(ids=frozenset())) == []
 
-    def test_pages_go_on_where_the_last_one_ended_also_at_one_time(self, store: Store, clock: ManualClock) -> None:
+    def test_death_pages_continue_among_equal_times(self, store: Store, clock: ManualClock) -> None:
         dead = settle(store, Dead("x"), 5)
         clock.advance(0.000001)
         dead += settle(store, Dead("x"), 4)
@@ -117,7 +117,7 @@ class ListingDeaths(StoreScenario):
         assert [len(page) for page in pages] == [3, 3, 3]
         assert [one for page in pages for one in page] == dead[::-1]
 
-    def test_paging_is_steady_while_events_die_and_are_replayed(self, store: Store, clock: ManualClock) -> None:
+    def test_death_pages_are_stable_under_deaths_and_replays(self, store: Store, clock: ManualClock) -> None:
         dead = settle(store, Dead("x"), 6)
         first = store.deaths(EVERYTHING, limit=2)
         clock.advance(1)
@@ -127,7 +127,7 @@ class ListingDeaths(StoreScenario):
         assert [death.event_id for death in rest.deaths] == [dead[2], dead[1], dead[0]]
         assert rest.after is None
 
-    def test_one_that_died_again_is_listed_with_its_last_death(self, store: Store, clock: ManualClock) -> None:
+    def test_event_that_dies_again_is_listed_with_last_death(self, store: Store, clock: ManualClock) -> None:
         (event_id,) = settle(store, Dead("first"))
         store.replay(EVERYTHING)
         at = clock.advance(30)
@@ -137,7 +137,7 @@ class ListingDeaths(StoreScenario):
         assert (death.event_id, death.died_at, death.replays, death.error) == (event_id, at, 1, "second")
 
     @needs("routing")
-    def test_each_copy_of_an_event_dies_its_own_death(self, store: Store) -> None:
+    def test_each_copy_of_event_has_separate_death(self, store: Store) -> None:
         (event_id,) = emit(store)
         claimed = claim(store)
         store.route(claimed.lease, {claimed.events[0].seq: ["a", "b"]})
@@ -150,7 +150,7 @@ class ListingDeaths(StoreScenario):
 
 
 class CountingDeaths(StoreScenario):
-    def test_errors_of_one_kind_count_together_in_each_queue(self, store: Store) -> None:
+    def test_death_counts_group_by_queue_and_error_kind(self, store: Store) -> None:
         for number in (7, 12, 1_999):
             settle(store, Dead(f"order {number} is unknown\n  File x, line {number}"), queue="orders")
         settle(store, Dead("order 8 is unknown"), queue="returns")
@@ -161,7 +161,7 @@ class CountingDeaths(StoreScenario):
             DeathCount("returns", "order # is unknown", 1),
         ]
 
-    def test_the_most_come_first(self, store: Store) -> None:
+    def test_death_counts_start_with_most_common(self, store: Store) -> None:
         for error, count in (("rare", 1), ("common", 3), ("some", 2)):
             settle(store, Dead(error), count)
         assert [(one.error, one.count) for one in store.death_counts(EVERYTHING)] == [
@@ -171,11 +171,11 @@ class CountingDeaths(StoreScenario):
         ]
 
     @pytest.mark.parametrize("choice", CHOICES)
-    def test_of_a_selection(self, store: Store, clock: ManualClock, choice: str) -> None:
+    def test_selection_narrows_death_counts(self, store: Store, clock: ManualClock, choice: str) -> None:
         selection = CHOICES[choice](four_dead(store, clock))
         assert list(store.death_counts(selection)) == [DeathCount("b", "the disk is full", 2)]
 
-    def test_none(self, store: Store) -> None:
+    def test_deaths_are_empty_without_dead_letters(self, store: Store) -> None:
         settle(store, PUBLISHED)
         assert list(store.death_counts(EVERYTHING)) == []
         assert list(store.deaths(EVERYTHING).deaths) == []

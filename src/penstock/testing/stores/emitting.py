@@ -47,13 +47,13 @@ HEADERS = [
 
 class EmittingEvents(StoreScenario):
     @pytest.mark.parametrize("batch", BATCHES)
-    def test_events_keep_the_ids_that_they_were_given(self, store: Store, batch: int) -> None:
+    def test_events_keep_given_ids(self, store: Store, batch: int) -> None:
         given = [EventId(uuid4()) for _ in range(batch)]
         assert store.append([event(event_id=one) for one in given]) == given
         assert [one.event_id for one in records(store)] == given
 
     @pytest.mark.parametrize("batch", BATCHES)
-    def test_events_without_an_id_get_one_that_sorts_by_time(self, store: Store, batch: int) -> None:
+    def test_generated_ids_sort_by_time(self, store: Store, batch: int) -> None:
         first, second = emit(store, batch), emit(store, batch)
         assert all(one.version == 7 for one in first + second)
         assert len(set(first + second)) == 2 * batch
@@ -61,7 +61,7 @@ class EmittingEvents(StoreScenario):
 
     @pytest.mark.parametrize("batch", [1, 20])
     @pytest.mark.parametrize("payload", PAYLOADS)
-    def test_payloads_come_back_unchanged(self, store: Store, payload: bytes, batch: int) -> None:
+    def test_payloads_are_delivered_unchanged(self, store: Store, payload: bytes, batch: int) -> None:
         emit(store, batch, payload=payload)
         assert [one.payload for one in records(store)] == [payload] * batch
         delivered = [one.payload for one in claim(store, batch).events]
@@ -70,13 +70,13 @@ class EmittingEvents(StoreScenario):
 
     @pytest.mark.parametrize("batch", [1, 20])
     @pytest.mark.parametrize("headers", HEADERS)
-    def test_headers_come_back_unchanged(self, store: Store, headers: Mapping[str, str], batch: int) -> None:
+    def test_headers_are_delivered_unchanged(self, store: Store, headers: Mapping[str, str], batch: int) -> None:
         emit(store, batch, headers=headers)
         assert [one.headers for one in records(store)] == [headers] * batch
         assert [dict(one.headers) for one in claim(store, batch).events] == [headers] * batch
 
     @pytest.mark.parametrize("batch", [1, 20])
-    def test_every_other_field_comes_back_unchanged(self, store: Store, batch: int) -> None:
+    def test_other_fields_are_delivered_unchanged(self, store: Store, batch: int) -> None:
         fields: dict[str, Any] = {
             "event_type": "Bestellung.größer\n'",
             "queue": "queue \\ %s :now ${x}",
@@ -92,7 +92,7 @@ class EmittingEvents(StoreScenario):
             assert {name: getattr(found, name) for name in fields} == fields
 
     @pytest.mark.parametrize("batch", BATCHES)
-    def test_a_new_event_is_pending_and_was_never_tried(self, store: Store, batch: int) -> None:
+    def test_new_event_is_pending_without_attempts(self, store: Store, batch: int) -> None:
         emit(store, batch)
         for found in records(store):
             assert (found.state, found.attempts, found.deliveries, found.replays) == (State.PENDING, 0, 0, 0)
@@ -102,28 +102,28 @@ class EmittingEvents(StoreScenario):
             assert (found.created_at, found.available_at) == (STARTED_AT, STARTED_AT)
 
     @pytest.mark.parametrize("batch", [1, 20])
-    def test_a_delay_and_a_time_say_when_an_event_may_go(self, store: Store, batch: int) -> None:
+    def test_delay_and_time_set_when_event_is_available(self, store: Store, batch: int) -> None:
         emit(store, batch, delay_seconds=90.5)
         emit(store, batch, available_at=STARTED_AT + timedelta(days=400))
         expected = [timedelta(seconds=90.5)] * batch + [timedelta(days=400)] * batch
         assert [one.available_at - STARTED_AT for one in records(store)] == expected
 
-    def test_events_are_numbered_as_they_were_emitted(self, store: Store) -> None:
+    def test_events_are_numbered_in_order_of_emit(self, store: Store) -> None:
         emitted = [one for batch in (3, 25, 1) for one in emit(store, batch)]
         assert [one.event_id for one in records(store)] == emitted
 
-    def test_nothing_emitted_is_nothing_written(self, store: Store) -> None:
+    def test_empty_append_writes_nothing(self, store: Store) -> None:
         assert store.append([]) == []
         assert records(store) == []
 
     @pytest.mark.parametrize("batch", [2, 30])
-    def test_an_id_is_taken_once(self, store: Store, batch: int) -> None:
+    def test_existing_id_is_refused(self, store: Store, batch: int) -> None:
         (taken,) = emit(store)
         with pytest.raises(InvalidEvent, match="event_id"):
             store.append([*(event() for _ in range(batch - 1)), event(event_id=taken)])
         assert [one.event_id for one in records(store)] == [taken]
 
-    def test_two_events_of_a_batch_cannot_share_an_id(self, store: Store) -> None:
+    def test_duplicate_ids_in_batch_are_refused(self, store: Store) -> None:
         shared = EventId(uuid4())
         with pytest.raises(InvalidEvent, match="event_id"):
             store.append([event(event_id=shared), event(event_id=shared)])
@@ -131,13 +131,13 @@ class EmittingEvents(StoreScenario):
 
 
 class Deduplicating(StoreScenario):
-    def test_a_second_emit_inside_the_window_returns_the_first_id(self, store: Store, clock: ManualClock) -> None:
+    def test_emit_within_window_returns_first_id(self, store: Store, clock: ManualClock) -> None:
         first = emit(store, dedupe_key="order-1", dedupe_seconds=100)
         clock.advance(99.9)
         assert emit(store, dedupe_key="order-1", dedupe_seconds=100) == first
         assert [one.event_id for one in records(store)] == first
 
-    def test_an_expired_window_lets_the_next_one_in_and_begins_anew(self, store: Store, clock: ManualClock) -> None:
+    def test_emit_after_window_starts_new_window(self, store: Store, clock: ManualClock) -> None:
         first = emit(store, dedupe_key="order-1", dedupe_seconds=100)
         clock.advance(100)
         second = emit(store, dedupe_key="order-1", dedupe_seconds=100)
@@ -145,14 +145,14 @@ class Deduplicating(StoreScenario):
         assert emit(store, dedupe_key="order-1") == second != first
         assert [one.event_id for one in records(store)] == first + second
 
-    def test_the_window_is_a_day_by_default(self, store: Store, clock: ManualClock) -> None:
+    def test_default_window_is_one_day(self, store: Store, clock: ManualClock) -> None:
         first = emit(store, dedupe_key="order-1")
         clock.advance(86_399)
         assert emit(store, dedupe_key="order-1") == first
         clock.advance(1)
         assert emit(store, dedupe_key="order-1") != first
 
-    def test_queues_have_windows_of_their_own(self, store: Store) -> None:
+    def test_windows_are_separate_per_queue(self, store: Store) -> None:
         first, other = emit(store, queue="a", dedupe_key="x"), emit(store, queue="b", dedupe_key="x")
         assert first != other
         assert emit(store, queue="a", dedupe_key="x") == first
@@ -160,7 +160,7 @@ class Deduplicating(StoreScenario):
         assert len(records(store)) == 2
 
     @pytest.mark.parametrize("size", [4, 40])
-    def test_duplicates_inside_one_batch_are_found(self, store: Store, size: int) -> None:
+    def test_duplicates_within_batch_are_ignored(self, store: Store, size: int) -> None:
         keys = ["x", None, "y", "x"] * (size // 4)
         returned = store.append([event(dedupe_key=key) for key in keys])
         assert len({one for one, key in zip(returned, keys, strict=True) if key == "x"}) == 1
@@ -168,19 +168,19 @@ class Deduplicating(StoreScenario):
         assert len(set(returned)) == 2 + size // 4
         assert sorted(one.event_id for one in records(store)) == sorted(set(returned))
 
-    def test_a_batch_may_be_partly_new(self, store: Store) -> None:
+    def test_batch_can_be_partly_new(self, store: Store) -> None:
         (first,) = emit(store, dedupe_key="x")
         again, new = store.append([event(dedupe_key="x"), event(dedupe_key="y")])
         assert again == first
         assert [one.event_id for one in records(store)] == [first, new]
 
-    def test_an_emit_repeated_with_its_id_adds_nothing(self, store: Store) -> None:
+    def test_repeated_emit_with_same_id_adds_nothing(self, store: Store) -> None:
         given = EventId(uuid4())
         for _ in range(2):
             assert emit(store, event_id=given, dedupe_key="x") == [given]
         assert [one.event_id for one in records(store)] == [given]
 
-    def test_the_window_outlasts_the_event(self, store: Store) -> None:
+    def test_window_outlives_purged_event(self, store: Store) -> None:
         first = settle(store, PUBLISHED, dedupe_key="x")
         assert emit(store, dedupe_key="x") == first
         assert states(store) == {State.PUBLISHED: 1}
@@ -188,7 +188,7 @@ class Deduplicating(StoreScenario):
         assert emit(store, dedupe_key="x") == first
         assert records(store) == []
 
-    def test_a_replay_never_touches_the_window(self, store: Store, clock: ManualClock) -> None:
+    def test_replay_leaves_window_unchanged(self, store: Store, clock: ManualClock) -> None:
         (first,) = settle(store, Dead("no"), dedupe_key="x", dedupe_seconds=100)
         clock.advance(60)
         assert store.replay(Selection(ids=frozenset({first}))) == 1
@@ -202,7 +202,7 @@ class Deduplicating(StoreScenario):
         assert emit(store, dedupe_key="x") == [second]
 
     @needs("ordering")
-    def test_an_event_that_was_deduped_takes_no_place_among_its_key(self, store: Store) -> None:
+    def test_ignored_duplicate_does_not_block_key(self, store: Store) -> None:
         first, *_ = (emit(store, dedupe_key="x", ordering_key="k")[0] for _ in range(2))
         claimed = claim(store)
         assert ids(claimed) == [first]

@@ -49,7 +49,7 @@ def found_by(store: Store, selection: Selection) -> set[EventId]:
 
 class FindingEvents(StoreScenario):
     @pytest.mark.parametrize("state", State)
-    def test_by_state_queue_type_and_id(self, store: Store, state: State) -> None:
+    def test_find_by_state_queue_type_or_id(self, store: Store, state: State) -> None:
         there = one_of_each(store)
         for selection in (
             Selection(states=frozenset({state})),
@@ -60,17 +60,17 @@ class FindingEvents(StoreScenario):
             assert found_by(store, selection) == {there[state]}, selection
         assert record(store, there[state]).state is state
 
-    def test_by_several_states(self, store: Store) -> None:
+    def test_find_by_several_states(self, store: Store) -> None:
         there = one_of_each(store)
         for wanted_states in (set(State), {State.PENDING, State.DEAD}, {State.PUBLISHED, State.CLAIMED}, set()):
             wanted = {there[state] for state in wanted_states}
             assert found_by(store, Selection(states=frozenset(wanted_states))) == wanted
 
-    def test_everything_is_found_unless_narrowed(self, store: Store) -> None:
+    def test_find_returns_everything_by_default(self, store: Store) -> None:
         there = one_of_each(store)
         assert found_by(store, EVERYTHING) == found_by(store, Selection()) == set(there.values())
 
-    def test_by_time_from_and_up_to_but_not_including(self, store: Store, clock: ManualClock) -> None:
+    def test_find_by_time_includes_since_and_excludes_until(self, store: Store, clock: ManualClock) -> None:
         emitted = []
         for _ in range(4):
             emitted += emit(store)
@@ -81,39 +81,39 @@ class FindingEvents(StoreScenario):
         assert found_by(store, Selection(since=since, until=until)) == set(emitted[1:3])
 
     @pytest.mark.parametrize("error", ["100% full", "disk IS", "the Disk is 100% full", "%"])
-    def test_by_a_part_of_the_error_in_any_case(self, store: Store, error: str) -> None:
+    def test_find_by_error_matches_substring_in_any_case(self, store: Store, error: str) -> None:
         there = one_of_each(store)
         assert found_by(store, Selection(error=error)) == {there[State.DEAD]}
 
     @pytest.mark.parametrize("error", ["100_", "Disk%full", "no such", "\\"])
-    def test_no_part_of_an_error_is_a_pattern(self, store: Store, error: str) -> None:
+    def test_find_by_error_has_no_wildcards(self, store: Store, error: str) -> None:
         one_of_each(store)
         assert found_by(store, Selection(error=error)) == set()
 
     @pytest.mark.parametrize("text", ["Größe fehlt", "ОШИБКА сети", "ΛΆΘΟΣ", "1\n2[3](4){5}|6^7$8.9*+?", "c:\\new 🚰"])
-    def test_case_is_ignored_and_all_else_literal_in_every_script(self, store: Store, text: str) -> None:
+    def test_find_by_error_ignores_case_in_every_script(self, store: Store, text: str) -> None:
         (dead,) = settle(store, Dead(f"before {text} after"))
         settle(store, Dead("something else"))
         for error in (text, text.lower(), text.upper().replace("SS", "ß")):
             assert found_by(store, Selection(error=error)) == {dead}, error
 
     @pytest.mark.parametrize("error", ["grosse", "GRÖSSE", "große", "größe "])
-    def test_accents_and_spaces_count(self, store: Store, error: str) -> None:
+    def test_find_by_error_respects_accents_and_spaces(self, store: Store, error: str) -> None:
         settle(store, Dead("Größe"))
         assert found_by(store, Selection(error=error)) == set()
 
-    def test_an_empty_text_is_in_every_error_and_in_none_where_there_is_none(self, store: Store) -> None:
+    def test_find_by_empty_error_matches_every_error(self, store: Store) -> None:
         dead = one_of_each(store)[State.DEAD]
         assert found_by(store, Selection(error="")) == {dead}
 
-    def test_every_part_of_a_selection_narrows_it(self, store: Store) -> None:
+    def test_find_combines_all_criteria(self, store: Store) -> None:
         dead = one_of_each(store)[State.DEAD]
         both = Selection(queue="q-DEAD", event_type="t-DEAD", states=frozenset({State.DEAD}), error="full")
         assert found_by(store, both) == {dead}
         assert found_by(store, Selection(queue="q-DEAD", event_type="t-PENDING")) == set()
         assert found_by(store, Selection(ids=frozenset())) == set()
 
-    def test_pages_come_newest_first_and_end(self, store: Store) -> None:
+    def test_pages_are_newest_first_and_end(self, store: Store) -> None:
         emitted = emit(store, 7)
         publish(store, claim(store, 3))
         claim(store, 2)
@@ -125,13 +125,13 @@ class FindingEvents(StoreScenario):
         assert pages == [emitted[6:4:-1], emitted[4:2:-1], emitted[2:0:-1], emitted[:1]]
         assert after is None
 
-    def test_a_page_that_is_just_full_is_the_last(self, store: Store) -> None:
+    def test_exactly_full_page_is_last(self, store: Store) -> None:
         emit(store, 4)
         assert store.find(EVERYTHING, limit=4).after is None
         assert store.find(EVERYTHING, limit=3).after is not None
         assert list(store.find(Selection(queue="none")).records) == []
 
-    def test_paging_is_steady_while_events_come_and_move(self, store: Store) -> None:
+    def test_pages_are_stable_while_events_change(self, store: Store) -> None:
         emitted = emit(store, 30)
         seen: list[EventId] = []
         after = None
@@ -144,7 +144,7 @@ class FindingEvents(StoreScenario):
         assert seen == emitted[::-1]
         assert after is None
 
-    def test_times_of_a_claim_are_there_exactly_while_claimed(self, store: Store) -> None:
+    def test_claim_fields_are_set_only_while_claimed(self, store: Store) -> None:
         one_of_each(store)
         for found in records(store):
             claimed = found.state is State.CLAIMED
@@ -156,13 +156,13 @@ class FindingEvents(StoreScenario):
 
 
 class Counting(StoreScenario):
-    def test_an_empty_store(self, store: Store) -> None:
+    def test_stats_of_empty_store_are_zero(self, store: Store) -> None:
         stats = store.stats()
         assert (list(stats.queues), stats.open_leases, stats.expired_leases) == ([], 0, 0)
         assert (list(stats.relays), list(stats.dead_errors), stats.oldest_pending_seconds) == ([], [], None)
         assert stats.total("pending") == 0
 
-    def test_every_state_of_every_queue(self, store: Store, clock: ManualClock) -> None:
+    def test_stats_count_states_per_queue(self, store: Store, clock: ManualClock) -> None:
         settle(store, PUBLISHED, 4, queue="a")
         settle(store, Dead("x"), 3, queue="a")
         emit(store, 7, queue="a")
@@ -177,12 +177,12 @@ class Counting(StoreScenario):
         assert store.stats().total("pending") == 8
         assert store.stats().oldest_pending_seconds == 30.0
 
-    def test_nothing_is_late_before_its_time(self, store: Store) -> None:
+    def test_delayed_event_is_pending_but_not_late(self, store: Store) -> None:
         emit(store, delay_seconds=60)
         (queue,) = store.stats().queues
         assert (queue.pending, queue.ready, queue.oldest_pending_seconds) == (1, 0, 0.0)
 
-    def test_leases(self, store: Store, clock: ManualClock) -> None:
+    def test_stats_count_open_and_expired_leases(self, store: Store, clock: ManualClock) -> None:
         emit(store, 3)
         claim(store, 1)
         clock.expire_leases()
@@ -192,7 +192,7 @@ class Counting(StoreScenario):
         store.reap()
         assert (store.stats().open_leases, store.stats().expired_leases) == (1, 0)
 
-    def test_why_events_died_the_commonest_first(self, store: Store) -> None:
+    def test_stats_list_most_common_dead_errors_first(self, store: Store) -> None:
         for error, count in (("rare", 1), ("common", 3), ("some", 2)):
             settle(store, Dead(error), count)
         failed = settle(store, Retry("not dead", 900))
@@ -203,7 +203,7 @@ class Counting(StoreScenario):
 class Relays(StoreScenario):
     RELAY = Relay(uuid4(), "outbox", "file:///var/out", "host-1")
 
-    def test_a_relay_that_beats_is_seen(self, store: Store, clock: ManualClock) -> None:
+    def test_announced_relay_is_listed_with_last_heartbeat(self, store: Store, clock: ManualClock) -> None:
         assert store.announce(self.RELAY) is False
         clock.advance(5)
         assert store.announce(self.RELAY) is False
@@ -217,7 +217,7 @@ class Relays(StoreScenario):
         )
         assert (seen.started_at, seen.seen_seconds_ago, seen.stopping) == (STARTED_AT, 2.0, False)
 
-    def test_a_relay_that_is_to_stop_hears_it_until_it_has(self, store: Store) -> None:
+    def test_stop_request_persists_across_announcements(self, store: Store) -> None:
         store.announce(self.RELAY)
         assert store.asked_to_stop(self.RELAY.relay_id) is False
         assert store.announce(self.RELAY, stopping=True) is True
@@ -225,7 +225,7 @@ class Relays(StoreScenario):
         assert store.asked_to_stop(self.RELAY.relay_id) is True
         assert store.stats().relays[0].stopping is True
 
-    def test_others_are_not_meant(self, store: Store) -> None:
+    def test_stop_request_affects_only_its_relay(self, store: Store) -> None:
         other = Relay(uuid4(), "outbox", "null:", "host-2")
         store.announce(self.RELAY)
         store.announce(other, stopping=True)
@@ -233,14 +233,14 @@ class Relays(StoreScenario):
         assert store.announce(self.RELAY) is False
         assert len(store.stats().relays) == 2
 
-    def test_a_relay_that_ended_is_forgotten(self, store: Store) -> None:
+    def test_withdrawn_relay_is_forgotten(self, store: Store) -> None:
         store.announce(self.RELAY, stopping=True)
         store.withdraw(self.RELAY.relay_id)
         assert list(store.stats().relays) == []
         assert store.asked_to_stop(self.RELAY.relay_id) is False
         assert store.announce(self.RELAY) is False
 
-    def test_one_that_fell_silent_is_forgotten_in_time(self, store: Store, clock: ManualClock) -> None:
+    def test_maintenance_forgets_silent_relay(self, store: Store, clock: ManualClock) -> None:
         store.announce(self.RELAY)
         clock.advance(299)
         store.maintain()
@@ -251,7 +251,7 @@ class Relays(StoreScenario):
 
 
 class Undeclared(StoreScenario):
-    def test_lacks_names_the_undeclared_capabilities(self, store: Store) -> None:
+    def test_lacks_lists_undeclared_capabilities(self, store: Store) -> None:
         assert sorted(self.lacks) == [name for name in CAPABILITIES if not getattr(store.capabilities, name)]
 
     def test_undeclared_capabilities_are_refused_and_change_nothing(self, store: Store) -> None:

@@ -62,7 +62,7 @@ def loses(store: Store, stale: Lease, held: Claim) -> None:
 
 
 class FencingLeases(StoreScenario):
-    def test_an_older_token_has_lost(self, store: Store) -> None:
+    def test_older_token_is_fenced(self, store: Store) -> None:
         emit(store, 3)
         first = claim(store)
         second = again(store, first)
@@ -71,7 +71,7 @@ class FencingLeases(StoreScenario):
         loses(store, first.lease, first)
         publish(store, second)
 
-    def test_an_older_token_keeps_no_lease_alive(self, store: Store, clock: ManualClock) -> None:
+    def test_older_token_cannot_extend_lease(self, store: Store, clock: ManualClock) -> None:
         emit(store)
         first = claim(store)
         again(store, first)
@@ -80,7 +80,7 @@ class FencingLeases(StoreScenario):
         clock.advance(2)
         assert store.reap() == 1
 
-    def test_an_older_token_learns_what_the_newer_one_settled(self, store: Store) -> None:
+    def test_older_token_sees_events_as_already_settled(self, store: Store) -> None:
         emit(store, 2)
         first = claim(store)
         publish(store, again(store, first))
@@ -88,13 +88,13 @@ class FencingLeases(StoreScenario):
         assert settlement == Settlement(already_settled=frozenset(seqs(first)))
 
     @pytest.mark.parametrize("ending", ENDINGS)
-    def test_a_token_loses_when_its_lease_has_ended(self, store: Store, clock: ManualClock, ending: str) -> None:
+    def test_token_of_ended_lease_is_fenced(self, store: Store, clock: ManualClock, ending: str) -> None:
         emit(store, 3)
         held = claim(store)
         ENDINGS[ending](store, held, clock)
         loses(store, held.lease, held)
 
-    def test_a_reaped_event_is_lost_to_the_one_who_slept(self, store: Store, clock: ManualClock) -> None:
+    def test_reaped_event_is_lost_to_old_claimant(self, store: Store, clock: ManualClock) -> None:
         (emitted,) = emit(store)
         slept = claim(store, claimant="slept")
         clock.expire_leases()
@@ -104,7 +104,7 @@ class FencingLeases(StoreScenario):
         assert (record(store, emitted).state, record(store, emitted).claimed_by) == (State.CLAIMED, "awake")
         publish(store, awake)
 
-    def test_a_token_settles_nothing_of_another_lease(self, store: Store) -> None:
+    def test_token_cannot_settle_events_of_another_lease(self, store: Store) -> None:
         emit(store, 4)
         mine, theirs = claim(store, 2), claim(store, 2)
         settlement = store.settle(mine.lease, all_to(PUBLISHED, mine) | all_to(Retry("no"), theirs))
@@ -114,14 +114,14 @@ class FencingLeases(StoreScenario):
         loses(store, crossed, theirs)
         publish(store, theirs)
 
-    def test_a_lease_that_never_was_holds_nothing(self, store: Store) -> None:
+    def test_unknown_lease_is_fenced(self, store: Store) -> None:
         emit(store)
         held = claim(store)
         loses(store, Lease(LeaseId(uuid4()), Token(uuid4()), "outbox"), held)
 
 
 class Repeating(StoreScenario):
-    def test_the_same_claimant_gets_the_same_remainder(self, store: Store) -> None:
+    def test_repeated_claim_returns_unsettled_events(self, store: Store) -> None:
         emit(store, 5)
         first = claim(store, 3)
         before = records(store)
@@ -131,7 +131,7 @@ class Repeating(StoreScenario):
         assert records(store)[1:] == before[1:]
         assert history(store, ids(first)[1]) == []
 
-    def test_a_repeat_never_brings_new_events(self, store: Store) -> None:
+    def test_repeated_claim_never_adds_events(self, store: Store) -> None:
         emit(store, 2, ordering_key="k" if store.capabilities.ordering else None)
         emit(store, 3)
         first = claim(store, 2)
@@ -139,7 +139,7 @@ class Repeating(StoreScenario):
         for claimant in ("claimant", "another", "a third"):
             assert set(seqs(again(store, first, claimant))) <= set(seqs(first))
 
-    def test_another_claimant_counts_a_lost_attempt(self, store: Store) -> None:
+    def test_repeat_by_another_claimant_counts_lost_attempt(self, store: Store) -> None:
         emit(store, 3)
         first = claim(store, claimant="first")
         before = lives(store)
@@ -153,21 +153,21 @@ class Repeating(StoreScenario):
         assert {one.claimed_by for one in records(store)} == {"second"}
         assert [history(store, one) for one in ids(first)] == [["lost"]] * 3
 
-    def test_only_a_change_of_claimant_counts(self, store: Store) -> None:
+    def test_only_change_of_claimant_counts_attempt(self, store: Store) -> None:
         (emitted,) = emit(store)
         held = claim(store, claimant="a")
         for claimant, attempts in (("a", 0), ("b", 1), ("b", 1), ("a", 2)):
             again(store, held, claimant)
             assert record(store, emitted).attempts == attempts
 
-    def test_a_repeat_gives_a_lost_claim_less_company(self, store: Store) -> None:
+    def test_repeat_of_lost_claim_shrinks_claim(self, store: Store) -> None:
         emit(store, 50)
         held = claim(store, 50)
         assert [len(again(store, held, f"claimant-{number}", limit=50)) for number in range(3)] == [5, 1, 1]
         assert states(store) == {State.PENDING: 49, State.CLAIMED: 1}
         assert sorted(one.attempts for one in records(store)) == [1] * 45 + [2] * 4 + [3]
 
-    def test_what_a_repeat_gives_back_is_found_at_once(self, store: Store, clock: ManualClock) -> None:
+    def test_events_freed_by_repeat_can_be_claimed_at_once(self, store: Store, clock: ManualClock) -> None:
         """A process whose last claim found no event of that age also finds the released events."""
         emit(store, 20)
         held = claim(store, 20)
@@ -177,7 +177,7 @@ class Repeating(StoreScenario):
         assert len(claim(store, 1)) == 1
 
     @pytest.mark.parametrize("own_limit", [None, 2])
-    def test_a_repeat_kills_the_exhausted(self, store: Store, own_limit: int | None) -> None:
+    def test_repeat_makes_exhausted_event_dead(self, store: Store, own_limit: int | None) -> None:
         """The limit is the one of the original lease, unless the event has its own."""
         (emitted,) = emit(store, max_attempts=own_limit)
         held = claim(store, claimant="0", max_attempts=2 if own_limit is None else 9)
@@ -188,7 +188,7 @@ class Repeating(StoreScenario):
         assert record(store, emitted).state is State.DEAD
         assert history(store, emitted) == ["lost", "died"]
 
-    def test_the_dead_leave_room_for_the_living(self, store: Store) -> None:
+    def test_dead_events_do_not_count_in_repeated_claim(self, store: Store) -> None:
         """An event that dies in a repeat no longer counts in the size of the claim."""
         store.append([event(max_attempts=2 if number < 5 else None) for number in range(10)])
         held = claim(store, 10, claimant="0")
@@ -196,7 +196,7 @@ class Repeating(StoreScenario):
         assert len(again(store, held, "2", limit=500)) == 5
         assert states(store) == {State.CLAIMED: 5, State.DEAD: 5}
 
-    def test_a_repeat_extends_the_lease_and_never_shortens_it(self, store: Store, clock: ManualClock) -> None:
+    def test_repeated_claim_extends_and_never_shortens_lease(self, store: Store, clock: ManualClock) -> None:
         emit(store)
         held = claim(store)
         expiry = records(store)[0].lease_expires_at
@@ -210,7 +210,7 @@ class Repeating(StoreScenario):
         assert store.reap() == 1
 
     @pytest.mark.parametrize("ending", ENDINGS)
-    def test_a_closed_lease_yields_nothing_for_ever(self, store: Store, clock: ManualClock, ending: str) -> None:
+    def test_closed_lease_never_yields_events(self, store: Store, clock: ManualClock, ending: str) -> None:
         emit(store, 2)
         held = claim(store)
         ENDINGS[ending](store, held, clock)
@@ -220,7 +220,7 @@ class Repeating(StoreScenario):
             assert len(again(store, held)) == len(again(store, held, "another")) == 0
         assert State.CLAIMED not in states(store)
 
-    def test_a_claim_that_found_nothing_is_closed(self, store: Store) -> None:
+    def test_empty_claim_closes_lease(self, store: Store) -> None:
         nothing = claim(store)
         emit(store)
         assert not again(store, nothing)
@@ -229,7 +229,7 @@ class Repeating(StoreScenario):
 
 
 class Heartbeats(StoreScenario):
-    def test_an_extended_lease_is_not_reaped(self, store: Store, clock: ManualClock) -> None:
+    def test_extended_lease_is_not_reaped(self, store: Store, clock: ManualClock) -> None:
         emit(store)
         held = claim(store)
         for _ in range(5):
@@ -238,7 +238,7 @@ class Heartbeats(StoreScenario):
             assert store.reap() == 0
         publish(store, held)
 
-    def test_the_lost_ones_among_many_are_left_out(self, store: Store, clock: ManualClock) -> None:
+    def test_extend_returns_only_open_leases(self, store: Store, clock: ManualClock) -> None:
         emit(store, 5)
         kept, settled, reaped, released, repeated = (claim(store, 1) for _ in range(5))
         publish(store, settled)
@@ -253,7 +253,7 @@ class Heartbeats(StoreScenario):
         assert store.reap() == 1
         assert store.extend([reaped.lease, kept.lease]) == [kept.lease]
 
-    def test_leases_of_every_length_are_extended_together(self, store: Store, clock: ManualClock) -> None:
+    def test_leases_of_different_lengths_are_extended_together(self, store: Store, clock: ManualClock) -> None:
         emit(store, 2)
         longer, shorter = claim(store, 1), claim(store, 1)
         clock.advance(50)
@@ -262,10 +262,10 @@ class Heartbeats(StoreScenario):
         expiries = [one.lease_expires_at for one in records(store)]
         assert expiries == [clock.now + timedelta(seconds=100), clock.now + timedelta(seconds=20.5)]
 
-    def test_nothing_to_extend_is_nothing_held(self, store: Store) -> None:
+    def test_extend_without_leases_returns_nothing(self, store: Store) -> None:
         assert store.extend([]) == []
 
-    def test_an_expired_lease_may_be_extended_until_it_is_reaped(self, store: Store, clock: ManualClock) -> None:
+    def test_expired_lease_can_be_extended_until_reaped(self, store: Store, clock: ManualClock) -> None:
         emit(store)
         held = claim(store)
         clock.expire_leases()
@@ -275,7 +275,7 @@ class Heartbeats(StoreScenario):
         assert store.reap() == 1
         assert store.extend([held.lease]) == []
 
-    def test_no_heartbeat_goes_past_the_greatest_age(self, open_store: OpenStore, clock: ManualClock) -> None:
+    def test_heartbeat_never_exceeds_maximum_lease_age(self, open_store: OpenStore, clock: ManualClock) -> None:
         store = open_store(StoreOptions(max_lease_age_seconds=100), clock)
         emit(store)
         held = claim(store)
@@ -290,7 +290,7 @@ class Heartbeats(StoreScenario):
         assert store.reap() == 1
         store.close()
 
-    def test_a_heartbeat_never_shortens_a_lease(self, store: Store, clock: ManualClock) -> None:
+    def test_heartbeat_never_shortens_lease(self, store: Store, clock: ManualClock) -> None:
         emit(store)
         held = claim(store)
         assert store.extend([replace(held.lease, lease_seconds=1)])
@@ -301,7 +301,7 @@ class Heartbeats(StoreScenario):
 class HeldLeases(StoreScenario):
     """Reading leases of other processes: open leases, their claimants and tokens."""
 
-    def test_an_open_lease_is_shown_with_its_token_and_claimant(self, store: Store) -> None:
+    def test_held_shows_token_and_claimant_of_open_lease(self, store: Store) -> None:
         emit(store, 2)
         mine, theirs = claim(store, 1, claimant="me"), claim(store, 1, claimant="they")
         assert store.held([theirs.lease.lease_id, mine.lease.lease_id]) == [
@@ -310,25 +310,25 @@ class HeldLeases(StoreScenario):
         ]
         assert store.held([mine.lease.lease_id] * 2) == [Held(mine.lease, "me")]
 
-    def test_a_repeat_shows_the_newest_token_and_claimant(self, store: Store) -> None:
+    def test_held_shows_newest_token_and_claimant_after_repeat(self, store: Store) -> None:
         emit(store, 2)
         first = claim(store, claimant="older")
         second = again(store, first, "newer")
         assert store.held([first.lease.lease_id]) == [Held(second.lease, "newer")]
 
     @pytest.mark.parametrize("ending", ENDINGS)
-    def test_a_closed_lease_is_left_out(self, store: Store, clock: ManualClock, ending: str) -> None:
+    def test_held_omits_closed_lease(self, store: Store, clock: ManualClock, ending: str) -> None:
         emit(store, 2)
         held = claim(store)
         ENDINGS[ending](store, held, clock)
         assert store.held([held.lease.lease_id]) == []
 
-    def test_what_never_was_or_found_nothing_is_left_out(self, store: Store) -> None:
+    def test_held_omits_unknown_and_empty_leases(self, store: Store) -> None:
         nothing = claim(store)
         assert store.held([nothing.lease.lease_id, LeaseId(uuid4())]) == []
         assert store.held([]) == []
 
-    def test_an_expired_lease_is_held_until_it_is_reaped(self, store: Store, clock: ManualClock) -> None:
+    def test_held_shows_expired_lease_until_reaped(self, store: Store, clock: ManualClock) -> None:
         emit(store)
         held = claim(store)
         clock.expire_leases()
@@ -336,7 +336,7 @@ class HeldLeases(StoreScenario):
         store.reap()
         assert store.held([held.lease.lease_id]) == []
 
-    def test_reading_changes_nothing(self, store: Store) -> None:
+    def test_held_changes_nothing(self, store: Store) -> None:
         emit(store, 3)
         held = claim(store)
         before = records(store)
@@ -346,7 +346,7 @@ class HeldLeases(StoreScenario):
 
 
 class Releasing(StoreScenario):
-    def test_a_release_gives_back_uncounted(self, store: Store) -> None:
+    def test_release_counts_no_attempt_or_delivery(self, store: Store) -> None:
         emitted = emit(store, 2)
         before = records(store)
         held = claim(store)
@@ -355,7 +355,7 @@ class Releasing(StoreScenario):
         assert [history(store, one) for one in emitted] == [["released"]] * 2
         assert [one.deliveries for one in claim(store).events] == [1, 1]
 
-    def test_a_release_gives_back_what_is_left(self, store: Store) -> None:
+    def test_release_affects_only_unsettled_events(self, store: Store) -> None:
         emit(store, 3)
         held = claim(store)
         outcomes: dict[int, Outcome] = {seqs(held)[0]: PUBLISHED, seqs(held)[1]: Retry("no", 0)}
@@ -364,7 +364,7 @@ class Releasing(StoreScenario):
         assert store.release(held.lease) == 0
         assert states(store) == {State.PENDING: 2, State.PUBLISHED: 1}
 
-    def test_a_release_keeps_what_was_counted_before(self, store: Store, clock: ManualClock) -> None:
+    def test_release_keeps_earlier_counts(self, store: Store, clock: ManualClock) -> None:
         (emitted,) = emit(store)
         claim(store)
         clock.expire_leases()

@@ -57,7 +57,7 @@ def six_settled(store: Store, clock: ManualClock) -> list[EventId]:
 
 class Replaying(StoreScenario):
     @pytest.mark.parametrize("choice", CHOICES)
-    def test_a_replay_takes_what_was_selected(self, store: Store, clock: ManualClock, choice: str) -> None:
+    def test_replay_takes_only_selected_events(self, store: Store, clock: ManualClock, choice: str) -> None:
         emitted = six_settled(store, clock)
         selection = CHOICES[choice](emitted)
         before = records(store)
@@ -67,7 +67,7 @@ class Replaying(StoreScenario):
         assert states(store) == {State.PENDING: 2, State.PUBLISHED: 4}
         assert ids(claim(store, queue="b")) == emitted[4:]
 
-    def test_a_replayed_event_starts_a_new_life(self, store: Store, clock: ManualClock) -> None:
+    def test_replay_resets_event_as_lifecycle_defines(self, store: Store, clock: ManualClock) -> None:
         settle(store, Dead("x"), max_attempts=5)
         emit(store)
         claim(store)
@@ -85,7 +85,7 @@ class Replaying(StoreScenario):
             assert (old.state, new.state) in lifecycle.TRANSITIONS
         assert store.ready("outbox")
 
-    def test_a_replay_leaves_an_entry_that_says_who_and_what(self, store: Store, clock: ManualClock) -> None:
+    def test_replay_is_recorded_in_history(self, store: Store, clock: ManualClock) -> None:
         (dead,), (published,) = settle(store, Dead("no disk")), settle(store, PUBLISHED)
         at = clock.advance(5)
         store.replay(EVERYTHING, by="anna")
@@ -94,7 +94,7 @@ class Replaying(StoreScenario):
         assert [entry.detail for entry in store.history(published)] == ["was PUBLISHED"]
         assert history(store, dead) == ["died", "replayed"]
 
-    def test_only_the_settled_are_replayed(self, store: Store) -> None:
+    def test_replay_takes_only_settled_events(self, store: Store) -> None:
         emit(store, 3)
         claim(store, 1)
         before = records(store)
@@ -102,14 +102,14 @@ class Replaying(StoreScenario):
         assert store.replay(Selection(states=frozenset({State.PENDING, State.CLAIMED}))) == 0
         assert records(store) == before
 
-    def test_replays_add_up(self, store: Store) -> None:
+    def test_replays_are_counted(self, store: Store) -> None:
         (emitted,) = settle(store, PUBLISHED)
         for replays in (1, 2, 3):
             assert store.replay(EVERYTHING) == 1
             assert record(store, emitted).replays == replays
             publish(store, claim(store))
 
-    def test_a_replay_needs_a_selection(self, store: Store) -> None:
+    def test_replay_requires_selection(self, store: Store) -> None:
         settle(store, PUBLISHED)
         with pytest.raises(UsageError, match="missing selection for replay"):
             store.replay(Selection())
@@ -117,7 +117,7 @@ class Replaying(StoreScenario):
 
 
 class Purging(StoreScenario):
-    def test_the_dead_are_kept_unless_they_are_named(self, store: Store, clock: ManualClock) -> None:
+    def test_purge_keeps_dead_events_unless_selected(self, store: Store, clock: ManualClock) -> None:
         emitted = six_settled(store, clock)
         assert store.purge(EVERYTHING, dry_run=True) == 4
         assert len(records(store)) == 6
@@ -129,12 +129,12 @@ class Purging(StoreScenario):
         assert records(store) == []
 
     @pytest.mark.parametrize("choice", ["ids", "state", "until", "all of them"])
-    def test_a_purge_takes_what_was_selected(self, store: Store, clock: ManualClock, choice: str) -> None:
+    def test_purge_takes_only_selected_events(self, store: Store, clock: ManualClock, choice: str) -> None:
         emitted = six_settled(store, clock)
         assert store.purge(CHOICES[choice](emitted)) == 2
         assert [one.event_id for one in records(store)] == emitted[:4]
 
-    def test_only_the_settled_are_purged(self, store: Store) -> None:
+    def test_purge_takes_only_settled_events(self, store: Store) -> None:
         emit(store, 2)
         held = claim(store, 1)
         assert store.purge(Selection(states=frozenset(State))) == 0
@@ -142,13 +142,13 @@ class Purging(StoreScenario):
         publish(store, held)
 
     @pytest.mark.parametrize("batch", [1, 2, 3, 100])
-    def test_a_purge_goes_on_until_all_is_gone(self, store: Store, batch: int) -> None:
+    def test_purge_continues_until_all_batches_are_deleted(self, store: Store, batch: int) -> None:
         kept = settle(store, Dead("kept"), 3)
         settle(store, PUBLISHED, 7)
         assert store.purge(EVERYTHING, batch=batch) == 7
         assert [one.event_id for one in records(store)] == kept
 
-    def test_what_is_purged_is_gone_with_its_timeline(self, store: Store) -> None:
+    def test_purge_deletes_history_of_event(self, store: Store) -> None:
         (gone,), (kept,) = settle(store, Dead("x")), settle(store, Dead("y"))
         assert store.purge(Selection(ids=frozenset({gone}))) == 1
         assert history(store, gone) == []
@@ -156,13 +156,13 @@ class Purging(StoreScenario):
         assert emit(store, event_id=gone) == [gone]
         assert history(store, gone) == []
 
-    def test_a_purge_needs_a_selection(self, store: Store) -> None:
+    def test_purge_requires_selection(self, store: Store) -> None:
         settle(store, PUBLISHED)
         with pytest.raises(UsageError, match="missing selection for purge"):
             store.purge(Selection())
         assert states(store) == {State.PUBLISHED: 1}
 
-    def test_how_many_were_published_is_known_after_they_are_gone(self, store: Store) -> None:
+    def test_stats_count_purged_published_events(self, store: Store) -> None:
         settle(store, PUBLISHED, 3)
         settle(store, PUBLISHED, 2, queue="other")
         settle(store, Dead("x"))
@@ -180,7 +180,7 @@ class Purging(StoreScenario):
 
 
 class Tending(StoreScenario):
-    def test_upkeep_leaves_events_alone(self, store: Store, clock: ManualClock) -> None:
+    def test_maintenance_changes_no_events(self, store: Store, clock: ManualClock) -> None:
         six_settled(store, clock)
         emit(store, 3)
         held = claim(store, 2)
@@ -190,7 +190,7 @@ class Tending(StoreScenario):
         assert lives(store) == before
         publish(store, held)
 
-    def test_a_closed_lease_is_remembered_for_a_day(self, store: Store, clock: ManualClock) -> None:
+    def test_closed_lease_is_remembered_for_one_day(self, store: Store, clock: ManualClock) -> None:
         emit(store)
         held = claim(store)
         publish(store, held)
@@ -200,7 +200,7 @@ class Tending(StoreScenario):
         assert not claim(store, lease_id=held.lease.lease_id)
         assert ids(claim(store)) == emitted
 
-    def test_upkeep_forgets_no_window_that_still_holds(self, store: Store, clock: ManualClock) -> None:
+    def test_maintenance_keeps_open_deduplication_windows(self, store: Store, clock: ManualClock) -> None:
         first = emit(store, dedupe_key="x", dedupe_seconds=100)
         clock.advance(99)
         store.maintain()

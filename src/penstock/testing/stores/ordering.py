@@ -31,7 +31,7 @@ from penstock.testing.stores.scenario import (
 
 @needs("ordering")
 class Ordering(StoreScenario):
-    def test_the_events_of_a_key_come_in_order(self, store: Store) -> None:
+    def test_events_of_key_are_claimed_in_order(self, store: Store) -> None:
         emitted = store.append([event(ordering_key=f"k{number % 3}", priority=number % 5) for number in range(30)])
         by_id = {one: place % 3 for place, one in enumerate(emitted)}
         found = ids(claim(store))
@@ -39,7 +39,7 @@ class Ordering(StoreScenario):
         for key in range(3):
             assert [one for one in found if by_id[one] == key] == emitted[key::3]
 
-    def test_a_key_is_never_under_two_leases(self, store: Store) -> None:
+    def test_key_is_never_under_two_leases(self, store: Store) -> None:
         first, second, third = emit(store, 3, ordering_key="k")
         held = claim(store, 1)
         assert ids(held) == [first]
@@ -50,20 +50,20 @@ class Ordering(StoreScenario):
         assert ids(claim(store, 2)) == [second, third]
         assert not claim(store)
 
-    def test_the_keys_of_other_queues_are_others(self, store: Store) -> None:
+    def test_keys_are_separate_per_queue(self, store: Store) -> None:
         emit(store, ordering_key="k")
         other = emit(store, queue="other", ordering_key="k")
         assert len(claim(store)) == 1
         assert ids(claim(store, queue="other")) == other
 
-    def test_a_key_is_cut_at_the_limit(self, store: Store) -> None:
+    def test_claim_limit_applies_within_key(self, store: Store) -> None:
         emitted = emit(store, 25, ordering_key="k")
         for start in range(0, 25, 10):
             held = claim(store, 10)
             assert ids(held) == emitted[start : start + 10]
             publish(store, held)
 
-    def test_a_key_stays_with_its_lease_until_all_of_it_is_settled(self, store: Store) -> None:
+    def test_key_stays_with_lease_until_all_events_are_settled(self, store: Store) -> None:
         emitted = emit(store, 4, ordering_key="k")
         held = claim(store, 3)
         for seq in seqs(held):
@@ -71,7 +71,7 @@ class Ordering(StoreScenario):
             store.settle(held.lease, {seq: PUBLISHED})
         assert ids(claim(store)) == emitted[3:]
 
-    def test_a_delayed_event_holds_up_those_behind_it(self, store: Store, clock: ManualClock) -> None:
+    def test_delayed_event_blocks_later_events_of_key(self, store: Store, clock: ManualClock) -> None:
         first = emit(store, ordering_key="k")
         delayed = emit(store, ordering_key="k", delay_seconds=30)
         last = emit(store, ordering_key="k")
@@ -83,20 +83,20 @@ class Ordering(StoreScenario):
         clock.advance(30)
         assert ids(claim(store)) == delayed + last
 
-    def test_a_death_unblocks_the_key(self, store: Store) -> None:
+    def test_dead_event_unblocks_key(self, store: Store) -> None:
         emitted = emit(store, 3, ordering_key="k")
         held = claim(store, 1)
         store.settle(held.lease, all_to(Dead("x"), held))
         assert ids(claim(store)) == emitted[1:]
 
-    def test_an_exhausted_retry_unblocks_the_key(self, store: Store) -> None:
+    def test_exhausted_retry_unblocks_key(self, store: Store) -> None:
         emitted = emit(store, 2, ordering_key="k", max_attempts=1)
         held = claim(store, 1)
         assert store.settle(held.lease, all_to(Retry("x", 900), held)).dead
         assert ids(claim(store)) == emitted[1:]
 
     @pytest.mark.parametrize("way", ["settled", "released", "reaped"])
-    def test_what_goes_back_keeps_its_place(self, store: Store, clock: ManualClock, way: str) -> None:
+    def test_returned_events_keep_place_in_key(self, store: Store, clock: ManualClock, way: str) -> None:
         emitted = emit(store, 5, ordering_key="k")
         held = claim(store, 3)
         match way:
@@ -110,13 +110,13 @@ class Ordering(StoreScenario):
         assert store.ready("outbox")
         assert ids(claim(store, 50)) == emitted
 
-    def test_a_replayed_event_goes_to_its_old_place(self, store: Store) -> None:
+    def test_replayed_event_returns_to_old_place_in_key(self, store: Store) -> None:
         emitted = emit(store, 3, ordering_key="k")
         publish(store, claim(store, 2))
         assert store.replay(Selection(ids=frozenset(emitted[:2]))) == 2
         assert ids(claim(store)) == emitted
 
-    def test_a_replayed_event_waits_while_its_key_is_held(self, store: Store) -> None:
+    def test_replayed_event_waits_while_key_is_claimed(self, store: Store) -> None:
         emitted = emit(store, 3, ordering_key="k")
         publish(store, claim(store, 1))
         held = claim(store, 1)
@@ -125,7 +125,7 @@ class Ordering(StoreScenario):
         publish(store, held)
         assert ids(claim(store)) == [emitted[0], emitted[2]]
 
-    def test_a_replayed_event_goes_before_one_that_waits(self, store: Store) -> None:
+    def test_replayed_event_precedes_waiting_retry(self, store: Store) -> None:
         emitted = emit(store, 2, ordering_key="k")
         publish(store, claim(store, 1))
         held = claim(store)
@@ -135,7 +135,7 @@ class Ordering(StoreScenario):
         assert store.ready("outbox")
         assert ids(claim(store)) == emitted[:1]
 
-    def test_a_repeat_keeps_the_key(self, store: Store) -> None:
+    def test_repeated_claim_keeps_key(self, store: Store) -> None:
         emit(store, 3, ordering_key="k")
         held = claim(store, 2, claimant="first")
         repeated = claim(store, 20, claimant="second", lease_id=held.lease.lease_id)
@@ -144,7 +144,7 @@ class Ordering(StoreScenario):
         publish(store, repeated)
         assert len(claim(store)) == 1
 
-    def test_a_repeat_gives_back_the_end_of_a_key_never_its_head(self, store: Store) -> None:
+    def test_repeated_claim_frees_end_of_key_not_head(self, store: Store) -> None:
         """The order of a key is independent of the times at which its events became available."""
         emitted = store.append(
             [event(ordering_key="k", available_at=STARTED_AT - timedelta(seconds=number)) for number in range(5)]
@@ -157,14 +157,14 @@ class Ordering(StoreScenario):
         publish(store, held)
         assert ids(claim(store, 100)) == emitted[2:]
 
-    def test_a_repeat_frees_the_keys_that_it_gives_back(self, store: Store) -> None:
+    def test_repeated_claim_frees_keys_of_released_events(self, store: Store) -> None:
         first, second = store.append([event(ordering_key=key) for key in ("a", "b")])
         held = claim(store, 2, claimant="0")
         held = claim(store, 10, claimant="1", lease_id=held.lease.lease_id)
         assert ids(held) == [first]
         assert ids(claim(store, 100)) == [second]
 
-    def test_every_key_is_served(self, store: Store, clock: ManualClock) -> None:
+    def test_long_keys_do_not_starve_other_keys(self, store: Store, clock: ManualClock) -> None:
         """A key with more events than a claim can take does not block other keys."""
         store.append([event(ordering_key=key) for key in "abc" for _ in range(150)])
         served = set()
@@ -177,7 +177,9 @@ class Ordering(StoreScenario):
         assert served == {"a", "b", "c"}
 
     @pytest.mark.parametrize("many", [None, "k"])
-    def test_neither_kind_starves_the_other(self, store: Store, clock: ManualClock, many: str | None) -> None:
+    def test_keyed_and_plain_events_do_not_starve_each_other(
+        self, store: Store, clock: ManualClock, many: str | None
+    ) -> None:
         store.append([event(ordering_key=many and f"{many}{number}") for number in range(100)])
         (rare,) = emit(store, ordering_key=None if many else "k")
         found: list[EventId] = []
@@ -186,7 +188,7 @@ class Ordering(StoreScenario):
             found += ids(claim(store, 10))
         assert rare in found
 
-    def test_a_long_key_is_delivered_whole(self, store: Store, clock: ManualClock) -> None:
+    def test_long_key_is_delivered_completely_in_order(self, store: Store, clock: ManualClock) -> None:
         emitted = emit(store, 1_000, ordering_key="k")
         delivered: list[EventId] = []
         for _ in range(30):
@@ -198,7 +200,7 @@ class Ordering(StoreScenario):
         assert delivered == emitted
         assert not store.ready("outbox")
 
-    def test_a_key_may_be_used_again(self, store: Store) -> None:
+    def test_key_can_be_reused(self, store: Store) -> None:
         for _ in range(3):
             emitted = emit(store, 2, ordering_key="k")
             held = claim(store)
@@ -210,7 +212,7 @@ class Ordering(StoreScenario):
 class Blocking(StoreScenario):
     """The order policy `block`, which is the default."""
 
-    def test_a_failed_event_is_waited_for(self, store: Store, clock: ManualClock) -> None:
+    def test_failed_event_blocks_later_events_of_key(self, store: Store, clock: ManualClock) -> None:
         emitted = emit(store, 3, ordering_key="k")
         held = claim(store, 2)
         outcomes: dict[int, Outcome] = {seqs(held)[0]: Retry("later", 30), seqs(held)[1]: RELEASED}
@@ -224,7 +226,9 @@ class Blocking(StoreScenario):
         assert ids(claim(store))[:3] == emitted
 
     @pytest.mark.parametrize("outcome", [Retry("later", 30), RELEASED])
-    def test_what_stands_behind_goes_back_with_it(self, store: Store, clock: ManualClock, outcome: Outcome) -> None:
+    def test_later_events_of_key_are_released_with_failed_event(
+        self, store: Store, clock: ManualClock, outcome: Outcome
+    ) -> None:
         """If the later events stayed under the lease, a repeat of the claim would return them before the failed one."""
         emitted = emit(store, 4, ordering_key="k")
         (other,) = emit(store, ordering_key="other")
@@ -239,7 +243,7 @@ class Blocking(StoreScenario):
         assert [one.deliveries for one in found.events[1:]] == [1, 1]
         assert history(store, emitted[3]) == ["released"]
 
-    def test_other_keys_go_on(self, store: Store) -> None:
+    def test_failed_event_does_not_block_other_keys(self, store: Store) -> None:
         store.append([event(ordering_key=key) for key in "ab"])
         held = claim(store)
         store.settle(held.lease, {seqs(held)[0]: Retry("later", 30), seqs(held)[1]: PUBLISHED})
@@ -257,7 +261,7 @@ class Skipping(StoreScenario):
         yield store
         store.close()
 
-    def test_a_failed_event_leaves_its_key(self, skipping: Store, clock: ManualClock) -> None:
+    def test_failed_event_leaves_key_under_skip(self, skipping: Store, clock: ManualClock) -> None:
         first, second, third = emit(skipping, 3, ordering_key="k")
         held = claim(skipping, 2)
         outcomes: dict[int, Outcome] = {seqs(held)[0]: Retry("later", 30), seqs(held)[1]: RELEASED}
@@ -272,20 +276,20 @@ class Skipping(StoreScenario):
         publish(skipping, rest)
         publish(skipping, late)
 
-    def test_what_stands_behind_stays_where_it_is(self, skipping: Store) -> None:
+    def test_later_events_stay_claimed_under_skip(self, skipping: Store) -> None:
         emitted = emit(skipping, 3, ordering_key="k")
         held = claim(skipping)
         skipping.settle(held.lease, {seqs(held)[0]: Retry("later", 30)})
         assert ids(claim(skipping, lease_id=held.lease.lease_id)) == emitted[1:]
 
-    def test_an_expired_lease_is_no_failure_of_the_event(self, skipping: Store, clock: ManualClock) -> None:
+    def test_expired_lease_keeps_order_under_skip(self, skipping: Store, clock: ManualClock) -> None:
         emitted = emit(skipping, 3, ordering_key="k")
         claim(skipping, 1)
         clock.expire_leases()
         skipping.reap()
         assert ids(claim(skipping)) == emitted
 
-    def test_a_replay_brings_it_back_to_its_key(self, skipping: Store) -> None:
+    def test_replay_restores_skipped_event_to_key(self, skipping: Store) -> None:
         first, second = emit(skipping, 2, ordering_key="k")
         held = claim(skipping, 1)
         skipping.settle(held.lease, all_to(Retry("later", 0), held))

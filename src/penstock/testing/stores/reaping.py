@@ -46,9 +46,7 @@ class Reaping(StoreScenario):
         assert states(store) == {State.PENDING: 1, State.CLAIMED: 1}
         publish(store, later)
 
-    def test_a_reap_does_what_the_lifecycle_says(
-        self, store: Store, clock: ManualClock, ordering_key: str | None
-    ) -> None:
+    def test_reap_follows_lifecycle(self, store: Store, clock: ManualClock, ordering_key: str | None) -> None:
         emitted = emit(store, 3, ordering_key=ordering_key)
         available = records(store)[0].available_at
         for _ in range(2):
@@ -65,7 +63,7 @@ class Reaping(StoreScenario):
         assert store.ready("outbox")
 
     @pytest.mark.parametrize("own_limit", [None, 2])
-    def test_a_reap_kills_the_exhausted(self, store: Store, clock: ManualClock, own_limit: int | None) -> None:
+    def test_reap_makes_exhausted_event_dead(self, store: Store, clock: ManualClock, own_limit: int | None) -> None:
         """The limit is the one of the lease, independent of the reaper, unless the event has its own."""
         (emitted,) = emit(store, max_attempts=own_limit)
         for state in (State.PENDING, State.DEAD):
@@ -80,7 +78,7 @@ class Reaping(StoreScenario):
         assert history(store, emitted) == ["reaped", "died"]
         assert not claim(store)
 
-    def test_a_reap_takes_whole_leases_up_to_its_limit(self, store: Store, clock: ManualClock) -> None:
+    def test_reap_takes_whole_leases_up_to_limit(self, store: Store, clock: ManualClock) -> None:
         emit(store, 100)
         for _ in range(10):
             claim(store, 10)
@@ -89,14 +87,14 @@ class Reaping(StoreScenario):
         assert [store.reap(limit=35) for _ in range(5)] == [30, 30, 30, 10, 0]
         assert states(store) == {State.PENDING: 100}
 
-    def test_a_lease_larger_than_the_limit_is_reaped_all_the_same(self, store: Store, clock: ManualClock) -> None:
+    def test_lease_larger_than_limit_is_reaped_whole(self, store: Store, clock: ManualClock) -> None:
         emit(store, 100)
         claim(store, 50)
         claim(store, 50)
         clock.expire_leases()
         assert [store.reap(limit=1) for _ in range(3)] == [50, 50, 0]
 
-    def test_what_was_settled_in_time_stays_settled(self, store: Store, clock: ManualClock) -> None:
+    def test_reap_leaves_settled_events_unchanged(self, store: Store, clock: ManualClock) -> None:
         emit(store, 2)
         publish(store, claim(store, 1))
         claim(store, 1)
@@ -143,7 +141,7 @@ class Poison(StoreScenario):
             metafunc.parametrize("keys", ["plain"] if "ordering" in self.lacks else KEYS)
 
     @pytest.mark.parametrize("crash", CRASHES)
-    def test_exactly_one_dies(self, store: Store, clock: ManualClock, keys: str, crash: str) -> None:
+    def test_only_poison_event_dies(self, store: Store, clock: ManualClock, keys: str, crash: str) -> None:
         emitted = store.append([event(ordering_key=KEYS[keys](number)) for number in range(1_200)])
         poison = emitted[501]
         for _ in range(200):
@@ -167,7 +165,7 @@ class Poison(StoreScenario):
             publish(store, held)
         return found
 
-    def test_suspects_come_back_in_ever_smaller_company(self, store: Store, clock: ManualClock) -> None:
+    def test_claims_of_suspects_shrink_after_each_reap(self, store: Store, clock: ManualClock) -> None:
         emit(store, 1_000)
         company = []
         for _ in range(5):
@@ -179,7 +177,7 @@ class Poison(StoreScenario):
     @needs("ordering")
     @pytest.mark.parametrize("innocent", [30, 200])
     @pytest.mark.parametrize("suspect_key", [None, "k"])
-    def test_a_suspect_is_alone_even_beside_events_of_another_kind(
+    def test_suspect_is_claimed_alone_beside_keyed_or_plain_events(
         self, store: Store, clock: ManualClock, suspect_key: str | None, innocent: int
     ) -> None:
         """Events with and without an ordering key share the limit of a claim."""

@@ -35,14 +35,14 @@ def route(store: Store, held: Claim, *queues: str) -> Settlement:
 
 @needs("routing")
 class RoutingEvents(StoreScenario):
-    def test_an_event_moves_to_its_queue(self, store: Store) -> None:
+    def test_routed_event_moves_to_target_queue(self, store: Store) -> None:
         emitted = emit(store, 3)
         held = claim(store)
         assert route(store, held, "there").released == set(seqs(held))
         assert not claim(store)
         assert ids(claim(store, queue="there")) == emitted
 
-    def test_a_copy_is_the_same_event(self, store: Store) -> None:
+    def test_copies_keep_id_and_fields(self, store: Store) -> None:
         fields: dict[str, Any] = {
             "payload": b"\x00body",
             "headers": {"a": "b"},
@@ -58,7 +58,7 @@ class RoutingEvents(StoreScenario):
             assert {name: getattr(copy, name) for name in fields} == fields
             assert (copy.event_type, copy.queue, copy.attempts, copy.deliveries) == ("orders.created", queue, 0, 1)
 
-    def test_each_copy_has_its_own_life(self, store: Store) -> None:
+    def test_copies_are_settled_independently(self, store: Store) -> None:
         (emitted,) = emit(store)
         route(store, claim(store), "good", "bad", "late")
         publish(store, claim(store, queue="good"))
@@ -74,7 +74,7 @@ class RoutingEvents(StoreScenario):
         assert [found[queue].last_error for queue in ("good", "bad", "late")] == [None, "no", "later"]
         assert sorted(entry.what for entry in store.history(emitted)) == ["died", "retried"]
 
-    def test_one_of_several_is_replayed_alone(self, store: Store) -> None:
+    def test_one_copy_can_be_replayed_alone(self, store: Store) -> None:
         (emitted,) = emit(store)
         route(store, claim(store), "one", "two")
         for queue in ("one", "two"):
@@ -83,7 +83,7 @@ class RoutingEvents(StoreScenario):
         assert not claim(store, queue="one")
         assert ids(claim(store, queue="two")) == [emitted]
 
-    def test_all_are_purged_by_the_one_id(self, store: Store) -> None:
+    def test_purge_by_id_deletes_all_copies(self, store: Store) -> None:
         (emitted,) = emit(store)
         route(store, claim(store), "one", "two")
         for queue in ("one", "two"):
@@ -91,7 +91,7 @@ class RoutingEvents(StoreScenario):
         assert store.purge(Selection(ids=frozenset({emitted}))) == 2
         assert records(store) == []
 
-    def test_what_happened_before_is_not_counted_there(self, store: Store, clock: ManualClock) -> None:
+    def test_routed_event_starts_with_fresh_counts(self, store: Store, clock: ManualClock) -> None:
         emit(store)
         claim(store)
         clock.expire_leases()
@@ -101,25 +101,25 @@ class RoutingEvents(StoreScenario):
             (moved,) = claim(store, queue=queue).events
             assert (moved.attempts, moved.deliveries, moved.suspect, moved.last_error) == (0, 1, 0, None)
 
-    def test_a_routed_event_may_be_routed_again(self, store: Store) -> None:
+    def test_routed_event_can_be_routed_again(self, store: Store) -> None:
         (emitted,) = emit(store)
         route(store, claim(store), "one", "two")
         route(store, claim(store, queue="two"), "three", "four")
         assert [ids(claim(store, queue=queue)) for queue in ("one", "three", "four")] == [[emitted]] * 3
 
-    def test_a_queue_named_twice_gets_it_once(self, store: Store) -> None:
+    def test_queue_named_twice_gets_one_copy(self, store: Store) -> None:
         emit(store)
         route(store, claim(store), "one", "two", "one")
         assert len(claim(store, queue="one")) == 1
 
-    def test_an_event_goes_nowhere_only_by_mistake(self, store: Store) -> None:
+    def test_route_requires_target_queue(self, store: Store) -> None:
         emit(store)
         held = claim(store)
         with pytest.raises(UsageError, match="at least one queue"):
             route(store, held)
         assert route(store, held, "there").released == set(seqs(held))
 
-    def test_some_of_a_claim_may_be_routed_and_others_settled(self, store: Store) -> None:
+    def test_claim_can_be_partly_routed_and_partly_settled(self, store: Store) -> None:
         emit(store, 2)
         held = claim(store)
         first, second = seqs(held)
@@ -127,7 +127,7 @@ class RoutingEvents(StoreScenario):
         assert store.settle(held.lease, {second: PUBLISHED}).published == {second}
         assert not store.extend([held.lease])
 
-    def test_an_old_token_routes_nothing(self, store: Store) -> None:
+    def test_older_token_routes_nothing(self, store: Store) -> None:
         emit(store, 2)
         old = claim(store)
         claim(store, lease_id=old.lease.lease_id, claimant="another")
@@ -135,20 +135,20 @@ class RoutingEvents(StoreScenario):
         assert not claim(store, queue="there")
         assert len(records(store)) == 2
 
-    def test_a_repeat_routes_nothing_twice(self, store: Store) -> None:
+    def test_repeated_route_copies_nothing_twice(self, store: Store) -> None:
         emit(store, 2)
         held = claim(store)
         route(store, held, "one", "two")
         assert route(store, held, "one", "two").lost == set(seqs(held))
         assert len(records(store)) == 4
 
-    def test_what_is_not_ours_is_lost(self, store: Store) -> None:
+    def test_route_reports_events_of_other_leases_as_lost(self, store: Store) -> None:
         emit(store, 2)
         mine, other = claim(store, 1), claim(store, 1)
         settlement = store.route(mine.lease, dict.fromkeys([*seqs(mine), *seqs(other)], ("there",)))
         assert settlement == Settlement(released=frozenset(seqs(mine)), lost=frozenset(seqs(other)))
 
-    def test_a_key_stays_one_in_each_queue(self, store: Store) -> None:
+    def test_routed_keys_keep_order_in_each_queue(self, store: Store) -> None:
         emitted = store.append([event(ordering_key=f"k{number % 2}") for number in range(12)])
         for _ in range(2):
             route(store, claim(store, 6), "one", "two")
@@ -157,7 +157,7 @@ class RoutingEvents(StoreScenario):
             for key in (0, 1):
                 assert [one for one in found if one in emitted[key::2]] == emitted[key::2]
 
-    def test_a_key_is_free_again_and_held_where_it_went(self, store: Store) -> None:
+    def test_route_moves_key_to_target_queue(self, store: Store) -> None:
         first, second = emit(store, 2, ordering_key="k")
         route(store, claim(store, 1), "there")
         held = claim(store, queue="there")
@@ -167,7 +167,7 @@ class RoutingEvents(StoreScenario):
         publish(store, held)
         assert ids(claim(store, queue="there")) == [second]
 
-    def test_a_failure_holds_back_its_key_in_its_own_queue(self, store: Store, clock: ManualClock) -> None:
+    def test_failed_copy_blocks_key_only_in_its_queue(self, store: Store, clock: ManualClock) -> None:
         emitted = emit(store, 2, ordering_key="k")
         route(store, claim(store), "one", "two")
         failing = claim(store, 1, queue="one")
@@ -177,7 +177,7 @@ class RoutingEvents(StoreScenario):
         clock.advance(31)
         assert ids(claim(store, queue="one")) == emitted
 
-    def test_many_are_routed_at_once(self, store: Store) -> None:
+    def test_thousands_of_events_are_routed_at_once(self, store: Store) -> None:
         emit(store, 2_000)
         held = claim(store, 2_000)
         assert len(route(store, held, "one", "two").released) == 2_000

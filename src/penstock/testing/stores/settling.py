@@ -64,9 +64,7 @@ def with_a_past(store: Store, clock: ManualClock, past: str) -> EventId:
 class SettlingLeases(StoreScenario):
     @pytest.mark.parametrize("past", PASTS)
     @pytest.mark.parametrize("name", OUTCOMES)
-    def test_an_outcome_does_what_the_lifecycle_says(
-        self, store: Store, clock: ManualClock, name: str, past: str
-    ) -> None:
+    def test_settle_follows_lifecycle(self, store: Store, clock: ManualClock, name: str, past: str) -> None:
         emitted = with_a_past(store, clock, past)
         held = claim(store)
         before = record(store, emitted)
@@ -83,7 +81,7 @@ class SettlingLeases(StoreScenario):
         assert after.available_at == (at if name == "retried" else before.available_at)
 
     @pytest.mark.parametrize("own_limit", [None, 2])
-    def test_a_retry_at_the_last_attempt_is_a_death(self, store: Store, own_limit: int | None) -> None:
+    def test_retry_at_last_attempt_makes_event_dead(self, store: Store, own_limit: int | None) -> None:
         (emitted,) = emit(store, max_attempts=own_limit)
         for last in (False, True):
             held = claim(store, max_attempts=2 if own_limit is None else 9)
@@ -94,14 +92,14 @@ class SettlingLeases(StoreScenario):
         assert record(store, emitted).state is State.DEAD
         assert not claim(store)
 
-    def test_an_event_may_have_more_attempts_than_the_lease_gives(self, store: Store) -> None:
+    def test_event_limit_overrides_attempt_limit_of_lease(self, store: Store) -> None:
         (emitted,) = emit(store, max_attempts=3)
         for _ in range(2):
             held = claim(store, max_attempts=1)
             assert store.settle(held.lease, all_to(Retry("no", 0), held)).retried == set(seqs(held))
         assert record(store, emitted).attempts == 2
 
-    def test_a_retry_waits_as_long_as_its_delay(self, store: Store, clock: ManualClock) -> None:
+    def test_retry_waits_for_its_delay(self, store: Store, clock: ManualClock) -> None:
         emit(store, 2)
         first, second = claim(store, 1), claim(store, 1)
         store.settle(first.lease, all_to(Retry("no", 30.5), first))
@@ -117,7 +115,7 @@ class SettlingLeases(StoreScenario):
         assert ids(claim(store)) == ids(first)
 
     @pytest.mark.parametrize("delay", [-5.0, 1e18, float("inf"), float("nan")])
-    def test_a_delay_out_of_reach_breaks_nothing(self, store: Store, clock: ManualClock, delay: float) -> None:
+    def test_extreme_retry_delay_is_accepted(self, store: Store, clock: ManualClock, delay: float) -> None:
         """A destination can request any delay."""
         (emitted,) = emit(store)
         held = claim(store)
@@ -127,7 +125,7 @@ class SettlingLeases(StoreScenario):
 
     @pytest.mark.parametrize("error", ["", "a\x00b", "lone \ud800 surrogate", "'quoted' %s :now\n\\", "é" * 20_000])
     @pytest.mark.parametrize("kind", [Retry, Dead])
-    def test_an_error_may_hold_anything(self, store: Store, kind: type[Retry | Dead], error: str) -> None:
+    def test_error_can_contain_any_text(self, store: Store, kind: type[Retry | Dead], error: str) -> None:
         (emitted,) = emit(store)
         held = claim(store)
         assert store.settle(held.lease, all_to(kind(error), held)).applied == 1
@@ -135,7 +133,7 @@ class SettlingLeases(StoreScenario):
         assert record(store, emitted).last_error == kept
         assert store.history(emitted)[0].detail == kept
 
-    def test_one_settle_applies_every_kind(self, store: Store) -> None:
+    def test_one_settle_applies_all_kinds_of_outcome(self, store: Store) -> None:
         emit(store, 8)
         held = claim(store)
         outcomes = dict(zip(seqs(held), list(OUTCOMES.values()) * 2, strict=True))
@@ -144,13 +142,13 @@ class SettlingLeases(StoreScenario):
         assert settlement.applied == 8
         assert states(store) == {State.PENDING: 4, State.PUBLISHED: 2, State.DEAD: 2}
 
-    def test_nothing_to_settle_is_nothing_done(self, store: Store) -> None:
+    def test_empty_settle_changes_nothing(self, store: Store) -> None:
         emit(store)
         held = claim(store)
         assert store.settle(held.lease, {}) == Settlement()
         publish(store, held)
 
-    def test_unknown_events_are_lost(self, store: Store) -> None:
+    def test_settle_reports_unknown_events_as_lost(self, store: Store) -> None:
         emit(store, 2)
         held = claim(store, 1)
         strangers: dict[int, Outcome] = {10**6: PUBLISHED, 10**6 + 1: Dead("x"), 10**6 + 2: RELEASED}
@@ -158,7 +156,7 @@ class SettlingLeases(StoreScenario):
         assert settlement == Settlement(published=frozenset(seqs(held)), lost=frozenset(strangers))
         assert states(store) == {State.PENDING: 1, State.PUBLISHED: 1}
 
-    def test_a_lease_is_open_until_its_last_event_is_settled(self, store: Store) -> None:
+    def test_lease_is_open_until_last_event_is_settled(self, store: Store) -> None:
         emit(store, 3)
         held = claim(store)
         for seq, left in zip(seqs(held), (1, 1, 0), strict=True):
@@ -173,7 +171,7 @@ class SettlingAgain(StoreScenario):
     """
 
     @pytest.mark.parametrize("name", OUTCOMES)
-    def test_a_repeated_settle_says_already_settled(self, store: Store, name: str) -> None:
+    def test_repeated_settle_reports_already_settled(self, store: Store, name: str) -> None:
         emit(store, 2)
         held = claim(store)
         store.settle(held.lease, all_to(OUTCOMES[name], held))
@@ -184,7 +182,7 @@ class SettlingAgain(StoreScenario):
         assert records(store) == before
 
     @pytest.mark.parametrize("name", OUTCOMES)
-    def test_so_does_one_that_is_repeated_in_part(self, store: Store, name: str) -> None:
+    def test_partly_repeated_settle_reports_already_settled(self, store: Store, name: str) -> None:
         emit(store, 3)
         held = claim(store)
         first, second, third = seqs(held)
@@ -195,7 +193,7 @@ class SettlingAgain(StoreScenario):
         assert settlement == Settlement(dead=frozenset({third}), already_settled=frozenset({first}))
 
     @pytest.mark.parametrize("name", OUTCOMES)
-    def test_the_first_outcome_stays(self, store: Store, name: str) -> None:
+    def test_first_outcome_is_final(self, store: Store, name: str) -> None:
         emit(store, 2)
         held = claim(store)
         first = seqs(held)[0]
@@ -205,7 +203,7 @@ class SettlingAgain(StoreScenario):
             assert store.settle(held.lease, {first: other}) == Settlement(already_settled=frozenset({first}))
         assert records(store) == before
 
-    def test_another_lease_that_settled_it_later_does_not_count(self, store: Store, clock: ManualClock) -> None:
+    def test_event_settled_by_later_lease_is_lost(self, store: Store, clock: ManualClock) -> None:
         emit(store)
         slept = claim(store)
         clock.expire_leases()
@@ -215,7 +213,7 @@ class SettlingAgain(StoreScenario):
 
 
 class Timelines(StoreScenario):
-    def test_the_plain_good_way_leaves_no_entry(self, store: Store) -> None:
+    def test_published_event_has_no_history(self, store: Store) -> None:
         (emitted,) = emit(store)
         publish(store, claim(store))
         assert history(store, emitted) == []
@@ -223,7 +221,7 @@ class Timelines(StoreScenario):
     @pytest.mark.parametrize(
         ("name", "what", "attempts"), [("retried", "retried", 1), ("dead", "died", 1), ("released", "released", 0)]
     )
-    def test_every_other_outcome_leaves_one(
+    def test_other_outcomes_are_recorded_in_history(
         self, store: Store, clock: ManualClock, name: str, what: str, attempts: int
     ) -> None:
         outcome = OUTCOMES[name]
@@ -235,7 +233,7 @@ class Timelines(StoreScenario):
         error = getattr(outcome, "error", None)
         assert (entry.at, entry.what, entry.attempts, entry.by, entry.detail) == (at, what, attempts, "relay-7", error)
 
-    def test_a_life_is_recorded_from_its_beginning(self, store: Store, clock: ManualClock) -> None:
+    def test_history_records_all_steps_in_order(self, store: Store, clock: ManualClock) -> None:
         (emitted,), (other,) = emit(store), emit(store, queue="other")
         self._live(store, clock, claim(store))
         assert store.replay(Selection(ids=frozenset({emitted})), by="anna") == 1
@@ -258,12 +256,12 @@ class Timelines(StoreScenario):
         held = claim(store, claimant="second", lease_id=held.lease.lease_id)
         store.settle(held.lease, all_to(Dead("the end"), held))
 
-    def test_an_unknown_event_has_no_timeline(self, store: Store) -> None:
+    def test_unknown_event_has_no_history(self, store: Store) -> None:
         assert store.history(EventId(UUID(int=1))) == []
 
 
 class Dying(StoreScenario):
-    def test_nothing_brings_back_the_settled_but_a_replay(self, store: Store, clock: ManualClock) -> None:
+    def test_settled_events_stay_settled_without_replay(self, store: Store, clock: ManualClock) -> None:
         emit(store, 2)
         held = claim(store)
         outcomes: dict[int, Outcome] = {seqs(held)[0]: Published(), seqs(held)[1]: Dead("x")}

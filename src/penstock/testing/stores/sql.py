@@ -65,9 +65,7 @@ def counts(connection: DatabaseConnection) -> dict[str, int]:
 
 
 class CallersTransaction(SqlScenario):
-    def test_an_emit_commits_and_rolls_back_with_its_caller(
-        self, store: SqlStore, connection: DatabaseConnection
-    ) -> None:
+    def test_emit_commits_and_rolls_back_with_caller(self, store: SqlStore, connection: DatabaseConnection) -> None:
         for batch, deduped in ((1, True), (1, False), (40, True), (40, False)):
             keys = [str(number) if deduped else None for number in range(batch)]
             emitted = store.append([event(ordering_key="k", dedupe_key=key) for key in keys], connection=connection)
@@ -79,7 +77,7 @@ class CallersTransaction(SqlScenario):
         assert ids(claim(store)) == [kept]
 
     @pytest.mark.parametrize("outcome", [PUBLISHED, Retry("x", 0), Dead("x"), RELEASED])
-    def test_a_settle_commits_and_rolls_back_with_its_caller(
+    def test_settle_commits_and_rolls_back_with_caller(
         self, store: SqlStore, connection: DatabaseConnection, outcome: Outcome
     ) -> None:
         emit(store, 2)
@@ -95,7 +93,7 @@ class CallersTransaction(SqlScenario):
         assert State.CLAIMED not in states(store)
         assert store.settle(held.lease, all_to(outcome, held)) == Settlement(already_settled=frozenset(seqs(held)))
 
-    def test_a_settle_in_a_transaction_is_fenced(self, store: SqlStore, connection: DatabaseConnection) -> None:
+    def test_settle_in_transaction_is_fenced(self, store: SqlStore, connection: DatabaseConnection) -> None:
         emit(store, 2)
         stale = claim(store)
         held = claim(store, lease_id=stale.lease.lease_id)
@@ -104,14 +102,14 @@ class CallersTransaction(SqlScenario):
         assert settlement == Settlement(lost=frozenset(seqs(stale)))
         publish(store, held)
 
-    def test_nothing_to_settle_in_a_transaction(self, store: SqlStore, connection: DatabaseConnection) -> None:
+    def test_empty_settle_in_transaction_changes_nothing(self, store: SqlStore, connection: DatabaseConnection) -> None:
         emit(store)
         held = claim(store)
         assert store.settle_in(connection, held.lease, {}) == Settlement()
         connection.commit()
         publish(store, held)
 
-    def test_what_a_settle_in_a_transaction_gave_back_is_claimed_again(
+    def test_event_released_in_transaction_is_claimed_again(
         self, store: SqlStore, connection: DatabaseConnection, clock: ManualClock
     ) -> None:
         emitted = emit(store)
@@ -125,14 +123,12 @@ class CallersTransaction(SqlScenario):
 
 
 class OutboxView(SqlScenario):
-    def test_the_view_shows_every_event_as_one_row(self, store: SqlStore, connection: DatabaseConnection) -> None:
+    def test_view_shows_each_event_as_one_row(self, store: SqlStore, connection: DatabaseConnection) -> None:
         one_of_each(store)
         expected = [tuple(getattr(one, name) for name in COUNTED) for one in records(store)]
         assert rows(connection, f"SELECT {', '.join(COUNTED)} FROM penstock_outbox ORDER BY seq") == expected  # noqa: S608
 
-    def test_the_view_has_the_times_of_a_claim_exactly_while_claimed(
-        self, store: SqlStore, connection: DatabaseConnection
-    ) -> None:
+    def test_view_shows_claim_fields_only_while_claimed(self, store: SqlStore, connection: DatabaseConnection) -> None:
         one_of_each(store)
         shown = rows(
             connection,
@@ -150,7 +146,7 @@ class OutboxView(SqlScenario):
 class NoPlainSql(SqlScenario):
     """A database whose views accept no INSERT must raise an error, so that no event is lost unnoticed."""
 
-    def test_plain_sql_is_refused_and_leaves_nothing(self, store: SqlStore, connection: DatabaseConnection) -> None:
+    def test_unsupported_insert_into_view_is_refused(self, store: SqlStore, connection: DatabaseConnection) -> None:
         if store.capabilities.insert_into_view:
             return
         with pytest.raises(Exception, match=r"(?i)insert"):
@@ -165,7 +161,9 @@ class NoPlainSql(SqlScenario):
 class PlainSql(SqlScenario):
     """Emitting by an INSERT into the view."""
 
-    def test_plain_sql_emits(self, store: SqlStore, connection: DatabaseConnection, clock: ManualClock) -> None:
+    def test_plain_sql_insert_emits_event(
+        self, store: SqlStore, connection: DatabaseConnection, clock: ManualClock
+    ) -> None:
         connection.execute(PLAIN)
         connection.rollback()
         assert records(store) == []
@@ -182,7 +180,7 @@ class PlainSql(SqlScenario):
         (delivered,) = claim(store).events
         assert (delivered.event_id, delivered.payload) == (found.event_id, b"plain")
 
-    def test_plain_sql_emits_many_in_one_statement(self, store: SqlStore, connection: DatabaseConnection) -> None:
+    def test_plain_sql_insert_emits_several_events(self, store: SqlStore, connection: DatabaseConnection) -> None:
         connection.execute(
             "INSERT INTO penstock_outbox (event_type, queue, dedupe_key) "
             "VALUES ('a', 'q', 'x'), ('b', 'q', NULL), ('c', 'q', 'x'), ('d', 'q', 'y')"
@@ -194,7 +192,7 @@ class PlainSql(SqlScenario):
         ]
         assert len({one.event_id for one in found}) == 3
 
-    def test_plain_sql_may_set_every_field(
+    def test_plain_sql_insert_can_set_all_fields(
         self, store: SqlStore, connection: DatabaseConnection, clock: ManualClock
     ) -> None:
         connection.execute(
@@ -216,13 +214,11 @@ class PlainSql(SqlScenario):
 
 
 class SqlHousekeeping(SqlScenario):
-    def test_nothing_but_the_event_is_left_of_one_that_went_the_good_way(
-        self, store: SqlStore, connection: DatabaseConnection
-    ) -> None:
+    def test_published_event_leaves_no_working_rows(self, store: SqlStore, connection: DatabaseConnection) -> None:
         settle(store, PUBLISHED, 3, ordering_key="k")
         assert counts(connection) == {"events": 3, "archive": 3, "leases": 1}
 
-    def test_upkeep_removes_what_is_over(
+    def test_maintenance_removes_expired_rows(
         self, store: SqlStore, connection: DatabaseConnection, clock: ManualClock
     ) -> None:
         settle(store, PUBLISHED, dedupe_key="x", dedupe_seconds=100)
@@ -232,7 +228,7 @@ class SqlHousekeeping(SqlScenario):
         store.maintain()
         assert counts(connection) == {"events": 2, "archive": 1, "claimed": 1, "leases": 1}
 
-    def test_upkeep_goes_on_until_all_of_it_is_gone(
+    def test_maintenance_continues_until_all_batches_are_removed(
         self, store: SqlStore, connection: DatabaseConnection, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("penstock.store.sql.store.UPKEEP_BATCH", 2)
@@ -242,13 +238,13 @@ class SqlHousekeeping(SqlScenario):
         store.maintain()
         assert counts(connection) == {"events": 5, "archive": 5}
 
-    def test_a_purge_removes_all_of_an_event(self, store: SqlStore, connection: DatabaseConnection) -> None:
+    def test_purge_removes_all_rows_of_event(self, store: SqlStore, connection: DatabaseConnection) -> None:
         (gone,) = settle(store, Dead("x"), ordering_key="k")
         assert counts(connection)["history"] == 1
         assert store.purge(Selection(ids=frozenset({gone}))) == 1
         assert counts(connection) == {"leases": 1}
 
-    def test_purges_and_replays_go_batch_by_batch(self, store: SqlStore) -> None:
+    def test_purge_and_replay_run_in_batches(self, store: SqlStore) -> None:
         settle(store, PUBLISHED, 5_100)
         done: list[int] = []
         assert store.replay(EVERYTHING, progress=done.append) == 5_100
@@ -258,7 +254,7 @@ class SqlHousekeeping(SqlScenario):
         assert store.purge(EVERYTHING, batch=2_000, progress=done.append) == 5_100
         assert done == [2_000, 4_000, 5_100, 5_100]
 
-    def test_creating_the_tables_again_does_nothing(self, store: SqlStore) -> None:
+    def test_repeated_initialise_changes_nothing(self, store: SqlStore) -> None:
         emit(store)
         upgrade = store.initialise()
         assert (upgrade.before, list(upgrade.steps)) == (upgrade.after, [])

@@ -42,7 +42,7 @@ def payloads(store: Store) -> list[str]:
 
 @needs("staging")
 class StagingEvents(StoreScenario):
-    def test_what_is_staged_is_no_event_before_the_commit(self, store: Store) -> None:
+    def test_staged_rows_become_events_only_on_commit(self, store: Store) -> None:
         write = uuid4()
         part = stage(store, write, 3)
         assert records(store) == []
@@ -51,7 +51,7 @@ class StagingEvents(StoreScenario):
         assert payloads(store) == ["0/0", "0/1", "0/2"]
         assert len(claim(store)) == 3
 
-    def test_every_field_comes_out_as_it_was_staged(self, store: Store, clock: ManualClock) -> None:
+    def test_staged_fields_are_delivered_unchanged(self, store: Store, clock: ManualClock) -> None:
         fields: dict[str, Any] = {
             "event_id": EventId(uuid4()),
             "event_type": "Bestellung.größer\n'",
@@ -74,20 +74,20 @@ class StagingEvents(StoreScenario):
         assert (found.attempts, found.deliveries, found.replays, found.suspect) == (0, 0, 0, 0)
         assert ids(claim(store, queue="queue \\ %s :now ${x}")) == [fields["event_id"]]
 
-    def test_time_counts_from_the_commit(self, store: Store, clock: ManualClock) -> None:
+    def test_delay_of_staged_row_starts_at_commit(self, store: Store, clock: ManualClock) -> None:
         write = uuid4()
         parts = {stage(store, write): 1, stage(store, write, place=1, delay_seconds=90.5): 1}
         committed_at = clock.advance(100)
         store.commit_staged(write, 0, parts, once=False)
         assert [one.available_at - committed_at for one in records(store)] == [timedelta(), timedelta(seconds=90.5)]
 
-    def test_parts_follow_each_other_by_place_whenever_they_were_staged(self, store: Store) -> None:
+    def test_staged_parts_are_ordered_by_place(self, store: Store) -> None:
         write = uuid4()
         parts = {stage(store, write, 2, place=place): 2 for place in (2, 0, 1)}
         store.commit_staged(write, 0, parts, once=False)
         assert payloads(store) == ["0/0", "0/1", "1/0", "1/1", "2/0", "2/1"]
 
-    def test_a_part_may_come_in_pieces(self, store: Store) -> None:
+    def test_staged_part_can_be_written_in_pieces(self, store: Store) -> None:
         part = StagedPart(uuid4(), uuid4())
         start = store.stage(part, [event(payload=b"1"), event(payload=b"2")])
         assert store.stage(part, [], start=start) == 2
@@ -95,7 +95,7 @@ class StagingEvents(StoreScenario):
         store.commit_staged(part.write_id, 0, {part.part_id: 3}, once=False)
         assert payloads(store) == ["1", "2", "3"]
 
-    def test_only_the_named_parts_are_emitted_and_the_others_dropped(self, store: Store) -> None:
+    def test_commit_emits_named_parts_and_drops_others(self, store: Store) -> None:
         write = uuid4()
         stage(store, write, 5)
         again, other = stage(store, write, 2), stage(store, uuid4(), 1, place=7)
@@ -104,13 +104,13 @@ class StagingEvents(StoreScenario):
         assert store.drop_staged(write) == 0
         assert store.drop_staged(write, parts=[other]) == 0
 
-    def test_a_large_batch_goes_in_whole(self, store: Store) -> None:
+    def test_large_staged_batch_is_committed_completely(self, store: Store) -> None:
         write = uuid4()
         parts = {stage(store, write, 1_500, place=place): 1_500 for place in range(2)}
         assert store.commit_staged(write, 0, parts, once=True).events == 3_000
         assert payloads(store) == [f"{place}/{number}" for place in range(2) for number in range(1_500)]
 
-    def test_missing_rows_are_reported_and_nothing_is_emitted(self, store: Store) -> None:
+    def test_missing_rows_fail_commit_without_events(self, store: Store) -> None:
         write = uuid4()
         part = stage(store, write, 3)
         with pytest.raises(StoreError, match="3 of 4 staged rows remain, no event was emitted"):
@@ -118,7 +118,7 @@ class StagingEvents(StoreScenario):
         assert records(store) == []
         assert store.commit_staged(write, 0, {part: 3}, once=True) == Committed(3)
 
-    def test_an_id_that_was_emitted_before_keeps_the_whole_batch_out(self, store: Store) -> None:
+    def test_existing_id_fails_whole_staged_batch(self, store: Store) -> None:
         (taken,) = emit(store)
         write = uuid4()
         parts = {stage(store, write, 3): 3, stage(store, write, place=1, event_id=taken): 1}
@@ -129,7 +129,7 @@ class StagingEvents(StoreScenario):
 
 @needs("staging")
 class CommittingOnce(StoreScenario):
-    def test_a_repeated_batch_is_only_cleaned_up(self, store: Store) -> None:
+    def test_repeated_batch_is_dropped_without_events(self, store: Store) -> None:
         query = uuid4()
         first = stage(store, query, 3, batch=7)
         assert store.commit_staged(query, 7, {first: 3}, once=True) == Committed(3)
@@ -139,7 +139,7 @@ class CommittingOnce(StoreScenario):
         assert len(records(store)) == 3
         assert store.drop_staged(query) == 0
 
-    def test_an_older_batch_never_comes_back(self, store: Store) -> None:
+    def test_older_batch_is_never_committed_again(self, store: Store) -> None:
         query = uuid4()
         for batch in (0, 1):
             store.commit_staged(query, batch, {stage(store, query, batch=batch): 1}, once=True)
@@ -147,7 +147,7 @@ class CommittingOnce(StoreScenario):
         assert store.commit_staged(query, 0, {late: 5}, once=True).repeated
         assert len(records(store)) == 2
 
-    def test_a_commit_leaves_later_batches_and_other_queries_alone(self, store: Store) -> None:
+    def test_commit_keeps_later_batches_and_other_queries(self, store: Store) -> None:
         query, other = uuid4(), uuid4()
         old, later = stage(store, query, 1, batch=1), stage(store, query, 2, batch=3)
         foreign = stage(store, other, 4, batch=2)
@@ -157,18 +157,18 @@ class CommittingOnce(StoreScenario):
         assert store.commit_staged(query, 3, {later: 2}, once=True) == Committed(2)
         assert store.commit_staged(other, 2, {foreign: 4}, once=True) == Committed(4)
 
-    def test_a_batch_without_rows_counts_as_committed(self, store: Store) -> None:
+    def test_empty_batch_counts_as_committed(self, store: Store) -> None:
         query = uuid4()
         assert store.commit_staged(query, 0, {uuid4(): 0}, once=True) == Committed()
         assert store.commit_staged(query, 0, {}, once=True) == Committed(repeated=True)
 
-    def test_a_failed_commit_can_be_tried_again(self, store: Store) -> None:
+    def test_failed_commit_can_be_repeated(self, store: Store) -> None:
         query = uuid4()
         with pytest.raises(StoreError):
             store.commit_staged(query, 0, {uuid4(): 1}, once=True)
         assert store.commit_staged(query, 0, {stage(store, query): 1}, once=True) == Committed(1)
 
-    def test_of_two_commits_at_once_one_emits(self, store: Store, open_store: OpenStore, clock: ManualClock) -> None:
+    def test_concurrent_commits_emit_once(self, store: Store, open_store: OpenStore, clock: ManualClock) -> None:
         query, done = uuid4(), list[Committed]()
         other = open_store(clock=clock)
         tries = [(one, stage(one, query, 200, batch=5)) for one in (store, other) for _ in range(2)]
@@ -188,7 +188,7 @@ class CommittingOnce(StoreScenario):
 
 @needs("staging")
 class StagedKeys(StoreScenario):
-    def test_an_ordering_key_s_events_are_claimed_in_the_order_of_their_rows(self, store: Store) -> None:
+    def test_staged_events_of_key_are_claimed_in_row_order(self, store: Store) -> None:
         write = uuid4()
         parts = {stage(store, write, 3, place=place, ordering_key="c1"): 3 for place in (1, 0)}
         parts[stage(store, write, 2, place=2, ordering_key="c2", queue="mail")] = 2
@@ -200,14 +200,14 @@ class StagedKeys(StoreScenario):
         assert [one.payload for one in claim(store).events] == [b"0/0", b"0/1", b"0/2", b"1/0", b"1/1", b"1/2"]
         assert len(claim(store, queue="mail")) == 2
 
-    def test_staged_events_stand_behind_those_of_their_key_that_were_there(self, store: Store) -> None:
+    def test_staged_events_follow_earlier_events_of_key(self, store: Store) -> None:
         emit(store, 1, ordering_key="c1", payload=b"before")
         write = uuid4()
         store.commit_staged(write, 0, {stage(store, write, 1, ordering_key="c1"): 1}, once=False)
         emit(store, 1, ordering_key="c1", payload=b"after")
         assert [one.payload for one in claim(store).events] == [b"before", b"0/0", b"after"]
 
-    def test_a_dedupe_key_lets_the_first_row_in(self, store: Store) -> None:
+    def test_first_staged_row_of_deduplication_key_is_emitted(self, store: Store) -> None:
         write = uuid4()
         parts = {
             stage(store, write, 3, place=1, dedupe_key="x"): 3,
@@ -218,7 +218,7 @@ class StagedKeys(StoreScenario):
         assert store.commit_staged(write, 0, parts, once=True) == Committed(4, duplicates=5)
         assert payloads(store) == ["0/0", "2/0", "3/0", "3/1"]
 
-    def test_a_window_is_open_to_staged_and_appended_events_alike(self, store: Store, clock: ManualClock) -> None:
+    def test_staged_and_appended_events_share_window(self, store: Store, clock: ManualClock) -> None:
         first = emit(store, dedupe_key="x", dedupe_seconds=100)
         write = uuid4()
         part = stage(store, write, 1, dedupe_key="x")
@@ -230,7 +230,7 @@ class StagedKeys(StoreScenario):
         second = emit(store, dedupe_key="x")
         assert [one.event_id for one in records(store)] == first + second
 
-    def test_the_same_event_again_is_a_duplicate_like_any_other(self, store: Store) -> None:
+    def test_staged_row_with_same_id_and_key_is_duplicate(self, store: Store) -> None:
         (first,) = emit(store, dedupe_key="x")
         write = uuid4()
         part = stage(store, write, dedupe_key="x", event_id=first)
@@ -240,7 +240,7 @@ class StagedKeys(StoreScenario):
 
 @needs("staging")
 class DroppingStaged(StoreScenario):
-    def test_a_write_that_failed_leaves_nothing(self, store: Store) -> None:
+    def test_drop_removes_all_rows_of_write(self, store: Store) -> None:
         write, other = uuid4(), uuid4()
         stage(store, write, 3)
         stage(store, write, 2, batch=1)
@@ -248,14 +248,14 @@ class DroppingStaged(StoreScenario):
         assert store.drop_staged(write) == 5
         assert store.commit_staged(other, 0, {kept: 1}, once=False) == Committed(1)
 
-    def test_parts_can_be_dropped_by_their_names(self, store: Store) -> None:
+    def test_drop_can_select_parts(self, store: Store) -> None:
         write = uuid4()
         gone, kept = stage(store, write, 3), stage(store, write, 2)
         assert store.drop_staged(write, parts=[gone, uuid4()]) == 3
         assert store.drop_staged(write, parts=[]) == 0
         assert store.commit_staged(write, 0, {kept: 2}, once=True) == Committed(2)
 
-    def test_upkeep_drops_what_waited_for_more_than_a_week(self, store: Store, clock: ManualClock) -> None:
+    def test_maintenance_drops_rows_staged_over_one_week_ago(self, store: Store, clock: ManualClock) -> None:
         write = uuid4()
         old = stage(store, write, 3)
         clock.advance(WEEK)
@@ -267,7 +267,7 @@ class DroppingStaged(StoreScenario):
             store.commit_staged(write, 0, {old: 3}, once=True)
         assert store.commit_staged(write, 1, {new: 2}, once=True) == Committed(2)
 
-    def test_upkeep_remembers_how_far_a_query_came(self, store: Store, clock: ManualClock) -> None:
+    def test_maintenance_keeps_last_batch_of_query(self, store: Store, clock: ManualClock) -> None:
         query = uuid4()
         store.commit_staged(query, 3, {stage(store, query, batch=3): 1}, once=True)
         clock.advance(100 * WEEK)
@@ -277,7 +277,7 @@ class DroppingStaged(StoreScenario):
 
 
 class FindingSeveral(StoreScenario):
-    def test_several_queues_and_types_narrow_a_selection(self, store: Store) -> None:
+    def test_find_by_several_queues_and_types(self, store: Store) -> None:
         for queue in ("a", "b", "c"):
             for kind in ("x", "y", "z"):
                 emit(store, queue=queue, event_type=kind, payload=f"{queue}{kind}".encode())
