@@ -87,14 +87,14 @@ def write_env(config: Config, configure: str) -> None:
     Path(config.get_main_option("script_location") or "", "env.py").write_text(ENV.format(configure=configure))
 
 
-def test_every_table_and_view_has_the_prefix_that_is_left_out(outbox: Outbox) -> None:
+def test_every_table_and_view_has_excluded_prefix(outbox: Outbox) -> None:
     found = inspect(outbox.store.engine)
     names = [*found.get_table_names(), *found.get_view_names()]
     assert "penstock_events" in names
     assert [name for name in names if not name.startswith(PREFIX)] == []
 
 
-def test_autogenerate_leaves_the_store_as_it_is(outbox: Outbox, connection: Connection, config: Config) -> None:
+def test_autogenerate_leaves_store_unchanged(outbox: Outbox, connection: Connection, config: Config) -> None:
     emitted = outbox.emit("order.placed", {"number": 1})
     write_env(config, from_the_guide())
     command.revision(config, autogenerate=True)
@@ -105,14 +105,14 @@ def test_autogenerate_leaves_the_store_as_it_is(outbox: Outbox, connection: Conn
 
 
 @pytest.mark.parametrize("name", ["include_name", "include_object"])
-def test_each_filter_is_enough_by_itself(config: Config, name: str) -> None:
+def test_either_filter_suffices(config: Config, name: str) -> None:
     write_env(config, ONE_FILTER.format(name=name))
     command.revision(config, autogenerate=True)
     command.upgrade(config, "head")
     command.check(config)
 
 
-def test_tables_that_are_left_out_are_not_even_reflected(config: Config) -> None:
+def test_excluded_tables_are_not_reflected(config: Config) -> None:
     write_env(config, ONE_FILTER.format(name="include_name"))
     command.revision(config, autogenerate=True)
     seen = config.attributes["seen"]
@@ -120,7 +120,7 @@ def test_tables_that_are_left_out_are_not_even_reflected(config: Config) -> None
     assert "penstock_events" not in seen
 
 
-def said_by_doctor(outbox: Outbox) -> list[Check]:
+def alembic_checks(outbox: Outbox) -> list[Check]:
     return [check for check in examine(outbox.store) if check.name == "Alembic"]
 
 
@@ -132,39 +132,39 @@ def embedded(tmp_path: Path) -> Iterator[Outbox]:
 
 
 @pytest.mark.parametrize("template", ["generic", "pyproject"])
-def test_doctor_warns_of_an_env_file_that_does_not_mention_penstock(
+def test_doctor_warns_if_env_file_lacks_filters(
     embedded: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, template: str
 ) -> None:
     config = Config(tmp_path / "alembic.ini", toml_file=tmp_path / "pyproject.toml", stdout=io.StringIO())
     command.init(config, str(tmp_path / "migrations"), template=template)
     monkeypatch.chdir(tmp_path)
-    (check,) = said_by_doctor(embedded)
+    (check,) = alembic_checks(embedded)
     assert check.level is Level.WARN
     assert f"in {tmp_path}/migrations/env.py, pass include_name and include_object of penstock.alembic" in check.detail
     with (tmp_path / "migrations" / "env.py").open("a") as env:
         env.write(from_the_guide())
-    (check,) = said_by_doctor(embedded)
+    (check,) = alembic_checks(embedded)
     assert check.level is Level.OK
 
 
-def test_doctor_looks_in_the_folders_of_the_repository_and_no_further(
+def test_doctor_searches_only_folders_of_repository(
     embedded: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command.init(Config(tmp_path / "alembic.ini", stdout=io.StringIO()), str(tmp_path / "migrations"))
     folder = tmp_path / "src" / "shop"
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)
-    assert said_by_doctor(embedded) == []
+    assert alembic_checks(embedded) == []
     (tmp_path / ".git").mkdir()
-    assert len(said_by_doctor(embedded)) == 1
+    assert len(alembic_checks(embedded)) == 1
     (tmp_path / "src" / ".git").mkdir()
-    assert said_by_doctor(embedded) == []
+    assert alembic_checks(embedded) == []
 
 
 @pytest.mark.parametrize("content", ["", "[alembic", "[alembic]\nscript_location = nowhere\n"])
-def test_doctor_passes_over_an_alembic_ini_that_it_can_not_follow(
+def test_doctor_ignores_unusable_alembic_ini(
     embedded: Outbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
 ) -> None:
     (tmp_path / "alembic.ini").write_text(content)
     monkeypatch.chdir(tmp_path)
-    assert said_by_doctor(embedded) == []
+    assert alembic_checks(embedded) == []

@@ -78,7 +78,7 @@ def test_readme_links_are_absolute() -> None:
     assert relative == []
 
 
-def test_repository_address_is_the_one_of_the_package() -> None:
+def test_repository_address_equals_package_metadata() -> None:
     with (ROOT / "pyproject.toml").open("rb") as file:
         changelog = tomllib.load(file)["project"]["urls"]["Changelog"]
     assert OWN_URL.sub("", changelog) == "CHANGELOG.md"

@@ -75,7 +75,7 @@ def dsn_of(outbox: Outbox) -> str:
     return url_of(outbox).replace("postgresql+psycopg://", "postgresql://")
 
 
-def both_ways(outbox: Outbox, emit_in: Callable[[Emit, bool], None]) -> None:
+def check_commit_and_rollback(outbox: Outbox, emit_in: Callable[[Emit, bool], None]) -> None:
     """Emit and commit, then emit and roll back: one event with emit, and enough events for COPY with emit_many."""
     emit_in(lambda connection: outbox.emit("kept", {"a": 1}, connection=connection), True)
     emit_in(lambda connection: outbox.emit("gone", {"a": 1}, connection=connection), False)
@@ -87,14 +87,14 @@ def both_ways(outbox: Outbox, emit_in: Callable[[Emit, bool], None]) -> None:
     assert types(outbox) == ["kept", *["many"] * 50]
 
 
-def test_without_a_connection_emit_commits_by_itself(outbox: Outbox) -> None:
+def test_emit_without_connection_commits(outbox: Outbox) -> None:
     event_id = outbox.emit("kept", "hello", headers={"a": "b"}, partition_key="p", priority=3, max_attempts=7)
     (record,) = outbox.store.find(Selection(ids=frozenset({event_id}))).records
     assert (record.payload, record.partition_key, record.priority, record.max_attempts) == (b"hello", "p", 3, 7)
     assert record.headers == {"a": "b", "content-type": "text/plain; charset=utf-8"}
 
 
-def test_all_of_many_or_none(outbox: Outbox) -> None:
+def test_emit_many_stores_all_events_or_none(outbox: Outbox) -> None:
     first = outbox.event("kept", b"")
     (event_id,) = outbox.emit_many([first])
     twin = penstock.Event(event_type="twin", event_id=event_id)
@@ -105,7 +105,7 @@ def test_all_of_many_or_none(outbox: Outbox) -> None:
     assert types(outbox) == ["kept"]
 
 
-def test_a_sqlalchemy_session(outbox: Outbox) -> None:
+def test_sqlalchemy_session_emits_in_its_transaction(outbox: Outbox) -> None:
     engine = create_engine(url_of(outbox))
 
     def emit_in(emit: Emit, commit: bool) -> None:
@@ -114,11 +114,11 @@ def test_a_sqlalchemy_session(outbox: Outbox) -> None:
             emit(session)
             session.commit() if commit else session.rollback()
 
-    both_ways(outbox, emit_in)
+    check_commit_and_rollback(outbox, emit_in)
     engine.dispose()
 
 
-def test_a_sqlalchemy_connection(outbox: Outbox) -> None:
+def test_sqlalchemy_connection_emits_in_its_transaction(outbox: Outbox) -> None:
     engine = create_engine(url_of(outbox))
 
     def emit_in(emit: Emit, commit: bool) -> None:
@@ -126,11 +126,11 @@ def test_a_sqlalchemy_connection(outbox: Outbox) -> None:
             emit(connection)
             transaction.commit() if commit else transaction.rollback()
 
-    both_ways(outbox, emit_in)
+    check_commit_and_rollback(outbox, emit_in)
     engine.dispose()
 
 
-def test_a_savepoint_takes_its_events_along(outbox: Outbox) -> None:
+def test_sqlalchemy_savepoint_rolls_back_its_events(outbox: Outbox) -> None:
     engine = create_engine(url_of(outbox))
     with Session(engine) as session, session.begin():
         outbox.emit("before", connection=session)
@@ -142,7 +142,7 @@ def test_a_savepoint_takes_its_events_along(outbox: Outbox) -> None:
     engine.dispose()
 
 
-def test_a_sqlalchemy_connection_that_commits_by_itself(outbox: Outbox) -> None:
+def test_sqlalchemy_autocommit_connection_emits_all_or_none(outbox: Outbox) -> None:
     engine = create_engine(url_of(outbox), isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:
         outbox.emit("kept", connection=connection)
@@ -155,7 +155,7 @@ def test_a_sqlalchemy_connection_that_commits_by_itself(outbox: Outbox) -> None:
     engine.dispose()
 
 
-def test_a_session_that_is_a_subclass_or_a_scope(outbox: Outbox) -> None:
+def test_session_subclass_and_scoped_session_are_accepted(outbox: Outbox) -> None:
     engine = create_engine(url_of(outbox))
     scope = scoped_session(sessionmaker(engine))
 
@@ -172,7 +172,7 @@ def test_a_session_that_is_a_subclass_or_a_scope(outbox: Outbox) -> None:
 
 
 @pytest.mark.parametrize("autocommit", [False, True])
-def test_a_psycopg_connection(postgres_outbox: Outbox, autocommit: bool) -> None:
+def test_psycopg_connection_emits_in_its_transaction(postgres_outbox: Outbox, autocommit: bool) -> None:
     def emit_in(emit: Emit, commit: bool) -> None:
         dsn = dsn_of(postgres_outbox)
         with (
@@ -181,10 +181,10 @@ def test_a_psycopg_connection(postgres_outbox: Outbox, autocommit: bool) -> None
         ):
             emit(connection)
 
-    both_ways(postgres_outbox, emit_in)
+    check_commit_and_rollback(postgres_outbox, emit_in)
 
 
-def test_a_psycopg_connection_that_commits_by_itself_emits_all_or_nothing(postgres_outbox: Outbox) -> None:
+def test_psycopg_autocommit_connection_commits_emit(postgres_outbox: Outbox) -> None:
     with psycopg.connect(dsn_of(postgres_outbox), autocommit=True) as connection:
         postgres_outbox.emit("kept", b"", ordering_key="k", connection=connection)
         assert connection.info.transaction_status.name == "IDLE"
@@ -192,7 +192,7 @@ def test_a_psycopg_connection_that_commits_by_itself_emits_all_or_nothing(postgr
 
 
 @pytest.mark.parametrize("row_factory", [dict_row, namedtuple_row, scalar_row])
-def test_a_psycopg_connection_may_make_rows_of_any_kind(postgres_outbox: Outbox, row_factory: Any) -> None:
+def test_psycopg_connection_may_have_any_row_factory(postgres_outbox: Outbox, row_factory: Any) -> None:
     class OurConnection(psycopg.Connection[Any]):
         pass
 
@@ -206,7 +206,7 @@ def test_a_psycopg_connection_may_make_rows_of_any_kind(postgres_outbox: Outbox,
         assert len(postgres_outbox.store.settle_in(connection, claim.lease, outcomes).retried) == 31
 
 
-def test_a_psycopg_transaction_that_failed_stays_failed(postgres_outbox: Outbox) -> None:
+def test_failed_psycopg_transaction_stays_failed(postgres_outbox: Outbox) -> None:
     with psycopg.connect(dsn_of(postgres_outbox)) as connection:
         first = postgres_outbox.emit("gone", connection=connection)
         with pytest.raises(UsageError, match="already exists"):
@@ -218,7 +218,7 @@ def test_a_psycopg_transaction_that_failed_stays_failed(postgres_outbox: Outbox)
     assert types(postgres_outbox) == ["kept"]
 
 
-def test_an_async_psycopg_connection_is_told_how(postgres_outbox: Outbox) -> None:
+def test_async_psycopg_connection_is_refused_with_advice(postgres_outbox: Outbox) -> None:
     async def run() -> None:
         async with await psycopg.AsyncConnection.connect(dsn_of(postgres_outbox)) as connection:
             with pytest.raises(UsageError, match="async"):
@@ -229,7 +229,7 @@ def test_an_async_psycopg_connection_is_told_how(postgres_outbox: Outbox) -> Non
 
 
 @pytest.mark.parametrize("isolation_level", ["", "IMMEDIATE", None])
-def test_a_sqlite3_connection(sqlite_outbox: Outbox, isolation_level: str | None) -> None:
+def test_sqlite3_connection_emits_in_its_transaction(sqlite_outbox: Outbox, isolation_level: str | None) -> None:
     def emit_in(emit: Emit, commit: bool) -> None:
         connection = sqlite3.connect(path_of(sqlite_outbox), isolation_level=isolation_level)  # type: ignore[arg-type]
         if isolation_level is None:
@@ -238,10 +238,10 @@ def test_a_sqlite3_connection(sqlite_outbox: Outbox, isolation_level: str | None
         connection.execute("COMMIT" if commit else "ROLLBACK")
         connection.close()
 
-    both_ways(sqlite_outbox, emit_in)
+    check_commit_and_rollback(sqlite_outbox, emit_in)
 
 
-def test_a_sqlite3_connection_that_commits_by_itself(sqlite_outbox: Outbox) -> None:
+def test_sqlite3_autocommit_connection_commits_emit(sqlite_outbox: Outbox) -> None:
     connection = sqlite3.connect(path_of(sqlite_outbox), isolation_level=None)
     sqlite_outbox.emit("kept", b"", connection=connection)
     assert not connection.in_transaction
@@ -250,9 +250,7 @@ def test_a_sqlite3_connection_that_commits_by_itself(sqlite_outbox: Outbox) -> N
 
 
 @pytest.mark.parametrize("isolation_level", ["", None])
-def test_a_sqlite3_connection_may_be_a_subclass_and_make_rows_of_any_kind(
-    sqlite_outbox: Outbox, isolation_level: str | None
-) -> None:
+def test_sqlite3_subclass_with_any_row_factory_is_accepted(sqlite_outbox: Outbox, isolation_level: str | None) -> None:
     class OurConnection(sqlite3.Connection):
         pass
 
@@ -295,7 +293,7 @@ def django_connection(outbox: Outbox) -> Iterator[Any]:
     del connections["default"]
 
 
-def test_a_django_connection(outbox: Outbox, django_connection: Any) -> None:
+def test_django_connection_emits_in_its_transaction(outbox: Outbox, django_connection: Any) -> None:
     from django.db import transaction
 
     class Regret(Exception):
@@ -310,10 +308,10 @@ def test_a_django_connection(outbox: Outbox, django_connection: Any) -> None:
         except Regret:
             pass
 
-    both_ways(outbox, emit_in)
+    check_commit_and_rollback(outbox, emit_in)
 
 
-def test_a_django_connection_that_commits_by_itself(outbox: Outbox, django_connection: Any) -> None:
+def test_django_autocommit_connection_emits_all_or_none(outbox: Outbox, django_connection: Any) -> None:
     outbox.emit("kept", b"", ordering_key="k", connection=django_connection)
     assert types(outbox) == ["kept"]
     twins = [outbox.event("gone"), penstock.Event(event_type="twin", event_id=first_id(outbox))]
@@ -323,7 +321,7 @@ def test_a_django_connection_that_commits_by_itself(outbox: Outbox, django_conne
     assert not django_connection.in_atomic_block
 
 
-def test_a_django_savepoint_takes_its_events_along(outbox: Outbox, django_connection: Any) -> None:
+def test_django_savepoint_rolls_back_its_events(outbox: Outbox, django_connection: Any) -> None:
     from django.db import transaction
 
     with transaction.atomic(using="default"):
@@ -335,7 +333,9 @@ def test_a_django_savepoint_takes_its_events_along(outbox: Outbox, django_connec
     assert types(outbox) == ["after", "before"]
 
 
-def test_django_without_time_zones(outbox: Outbox, django_connection: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_django_without_time_zones_stores_correct_times(
+    outbox: Outbox, django_connection: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without USE_TZ, Django's connections return times without a time zone."""
     from django.conf import settings
 
@@ -349,7 +349,7 @@ def test_django_without_time_zones(outbox: Outbox, django_connection: Any, monke
         assert record.available_at - record.created_at == timedelta(seconds=60)
 
 
-def test_an_async_session_executes_the_statement(outbox: Outbox) -> None:
+def test_async_session_executes_insert_statement(outbox: Outbox) -> None:
     if not outbox.store.capabilities.insert_into_view:
         with pytest.raises(NotSupported, match="does not support INSERT into a view"):
             outbox.insert(outbox.event("a"))
@@ -372,7 +372,7 @@ def test_an_async_session_executes_the_statement(outbox: Outbox) -> None:
     assert [event.event_id for event in claim.events] == [record.event_id]
 
 
-def test_an_async_connection_is_told_how(outbox: Outbox) -> None:
+def test_async_session_is_refused_with_advice(outbox: Outbox) -> None:
     engine = create_async_engine("sqlite+aiosqlite:///unused.db")
     able = outbox.store.capabilities.insert_into_view
     how = r"await session\.execute\(outbox\.insert" if able else "pass a synchronous session"
@@ -385,7 +385,7 @@ def test_an_async_connection_is_told_how(outbox: Outbox) -> None:
             outbox.emit("a", connection=kind(engine))
 
 
-def test_a_connection_to_another_kind_of_database_is_refused(postgres_outbox: Outbox, tmp_path: Path) -> None:
+def test_connection_to_different_database_kind_is_refused(postgres_outbox: Outbox, tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "other.db")
     with pytest.raises(UsageError, match="connection is to sqlite, but store is on postgresql"):
         postgres_outbox.emit("a", connection=connection)
@@ -395,7 +395,7 @@ def test_a_connection_to_another_kind_of_database_is_refused(postgres_outbox: Ou
 
 
 @pytest.mark.parametrize("outbox", ["sqlite", "postgresql"], indirect=True)
-def test_plain_sql_emits(outbox: Outbox) -> None:
+def test_plain_sql_insert_emits_event(outbox: Outbox) -> None:
     marker = "%s" if "postgresql" in url_of(outbox) else "?"
     with outbox.store.engine.begin() as connection:
         connection.exec_driver_sql(

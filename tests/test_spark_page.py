@@ -17,7 +17,7 @@ from penstock.pipeline.datasource.writer import COLUMNS as WRITTEN
 PAGE = (Path(__file__).parents[1] / "docs" / "guides" / "spark.md").read_text()
 
 
-def test_every_column_and_option_is_named() -> None:
+def test_page_names_every_column_and_option() -> None:
     named = set(re.findall(r"`(\w+)`", PAGE))
     assert named >= {*READ, *WRITTEN, *SourceOptions.__dataclass_fields__}
     assert {*WRITTEN} == {*Event.__dataclass_fields__}
@@ -25,7 +25,7 @@ def test_every_column_and_option_is_named() -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_the_blocks_run(tmp_path: Path) -> None:
+def test_code_blocks_run(tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(blocks)],

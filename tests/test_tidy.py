@@ -141,7 +141,7 @@ def found(pattern: re.Pattern[str]) -> list[str]:
     ]
 
 
-def test_every_module_says_what_it_is_for() -> None:
+def test_every_module_has_docstring() -> None:
     silent = [str(path) for path in modules() if len((ast.get_docstring(tree(path)) or "").split()) < 2]
     assert silent == []
 
@@ -161,7 +161,7 @@ def test_functions_stay_short() -> None:
     assert {name: length for name, length in lengths.items() if length > FUNCTION_LINES and name not in LONGER} == {}
 
 
-def test_modules_have_names_that_say_something() -> None:
+def test_no_module_has_generic_name() -> None:
     nameless = [str(path) for path in modules() for part in path.with_suffix("").parts if NAMELESS & {*part.split("_")}]
     assert nameless == []
 
@@ -195,15 +195,15 @@ def test_nothing_is_marked_unfinished() -> None:
     assert found(UNFINISHED) == []
 
 
-def test_no_path_of_one_machine_is_written_down() -> None:
+def test_no_file_contains_machine_path() -> None:
     assert found(MACHINE_PATH) == []
 
 
-def test_the_changelog_has_a_place_for_what_is_next() -> None:
+def test_changelog_has_unreleased_section() -> None:
     assert re.search(r"^## \[Unreleased\]$", source(Path("CHANGELOG.md")), re.MULTILINE)
 
 
-def test_the_patterns_find_what_they_are_for() -> None:
+def test_patterns_match_intended_texts() -> None:
     assert UNFINISHED.search("# TO" + "DO: later")
     assert MACHINE_PATH.search("cd /ro" + "ot/penstock")
     assert MACHINE_PATH.search("file:///ho" + "me/someone/events")
@@ -223,7 +223,7 @@ def test_retired_words_are_found_in_all_kinds_of_names() -> None:
     assert words("HTTPLine_of2Texts") == {"http", "line", "of", "texts"}
 
 
-def test_every_module_of_tests_has_a_name_of_its_own() -> None:
+def test_base_names_of_test_modules_are_unique() -> None:
     """Pytest imports test modules by base name alone, and fails on a duplicate only if both modules run."""
     names = Counter(path.name for path in Path(__file__).parent.rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []

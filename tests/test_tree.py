@@ -57,7 +57,7 @@ def test_folders_have_at_most_15_modules() -> None:
     assert crowded == [], listed(crowded)
 
 
-def test_at_most_two_modules_of_a_folder_share_a_prefix() -> None:
+def test_at_most_two_modules_of_folder_share_prefix() -> None:
     """Modules with a common prefix belong in a folder."""
     shared = [
         f"{folder}: {', '.join(group)}"
@@ -67,13 +67,13 @@ def test_at_most_two_modules_of_a_folder_share_a_prefix() -> None:
     assert shared == [], listed(shared)
 
 
-def test_modules_do_not_import_each_other_in_cycles() -> None:
+def test_modules_have_no_import_cycles() -> None:
     """Lazy imports count as well."""
     found = [" -> ".join(cycle) for cycle in imports.cycles(imports.modules())]
     assert found == [], listed(found)
 
 
-def test_only_the_command_line_and_package_inits_import_lazily() -> None:
+def test_only_cli_and_package_inits_import_lazily() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
         for path in MODULES
@@ -83,7 +83,7 @@ def test_only_the_command_line_and_package_inits_import_lazily() -> None:
     assert found == [], listed(found)
 
 
-def test_all_modules_are_in_the_import_graph() -> None:
+def test_import_graph_contains_all_modules() -> None:
     names = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in MODULES}
     assert imports.modules().keys() == {name.removesuffix(".__init__") for name in names}
 
@@ -110,7 +110,7 @@ def test_lazy_imports_are_found(code: str, expected: list[str]) -> None:
     assert [name for _, name in lazy_imports(code)] == expected
 
 
-def test_cycles_are_found_and_named_in_the_direction_of_imports() -> None:
+def test_cycles_are_listed_in_import_direction() -> None:
     graph = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a", "e"}, "e": {"d"}}
     found = list(imports.cycles(graph))
     assert sorted(sorted({*cycle}) for cycle in found) == [["a", "b", "c"], ["d", "e"]]
@@ -118,6 +118,6 @@ def test_cycles_are_found_and_named_in_the_direction_of_imports() -> None:
         assert all(other in graph[name] for name, other in pairwise(cycle))
 
 
-def test_edges_that_a_longer_path_implies_are_left_out() -> None:
+def test_edges_implied_by_longer_paths_are_removed() -> None:
     graph = {"cli": {"store", "model", "admin"}, "admin": {"store"}, "store": {"model"}, "model": set()}
     assert imports.reduced(graph) == {"cli": {"admin"}, "admin": {"store"}, "store": {"model"}, "model": set()}

@@ -9,13 +9,13 @@ from tests.architecture import imports, picture, tree
 MODULE = re.compile(r"`([\w/]+(?:/|\.py))`")
 
 
-def test_picture_shows_the_imports_that_exist() -> None:
+def test_diagrams_show_existing_imports() -> None:
     if picture.written() != picture.block():
         pytest.fail("the imports changed; write the picture anew with `make architecture`", pytrace=False)
 
 
 @pytest.mark.parametrize("group_of", [picture.package_of, picture.pipeline_part_of])
-def test_packages_do_not_import_each_other(group_of: picture.GroupOf) -> None:
+def test_packages_have_no_import_cycles(group_of: picture.GroupOf) -> None:
     packages = imports.grouped(imports.modules(), group_of)
     assert [" -> ".join(cycle) for cycle in imports.cycles(packages)] == []
 
@@ -27,7 +27,7 @@ def test_tree_lists_every_package_once() -> None:
     assert set(on_disk) - set(shown) == set(), "add them to the tree in docs/internals/architecture.md"
 
 
-def test_modules_that_the_page_names_exist() -> None:
+def test_modules_named_on_page_exist() -> None:
     named = MODULE.findall(picture.PAGE.read_text())
     assert len(named) > 10
     roots = [tree.PACKAGE, *tree.PACKAGE.parents[:2]]

@@ -34,13 +34,13 @@ def test_every_command_has_help(penstock: Run, name: str) -> None:
     assert f"penstock {name}" in ran.out
 
 
-def test_nothing_typed_shows_the_help(penstock: Run) -> None:
+def test_missing_command_shows_help(penstock: Run) -> None:
     ran = penstock()
     assert ran.code == 2
     assert "Usage: penstock" in ran.out
 
 
-def test_version(penstock: Run) -> None:
+def test_version_option_prints_version(penstock: Run) -> None:
     ran = penstock("--version")
     assert (ran.code, ran.out) == (0, "penstock 0.1.0\n")
 
@@ -50,7 +50,7 @@ def test_version(penstock: Run) -> None:
     [(["--help"], HEAVY | {"sqlalchemy"}), (["status"], HEAVY), (["emit", "a", "b"], HEAVY), (["events"], HEAVY)],
 )
 @pytest.mark.usefixtures("store")
-def test_a_command_brings_only_what_it_needs(arguments: list[str], unwanted: set[str]) -> None:
+def test_commands_import_only_needed_packages(arguments: list[str], unwanted: set[str]) -> None:
     code = f"import sys; from penstock.cli import main; main({arguments}); print(sorted({unwanted} & set(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout.splitlines()[-1] == "[]"
@@ -59,18 +59,18 @@ def test_a_command_brings_only_what_it_needs(arguments: list[str], unwanted: set
 # Choice of the store
 
 
-def test_the_store_is_named_before_the_command_or_after_it(penstock: Run, tmp_path: Path) -> None:
+def test_store_option_works_before_and_after_command(penstock: Run, tmp_path: Path) -> None:
     assert penstock("--store", "sqlite:///a.db", "init").code == 0
     assert penstock("init", "--store", "sqlite:///b.db").code == 0
     assert sorted(path.name for path in tmp_path.glob("*.db")) == ["a.db", "b.db"]
 
 
-def test_the_commands_store_goes_before_the_global_one(penstock: Run) -> None:
+def test_store_option_of_command_overrides_global_option(penstock: Run) -> None:
     ran = penstock("--store", "sqlite:///a.db", "init", "--store", "sqlite:///b.db", "--json")
     assert ran.json["store"] == "sqlite:///b.db"
 
 
-def test_the_environment_names_a_store(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_store_comes_from_environment_unless_given(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_STORE", "sqlite:///c.db")
     assert penstock("init", "--json").json["store"] == "sqlite:///c.db"
     assert penstock("--store", "sqlite:///a.db", "init", "--json").json["store"] == "sqlite:///a.db"
@@ -89,43 +89,43 @@ def failed(ran: Any, code: int) -> str:
 
 
 @pytest.mark.parametrize("command", ["status", "events", "reap", "emit t"])
-def test_a_store_that_is_not_initialised(penstock: Run, tmp_path: Path, command: str) -> None:
+def test_missing_sqlite_store_error_names_init_command(penstock: Run, tmp_path: Path, command: str) -> None:
     line = failed(penstock(*command.split(), "--store", "sqlite:///new.db"), 1)
     assert "penstock init --store sqlite:///new.db" in line
     assert not (tmp_path / "new.db").exists()
 
 
-def test_a_database_without_the_tables(penstock: Run, tmp_path: Path) -> None:
+def test_database_without_tables_error_names_init_command(penstock: Run, tmp_path: Path) -> None:
     (tmp_path / "other.db").touch()
     assert "penstock init" in failed(penstock("status", "--store", "sqlite:///other.db"), 1)
 
 
-def test_a_store_that_cant_be_reached_and_a_password_that_is_not_shown(penstock: Run) -> None:
+def test_unreachable_store_error_masks_password(penstock: Run) -> None:
     line = failed(penstock("status", "--store", "postgresql://ann:geheim@127.0.0.1:1/shop"), 1)
     assert "cannot reach postgresql://ann:***@127.0.0.1:1/shop" in line
     assert "geheim" not in line
 
 
 @pytest.mark.parametrize("url", ["postgresql://ann:geheim@host:port/shop", "postgresql://ann:geheim@[::1/shop"])
-def test_a_store_url_that_makes_no_sense(penstock: Run, url: str) -> None:
+def test_malformed_store_url_error_hides_password(penstock: Run, url: str) -> None:
     line = failed(penstock("status", "--store", url), 2)
     assert "invalid store URL; expected one such as" in line
     assert "geheim" not in line
 
 
-def test_an_unknown_scheme(penstock: Run) -> None:
+def test_unknown_store_scheme_is_usage_error(penstock: Run) -> None:
     assert "unknown store scheme 'oracle'; supported: " in failed(penstock("status", "--store", "oracle://x/y"), 2)
     assert "invalid URL 'penstock.db'" in failed(penstock("status", "--store", "penstock.db"), 2)
 
 
-def test_a_missing_driver_names_the_extra(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_driver_error_names_extra(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     line = failed(penstock("status", "--store", "postgresql://localhost/shop"), 2)
     assert "pip install 'penstock[postgres]'" in line
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "message"),
     [
         ("events --limit -1", "--limit"),
         ("events --limit many", "--limit"),
@@ -139,12 +139,12 @@ def test_a_missing_driver_names_the_extra(penstock: Run, monkeypatch: pytest.Mon
     ],
 )
 @pytest.mark.usefixtures("store")
-def test_a_slip_of_the_hand(penstock: Run, command: str, told: str) -> None:
-    assert told in failed(penstock(*command.split()), 2)
+def test_invalid_arguments_are_usage_errors(penstock: Run, command: str, message: str) -> None:
+    assert message in failed(penstock(*command.split()), 2)
 
 
 @pytest.mark.usefixtures("store")
-def test_an_unknown_id(penstock: Run) -> None:
+def test_unknown_event_id_is_usage_error(penstock: Run) -> None:
     line = failed(penstock("show", "0197a3c2-7b1e-7c3d-9f00-5a2b8c4d6e1f"), 2)
     assert "event 0197a3c2-7b1e-7c3d-9f00-5a2b8c4d6e1f does not exist" in line
 
@@ -154,7 +154,7 @@ def broken(*_: object, **__: object) -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_the_unexpected_is_one_line_too(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_is_one_line(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SqlStore, "reap", broken)
     line = failed(penstock("reap"), 1)
     assert "unexpected LookupError: the moon is gone" in line
@@ -169,14 +169,14 @@ def refused_by_spark(*_: object, **__: object) -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_an_error_of_spark_has_no_java_trace(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_error_has_no_java_stack_trace(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SqlStore, "reap", refused_by_spark)
     line = failed(penstock("reap"), 1)
     assert line == "error: Spark failed: a.b.C: the context was stopped; set PENSTOCK_DEBUG=1 for the stack trace\n"
 
 
 @pytest.mark.usefixtures("store", "debugging")
-def test_the_stack_trace_is_there_for_the_asking(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stack_trace_is_shown_in_debug_mode(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SqlStore, "reap", broken)
     ran = penstock("reap")
     assert ran.code == 1
@@ -184,9 +184,7 @@ def test_the_stack_trace_is_there_for_the_asking(penstock: Run, monkeypatch: pyt
 
 
 @pytest.mark.usefixtures("store")
-def test_a_connection_that_breaks_is_not_taken_for_a_closed_output(
-    penstock: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_broken_connection_is_not_mistaken_for_closed_output(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def cut(*_: object, **__: object) -> None:
         raise BrokenPipeError(32, "Broken pipe")
 
@@ -194,7 +192,9 @@ def test_a_connection_that_breaks_is_not_taken_for_a_closed_output(
     assert "connection lost" in failed(penstock("reap"), 1)
 
 
-def test_ctrl_c_at_a_question_is_quiet(penstock: Run, monkeypatch: pytest.MonkeyPatch, store: SqlStore) -> None:
+def test_keyboard_interrupt_exits_quietly_with_130(
+    penstock: Run, monkeypatch: pytest.MonkeyPatch, store: SqlStore
+) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -207,7 +207,7 @@ def test_ctrl_c_at_a_question_is_quiet(penstock: Run, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("store")
-def test_ctrl_c_ends_quietly_with_130(process: Start) -> None:
+def test_ctrl_c_ends_watched_status_quietly_with_130(process: Start) -> None:
     watching = process("status", "--watch", "--json", "--every", "0.1")
     assert watching.stdout is not None
     assert watching.stdout.readline().startswith(b'{"store"')
@@ -217,7 +217,7 @@ def test_ctrl_c_ends_quietly_with_130(process: Start) -> None:
 
 
 @pytest.mark.parametrize("command", ["events --json", "events", "status", "status --json", "emit t"])
-def test_a_reader_that_leaves_is_no_failure(process: Start, store: SqlStore, command: str) -> None:
+def test_closed_output_pipe_ends_command_quietly(process: Start, store: SqlStore, command: str) -> None:
     store.append([Event(event_type="t")])
     listing = process(*command.split())
     assert listing.stdout is not None

@@ -11,7 +11,7 @@ from penstock.cli.app import app
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "cli.md").read_text()
 
 
-def test_every_command_has_a_section() -> None:
+def test_every_command_has_section() -> None:
     commands = get_command(app).commands  # type: ignore[attr-defined]
     assert [name for name in commands if f"\n## penstock {name}\n" not in PAGE] == []
 
@@ -23,13 +23,13 @@ def everything(commands: Iterable[Any]) -> Iterator[Any]:
         yield from everything(getattr(command, "commands", {}).values())
 
 
-def test_every_command_of_a_group_is_on_the_page() -> None:
+def test_page_lists_every_subcommand() -> None:
     commands = get_command(app).commands.items()  # type: ignore[attr-defined]
     inside = [f"penstock {group} {name}" for group, command in commands for name in getattr(command, "commands", {})]
     assert [name for name in inside if f"`{name}" not in PAGE] == []
 
 
-def test_every_option_is_on_the_page() -> None:
+def test_page_lists_every_option() -> None:
     commands = everything(get_command(app).commands.values())  # type: ignore[attr-defined]
     parameters = [one for command in commands for one in command.params if not getattr(one, "hidden", False)]
     options = {option for parameter in parameters for option in parameter.opts}

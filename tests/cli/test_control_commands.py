@@ -32,7 +32,7 @@ def counts(store: SqlStore) -> dict[str, int]:
 # Queues
 
 
-def test_pause_and_resume(penstock: Run, store: SqlStore, emitted: Emitted) -> None:
+def test_paused_queue_gives_no_events_until_resumed(penstock: Run, store: SqlStore, emitted: Emitted) -> None:
     emitted(queue="mail")
     ran = penstock("pause", "mail")
     assert (ran.code, ran.err) == (0, "")
@@ -45,7 +45,7 @@ def test_pause_and_resume(penstock: Run, store: SqlStore, emitted: Emitted) -> N
     assert store.claim("mail", limit=1, claimant="tester")
 
 
-def test_limit(penstock: Run, store: SqlStore) -> None:
+def test_limit_bounds_claimed_events_of_queue(penstock: Run, store: SqlStore) -> None:
     store.append([Event(event_type="t", queue="mail") for _ in range(3)])
     assert penstock("limit", "mail", "1").out == "queue mail has a limit of 1 event claimed at a time\n"
     assert penstock("limit", "mail", "2").out == "queue mail has a limit of 2 events claimed at a time\n"
@@ -54,7 +54,7 @@ def test_limit(penstock: Run, store: SqlStore) -> None:
     assert len(store.claim("mail", limit=9, claimant="tester")) == 1
 
 
-def test_control_for_programs(penstock: Run, emitted: Emitted) -> None:
+def test_pause_limit_and_resume_print_json(penstock: Run, emitted: Emitted) -> None:
     emitted(queue="mail")
     paused = penstock("pause", "mail", "--json").json
     assert paused == {"queue": "mail", "paused_at": paused["paused_at"], "paused_by": "ann", "max_claimed": None}
@@ -66,7 +66,7 @@ def test_control_for_programs(penstock: Run, emitted: Emitted) -> None:
 
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("command", [["pause", "mial"], ["limit", "mial", "3"]])
-def test_a_name_without_events_may_be_a_slip(penstock: Run, command: list[str]) -> None:
+def test_queue_without_events_prints_warning(penstock: Run, command: list[str]) -> None:
     ran = penstock(*command, "--json")
     assert ran.code == 0
     assert ran.json["queue"] == "mial"
@@ -75,7 +75,7 @@ def test_a_name_without_events_may_be_a_slip(penstock: Run, command: list[str]) 
 
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "message"),
     [
         (["limit", "mail", "many"], "invalid limit 'many'; expected an integer of at least 1, or none"),
         (["limit", "mail", "0"], "limit must be at least 1, got 0; pause the queue"),
@@ -85,14 +85,14 @@ def test_a_name_without_events_may_be_a_slip(penstock: Run, command: list[str]) 
         (["resume"], "Missing argument"),
     ],
 )
-def test_mistakes_with_queues(penstock: Run, command: list[str], told: str) -> None:
+def test_invalid_queue_arguments_are_usage_errors(penstock: Run, command: list[str], message: str) -> None:
     ran = penstock(*command)
     assert (ran.code, ran.out) == (2, "")
-    assert told in ran.err
+    assert message in ran.err
     assert ran.err.count("\n") == 1
 
 
-def test_without_tables_it_says_what_to_do(penstock: Run) -> None:
+def test_pause_without_tables_names_init_command(penstock: Run) -> None:
     ran = penstock("pause", "mail")
     assert ran.code == 1
     assert "penstock init" in ran.err
@@ -101,7 +101,7 @@ def test_without_tables_it_says_what_to_do(penstock: Run) -> None:
 # cancel
 
 
-def test_cancel_by_queue_with_a_reason(penstock: Run, store: SqlStore, emitted: Emitted) -> None:
+def test_cancel_by_queue_records_reason(penstock: Run, store: SqlStore, emitted: Emitted) -> None:
     emitted(queue="mail")
     emitted(queue="mail")
     emitted()
@@ -110,7 +110,9 @@ def test_cancel_by_queue_with_a_reason(penstock: Run, store: SqlStore, emitted: 
     assert [event["queue"] for event in penstock("events", "--error", "by mistake", "--json").json] == ["mail", "mail"]
 
 
-def test_cancel_by_id_type_and_time(penstock: Run, store: SqlStore, an_hour_ago: SqlStore, emitted: Emitted) -> None:
+def test_cancel_selects_by_id_type_and_time(
+    penstock: Run, store: SqlStore, an_hour_ago: SqlStore, emitted: Emitted
+) -> None:
     an_hour_ago.append([Event(event_type="old")])
     one = emitted()
     emitted("b")
@@ -123,18 +125,18 @@ def test_cancel_by_id_type_and_time(penstock: Run, store: SqlStore, an_hour_ago:
     assert penstock("cancel", "--all").out == "0 events cancelled\n"
 
 
-def test_claimed_events_are_left_alone_unless_they_are_named(penstock: Run, store: SqlStore, emitted: Emitted) -> None:
+def test_cancel_skips_claimed_events_unless_selected(penstock: Run, store: SqlStore, emitted: Emitted) -> None:
     emitted()
     held = store.claim("outbox", limit=1, claimant="tester")
     emitted()
     assert penstock("cancel", "--all", "--json").json == {"cancelled": 1}
     assert counts(store) == {"claimed": 1, "dead": 1}
     assert penstock("cancel", "--state", "claimed", "--json").json == {"cancelled": 1}
-    told = store.settle(held.lease, {held.events[0].seq: Published()})
-    assert told.lost == {held.events[0].seq}
+    settled = store.settle(held.lease, {held.events[0].seq: Published()})
+    assert settled.lost == {held.events[0].seq}
 
 
-def test_a_cancelled_event_in_words(penstock: Run, emitted: Emitted) -> None:
+def test_show_lists_cancellation_with_reason(penstock: Run, emitted: Emitted) -> None:
     one, other = str(emitted()), str(emitted())
     penstock("cancel", "--id", one, "--reason", "sent by mistake")
     penstock("cancel", "--id", other)
@@ -144,14 +146,14 @@ def test_a_cancelled_event_in_words(penstock: Run, emitted: Emitted) -> None:
     assert line.split("Z", 1)[1].split() == ["cancelled", "0", "ann"]
 
 
-def test_a_cancelled_event_can_be_replayed(penstock: Run, store: SqlStore, emitted: Emitted) -> None:
+def test_cancelled_event_can_be_replayed(penstock: Run, store: SqlStore, emitted: Emitted) -> None:
     one = str(emitted())
     penstock("cancel", "--id", one)
     assert penstock("replay", "--id", one).out == "1 event replayed\n"
     assert counts(store) == {"pending": 1}
 
 
-def test_a_dry_run_shows_and_changes_nothing(penstock: Run, store: SqlStore, emitted: Emitted) -> None:
+def test_cancel_dry_run_lists_events_and_changes_nothing(penstock: Run, store: SqlStore, emitted: Emitted) -> None:
     for event_type in ("a", "a", "b"):
         emitted(event_type)
     ran = penstock("cancel", "--all", "--dry-run")
@@ -163,7 +165,7 @@ def test_a_dry_run_shows_and_changes_nothing(penstock: Run, store: SqlStore, emi
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ([], "missing selection for cancel"),
         (["--id", "12"], "invalid event id '12'"),
@@ -172,17 +174,21 @@ def test_a_dry_run_shows_and_changes_nothing(penstock: Run, store: SqlStore, emi
         (["--since", "never"], "invalid time 'never'"),
     ],
 )
-def test_mistakes(penstock: Run, store: SqlStore, emitted: Emitted, options: list[str], told: str) -> None:
+def test_invalid_cancel_options_are_usage_errors(
+    penstock: Run, store: SqlStore, emitted: Emitted, options: list[str], message: str
+) -> None:
     emitted()
     ran = penstock("cancel", *options, "--yes")
     assert (ran.code, ran.out) == (2, "")
-    assert told in ran.err
+    assert message in ran.err
     assert ran.err.count("\n") == 1
     assert counts(store) == {"pending": 1}
 
 
 @pytest.mark.parametrize(("answer", "left"), [("n", {"pending": 1}), ("y", {"dead": 1})])
-def test_a_person_is_asked(process: Start, store: SqlStore, emitted: Emitted, answer: str, left: Any) -> None:
+def test_cancel_asks_for_confirmation_on_terminal(
+    process: Start, store: SqlStore, emitted: Emitted, answer: str, left: Any
+) -> None:
     emitted()
     terminal = Terminal(process, "cancel", "--all")
     terminal.await_text("cancel 1 event? [y/N]")
@@ -192,7 +198,7 @@ def test_a_person_is_asked(process: Start, store: SqlStore, emitted: Emitted, an
     assert counts(store) == left
 
 
-def test_with_yes_nobody_is_asked(process: Start, store: SqlStore, emitted: Emitted) -> None:
+def test_yes_skips_confirmation(process: Start, store: SqlStore, emitted: Emitted) -> None:
     emitted()
     assert Terminal(process, "cancel", "--all", "--yes").end() == (0, b"1 event cancelled\n")
     assert counts(store) == {"dead": 1}
@@ -220,7 +226,7 @@ def test_status_shows_pauses_and_limits(penstock: Run, emitted: Emitted) -> None
     assert (orders["paused_at"], orders["max_claimed"]) == (None, 1_200)
 
 
-def test_a_limit_that_is_reached_is_no_alarm(penstock: Run, store: SqlStore, an_hour_ago: SqlStore) -> None:
+def test_reached_limit_is_not_reported_as_problem(penstock: Run, store: SqlStore, an_hour_ago: SqlStore) -> None:
     an_hour_ago.append([Event(event_type="t") for _ in range(2)])
     store.limit("outbox", 1)
     store.claim("outbox", limit=1, claimant="tester")
@@ -228,7 +234,7 @@ def test_a_limit_that_is_reached_is_no_alarm(penstock: Run, store: SqlStore, an_
     assert "\n- queue outbox has reached its limit of 1 claimed at a time" in penstock("status").out
 
 
-def test_status_calls_workers_workers(penstock: Run, store: SqlStore) -> None:
+def test_status_lists_workers_apart_from_relays(penstock: Run, store: SqlStore) -> None:
     for process, queue in ((1, "mail"), (1, "orders"), (2, "mail")):
         store.announce(Relay(uuid4(), queue, f"worker here:{process}:a0b1c2", "here"))
     store.announce(Relay(uuid4(), "outbox", "null:", "there"))
@@ -240,7 +246,7 @@ def test_status_calls_workers_workers(penstock: Run, store: SqlStore) -> None:
     assert kinds == ["worker", "worker", "worker", "relay"]
 
 
-def test_show_tells_progress_and_result(penstock: Run, store: SqlStore, emitted: Emitted) -> None:
+def test_show_prints_progress_and_result(penstock: Run, store: SqlStore, emitted: Emitted) -> None:
     event_id = str(emitted())
     assert "progress" not in penstock("show", event_id).out
     claim = store.claim("outbox", limit=1, claimant="tester")
@@ -253,18 +259,20 @@ def test_show_tells_progress_and_result(penstock: Run, store: SqlStore, emitted:
     assert json.loads(shown["result"]) == {"rows": [1]}
 
 
-def test_show_gives_the_size_of_a_result_that_is_no_text(penstock: Run, settled: Settled) -> None:
+def test_show_prints_size_of_binary_result(penstock: Run, settled: Settled) -> None:
     event_id = settled(Published(b"\xff" * 1_500))
     assert "\nresult: 1,500 bytes, not UTF-8; use --json to print base64\n" in penstock("show", event_id).out
     assert penstock("show", event_id, "--json").json["result_encoding"] == "base64"
 
 
-def test_show_of_a_dead_event_without_notes(penstock: Run, settled: Settled) -> None:
+def test_show_of_dead_event_has_null_progress_and_result(penstock: Run, settled: Settled) -> None:
     shown = penstock("show", settled(Dead("no")), "--json").json
     assert (shown["progress"], shown["result"]) == (None, None)
 
 
-def test_the_doctor_says_what_to_run(penstock: Run, emitted: Emitted, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_resume_command_for_paused_queue(
+    penstock: Run, emitted: Emitted, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(doctor, "_installation", lambda: iter(()))
     emitted(queue="mail")
     penstock("pause", "mail")

@@ -20,14 +20,14 @@ from penstock.store.sql.store import SqlStore
 
 Run = Callable[..., Any]
 Settled = Callable[..., str]
-Buried = Callable[..., list[str]]
+MakeDeadLetters = Callable[..., list[str]]
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\r\x00 \U0001f6b0 ü"
 # Control characters that a terminal would interpret, and characters that change the writing direction.
 OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 
 
-def bury(store: Store, number: int, error: str = "no", queue: str = "outbox", **fields: Any) -> list[str]:
+def make_dead_letters(store: Store, number: int, error: str = "no", queue: str = "outbox", **fields: Any) -> list[str]:
     fields = {"event_type": "order.placed", **fields}
     ids = store.append([Event(queue=queue, **fields) for _ in range(number)])
     claim = store.claim(queue, limit=number, claimant="tester")
@@ -36,9 +36,9 @@ def bury(store: Store, number: int, error: str = "no", queue: str = "outbox", **
 
 
 @pytest.fixture
-def buried(store: SqlStore) -> Buried:
+def dead_letters(store: SqlStore) -> MakeDeadLetters:
     """Return a function that creates dead letters and returns their ids as text."""
-    return lambda *arguments, **fields: bury(store, *arguments, **fields)
+    return lambda *arguments, **fields: make_dead_letters(store, *arguments, **fields)
 
 
 def counts(store: Store) -> dict[str, int]:
@@ -49,9 +49,9 @@ def counts(store: Store) -> dict[str, int]:
 # list
 
 
-def test_the_list_and_its_totals(penstock: Run, buried: Buried, settled: Settled) -> None:
-    (first,) = buried(1, "KeyError: 'x'\n  File x, line 1", "mail", event_type="mail.wanted")
-    buried(12, "order # is unknown")
+def test_list_prints_dead_letters_and_totals(penstock: Run, dead_letters: MakeDeadLetters, settled: Settled) -> None:
+    (first,) = dead_letters(1, "KeyError: 'x'\n  File x, line 1", "mail", event_type="mail.wanted")
+    dead_letters(12, "order # is unknown")
     settled()
     out = penstock("dead", "list").out
     lines = out.splitlines()
@@ -64,8 +64,8 @@ def test_the_list_and_its_totals(penstock: Run, buried: Buried, settled: Settled
     )
 
 
-def test_the_list_for_programs(penstock: Run, buried: Buried) -> None:
-    ids = buried(5, "order # is unknown")
+def test_list_prints_json_pages(penstock: Run, dead_letters: MakeDeadLetters) -> None:
+    ids = dead_letters(5, "order # is unknown")
     first = penstock("dead", "list", "--limit", "3", "--json")
     assert first.json["totals"]["errors"] == [{"error": "order # is unknown", "count": 5}]
     assert first.err == f"more results: use --after {first.json['after']}\n"
@@ -75,9 +75,9 @@ def test_the_list_for_programs(penstock: Run, buried: Buried) -> None:
     assert (rest.json["after"], rest.err) == (None, "")
 
 
-def test_the_same_filters_as_everywhere(penstock: Run, buried: Buried) -> None:
-    buried(1, "connection refused", "a", event_type="x")
-    buried(1, "100% wrong", "b", event_type="y")
+def test_list_filters_by_queue_type_error_and_time(penstock: Run, dead_letters: MakeDeadLetters) -> None:
+    dead_letters(1, "connection refused", "a", event_type="x")
+    dead_letters(1, "100% wrong", "b", event_type="y")
 
     def queues(*options: str) -> list[str]:
         return [one["queue"] for one in penstock("dead", "list", "--json", *options).json["dead_letters"]]
@@ -89,16 +89,16 @@ def test_the_same_filters_as_everywhere(penstock: Run, buried: Buried) -> None:
     assert queues("--since", "1h", "--queue", "b") == ["b"]
 
 
-def test_many_kinds_are_summed_up(penstock: Run, buried: Buried) -> None:
+def test_list_sums_up_rare_errors(penstock: Run, dead_letters: MakeDeadLetters) -> None:
     for letter in "abcdefghijklm":
-        buried(2, f"error {letter}{letter}")
+        dead_letters(2, f"error {letter}{letter}")
     out = penstock("dead", "list").out
     assert "26 dead letters" in out
     assert out.endswith("          6  in 3 more\n")
 
 
 @pytest.mark.usefixtures("store")
-def test_an_empty_office(penstock: Run) -> None:
+def test_empty_list_prints_message(penstock: Run) -> None:
     ran = penstock("dead", "list")
     assert (ran.code, ran.out, ran.err) == (0, "", "no dead letters match\n")
     assert penstock("dead").code == 2
@@ -108,9 +108,11 @@ def test_an_empty_office(penstock: Run) -> None:
 # show
 
 
-def test_one_is_shown(penstock: Run, buried: Buried) -> None:
+def test_show_prints_dead_letter(penstock: Run, dead_letters: MakeDeadLetters) -> None:
     headers = {"tenant": "eu", "penstock-stream-name": "totals", "penstock-stream-key": "ada"}
-    (event_id,) = buried(1, "KeyError: 'x'\n  File x, line 1", "streams/totals", payload=b'{"a":[1]}', headers=headers)
+    (event_id,) = dead_letters(
+        1, "KeyError: 'x'\n  File x, line 1", "streams/totals", payload=b'{"a":[1]}', headers=headers
+    )
     out = penstock("dead", "show", event_id).out
     for line in (
         "queue           streams/totals",
@@ -130,7 +132,7 @@ def test_one_is_shown(penstock: Run, buried: Buried) -> None:
 
 
 @pytest.mark.parametrize(
-    ("payload", "told"),
+    ("payload", "expected"),
     [
         (b"", "no payload\n"),
         (b"plain text", "payload, text, 10 bytes\nplain text\n"),
@@ -143,14 +145,18 @@ def test_one_is_shown(penstock: Run, buried: Buried) -> None:
         (b"\xff" * 2_000, "ff  ................\n… and 976 more bytes; use --payload-only for the complete payload\n"),
     ],
 )
-def test_payloads_of_all_kinds(penstock: Run, buried: Buried, payload: bytes, told: str) -> None:
-    (event_id,) = buried(1, payload=payload)
-    assert told in penstock("dead", "show", event_id).out
+def test_show_prints_payload_by_kind(
+    penstock: Run, dead_letters: MakeDeadLetters, payload: bytes, expected: str
+) -> None:
+    (event_id,) = dead_letters(1, payload=payload)
+    assert expected in penstock("dead", "show", event_id).out
 
 
-def test_a_payload_of_a_megabyte_is_cut_and_to_be_had_whole(penstock: Run, process: Start, buried: Buried) -> None:
+def test_show_cuts_large_payload_and_payload_only_prints_all(
+    penstock: Run, process: Start, dead_letters: MakeDeadLetters
+) -> None:
     payload = json.dumps(["🚰" * 10] * 20_000, ensure_ascii=False).encode() + b"\n"
-    (event_id,) = buried(1, payload=payload)
+    (event_id,) = dead_letters(1, payload=payload)
     shown = penstock("dead", "show", event_id).out
     assert len(shown) < 12_000
     assert f"payload, JSON, {len(payload):,} bytes" in shown
@@ -159,17 +165,19 @@ def test_a_payload_of_a_megabyte_is_cut_and_to_be_had_whole(penstock: Run, proce
     assert alone == {"payload": payload.decode(), "payload_encoding": "utf-8"}
 
 
-def test_bytes_come_out_as_they_are(process: Start, buried: Buried) -> None:
+def test_payload_only_prints_unchanged_bytes(process: Start, dead_letters: MakeDeadLetters) -> None:
     payload = bytes(range(256))
-    (event_id,) = buried(1, payload=payload)
+    (event_id,) = dead_letters(1, payload=payload)
     assert process("dead", "show", event_id, "--payload-only").communicate()[0] == payload
 
 
-def test_nothing_in_a_letter_commands_the_terminal(penstock: Run, store: SqlStore, buried: Buried) -> None:
+def test_control_characters_of_dead_letter_are_escaped(
+    penstock: Run, store: SqlStore, dead_letters: MakeDeadLetters
+) -> None:
     text = HOSTILE.replace("\x00", "")
     fields = {"payload": HOSTILE.encode(), "headers": {"h": text, f"penstock-stream-{text}": text}}
-    (event_id,) = buried(1, HOSTILE, "q" + text, event_type="t" + text, partition_key=text, **fields)
-    (readable,) = buried(1, HOSTILE, payload=text.encode())
+    (event_id,) = dead_letters(1, HOSTILE, "q" + text, event_type="t" + text, partition_key=text, **fields)
+    (readable,) = dead_letters(1, HOSTILE, payload=text.encode())
     for command in (
         ["dead", "list"],
         ["dead", "list", "--json"],
@@ -185,15 +193,15 @@ def test_nothing_in_a_letter_commands_the_terminal(penstock: Run, store: SqlStor
         assert "\U0001f6b0 ü" in ran.out or "\\ud83d" in ran.out, command
 
 
-def test_a_payload_alone_is_made_safe_for_a_terminal(process: Start, buried: Buried) -> None:
-    (event_id,) = buried(1, payload=HOSTILE.replace("\x00", "").encode())
+def test_payload_only_escapes_control_characters_on_terminal(process: Start, dead_letters: MakeDeadLetters) -> None:
+    (event_id,) = dead_letters(1, payload=HOSTILE.replace("\x00", "").encode())
     terminal = Terminal(process, "dead", "show", event_id, "--payload-only", output_too=True)
     terminal.await_text("ü")
     assert not OBEYED.search(terminal.shown.replace("\r\n", "\n"))
     assert "\\u001b[2J" in terminal.shown
 
 
-def test_a_letter_that_is_none(penstock: Run, settled: Settled) -> None:
+def test_show_refuses_event_that_is_not_dead(penstock: Run, settled: Settled) -> None:
     published = settled()
     ran = penstock("dead", "show", published)
     assert (ran.code, ran.out) == (2, "")
@@ -205,8 +213,10 @@ def test_a_letter_that_is_none(penstock: Run, settled: Settled) -> None:
 # redrive
 
 
-def test_one_is_redriven_without_a_question(penstock: Run, store: SqlStore, buried: Buried) -> None:
-    first, _ = buried(2)
+def test_redrive_of_one_dead_letter_needs_no_confirmation(
+    penstock: Run, store: SqlStore, dead_letters: MakeDeadLetters
+) -> None:
+    first, _ = dead_letters(2)
     assert penstock("dead", "redrive", first).out == "1 event redriven\n"
     assert counts(store) == {"pending": 1, "dead": 1}
     again = penstock("dead", "redrive", first)
@@ -219,8 +229,10 @@ def test_one_is_redriven_without_a_question(penstock: Run, store: SqlStore, buri
     assert penstock("dead", "redrive", first, "--json").json == {"redriven": 0, "left_alone": left}
 
 
-def test_several_need_a_yes_off_a_terminal(penstock: Run, store: SqlStore, buried: Buried) -> None:
-    ids = buried(3)
+def test_redrive_of_several_requires_yes_without_terminal(
+    penstock: Run, store: SqlStore, dead_letters: MakeDeadLetters
+) -> None:
+    ids = dead_letters(3)
     for which in (["--all"], ["--error", "NO"], ids):
         ran = penstock("dead", "redrive", *which)
         assert (ran.code, ran.out) == (2, "")
@@ -229,9 +241,11 @@ def test_several_need_a_yes_off_a_terminal(penstock: Run, store: SqlStore, burie
     assert penstock("dead", "redrive", *ids, "--yes").out == "3 events redriven\n"
 
 
-def test_by_filter_and_dry_run_first(penstock: Run, store: SqlStore, buried: Buried) -> None:
-    buried(3, "refused", "mail")
-    buried(2, "refused", "labels")
+def test_redrive_by_filter_with_and_without_dry_run(
+    penstock: Run, store: SqlStore, dead_letters: MakeDeadLetters
+) -> None:
+    dead_letters(3, "refused", "mail")
+    dead_letters(2, "refused", "labels")
     ran = penstock("dead", "redrive", "--queue", "mail", "--dry-run")
     assert ran.out.startswith("would redrive 3 events\n          3  dead       order.placed, queue mail\nexamples:\n")
     document = penstock("dead", "redrive", "--error", "refused", "--dry-run", "--json").json
@@ -241,26 +255,28 @@ def test_by_filter_and_dry_run_first(penstock: Run, store: SqlStore, buried: Bur
     assert counts(store) == {"pending": 3, "dead": 2}
 
 
-def test_ten_thousand(penstock: Run, store: SqlStore, buried: Buried) -> None:
-    buried(10_000, "order # is unknown")
+def test_redrive_of_ten_thousand_dead_letters(penstock: Run, store: SqlStore, dead_letters: MakeDeadLetters) -> None:
+    dead_letters(10_000, "order # is unknown")
     assert "10,000  order # is unknown" in penstock("dead", "list", "--limit", "1").out
     assert penstock("dead", "redrive", "--all", "--yes").out == "10,000 events redriven\n"
     assert counts(store) == {"pending": 10_000}
     assert penstock("dead", "redrive", "--all", "--yes").out == "0 events redriven\n"
 
 
-def test_a_person_is_asked_about_several(process: Start, store: SqlStore, buried: Buried) -> None:
-    buried(2)
+def test_redrive_of_several_asks_for_confirmation(
+    process: Start, store: SqlStore, dead_letters: MakeDeadLetters
+) -> None:
+    dead_letters(2)
     terminal = Terminal(process, "dead", "redrive", "--all")
     terminal.await_text("redrive 2 events? [y/N]")
     terminal.type("y\n")
     assert terminal.end() == (0, b"2 events redriven\n")
 
 
-def test_ctrl_c_while_it_works_leaves_things_as_they_were(process: Start, postgres_url: str) -> None:
+def test_ctrl_c_during_redrive_changes_nothing(process: Start, postgres_url: str) -> None:
     with closing(open_store(postgres_url)) as store, psycopg.connect(postgres_url) as other:
         store.initialise()
-        bury(store, 3)
+        make_dead_letters(store, 3)
         other.execute("LOCK TABLE penstock_pending IN EXCLUSIVE MODE")
         terminal = Terminal(process, "--store", postgres_url, "dead", "redrive", "--all", "--yes")
         terminal.await_text("redrive: 3 events")
@@ -274,8 +290,8 @@ def test_ctrl_c_while_it_works_leaves_things_as_they_were(process: Start, postgr
 # purge
 
 
-def test_purge_always_needs_a_yes_off_a_terminal(penstock: Run, store: SqlStore, buried: Buried) -> None:
-    first, *_ = buried(3)
+def test_purge_requires_yes_without_terminal(penstock: Run, store: SqlStore, dead_letters: MakeDeadLetters) -> None:
+    first, *_ = dead_letters(3)
     assert penstock("dead", "purge", first).code == 2
     assert "would purge 3 events" in penstock("dead", "purge", "--all", "--dry-run").out
     assert counts(store) == {"dead": 3}
@@ -284,9 +300,11 @@ def test_purge_always_needs_a_yes_off_a_terminal(penstock: Run, store: SqlStore,
     assert counts(store) == {}
 
 
-def test_purge_takes_only_the_dead(penstock: Run, store: SqlStore, buried: Buried, settled: Settled) -> None:
+def test_purge_removes_only_dead_letters(
+    penstock: Run, store: SqlStore, dead_letters: MakeDeadLetters, settled: Settled
+) -> None:
     published = settled()
-    buried(1)
+    dead_letters(1)
     ran = penstock("dead", "purge", published, "--yes")
     assert (ran.out, ran.err) == ("0 events purged\n", f"{published} is published, not dead; left unchanged\n")
     assert penstock("dead", "purge", "--all", "--yes").out == "1 event purged\n"
@@ -295,7 +313,7 @@ def test_purge_takes_only_the_dead(penstock: Run, store: SqlStore, buried: Burie
 
 @pytest.mark.parametrize("verb", ["redrive", "purge"])
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ([], "; pass event ids, --queue"),
         (["12"], "invalid event id '12'"),
@@ -303,10 +321,12 @@ def test_purge_takes_only_the_dead(penstock: Run, store: SqlStore, buried: Burie
         (["--since", "never"], "invalid time 'never'"),
     ],
 )
-def test_mistakes(penstock: Run, store: SqlStore, buried: Buried, verb: str, options: list[str], told: str) -> None:
-    buried(1)
+def test_invalid_selections_are_usage_errors(
+    penstock: Run, store: SqlStore, dead_letters: MakeDeadLetters, verb: str, options: list[str], message: str
+) -> None:
+    dead_letters(1)
     ran = penstock("dead", verb, *options, "--yes")
     assert (ran.code, ran.out) == (2, "")
-    assert told in ran.err
+    assert message in ran.err
     assert ran.err.count("\n") == 1
     assert counts(store) == {"dead": 1}

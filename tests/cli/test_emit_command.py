@@ -28,7 +28,7 @@ def lines(*events: Any) -> bytes:
     return "".join(json.dumps(event) + "\n" for event in events).encode()
 
 
-def test_it_prints_the_id(penstock: Run, store: SqlStore) -> None:
+def test_emit_prints_event_id(penstock: Run, store: SqlStore) -> None:
     ran = penstock("emit", "order.placed", '{"id": 1}')
     (record,) = records(store)
     assert ran.code == 0
@@ -36,7 +36,7 @@ def test_it_prints_the_id(penstock: Run, store: SqlStore) -> None:
     assert record.payload == b'{"id": 1}'
 
 
-def test_as_json(penstock: Run, store: SqlStore) -> None:
+def test_emit_prints_json(penstock: Run, store: SqlStore) -> None:
     ran = penstock("emit", "t", "--json")
     assert ran.json == {"event_id": str(records(store)[0].event_id), "duplicate": False}
 
@@ -50,20 +50,18 @@ def test_as_json(penstock: Run, store: SqlStore) -> None:
         ("12", "text/plain; charset=utf-8"),
     ],
 )
-def test_the_content_type_is_told_from_the_payload(
-    penstock: Run, store: SqlStore, payload: str, content_type: str
-) -> None:
+def test_content_type_is_derived_from_payload(penstock: Run, store: SqlStore, payload: str, content_type: str) -> None:
     penstock("emit", "t", payload)
     assert records(store)[0].headers == {"content-type": content_type}
 
 
-def test_standard_input_goes_in_byte_for_byte(penstock: Run, store: SqlStore) -> None:
+def test_payload_from_standard_input_is_unchanged(penstock: Run, store: SqlStore) -> None:
     assert penstock("emit", "t", "-", stdin=b"\xff\x00\n").code == 0
     (record,) = records(store)
     assert (record.payload, record.headers) == (b"\xff\x00\n", {})
 
 
-def test_every_option_reaches_the_event(penstock: Run, store: SqlStore) -> None:
+def test_every_option_sets_field_of_event(penstock: Run, store: SqlStore) -> None:
     options = "--queue q --header a=1 --header b=x=y --partition-key p --ordering-key o --priority 7 --max-attempts 3"
     assert penstock("emit", "t", "x", *options.split(), "--delay", "10m").code == 0
     (record,) = records(store)
@@ -73,17 +71,17 @@ def test_every_option_reaches_the_event(penstock: Run, store: SqlStore) -> None:
     assert 590 < (record.available_at - record.created_at).total_seconds() < 610
 
 
-def test_a_content_type_of_ones_own_stays(penstock: Run, store: SqlStore) -> None:
+def test_given_content_type_is_kept(penstock: Run, store: SqlStore) -> None:
     penstock("emit", "t", "x", "--header", "Content-Type=text/csv")
     assert records(store)[0].headers == {"Content-Type": "text/csv"}
 
 
-def test_a_time_to_wait_for(penstock: Run, store: SqlStore) -> None:
+def test_available_at_option_sets_time(penstock: Run, store: SqlStore) -> None:
     penstock("emit", "t", "--available-at", "2090-01-31T12:00Z")
     assert records(store)[0].available_at.isoformat() == "2090-01-31T12:00:00+00:00"
 
 
-def test_a_duplicate_adds_nothing_and_gives_the_first_id(penstock: Run, store: SqlStore) -> None:
+def test_duplicate_is_not_stored_and_prints_first_id(penstock: Run, store: SqlStore) -> None:
     first = penstock("emit", "t", "--dedupe-key", "k")
     second = penstock("emit", "t", "--dedupe-key", "k")
     assert first.out == second.out
@@ -93,7 +91,7 @@ def test_a_duplicate_adds_nothing_and_gives_the_first_id(penstock: Run, store: S
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ([], "missing TYPE"),
         (["t", "--priority", "500"], "priority must be between -100 and 100, got 500"),
@@ -109,11 +107,11 @@ def test_a_duplicate_adds_nothing_and_gives_the_first_id(penstock: Run, store: S
         (["--from", "."], "cannot open ."),
     ],
 )
-def test_mistakes(penstock: Run, store: SqlStore, arguments: list[str], told: str) -> None:
+def test_invalid_arguments_are_usage_errors(penstock: Run, store: SqlStore, arguments: list[str], message: str) -> None:
     ran = penstock("emit", *arguments)
     assert ran.code == 2
     assert ran.out == ""
-    assert told in ran.err
+    assert message in ran.err
     assert ran.err.count("\n") == 1
     assert records(store) == []
 
@@ -121,7 +119,7 @@ def test_mistakes(penstock: Run, store: SqlStore, arguments: list[str], told: st
 # Many events
 
 
-def test_lines_become_events(penstock: Run, store: SqlStore) -> None:
+def test_json_lines_become_events(penstock: Run, store: SqlStore) -> None:
     given = lines(
         {"event_type": "a", "payload": {"ü": [1, 2.5, None]}},
         {"type": "b", "payload": "text"},
@@ -142,7 +140,7 @@ def test_lines_become_events(penstock: Run, store: SqlStore) -> None:
     assert found[5].payload == b"null"
 
 
-def test_lines_from_a_file_with_a_mark_and_empty_lines(penstock: Run, store: SqlStore, tmp_path: Path) -> None:
+def test_byte_order_mark_and_empty_lines_are_ignored(penstock: Run, store: SqlStore, tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_bytes(b'\xef\xbb\xbf{"type": "a"}\r\n\r\n{"type": "b"}')
     ran = penstock("emit", "--from", "events.jsonl")
     assert (ran.code, ran.out) == (0, "2 emitted\n")
@@ -150,7 +148,7 @@ def test_lines_from_a_file_with_a_mark_and_empty_lines(penstock: Run, store: Sql
 
 
 @pytest.mark.usefixtures("store")
-def test_no_lines_are_no_mistake(penstock: Run) -> None:
+def test_empty_input_emits_no_events(penstock: Run) -> None:
     assert penstock("emit", "--from", "-", "--json").json == {"emitted": 0, "duplicates": 0}
 
 
@@ -162,7 +160,7 @@ def test_duplicates_are_counted(penstock: Run, store: SqlStore) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("{nope}", "invalid JSON: Expecting"),
         ('"text"', "expected a JSON object"),
@@ -189,24 +187,24 @@ def test_duplicates_are_counted(penstock: Run, store: SqlStore) -> None:
         ("[" * 100_000, "nested too deeply"),
     ],
 )
-def test_one_bad_line_and_nothing_is_emitted(penstock: Run, store: SqlStore, line: str, told: str) -> None:
+def test_invalid_line_rejects_all_events(penstock: Run, store: SqlStore, line: str, message: str) -> None:
     good = lines(*[{"type": "t"}] * 1_500)
     ran = penstock("emit", "--from", "-", stdin=good + line.encode() + b"\n" + good)
     assert (ran.code, ran.out) == (2, "")
     assert "line 1501: " in ran.err
-    assert told in ran.err
+    assert message in ran.err
     assert "no event was emitted" in ran.err
     assert ran.err.count("\n") == 1
     assert records(store) == []
 
 
-def test_a_line_that_is_not_utf8(penstock: Run, store: SqlStore) -> None:
+def test_line_with_invalid_utf8_rejects_all_events(penstock: Run, store: SqlStore) -> None:
     ran = penstock("emit", "--from", "-", stdin=b'{"type": "t"}\n{"type": "\xff"}\n')
     assert "line 2: invalid UTF-8" in ran.err
     assert records(store) == []
 
 
-def test_an_id_that_was_there_before_names_the_lines(penstock: Run, store: SqlStore) -> None:
+def test_existing_event_id_error_names_lines(penstock: Run, store: SqlStore) -> None:
     again = {"type": "t", "event_id": "0197a3c2-7b1e-7c3d-9f00-5a2b8c4d6e1f"}
     assert penstock("emit", "--from", "-", stdin=lines(again)).code == 0
     ran = penstock("emit", "--from", "-", stdin=lines({"type": "t"}, again))
@@ -215,14 +213,14 @@ def test_an_id_that_was_there_before_names_the_lines(penstock: Run, store: SqlSt
     assert len(records(store)) == 1
 
 
-def test_lines_through_a_pipe(process: Start, store: SqlStore) -> None:
+def test_lines_are_read_from_pipe(process: Start, store: SqlStore) -> None:
     emitting = process("emit", "--from", "-")
     out, err = emitting.communicate(lines(*[{"type": "t"}] * 2_500), timeout=60)
     assert (emitting.returncode, out, err) == (0, b"2,500 emitted\n", b"")
     assert len(records(store)) == 2_500
 
 
-def test_a_payload_that_is_no_text_on_the_command_line(process: Start, store: SqlStore) -> None:
+def test_binary_payload_is_accepted_and_binary_type_refused(process: Start, store: SqlStore) -> None:
     emitting = process("emit", "t", os.fsdecode(b"\xff"))
     emitting.communicate(timeout=60)
     assert records(store)[0].payload == b"\xff"
@@ -232,7 +230,7 @@ def test_a_payload_that_is_no_text_on_the_command_line(process: Start, store: Sq
     assert b"event_type is not valid Unicode" in err
 
 
-def test_on_postgresql_too(penstock: Run, postgres_url: str) -> None:
+def test_lines_are_emitted_all_or_none_on_postgresql(penstock: Run, postgres_url: str) -> None:
     store = ("--store", postgres_url)
     assert penstock("init", *store).code == 0
     good = lines(*[{"type": "t"}] * 1_500)

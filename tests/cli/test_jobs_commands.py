@@ -23,7 +23,7 @@ def jobs(store: SqlStore) -> Jobs:
     return Jobs(store)
 
 
-def test_a_job_is_submitted_and_shown(penstock: Run, jobs: Jobs) -> None:
+def test_submitted_job_can_be_shown(penstock: Run, jobs: Jobs) -> None:
     ran = penstock("jobs", "submit", "email:send", '{"to": "ada"}', "--priority", "3", "--max-attempts", "5")
     job = jobs.get(ran.out.strip())
     assert (ran.code, job.payload, job.priority, job.max_attempts) == (0, {"to": "ada"}, 3, 5)
@@ -32,7 +32,7 @@ def test_a_job_is_submitted_and_shown(penstock: Run, jobs: Jobs) -> None:
     assert '{"to": "ada"}' in penstock("jobs", "show", str(job.job_id)).out
 
 
-def test_delays_dedupe_keys_and_names(penstock: Run, store: SqlStore) -> None:
+def test_submit_applies_name_delay_and_dedupe_key(penstock: Run, store: SqlStore) -> None:
     arguments = ("jobs", "submit", "a", "--name", "nightly", "--delay", "10m", "--dedupe-key", "k", "--json")
     first, second = penstock(*arguments).json, penstock(*arguments).json
     assert first == second
@@ -40,7 +40,7 @@ def test_delays_dedupe_keys_and_names(penstock: Run, store: SqlStore) -> None:
     assert (job.available_at - job.submitted_at).total_seconds() == 600
 
 
-def test_lists_and_counts(penstock: Run, jobs: Jobs) -> None:
+def test_list_and_stats_print_jobs(penstock: Run, jobs: Jobs) -> None:
     ids = [str(jobs.submit(kind)) for kind in ("a", "a", "b\x1b")]
     jobs.cancel(ids[0], "called off")
     assert [job["job_id"] for job in penstock("jobs", "list", "--json").json] == ids[::-1]
@@ -54,7 +54,7 @@ def test_lists_and_counts(penstock: Run, jobs: Jobs) -> None:
     assert "b\\u001b" in penstock("jobs", "stats").out
 
 
-def test_cancelling_one(penstock: Run, jobs: Jobs) -> None:
+def test_cancel_by_id_records_reason(penstock: Run, jobs: Jobs) -> None:
     job_id = str(jobs.submit("a"))
     assert penstock("jobs", "cancel", job_id, "--dry-run").out == "would cancel 1 job\n"
     assert jobs.get(job_id).state == "PENDING"
@@ -64,7 +64,7 @@ def test_cancelling_one(penstock: Run, jobs: Jobs) -> None:
     assert (again.code, "already DEAD" in again.err) == (1, True)
 
 
-def test_cancelling_all_of_a_type(penstock: Run, jobs: Jobs) -> None:
+def test_cancel_by_type_asks_for_confirmation(penstock: Run, jobs: Jobs) -> None:
     for kind in ("a", "a", "b"):
         jobs.submit(kind)
     assert penstock("jobs", "cancel", "--type", "a", "--dry-run", "--json").json == {"dry_run": True, "total": 2}
@@ -75,7 +75,7 @@ def test_cancelling_all_of_a_type(penstock: Run, jobs: Jobs) -> None:
     assert [(one.pending, one.dead) for one in jobs.stats().types] == [(0, 2), (1, 0)]
 
 
-def test_waiting(penstock: Run, jobs: Jobs) -> None:
+def test_wait_prints_result_or_error(penstock: Run, jobs: Jobs) -> None:
     done, dead, open_ = (str(jobs.submit(kind)) for kind in "abc")
     job = jobs.claim("worker", ["a"])
     assert job is not None
@@ -89,7 +89,7 @@ def test_waiting(penstock: Run, jobs: Jobs) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["submit", "a", "text"], "not JSON"),
         (["submit", "", "1"], "invalid job type ''; expected 1 to"),
@@ -104,13 +104,13 @@ def test_waiting(penstock: Run, jobs: Jobs) -> None:
         (["serve", "--heartbeat-seconds", "40"], "less than timeout_seconds"),
     ],
 )
-def test_mistakes(penstock: Run, store: SqlStore, arguments: list[str], told: str) -> None:
+def test_invalid_arguments_are_usage_errors(penstock: Run, store: SqlStore, arguments: list[str], message: str) -> None:
     ran = penstock("jobs", *arguments)
     assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1)
-    assert told in ran.err
+    assert message in ran.err
 
 
-def test_help_where_nothing_was_asked(penstock: Run) -> None:
+def test_missing_subcommand_shows_help(penstock: Run) -> None:
     ran = penstock("jobs")
     assert (ran.code, "submit" in ran.out) == (2, True)
 
@@ -124,7 +124,7 @@ class TestServing:
         return started, line.split()[-1]
 
     @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-    def test_until_told_to_stop(self, process: Start, store: SqlStore, number: signal.Signals) -> None:
+    def test_signal_stops_server_gracefully(self, process: Start, store: SqlStore, number: signal.Signals) -> None:
         started, url = self.serve(process)
         with JobsClient(url) as client:
             job_id = client.submit("a")
@@ -135,7 +135,9 @@ class TestServing:
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/health")
 
-    def test_with_tokens(self, process: Start, store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_tokens_come_from_option_and_environment(
+        self, process: Start, store: SqlStore, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("PENSTOCK_JOBS_TOKEN", "one")
         monkeypatch.setenv("PENSTOCK_JOBS_TOKENS", "two, three")
         _, url = self.serve(process, "--token", "four", "--timeout-seconds", "60")
@@ -147,20 +149,20 @@ class TestServing:
         job = httpx.post(f"{url}/v1/jobs/claim", json=body, headers={"Authorization": "Bearer one"}).json()
         assert job["timeout_seconds"] == 60
 
-    def test_a_port_that_is_taken(self, process: Start, store: SqlStore) -> None:
+    def test_port_in_use_is_named_in_error(self, process: Start, store: SqlStore) -> None:
         _, url = self.serve(process)
         second = process("jobs", "serve", "--port", str(httpx.URL(url).port))
         _, err = second.communicate(timeout=SOON)
         assert (second.returncode, err.startswith(b"error: cannot listen on 127.0.0.1 port")) == (1, True)
 
-    def test_a_store_without_tables(self, process: Start) -> None:
+    def test_store_without_tables_names_init_command(self, process: Start) -> None:
         started = process("jobs", "serve", "--port", "0", "--store", "sqlite:///none.db")
         _, err = started.communicate(timeout=SOON)
         assert started.returncode == 1
         assert b"penstock init" in err
 
 
-def test_the_schema_is_there_without_a_token(process: Start, store: SqlStore) -> None:
+def test_schema_is_served_without_token(process: Start, store: SqlStore) -> None:
     _, url = TestServing().serve(process, "--token", "secret")
     paths = json.loads(httpx.get(f"{url}/openapi.json").content)["paths"]
     assert "/v1/jobs/claim" in paths

@@ -22,7 +22,7 @@ def counts(store: SqlStore) -> dict[str, int]:
     return {name: stats.total(name) for name in ("pending", "published", "dead") if stats.total(name)}
 
 
-def test_init_says_what_it_did(penstock: Run, tmp_path: Path) -> None:
+def test_init_reports_versions_and_steps(penstock: Run, tmp_path: Path) -> None:
     version = head("sqlite")
     first = penstock("init", "--json").json
     assert (first["before"], first["after"]) == (None, version)
@@ -32,13 +32,13 @@ def test_init_says_what_it_did(penstock: Run, tmp_path: Path) -> None:
     assert penstock("init", "--store", "sqlite:///b.db").out == f"sqlite:///b.db is ready, at version {version}\n"
 
 
-def test_init_where_there_is_no_folder(penstock: Run) -> None:
+def test_init_in_missing_folder_is_error(penstock: Run) -> None:
     ran = penstock("init", "--store", "sqlite:///no/such/folder/x.db")
     assert ran.code == 1
     assert "folder no/such/folder does not exist" in ran.err
 
 
-def test_reap(penstock: Run, an_hour_ago: SqlStore) -> None:
+def test_reap_returns_events_of_expired_leases(penstock: Run, an_hour_ago: SqlStore) -> None:
     an_hour_ago.append([Event(event_type="t") for _ in range(3)])
     an_hour_ago.claim("outbox", limit=3, claimant="gone", lease_seconds=60.0)
     assert penstock("reap").out == "3 events reaped\n"
@@ -48,7 +48,7 @@ def test_reap(penstock: Run, an_hour_ago: SqlStore) -> None:
 # replay
 
 
-def test_replay_by_state(penstock: Run, store: SqlStore, settled: Settled) -> None:
+def test_replay_selects_by_state(penstock: Run, store: SqlStore, settled: Settled) -> None:
     settled()
     settled(Dead("no"))
     ran = penstock("replay", "--state", "dead")
@@ -56,7 +56,7 @@ def test_replay_by_state(penstock: Run, store: SqlStore, settled: Settled) -> No
     assert counts(store) == {"pending": 1, "published": 1}
 
 
-def test_replay_by_id_leaves_a_name_in_the_timeline(
+def test_replay_by_id_records_user_in_timeline(
     penstock: Run, store: SqlStore, settled: Settled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOGNAME", "ann")
@@ -66,19 +66,19 @@ def test_replay_by_id_leaves_a_name_in_the_timeline(
     assert (line["what"], line["by"], line["detail"]) == ("replayed", "ann", "was PUBLISHED")
 
 
-def test_replay_everything(penstock: Run, store: SqlStore, settled: Settled) -> None:
+def test_replay_all_covers_all_states_and_queues(penstock: Run, store: SqlStore, settled: Settled) -> None:
     settled()
     settled(Dead("no"), queue="mail")
     assert penstock("replay", "--all", "--json").json == {"replayed": 2}
     assert counts(store) == {"pending": 2}
 
 
-def test_a_replay_of_nothing_is_no_mistake(penstock: Run, store: SqlStore) -> None:
+def test_replay_without_matches_succeeds(penstock: Run, store: SqlStore) -> None:
     assert penstock("replay", "--queue", "empty").out == "0 events replayed\n"
 
 
 @pytest.mark.parametrize("verb", ["replay", "purge"])
-def test_a_dry_run_shows_and_changes_nothing(penstock: Run, store: SqlStore, settled: Settled, verb: str) -> None:
+def test_dry_run_lists_events_and_changes_nothing(penstock: Run, store: SqlStore, settled: Settled, verb: str) -> None:
     for event_type in ("a", "a", "b"):
         settled(Dead("no"), event_type)
     before = counts(store)
@@ -96,7 +96,7 @@ def test_a_dry_run_shows_and_changes_nothing(penstock: Run, store: SqlStore, set
 # purge
 
 
-def test_purge_off_a_terminal_needs_yes(penstock: Run, store: SqlStore, settled: Settled) -> None:
+def test_purge_requires_yes_without_terminal(penstock: Run, store: SqlStore, settled: Settled) -> None:
     settled()
     ran = penstock("purge", "--all")
     assert ran.code == 2
@@ -104,7 +104,7 @@ def test_purge_off_a_terminal_needs_yes(penstock: Run, store: SqlStore, settled:
     assert counts(store) == {"published": 1}
 
 
-def test_purge_spares_the_dead_unless_they_are_named(penstock: Run, store: SqlStore, settled: Settled) -> None:
+def test_purge_keeps_dead_events_unless_selected(penstock: Run, store: SqlStore, settled: Settled) -> None:
     settled()
     one, _ = settled(Dead("no")), settled(Dead("no"))
     assert penstock("purge", "--all", "--yes").out == "1 event purged\n"
@@ -114,7 +114,7 @@ def test_purge_spares_the_dead_unless_they_are_named(penstock: Run, store: SqlSt
     assert counts(store) == {}
 
 
-def test_purge_by_age(penstock: Run, store: SqlStore, an_hour_ago: SqlStore, settled: Settled) -> None:
+def test_purge_selects_by_age(penstock: Run, store: SqlStore, an_hour_ago: SqlStore, settled: Settled) -> None:
     an_hour_ago.append([Event(event_type="old")])
     settled(event_type="new")
     assert penstock("purge", "--until", "30m", "--yes", "--json").json == {"purged": 1}
@@ -123,7 +123,7 @@ def test_purge_by_age(penstock: Run, store: SqlStore, an_hour_ago: SqlStore, set
 
 @pytest.mark.parametrize("verb", ["replay", "purge"])
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ([], "missing selection"),
         (["--id", "12"], "invalid event id '12'"),
@@ -132,11 +132,13 @@ def test_purge_by_age(penstock: Run, store: SqlStore, an_hour_ago: SqlStore, set
         (["--since", "never"], "invalid time 'never'"),
     ],
 )
-def test_mistakes(penstock: Run, store: SqlStore, settled: Settled, verb: str, options: list[str], told: str) -> None:
+def test_invalid_selections_are_usage_errors(
+    penstock: Run, store: SqlStore, settled: Settled, verb: str, options: list[str], message: str
+) -> None:
     settled()
     ran = penstock(verb, *options, "--yes")
     assert (ran.code, ran.out) == (2, "")
-    assert told in ran.err
+    assert message in ran.err
     assert ran.err.count("\n") == 1
     assert counts(store) == {"published": 1}
 
@@ -145,7 +147,7 @@ def test_mistakes(penstock: Run, store: SqlStore, settled: Settled, verb: str, o
 
 
 @pytest.mark.parametrize("verb", ["replay", "purge"])
-def test_a_person_is_asked_and_says_no(process: Start, store: SqlStore, settled: Settled, verb: str) -> None:
+def test_declined_confirmation_changes_nothing(process: Start, store: SqlStore, settled: Settled, verb: str) -> None:
     settled()
     terminal = Terminal(process, verb, "--all")
     terminal.await_text(f"{verb} 1 event? [y/N]")
@@ -155,7 +157,7 @@ def test_a_person_is_asked_and_says_no(process: Start, store: SqlStore, settled:
     assert counts(store) == {"published": 1}
 
 
-def test_a_person_is_asked_and_says_yes(process: Start, store: SqlStore, settled: Settled) -> None:
+def test_confirmed_purge_removes_events(process: Start, store: SqlStore, settled: Settled) -> None:
     settled()
     terminal = Terminal(process, "purge", "--all", "--json")
     terminal.await_text("[y/N]")
@@ -164,7 +166,7 @@ def test_a_person_is_asked_and_says_yes(process: Start, store: SqlStore, settled
     assert counts(store) == {}
 
 
-def test_a_person_is_asked_and_leaves(process: Start, store: SqlStore, settled: Settled) -> None:
+def test_ctrl_c_at_confirmation_changes_nothing(process: Start, store: SqlStore, settled: Settled) -> None:
     settled()
     terminal = Terminal(process, "purge", "--all")
     terminal.await_text("[y/N]")
@@ -173,7 +175,7 @@ def test_a_person_is_asked_and_leaves(process: Start, store: SqlStore, settled: 
     assert counts(store) == {"published": 1}
 
 
-def test_with_yes_nobody_is_asked(process: Start, store: SqlStore, settled: Settled) -> None:
+def test_yes_skips_confirmation(process: Start, store: SqlStore, settled: Settled) -> None:
     settled()
     terminal = Terminal(process, "purge", "--all", "--yes")
     assert terminal.end() == (0, b"1 event purged\n")

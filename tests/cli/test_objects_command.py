@@ -26,7 +26,7 @@ def url(penstock: Run, tmp_path: Path) -> str:
     return url
 
 
-def test_every_command_works_on_it(penstock: Run, url: str) -> None:
+def test_every_command_supports_object_storage(penstock: Run, url: str) -> None:
     event_id = penstock("emit", "order.placed", '{"order": 1}', "--store", url).out.strip()
     with closing(open_store(url)) as store:
         held = store.claim("outbox", limit=1, claimant="tester")
@@ -53,7 +53,7 @@ def test_lines_are_emitted_all_or_none(penstock: Run, url: str) -> None:
 
 
 def test_undeclared_capabilities_are_refused(penstock: Run, url: str) -> None:
-    for command, told in (
+    for command, message in (
         (
             ["emit", "order.placed", "--ordering-key", "7"],
             "does not support ordering keys, such as that of event type 'order.placed'",
@@ -62,18 +62,18 @@ def test_undeclared_capabilities_are_refused(penstock: Run, url: str) -> None:
     ):
         ran = penstock(*command, "--store", url)
         assert ran.code == 2
-        assert told in " ".join(ran.err.split())
+        assert message in " ".join(ran.err.split())
     assert penstock("status", "--json", "--store", url).json["pending"] == 0
 
 
-def test_a_queue_that_is_not_there_is_told(penstock: Run, tmp_path: Path) -> None:
+def test_missing_queue_error_names_init_command(penstock: Run, tmp_path: Path) -> None:
     for command in (["status"], ["emit", "a"], ["broker"]):
         ran = penstock(*command, "--store", f"objects+file://{tmp_path}/none")
         assert ran.code == 1
         assert "penstock init --store" in ran.err
 
 
-def test_a_database_has_no_broker(penstock: Run) -> None:
+def test_broker_refuses_database_store(penstock: Run) -> None:
     ran = penstock("broker", "--store", "sqlite:///penstock.db")
     assert ran.code == 2
     assert "does not support brokers" in ran.err
@@ -86,7 +86,7 @@ def line(stream: IO[bytes] | None) -> str:
 
 @pytest.mark.crash
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
-def test_brokers_take_turns(process: Start, url: str, ending: signal.Signals) -> None:
+def test_standby_broker_takes_over_after_signal(process: Start, url: str, ending: signal.Signals) -> None:
     first: Any = process("broker", "--store", url, "--listen", "127.0.0.1:0")
     assert line(first.stderr).startswith(f"serving {url} at 127.0.0.1:")
     second: Any = process("broker", "--store", url)

@@ -21,7 +21,7 @@ Emitted = Callable[..., EventId]
 # status
 
 
-def test_status_for_programs(penstock: Run, store: SqlStore, settled: Settled, emitted: Emitted) -> None:
+def test_status_prints_json(penstock: Run, store: SqlStore, settled: Settled, emitted: Emitted) -> None:
     settled()
     settled(Dead("timeout"))
     emitted(queue="mail")
@@ -35,7 +35,7 @@ def test_status_for_programs(penstock: Run, store: SqlStore, settled: Settled, e
     assert status["queues"][0]["queue"] == "mail"
 
 
-def test_status_for_people(penstock: Run, store: SqlStore, settled: Settled, emitted: Emitted) -> None:
+def test_status_prints_relays_and_findings(penstock: Run, store: SqlStore, settled: Settled, emitted: Emitted) -> None:
     settled(Dead("timeout"))
     emitted(queue="mail")
     store.announce(Relay(uuid4(), "mail", "null:", "here:1"))
@@ -45,7 +45,7 @@ def test_status_for_people(penstock: Run, store: SqlStore, settled: Settled, emi
     assert "! 1 event is dead; error: timeout: penstock dead list" in out
 
 
-def test_findings_say_what_to_do(penstock: Run, an_hour_ago: SqlStore) -> None:
+def test_findings_name_commands(penstock: Run, an_hour_ago: SqlStore) -> None:
     an_hour_ago.append([Event(event_type="t") for _ in range(3)])
     an_hour_ago.claim("outbox", limit=1, claimant="gone", lease_seconds=60.0)
     out = penstock("status").out
@@ -54,7 +54,7 @@ def test_findings_say_what_to_do(penstock: Run, an_hour_ago: SqlStore) -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_an_empty_store_says_how_to_begin(penstock: Run) -> None:
+def test_status_of_empty_store_explains_first_step(penstock: Run) -> None:
     out = penstock("status").out
     assert "no events yet; emit one" in out
     assert "no problems found" in out
@@ -63,7 +63,7 @@ def test_an_empty_store_says_how_to_begin(penstock: Run) -> None:
 # events
 
 
-def test_events_for_programs_have_every_field(penstock: Run, emitted: Emitted) -> None:
+def test_events_json_has_every_field(penstock: Run, emitted: Emitted) -> None:
     event_id = emitted(payload=b"\xff", headers={"a": "b"}, priority=2)
     (event,) = penstock("events", "--json").json
     assert event["event_id"] == str(event_id)
@@ -72,13 +72,13 @@ def test_events_for_programs_have_every_field(penstock: Run, emitted: Emitted) -
 
 
 @pytest.mark.usefixtures("store")
-def test_no_events_are_an_empty_array(penstock: Run) -> None:
+def test_no_matching_events_print_empty_array(penstock: Run) -> None:
     assert penstock("events", "--json").json == []
     ran = penstock("events")
     assert (ran.code, ran.out, ran.err) == (0, "", "no events match\n")
 
 
-def test_events_by_state_queue_type_and_error(penstock: Run, settled: Settled, emitted: Emitted) -> None:
+def test_events_filter_by_state_queue_type_and_error(penstock: Run, settled: Settled, emitted: Emitted) -> None:
     settled(event_type="a")
     settled(Dead("connection refused"), event_type="b")
     settled(Dead("100% wrong"), event_type="c")
@@ -96,7 +96,7 @@ def test_events_by_state_queue_type_and_error(penstock: Run, settled: Settled, e
     assert types("--error", "0%") == ["c"]
 
 
-def test_events_by_time(penstock: Run, store: SqlStore, an_hour_ago: SqlStore) -> None:
+def test_events_filter_by_time(penstock: Run, store: SqlStore, an_hour_ago: SqlStore) -> None:
     an_hour_ago.append([Event(event_type="old")])
     store.append([Event(event_type="new")])
 
@@ -112,7 +112,7 @@ def test_events_by_time(penstock: Run, store: SqlStore, an_hour_ago: SqlStore) -
     assert types("--since", "2090-01-01") == []
 
 
-def test_pages(penstock: Run, store: SqlStore) -> None:
+def test_events_are_listed_in_pages(penstock: Run, store: SqlStore) -> None:
     store.append([Event(event_type=f"t{number}") for number in range(5)])
     first = penstock("events", "--limit", "2", "--json")
     assert [event["event_type"] for event in first.json] == ["t4", "t3"]
@@ -122,12 +122,12 @@ def test_pages(penstock: Run, store: SqlStore) -> None:
     assert rest.err == ""
 
 
-def test_more_than_a_page_at_once(penstock: Run, store: SqlStore) -> None:
+def test_limit_may_exceed_page_of_store(penstock: Run, store: SqlStore) -> None:
     store.append([Event(event_type="t") for _ in range(1_234)])
     assert len(penstock("events", "--limit", "5000", "--json").json) == 1_234
 
 
-def test_events_for_people(penstock: Run, settled: Settled) -> None:
+def test_events_table_shortens_long_errors(penstock: Run, settled: Settled) -> None:
     event_id = settled(Dead("a very long error " * 20))
     out = penstock("events").out
     assert event_id in out
@@ -135,7 +135,7 @@ def test_events_for_people(penstock: Run, settled: Settled) -> None:
     assert "…" in out
 
 
-def test_nothing_in_an_event_reaches_the_terminal_as_a_command(penstock: Run, emitted: Emitted) -> None:
+def test_control_characters_of_event_are_escaped(penstock: Run, emitted: Emitted) -> None:
     nasty = "\x1b[2J[red]\x9b1m\u202ebold\n"
     event_id = str(emitted(nasty.strip(), payload=nasty.encode(), headers={nasty: nasty}, queue=nasty))
     for command in (["events"], ["show", event_id], ["status"], ["events", "--json"], ["show", event_id, "--json"]):
@@ -147,7 +147,7 @@ def test_nothing_in_an_event_reaches_the_terminal_as_a_command(penstock: Run, em
 # show
 
 
-def test_show_for_programs(penstock: Run, settled: Settled) -> None:
+def test_show_prints_json_with_timeline(penstock: Run, settled: Settled) -> None:
     event_id = settled(Dead("timeout"))
     shown = penstock("show", event_id, "--json").json
     assert (shown["event_id"], shown["state"], shown["last_error"]) == (event_id, "DEAD", "timeout")
@@ -155,7 +155,7 @@ def test_show_for_programs(penstock: Run, settled: Settled) -> None:
     assert shown["timeline"][1]["by"] == "tester"
 
 
-def test_show_for_people(penstock: Run, emitted: Emitted) -> None:
+def test_show_prints_indented_payload_and_headers(penstock: Run, emitted: Emitted) -> None:
     event_id = emitted(payload=b'{"order":{"id":1}}', headers={"trace": "abc"})
     out = penstock("show", str(event_id)).out
     assert '  "order": {\n    "id": 1\n' in out
@@ -163,7 +163,7 @@ def test_show_for_people(penstock: Run, emitted: Emitted) -> None:
     assert "emitted" in out
 
 
-def test_show_a_payload_that_is_no_text(penstock: Run, emitted: Emitted) -> None:
+def test_show_prints_binary_payload_in_base64(penstock: Run, emitted: Emitted) -> None:
     assert "in base64" in penstock("show", str(emitted(payload=b"\xff"))).out
 
 
@@ -171,7 +171,7 @@ def test_show_a_payload_that_is_no_text(penstock: Run, emitted: Emitted) -> None
 
 
 @pytest.mark.usefixtures("store")
-def test_doctor_when_all_is_well(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_healthy_store(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_installation", lambda: iter(()))
     ran = penstock("doctor", "--json")
     assert (ran.code, ran.json["healthy"]) == (0, True)
@@ -179,7 +179,7 @@ def test_doctor_when_all_is_well(penstock: Run, monkeypatch: pytest.MonkeyPatch)
     assert "✓" in penstock("doctor").out
 
 
-def test_doctor_when_it_is_not(penstock: Run) -> None:
+def test_doctor_fails_without_tables(penstock: Run) -> None:
     ran = penstock("doctor", "--json")
     assert (ran.code, ran.json["healthy"]) == (1, False)
     assert ran.json["checks"][-1]["level"] == "fail"

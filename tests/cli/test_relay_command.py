@@ -37,12 +37,12 @@ def relayed(monkeypatch: pytest.MonkeyPatch) -> list[RelayOptions]:
 
 
 @pytest.mark.usefixtures("store")
-def test_defaults_are_those_of_the_pipeline(penstock: Run, relayed: list[RelayOptions]) -> None:
+def test_defaults_equal_those_of_relay_options(penstock: Run, relayed: list[RelayOptions]) -> None:
     assert penstock("relay", "--to", "null:", "--once").code == 0
     assert relayed == [RelayOptions(store="sqlite:///penstock.db", destination="null:", once=True)]
 
 
-def test_every_option_of_the_pipeline_can_be_typed() -> None:
+def test_every_relay_option_has_command_line_option() -> None:
     typed = {"destination": "to", "routes": "route", "retry": "retry_delay"}
     missing = [field.name for field in fields(RelayOptions) if typed.get(field.name, field.name) not in _parameters()]
     assert missing == []
@@ -53,21 +53,21 @@ def _parameters() -> set[str]:
 
 
 @pytest.mark.usefixtures("store")
-def test_options_reach_the_relay(penstock: Run, relayed: list[RelayOptions]) -> None:
+def test_command_line_options_reach_relay(penstock: Run, relayed: list[RelayOptions]) -> None:
     options = "--queue q --batch 5 --parallelism 3 --lease-seconds 9 --max-attempts 4 --retry-delay 0.2 --topic {queue}"
     options += " --step operator:itemgetter --dropped release"
     options += " --master spark://h:7077 --checkpoint folder --slice-seconds 2 --order-policy skip --max-deliveries 6"
     assert penstock("relay", "--to", "null:", *options.split()).code == 0
-    (told,) = relayed
-    assert (told.queue, told.batch, told.parallelism, told.lease_seconds, told.slice_seconds) == ("q", 5, 3, 9.0, 2.0)
-    assert told.retry == RetryPolicy(max_attempts=4, initial_seconds=0.2)
-    assert (told.topic, told.master, told.checkpoint) == ("{queue}", "spark://h:7077", "folder")
-    assert (told.order_policy, told.max_deliveries, told.once) == ("skip", 6, False)
-    assert (told.step, told.dropped) == ("operator:itemgetter", "release")
+    (seen,) = relayed
+    assert (seen.queue, seen.batch, seen.parallelism, seen.lease_seconds, seen.slice_seconds) == ("q", 5, 3, 9.0, 2.0)
+    assert seen.retry == RetryPolicy(max_attempts=4, initial_seconds=0.2)
+    assert (seen.topic, seen.master, seen.checkpoint) == ("{queue}", "spark://h:7077", "folder")
+    assert (seen.order_policy, seen.max_deliveries, seen.once) == ("skip", 6, False)
+    assert (seen.step, seen.dropped) == ("operator:itemgetter", "release")
 
 
 @pytest.mark.usefixtures("store")
-def test_a_step_is_found_in_the_folder_that_one_is_in(
+def test_step_is_imported_from_working_folder(
     penstock: Run, relayed: list[RelayOptions], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("steps_at_hand.py").write_text("def only_paid(events): ...\n")
@@ -88,14 +88,14 @@ to = "archive"
 
 
 @pytest.mark.usefixtures("store")
-def test_routes_come_from_the_words_or_the_file(penstock: Run, relayed: list[RelayOptions], tmp_path: Path) -> None:
+def test_routes_come_from_options_or_config_file(penstock: Run, relayed: list[RelayOptions], tmp_path: Path) -> None:
     assert penstock("relay", "--route", "orders.*=file:///x", "--route", "*=null:").code == 0
     (tmp_path / "penstock.toml").write_text(ROUTES)
     assert penstock("relay").code == 0
     (tmp_path / "penstock.toml").rename(tmp_path / "other.toml")
     assert penstock("relay", "--config", "other.toml").code == 0
     assert penstock("relay", "--to", "null:").code == 0
-    routes = [told.routes for told in relayed]
+    routes = [each.routes for each in relayed]
     assert [found and found.destinations_of("orders.paid") for found in routes] == [
         ("file-x", "null"),
         ("archive",),
@@ -105,7 +105,7 @@ def test_routes_come_from_the_words_or_the_file(penstock: Run, relayed: list[Rel
 
 
 @pytest.mark.usefixtures("store")
-def test_emitting_what_no_route_matches_is_refused_where_the_file_says_so(penstock: Run, tmp_path: Path) -> None:
+def test_emit_refuses_unrouted_event_type_if_configured(penstock: Run, tmp_path: Path) -> None:
     (tmp_path / "penstock.toml").write_text(ROUTES)
     assert penstock("emit", "orders.paid").code == 0
     ran = penstock("emit", "users.created")
@@ -114,7 +114,7 @@ def test_emitting_what_no_route_matches_is_refused_where_the_file_says_so(pensto
 
 
 @pytest.mark.usefixtures("store", "relayed")
-def test_once_ends_with_a_summary(penstock: Run) -> None:
+def test_once_prints_summary(penstock: Run) -> None:
     assert penstock("relay", "--to", "null:", "--once").out == "1,000 published, 2 retried, 1 dead in 2.2 s\n"
     assert penstock("relay", "--to", "null:", "--once", "--json").json == {
         "claimed": 1_003,
@@ -130,7 +130,7 @@ def test_once_ends_with_a_summary(penstock: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ("", "missing destination; set --to URL, --route 'GLOB=URL' or write a penstock.toml"),
         ("--to null: --route *=null:", "--to, --route and --config are mutually exclusive"),
@@ -154,17 +154,17 @@ def test_once_ends_with_a_summary(penstock: Run) -> None:
         ("--to null: --dropped maybe", "--dropped"),
     ],
 )
-def test_mistakes_are_told_before_anything_starts(
-    penstock: Run, store: SqlStore, relayed: list[RelayOptions], options: str, told: str
+def test_invalid_options_are_usage_errors_before_start(
+    penstock: Run, store: SqlStore, relayed: list[RelayOptions], options: str, message: str
 ) -> None:
     ran = penstock("relay", *options.split())
     assert (ran.code, ran.out) == (2, "")
-    assert told in ran.err
+    assert message in ran.err
     assert ran.err.count("\n") == 1
     assert relayed == []
 
 
-def test_a_store_that_is_not_there_is_told_before_spark_starts(penstock: Run, relayed: list[RelayOptions]) -> None:
+def test_unusable_store_is_reported_before_spark_starts(penstock: Run, relayed: list[RelayOptions]) -> None:
     ran = penstock("relay", "--to", "null:", "--once")
     assert ran.code == 1
     assert "penstock init" in ran.err
@@ -174,7 +174,7 @@ def test_a_store_that_is_not_there_is_told_before_spark_starts(penstock: Run, re
 
 
 @pytest.mark.usefixtures("store")
-def test_without_spark_the_extra_is_named(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_spark_error_names_extra(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "find_spec", lambda _: None)
     ran = penstock("relay", "--to", "null:")
     assert ran.code == 2
@@ -182,13 +182,13 @@ def test_without_spark_the_extra_is_named(penstock: Run, monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("store")
-def test_looking_at_the_options_brings_no_spark() -> None:
+def test_option_errors_do_not_import_spark() -> None:
     code = "import sys; from penstock.cli import main; main(['relay', '--to', 'x:']); print('pyspark' in sys.modules)"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "False\n"
 
 
-def test_the_demo_keeps_its_things_in_a_new_folder_only(penstock: Run, tmp_path: Path) -> None:
+def test_demo_refuses_existing_folder(penstock: Run, tmp_path: Path) -> None:
     ran = penstock("demo", "--keep", str(tmp_path))
     assert ran.code == 2
     assert "already exists; choose another folder" in ran.err

@@ -67,7 +67,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("store", "shop")
-def test_options_reach_the_streams(penstock: Run, ran: list[dict[str, Any]]) -> None:
+def test_command_line_options_reach_run_streams(penstock: Run, ran: list[dict[str, Any]]) -> None:
     assert penstock("streams", "run", "shop_at_hand:app").code == 0
     usual = {"names": None, "once": False, "master": None, "checkpoint": None}
     assert ran.pop() == {"store": "sqlite:///penstock.db", "state": "sqlite:///own-state", **usual}
@@ -75,24 +75,24 @@ def test_options_reach_the_streams(penstock: Run, ran: list[dict[str, Any]]) -> 
     assert (
         penstock("--store", "sqlite:///penstock.db", "streams", "run", "shop_at_hand:app", *options.split()).code == 0
     )
-    told = ran.pop()
-    del told["progress"]
+    arguments = ran.pop()
+    del arguments["progress"]
     given = {"names": ["total", "refunds"], "once": True, "master": "local[3]", "checkpoint": "there"}
-    assert told == {"store": "sqlite:///penstock.db", "state": "sqlite:///else", **given}
+    assert arguments == {"store": "sqlite:///penstock.db", "state": "sqlite:///else", **given}
 
 
 @pytest.mark.usefixtures("store", "shop", "ran")
-def test_it_ends_with_a_summary(penstock: Run) -> None:
+def test_run_prints_summary(penstock: Run) -> None:
     done = penstock("streams", "run", "shop_at_hand:app")
     assert done.out == "total: 1,000 applied, 2 retried in 0.0 s\nrefunds: 0 applied in 0.0 s\n"
-    told = penstock("streams", "run", "shop_at_hand:app", "--once", "--json").json
-    assert told["streams"]["total"] == {"batches": 3, "applied": 1_000, "retried": 2, "dead": 0, "fired": 0}
-    assert told["seconds"] >= 0
+    summary = penstock("streams", "run", "shop_at_hand:app", "--once", "--json").json
+    assert summary["streams"]["total"] == {"batches": 3, "applied": 1_000, "retried": 2, "dead": 0, "fired": 0}
+    assert summary["seconds"] >= 0
     assert penstock("streams", "run", "shop_at_hand:app", "--quiet").out == ""
 
 
 @pytest.mark.usefixtures("store", "shop", "ran")
-def test_a_driver_that_was_overtaken_says_so_and_has_a_code_of_its_own(penstock: Run) -> None:
+def test_superseded_driver_has_message_and_exit_code(penstock: Run) -> None:
     done = penstock("streams", "run", "shop_at_hand:app", "--name", "refunds")
     assert (done.code, done.out) == (command.SUPERSEDED, "")
     assert done.err == "another driver has started stream 'refunds' since; this one has stopped\n"
@@ -100,7 +100,7 @@ def test_a_driver_that_was_overtaken_says_so_and_has_a_code_of_its_own(penstock:
 
 @pytest.mark.usefixtures("store", "shop")
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ("shop_at_hand", "invalid stream application 'shop_at_hand'; expected a name such as shop.streams:app"),
         ("no_such_module:app", "module 'no_such_module' not found in "),
@@ -115,18 +115,18 @@ def test_a_driver_that_was_overtaken_says_so_and_has_a_code_of_its_own(penstock:
         ("shop_at_hand:app --master spark://h:7077", "sqlite:///own-state is on the disk of one machine; on a cluster"),
     ],
 )
-def test_mistakes_are_told_before_anything_starts(
-    penstock: Run, ran: list[dict[str, Any]], arguments: str, told: str
+def test_invalid_arguments_are_usage_errors_before_start(
+    penstock: Run, ran: list[dict[str, Any]], arguments: str, message: str
 ) -> None:
     done = penstock("streams", "run", *arguments.split())
     assert (done.code, done.out) == (2, "")
-    assert told in done.err
+    assert message in done.err
     assert done.err.count("\n") == 1
     assert ran == []
 
 
 @pytest.mark.usefixtures("shop")
-def test_stores_that_are_not_there_are_told_before_spark_starts(penstock: Run, ran: list[dict[str, Any]]) -> None:
+def test_unusable_stores_are_reported_before_spark_starts(penstock: Run, ran: list[dict[str, Any]]) -> None:
     done = penstock("streams", "run", "shop_at_hand:app")
     assert (done.code, done.err.count("\n")) == (1, 1)
     assert "penstock init" in done.err
@@ -136,7 +136,7 @@ def test_stores_that_are_not_there_are_told_before_spark_starts(penstock: Run, r
 
 
 @pytest.mark.usefixtures("store", "shop")
-def test_without_spark_the_extra_is_named(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_spark_error_names_extra(penstock: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "find_spec", lambda _: None)
     done = penstock("streams", "run", "shop_at_hand:app")
     assert done.code == 2
@@ -170,7 +170,7 @@ def state(request: pytest.FixtureRequest) -> str:
     return url
 
 
-def test_streams_are_listed(penstock: Run, state: str) -> None:
+def test_list_prints_streams(penstock: Run, state: str) -> None:
     (found,) = penstock("streams", "list", "--state", state, "--json").json
     assert {**found, "identity": len(found["identity"])} == {"stream": "total", "epoch": 2, "parts": 3, "identity": 32}
     (counted,) = penstock("streams", "list", "--state", state, "--json", "--count").json
@@ -180,7 +180,7 @@ def test_streams_are_listed(penstock: Run, state: str) -> None:
     assert "keys" in shown
 
 
-def test_state_is_shown_by_key_without_what_is_not_the_users(penstock: Run, state: str) -> None:
+def test_state_is_shown_by_key_without_internal_entries(penstock: Run, state: str) -> None:
     done = penstock("streams", "state", "total", "--state", state)
     assert [line.split()[0] for line in done.out.splitlines()[2:]] == ["ada", "adam", "bob", "soon", "é\\u001b[31m"]
     assert '{"sum":4}' in done.out
@@ -188,7 +188,7 @@ def test_state_is_shown_by_key_without_what_is_not_the_users(penstock: Run, stat
     assert (done.code, done.err) == (0, "")
 
 
-def test_state_as_lines_of_json(penstock: Run, state: str) -> None:
+def test_state_prints_json_lines(penstock: Run, state: str) -> None:
     done = penstock("streams", "state", "total", "--state", state, "--json", "--limit", "2")
     first, second = map(json.loads, done.out.splitlines())
     assert first == {"key": "ada", "part": first["part"], "state": {"sum": 4}, "expires_at": None}
@@ -201,14 +201,14 @@ def test_state_as_lines_of_json(penstock: Run, state: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["nobody", "gone", FAILURES])
-def test_a_key_without_state_is_told_with_some_that_have_it(penstock: Run, state: str, key: str) -> None:
+def test_missing_key_error_lists_first_keys(penstock: Run, state: str, key: str) -> None:
     done = penstock("streams", "state", "total", key, "--state", state)
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
     assert "stream 'total' has no state for key" in done.err
     assert "first keys: ada, adam, bob, soon, é\\u001b[31m\n" in done.err
 
 
-def test_a_stream_that_never_ran_is_told_with_those_that_did(penstock: Run, state: str) -> None:
+def test_unknown_stream_error_lists_existing_streams(penstock: Run, state: str) -> None:
     done = penstock("streams", "state", "totl", "--state", state)
     assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
     assert "stream 'totl' does not exist in " in done.err
@@ -218,7 +218,7 @@ def test_a_stream_that_never_ran_is_told_with_those_that_did(penstock: Run, stat
     assert done.err == "stream 'total' has no state for keys with the prefix 'zz'\n"
 
 
-def test_a_place_without_streams_is_no_failure(penstock: Run) -> None:
+def test_missing_state_store_has_no_streams(penstock: Run) -> None:
     done = penstock("streams", "list")
     assert (done.code, done.out) == (0, "")
     assert done.err == "sqlite:///penstock-state has no state of any stream\n"

@@ -83,21 +83,19 @@ def driver(process: Callable[..., "subprocess.Popen[bytes]"], tmp_path: Path) ->
     return lambda *arguments: Driver(process, tmp_path, *arguments)
 
 
-def javas(driver: Driver) -> list[int]:
+def jvms(driver: Driver) -> list[int]:
     """Return the ids of Spark's JVMs in the driver's session."""
     return [pid for pid in living() if b"pyspark-shell" in command_of(pid) and os.getsid(pid) == driver.process.pid]
 
 
-def test_a_java_that_is_killed_is_told_in_a_line(
-    driver: Callable[..., Driver], store: SqlStore, tmp_path: Path
-) -> None:
+def test_killed_jvm_is_one_line_error(driver: Callable[..., Driver], store: SqlStore, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     place(store, "ada", 1, gate=str(gate))
     running = driver("--master", "local[2]")
     running.await_that(Path(f"{gate}.reached").exists)
-    (java,) = javas(running)
-    os.kill(java, signal.SIGKILL)
+    (jvm,) = jvms(running)
+    os.kill(jvm, signal.SIGKILL)
     assert running.wait() == 1, running.err
     assert re.search(r"lost the connection to Spark's JVM \(\w+\); start again$", running.err, re.MULTILINE), (
         running.err
@@ -116,14 +114,14 @@ def totals(penstock: Run) -> dict[str, Any]:
     return {line["key"]: line["state"] for line in map(json.loads, found.out.splitlines())}
 
 
-def test_once_ends_when_nothing_is_ready(penstock: Run, driver: Callable[..., Driver], store: SqlStore) -> None:
+def test_once_ends_when_no_event_is_ready(penstock: Run, driver: Callable[..., Driver], store: SqlStore) -> None:
     for amount in (1, 2, None, 3):
         place(store, "ada", amount)
     place(store, "bob", 5)
     done = driver("--once", "--master", "local[2]", "--json")
     assert done.wait() == 0, done.err
-    told = json.loads(done.out)["streams"]["total"]
-    assert (told["applied"], told["retried"], told["dead"]) == (4, 1, 0)
+    counts = json.loads(done.out)["streams"]["total"]
+    assert (counts["applied"], counts["retried"], counts["dead"]) == (4, 1, 0)
     assert "SPARK" not in done.err
     assert totals(penstock) == {"ada": {"sum": 600}, "bob": {"sum": 500}}
     assert len(penstock("events", "--queue", "totals", "--json").json) == 4
@@ -131,7 +129,7 @@ def test_once_ends_when_nothing_is_ready(penstock: Run, driver: Callable[..., Dr
     assert (found["stream"], found["epoch"], found["parts"]) == ("total", 1, 2)
 
 
-def test_ctrl_c_finishes_what_is_in_hand(
+def test_ctrl_c_completes_batch_in_progress(
     penstock: Run, driver: Callable[..., Driver], store: SqlStore, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
@@ -154,9 +152,7 @@ def test_ctrl_c_finishes_what_is_in_hand(
     assert (stats.total("pending"), stats.total("claimed")) == (2, 0), "what was emitted waits; nothing is left leased"
 
 
-def test_a_driver_that_was_overtaken_says_so_and_ends(
-    penstock: Run, driver: Callable[..., Driver], store: SqlStore
-) -> None:
+def test_superseded_driver_ends_with_message(penstock: Run, driver: Callable[..., Driver], store: SqlStore) -> None:
     older = driver("--master", "local[2]", "--quiet")
     place(store, "ada", 1)
     older.await_that(lambda: totals(penstock) == {"ada": {"sum": 100}})

@@ -23,22 +23,22 @@ NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
         ("1w", 604_800),
     ],
 )
-def test_lengths(text: str, length: float) -> None:
+def test_durations_are_parsed(text: str, length: float) -> None:
     assert times.seconds(text) == length
 
 
 @pytest.mark.parametrize("text", ["", "m", "-1", "10 fortnights", "1e9", "inf", "9" * 40])
-def test_what_is_no_length(text: str) -> None:
+def test_invalid_durations_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         times.seconds(text)
 
 
-def test_an_age_is_a_time_before_now() -> None:
+def test_durations_are_times_before_now() -> None:
     assert times.instant("10m", NOW) == NOW - timedelta(minutes=10)
     assert times.instant("1.5h", NOW) == NOW - timedelta(minutes=90)
 
 
-def test_iso_times() -> None:
+def test_iso_times_are_parsed() -> None:
     assert times.instant("2026-01-31T12:00Z", NOW) == NOW
     assert times.instant("2026-01-31 13:00:00+01:00", NOW) == NOW
     assert times.instant("2026-01-31", NOW) == datetime(2026, 1, 31).astimezone()
@@ -46,6 +46,6 @@ def test_iso_times() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "31.1.2026", "2026-13-01", "12345", "10x", "0001-01-01T00:00+14:00"])
-def test_what_is_no_time(text: str) -> None:
+def test_invalid_times_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         times.instant(text, NOW)

@@ -18,7 +18,7 @@ PROGRAMS = sorted(path.name for path in EXAMPLES.glob("*.py"))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_an_example_begins_with_what_it_shows_and_ends_with_its_output(name: str) -> None:
+def test_every_example_has_summary_and_output(name: str) -> None:
     text = (EXAMPLES / name).read_text()
     summary = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
     assert len(summary.split()) > 5
@@ -27,31 +27,31 @@ def test_an_example_begins_with_what_it_shows_and_ends_with_its_output(name: str
     assert "penstock.testing" not in text
 
 
-def test_the_index_of_the_documentation_lists_every_example() -> None:
+def test_documentation_index_lists_every_example() -> None:
     index = (EXAMPLES.parent / "docs" / "README.md").read_text()
     files = {path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")}
     assert set(re.findall(r"\]\(\.\./examples/([^)]+)\)", index)) == files
 
 
 @pytest.mark.parametrize("name", ["transactions.py", "claim_and_settle.py", "jobs_over_http.py", "django_orders.py"])
-def test_programs(name: str) -> None:
+def test_programs_print_documented_output(name: str) -> None:
     assert run(name) == output_block(name)
 
 
-def test_worker(tmp_path: Path) -> None:
+def test_worker_prints_documented_output(tmp_path: Path) -> None:
     assert run("worker.py", str(tmp_path)) == output_block("worker.py")
 
 
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["spark_stream.py", "relay_with_step.py"])
-def test_programs_with_spark(name: str, tmp_path: Path) -> None:
+def test_spark_programs_print_documented_output(name: str, tmp_path: Path) -> None:
     assert run(name, folder=tmp_path) == output_block(name)
 
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_analyse_events(tmp_path: Path) -> None:
+def test_analysis_prints_documented_output_and_writes_plot(tmp_path: Path) -> None:
     output = run("analyse_events.py", "latency.png", folder=tmp_path)
     assert without_measurements(output) == without_measurements(output_block("analyse_events.py"))
     assert (tmp_path / "latency.png").read_bytes().startswith(b"\x89PNG")

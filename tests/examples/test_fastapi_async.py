@@ -55,7 +55,7 @@ def emitted(url: str) -> list[tuple[int, str | None, int]]:
     return sorted((body["order"], key, body["amount"]) for body, key in bodies)
 
 
-def test_the_responses_are_those_that_the_example_ends_with(address: str, postgres_url: str) -> None:
+def test_responses_equal_documented_output(address: str, postgres_url: str) -> None:
     (placed,) = post(address, {"customer": "ada", "amount": 42})
     (refused,) = post(address, {"customer": "bob", "amount": 5_000})
     assert (placed.status_code, refused.status_code) == (201, 422)
@@ -64,7 +64,7 @@ def test_the_responses_are_those_that_the_example_ends_with(address: str, postgr
     assert emitted(postgres_url) == [(1, "customer/ada", 42)]
 
 
-def test_a_request_that_is_rolled_back_emits_nothing(address: str, postgres_url: str) -> None:
+def test_rolled_back_request_emits_nothing(address: str, postgres_url: str) -> None:
     (refused,) = post(address, {"customer": "bob", "amount": 5_000})
     assert refused.status_code == 422
     assert (written(postgres_url), emitted(postgres_url)) == ([], [])

@@ -53,7 +53,7 @@ def execute(notebook: Any, folder: Path) -> list[str]:
     return outputs
 
 
-def test_notebook_begins_with_what_it_shows_and_has_outputs() -> None:
+def test_notebook_has_title_and_stored_outputs() -> None:
     notebook = document()
     assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
     assert notebook["cells"][0]["cell_type"] == "markdown"
@@ -67,7 +67,7 @@ def test_notebook_begins_with_what_it_shows_and_has_outputs() -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_cells_print_the_stored_outputs(tmp_path: Path) -> None:
+def test_cells_print_stored_outputs(tmp_path: Path) -> None:
     notebook = document()
     assert execute(notebook, tmp_path) == [stored(cell) for cell in code_cells(notebook)]
 

@@ -42,7 +42,7 @@ def address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             yield f"http://{receiver.address}/events"
 
 
-def test_an_event_is_taken_once_however_often_it_comes(address: str, tmp_path: Path) -> None:
+def test_repeated_event_is_stored_once(address: str, tmp_path: Path) -> None:
     publisher, events = (
         open_publisher(f"{address}?secret_env=WEBHOOK_SECRET&timeout_seconds=60"),
         [delivery(), delivery()],
@@ -56,7 +56,7 @@ def test_an_event_is_taken_once_however_often_it_comes(address: str, tmp_path: P
     assert sorted(rows) == sorted((str(event.event_id), "orders.created", event.payload) for event in events)
 
 
-def test_a_received_event_is_stored_as_shown(address: str, tmp_path: Path) -> None:
+def test_stored_event_equals_documented_output(address: str, tmp_path: Path) -> None:
     publisher = open_publisher(f"{address}?secret_env=WEBHOOK_SECRET&timeout_seconds=60")
     event = delivery(event_type="order.placed", payload=b'{"order": 1}')
     assert publisher.publish(messages([event])) == published([event])
@@ -66,7 +66,7 @@ def test_a_received_event_is_stored_as_shown(address: str, tmp_path: Path) -> No
     assert [f"{kind}|{body.decode()}" for kind, body in rows] == output_block("webhook_receiver.py")
 
 
-def test_what_is_not_signed_with_the_secret_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsigned_or_wrongly_signed_request_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANOTHER", "guessed")
     for options in ("", "?secret_env=ANOTHER"):
         publisher, event = open_publisher(address + options), delivery()

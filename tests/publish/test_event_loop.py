@@ -17,20 +17,20 @@ async def fail() -> None:
     raise ValueError("no")
 
 
-def test_a_coroutine_runs_and_returns() -> None:
+def test_coroutine_result_is_returned() -> None:
     background = EventLoopThread("test")
     assert [background.run(answer(number)) for number in range(3)] == [0, 1, 2]
     background.close()
 
 
-def test_an_error_comes_out() -> None:
+def test_coroutine_exception_is_raised() -> None:
     background = EventLoopThread("test")
     with pytest.raises(ValueError, match="no"):
         background.run(fail())
     background.close()
 
 
-def test_what_is_started_goes_on_between_calls() -> None:
+def test_tasks_continue_between_calls() -> None:
     background = EventLoopThread("test")
     done = threading.Event()
 
@@ -47,7 +47,7 @@ def test_what_is_started_goes_on_between_calls() -> None:
     background.close()
 
 
-def test_closing_cancels_what_is_left_and_may_be_repeated() -> None:
+def test_close_cancels_tasks_and_may_be_repeated() -> None:
     background = EventLoopThread("test")
     cancelled = threading.Event()
 

@@ -78,12 +78,12 @@ class TestFiles(PublisherConformance):
         return lambda topic: [as_received(fields) for fields in lines(folder) if fields["topic"] == topic]
 
 
-def test_nothing_is_made_before_the_first_event(open_at, folder):
+def test_folder_is_created_at_first_event(open_at, folder):
     open_at().publish([])
     assert not folder.exists()
 
 
-def test_a_folder_with_spaces_and_percents_in_its_name(tmp_path):
+def test_folder_name_may_have_spaces_and_percent_signs(tmp_path):
     folder = tmp_path / "50% off, ünd"
     publisher = open_publisher(folder.as_uri())
     publisher.publish(messages([delivery()]))
@@ -91,7 +91,7 @@ def test_a_folder_with_spaces_and_percents_in_its_name(tmp_path):
     assert len(lines(folder)) == 1
 
 
-def test_two_writers_never_share_a_file(open_at, folder):
+def test_writers_have_separate_files(open_at, folder):
     writers = [open_at(), open_at()]
     batches = [[delivery(), delivery()] for _ in range(4)]
     for number, batch in enumerate(batches):
@@ -99,7 +99,7 @@ def test_two_writers_never_share_a_file(open_at, folder):
     assert seqs_by_file(folder) == [seqs(batches[0] + batches[2]), seqs(batches[1] + batches[3])]
 
 
-def test_a_forked_process_writes_to_a_file_of_its_own(open_at, folder):
+def test_forked_process_writes_to_separate_file(open_at, folder):
     publisher, before, in_child, after = open_at(), delivery(), delivery(), delivery()
     publisher.publish(messages([before]))
     child = os.fork()
@@ -120,7 +120,7 @@ def test_files_are_rotated_by_size(open_at, folder):
 
 
 @pytest.mark.parametrize(("options", "synced"), [("", ["folder", "file", "file"]), ("?fsync=false", [])])
-def test_a_batch_is_synced_before_its_outcomes(open_at, folder, monkeypatch, options, synced):
+def test_batch_is_synced_before_its_outcomes(open_at, folder, monkeypatch, options, synced):
     calls, fsync = [], os.fsync
 
     def watched(descriptor):
@@ -134,7 +134,7 @@ def test_a_batch_is_synced_before_its_outcomes(open_at, folder, monkeypatch, opt
     assert calls == synced
 
 
-def test_a_full_disk_takes_no_part_of_a_batch(open_at, folder):
+def test_full_disk_stores_no_part_of_batch(open_at, folder):
     publisher = open_at()
     first, second = [delivery() for _ in range(3)], [delivery() for _ in range(10)]
     publisher.publish(messages(first))
@@ -148,7 +148,7 @@ def test_a_full_disk_takes_no_part_of_a_batch(open_at, folder):
     assert written(folder) == seqs(first + second)
 
 
-def test_a_disk_that_was_full_from_the_start_leaves_no_empty_files(open_at, folder):
+def test_disk_full_at_start_leaves_no_empty_files(open_at, folder):
     publisher = open_at()
     with no_file_larger_than(100):
         for _ in range(3):
@@ -156,7 +156,7 @@ def test_a_disk_that_was_full_from_the_start_leaves_no_empty_files(open_at, fold
     assert list(folder.iterdir()) == []
 
 
-def test_after_a_failed_sync_the_file_is_not_trusted_again(open_at, folder, monkeypatch):
+def test_file_is_replaced_after_failed_sync(open_at, folder, monkeypatch):
     publisher, first, second = open_at(), delivery(), delivery()
     publisher.publish(messages([first]))
     with monkeypatch.context() as patched:
@@ -173,7 +173,7 @@ def failing_fsync(descriptor):
     raise OSError(errno.EIO, "Input/output error")
 
 
-def test_a_folder_that_cannot_be_made_is_a_retry_until_it_can(tmp_path):
+def test_uncreatable_folder_is_retry(tmp_path):
     (tmp_path / "events").write_text("in the way")
     publisher = open_publisher((tmp_path / "events").as_uri())
     event = delivery()
@@ -185,7 +185,7 @@ def test_a_folder_that_cannot_be_made_is_a_retry_until_it_can(tmp_path):
     publisher.close()
 
 
-def test_of_an_unwritten_batch_only_the_heads_of_ordering_keys_have_failed(open_at):
+def test_unwritten_batch_retries_only_first_event_of_each_key(open_at):
     loose, head, behind = delivery(), delivery(ordering_key="a"), delivery(ordering_key="a")
     with no_file_larger_than(100):
         outcomes = open_at().publish(messages([loose, head, behind]))
@@ -195,13 +195,13 @@ def test_of_an_unwritten_batch_only_the_heads_of_ordering_keys_have_failed(open_
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 8_000), st.integers(500, 6_000))
-def test_the_files_hold_what_the_outcomes_say(tmp_path_factory, batches, limit, rotate_bytes):
+def test_files_contain_exactly_published_events(tmp_path_factory, batches, limit, rotate_bytes):
     folder = tmp_path_factory.mktemp("events")
     publisher = open_publisher(f"{folder.as_uri()}?fsync=false&rotate_bytes={rotate_bytes}")
-    told = []
+    published_seqs = []
     with no_file_larger_than(limit):
         for size in batches:
             outcomes = publisher.publish(messages([delivery() for _ in range(size)]))
-            told += [seq for seq, outcome in outcomes.items() if outcome == PUBLISHED]
+            published_seqs += [seq for seq, outcome in outcomes.items() if outcome == PUBLISHED]
     publisher.close()
-    assert written(folder) == told
+    assert written(folder) == published_seqs

@@ -75,13 +75,13 @@ class HttpConformance(BrokerConformance):
 
         return read
 
-    def test_errors_about_wrong_credentials_do_not_show_them(self, stranger):
+    def test_http_errors_hide_wrong_credentials(self, stranger):
         publisher, _ = stranger
         for outcome in publisher.publish(messages([delivery(), delivery()])).values():
             assert isinstance(outcome, Retry)
             assert "secret" not in outcome.error
 
-    def test_the_right_credentials_are_let_in(self, open_for):
+    def test_right_http_credentials_are_accepted(self, open_for):
         event = delivery()
         publisher = open_for(path="guarded", credentials="clerk:right%2Dsecret@")
         assert publisher.publish(messages([event])) == published([event])
@@ -138,7 +138,7 @@ def event_received(attributes, payload, headers):
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
-def test_every_2xx_is_a_success(receiver, open_at, status):
+def test_every_2xx_is_published(receiver, open_at, status):
     receiver.answer = lambda _: Answer(status)
     assert only_outcome(open_at(), delivery()) == PUBLISHED
 
@@ -146,7 +146,7 @@ def test_every_2xx_is_a_success(receiver, open_at, status):
 FINAL = {400, 402, 405, 406, *range(409, 425), 426, 427, 428, *range(430, 500)}
 
 
-def test_every_other_status_is_a_retry_or_final(receiver, open_at):
+def test_every_other_status_is_retry_or_dead(receiver, open_at):
     """Test each status from 300 to 599. The 4xx that are retried are 401, 403, 404, 407, 408, 425 and 429."""
     receiver.answer = lambda request: Answer(int(request.body))
     events = {status: delivery(payload=str(status).encode()) for status in range(300, 600)}
@@ -158,7 +158,7 @@ def test_every_other_status_is_a_retry_or_final(receiver, open_at):
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 407, 408, 425, 429, 500, 502, 503, 504, 599])
-def test_what_passes_is_a_retry_with_status_reason_and_body(receiver, open_at, status):
+def test_temporary_status_is_retry_with_reason_and_body(receiver, open_at, status):
     receiver.answer = lambda _: Answer(status, body=b"<p>come\r\n back</p>" + b"x" * 100_000, reason="Not Now")
     outcome = only_outcome(open_at(), delivery())
     assert isinstance(outcome, Retry)
@@ -167,7 +167,7 @@ def test_what_passes_is_a_retry_with_status_reason_and_body(receiver, open_at, s
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 304, 307, 308])
-def test_redirect_is_a_retry_that_names_its_location(receiver, open_at, status):
+def test_redirect_is_retry_that_names_location(receiver, open_at, status):
     receiver.answer = lambda _: Answer(status, {"location": "https://me:hunter2@elsewhere.example/hook"})
     outcome = only_outcome(open_at(), delivery())
     assert isinstance(outcome, Retry)
@@ -176,7 +176,7 @@ def test_redirect_is_a_retry_that_names_its_location(receiver, open_at, status):
     assert len(receiver.requests) == 1
 
 
-def test_retry_after_in_seconds_is_kept_by_the_dispatcher(receiver, open_at):
+def test_dispatch_keeps_retry_after_in_seconds(receiver, open_at):
     receiver.answer = lambda _: Answer(429, {"retry-after": "120"})
     event = delivery()
     outcome = attempt(open_at(), [event])[event.seq]
@@ -184,7 +184,7 @@ def test_retry_after_in_seconds_is_kept_by_the_dispatcher(receiver, open_at):
     assert outcome.delay_seconds == 120
 
 
-def test_retry_after_as_a_date_is_a_wait_until_then(receiver, open_at):
+def test_retry_after_date_becomes_delay(receiver, open_at):
     then = datetime.now(UTC) + timedelta(hours=2)
     receiver.answer = lambda _: Answer(503, {"retry-after": format_datetime(then, usegmt=True)})
     before = datetime.now(UTC)
@@ -194,7 +194,7 @@ def test_retry_after_as_a_date_is_a_wait_until_then(receiver, open_at):
     assert outcome.delay_seconds <= (then - before).total_seconds()
 
 
-def test_each_event_has_its_own_outcome(receiver, open_at):
+def test_each_event_has_separate_outcome(receiver, open_at):
     answers = {b"good": TAKEN, b"bad": Answer(400), b"busy": Answer(503), b"gone": HANG_UP}
     receiver.answer = lambda request: answers[request.body]
     events = [delivery(payload=payload) for payload in [*answers] * 5]
@@ -204,7 +204,7 @@ def test_each_event_has_its_own_outcome(receiver, open_at):
     assert len(receiver.requests) == 20, "the client must not try again by itself"
 
 
-def test_a_request_has_the_idempotency_key_of_its_event_at_every_attempt(receiver, open_at):
+def test_every_attempt_has_idempotency_key_of_event(receiver, open_at):
     answers = [Answer(503), HANG_UP, TAKEN]
     receiver.answer = lambda _: answers.pop(0)
     publisher, event = open_at(), delivery()
@@ -213,7 +213,7 @@ def test_a_request_has_the_idempotency_key_of_its_event_at_every_attempt(receive
     assert [request.headers["idempotency-key"] for request in receiver.requests] == [str(event.event_id)] * 3
 
 
-def test_the_limit_of_concurrency_is_reached_and_never_passed(receiver, open_at):
+def test_concurrency_reaches_and_never_exceeds_limit(receiver, open_at):
     counted, under_way, most = threading.Lock(), 0, 0
     together = threading.Barrier(4)
 
@@ -242,7 +242,7 @@ def test_connections_are_kept_between_batches(receiver, open_at):
     assert only_outcome(publisher, delivery()) == PUBLISHED, "a closed publisher opens again"
 
 
-def test_a_receiver_that_hangs_costs_two_timeouts_and_what_was_not_sent_goes_back(receiver, open_at):
+def test_hanging_receiver_releases_unsent_events(receiver, open_at):
     released = threading.Event()
     receiver.answer = lambda _: TAKEN if released.wait(60) else HANG_UP
     publisher, events = open_at("?concurrency=2&timeout_seconds=2"), [delivery() for _ in range(100)]
@@ -256,7 +256,7 @@ def test_a_receiver_that_hangs_costs_two_timeouts_and_what_was_not_sent_goes_bac
         left = [event for event in left if outcomes[event.seq] != PUBLISHED]
 
 
-def test_an_answer_that_comes_late_is_not_taken_for_a_later_one(receiver, open_at):
+def test_late_response_is_not_matched_to_next_request(receiver, open_at):
     late, publisher = threading.Event(), open_at("?concurrency=1&timeout_seconds=2")
     receiver.answer = lambda request: TAKEN if request.body == b"slow" and late.wait(60) else Answer(400)
     assert isinstance(only_outcome(publisher, delivery(payload=b"slow")), Retry)
@@ -264,7 +264,7 @@ def test_an_answer_that_comes_late_is_not_taken_for_a_later_one(receiver, open_a
     assert isinstance(only_outcome(publisher, delivery(payload=b"bad")), Dead)
 
 
-def test_an_answer_that_drips_is_over_in_time_and_its_status_counts(receiver, open_at):
+def test_status_counts_when_response_body_never_ends(receiver, open_at):
     """The promised body never arrives. The status already received counts, and the connection is not reused."""
     receiver.answer = lambda request: Answer(200 if request.body == b"good" else 503, {"content-length": "50"}, b"wait")
     publisher = open_at("?concurrency=1&timeout_seconds=2")
@@ -275,7 +275,7 @@ def test_an_answer_that_drips_is_over_in_time_and_its_status_counts(receiver, op
     assert receiver.connections == 2
 
 
-def test_a_connection_that_was_closed_while_idle_is_opened_again(receiver, open_at):
+def test_connection_closed_while_idle_is_reopened(receiver, open_at):
     publisher = open_at("?concurrency=1")
     receiver.answer = lambda _: Answer(204, {"connection": "close"})
     for _ in range(3):
@@ -287,7 +287,7 @@ def test_a_connection_that_was_closed_while_idle_is_opened_again(receiver, open_
     ("host", "cause"),
     [("127.0.0.1:1", "ConnectionRefused"), ("nowhere.invalid", "gaierror"), ("[::1]:1", "Error")],
 )
-def test_a_host_that_is_not_there_is_a_retry_that_names_it_and_the_cause(opened, host, cause):
+def test_unreachable_host_is_retry_that_names_host_and_cause(opened, host, cause):
     outcome = only_outcome(opened(f"http://me:hunter2@{host}/secret-path"), delivery())
     assert isinstance(outcome, Retry)
     assert f"http://{host}: " in outcome.error
@@ -296,7 +296,7 @@ def test_a_host_that_is_not_there_is_a_retry_that_names_it_and_the_cause(opened,
     assert "secret-path" not in outcome.error, "the path of a webhook is often its password"
 
 
-def test_a_topic_may_be_anything_but_a_way_up(receiver, opened):
+def test_topic_in_path_is_quoted_and_dots_are_refused(receiver, opened):
     publisher = opened(f"http://{receiver.address}/hooks/{{topic}}/in")
     for topic in ("a/b", "Grüße 水", "?x=1#y", "%2e", "..."):
         assert only_outcome(publisher, delivery(event_type=topic)) == PUBLISHED

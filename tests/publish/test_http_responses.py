@@ -32,12 +32,12 @@ NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
         ("٣", None),
     ],
 )
-def test_retry_after(value: str, seconds: float | None) -> None:
+def test_retry_after_is_parsed(value: str, seconds: float | None) -> None:
     assert retry_after(value, NOW) == seconds
 
 
 @pytest.mark.parametrize("status", [*range(100, 200), *range(300, 600)])
-def test_every_status_means_something(status: int) -> None:
+def test_every_status_is_retry_or_dead_with_error(status: int) -> None:
     meaning = failure(status, "Reason", {"retry-after": "3"}, "why", NOW)
     assert meaning.error.startswith(f"the receiver answered {status} Reason")
     assert meaning.error.endswith(": why")
@@ -60,11 +60,11 @@ def test_destinations_page_lists_each_status_with_its_outcome() -> None:
     assert not listed["dead"] & listed["retry"]
 
 
-def test_an_answer_without_words_is_its_number() -> None:
+def test_empty_response_error_is_status_number() -> None:
     assert failure(500, "", {}, " \n", NOW) == Retry("the receiver answered 500")
 
 
-def test_long_words_are_cut() -> None:
+def test_long_response_text_is_cut() -> None:
     meaning = failure(400, "Bad Request", {}, "x" * 201, NOW)
     assert isinstance(meaning, Dead)
     assert meaning.error == "the receiver answered 400 Bad Request: " + "x" * 199 + "…"

@@ -19,7 +19,7 @@ SECRET = "whsec_" + base64.b64encode(b"a secret of the receiver").decode()
 
 
 @pytest.mark.parametrize("mode", ["binary", "structured"])
-def test_a_request_is_signed_if_there_is_a_secret(receiver, opened, monkeypatch, mode):
+def test_request_is_signed_with_configured_secret(receiver, opened, monkeypatch, mode):
     monkeypatch.setenv("PENSTOCK_HTTP_SECRET", SECRET)
     events = [delivery(payload=b"\xff\x00\n"), delivery(payload=b"")]
     assert opened(f"http://{receiver.address}/hook?mode={mode}").publish(messages(events)) == published(events)
@@ -27,7 +27,7 @@ def test_a_request_is_signed_if_there_is_a_secret(receiver, opened, monkeypatch,
     assert verified == {str(event.event_id) for event in events}
 
 
-def test_a_request_that_was_tampered_with_is_not_trusted(receiver, opened, monkeypatch):
+def test_tampered_request_fails_verification(receiver, opened, monkeypatch):
     monkeypatch.setenv("SHOP_SECRET", SECRET)
     only_outcome(opened(f"http://{receiver.address}/hook?secret_env=SHOP_SECRET"), delivery())
     [request] = receiver.requests
@@ -40,7 +40,7 @@ def test_a_request_that_was_tampered_with_is_not_trusted(receiver, opened, monke
             verify(headers, body, SECRET)
 
 
-def test_a_retry_is_signed_anew_under_the_same_id(receiver, opened, monkeypatch):
+def test_retry_has_new_signature_and_same_id(receiver, opened, monkeypatch):
     """A receiver would reject an old timestamp as a replayed request."""
     monkeypatch.setenv("PENSTOCK_HTTP_SECRET", SECRET)
     publisher, event = opened(f"http://{receiver.address}/hook"), delivery()
@@ -51,12 +51,12 @@ def test_a_retry_is_signed_anew_under_the_same_id(receiver, opened, monkeypatch)
         assert verify(request.headers, request.body, SECRET, now=now, tolerance_seconds=0) == str(event.event_id)
 
 
-def test_without_a_secret_nothing_is_signed(receiver, opened):
+def test_request_is_unsigned_without_secret(receiver, opened):
     only_outcome(opened(f"http://{receiver.address}/hook"), delivery())
     assert not any(name.startswith("webhook-") for name in receiver.requests[0].headers)
 
 
-def test_a_token_from_the_environment_is_shown(receiver, opened, monkeypatch):
+def test_authorization_comes_from_environment_or_url(receiver, opened, monkeypatch):
     monkeypatch.setenv("PENSTOCK_HTTP_TOKEN", "usual-token")
     monkeypatch.setenv("SHOP_TOKEN", "shop-token")
     for options in ("", "?token_env=SHOP_TOKEN"):
@@ -67,7 +67,7 @@ def test_a_token_from_the_environment_is_shown(receiver, opened, monkeypatch):
     assert shown == ["Bearer usual-token", "Bearer shop-token", f"Basic {basic}"]
 
 
-def test_an_event_cannot_show_credentials_of_its_own(receiver, opened, monkeypatch):
+def test_event_headers_can_not_replace_credentials(receiver, opened, monkeypatch):
     monkeypatch.setenv("PENSTOCK_HTTP_TOKEN", "usual-token")
     event = delivery(headers={"Authorization": "Bearer forged", "Idempotency-Key": "1", "Host": "elsewhere"})
     assert only_outcome(opened(f"http://{receiver.address}/hook"), event) == PUBLISHED
@@ -80,12 +80,10 @@ def test_an_event_cannot_show_credentials_of_its_own(receiver, opened, monkeypat
 
 @pytest.mark.parametrize("status", [302, 400, 503])
 @pytest.mark.parametrize("credentials", ["", "me:hunter2-p%40ss@"])
-def test_a_receiver_that_answers_with_the_request_gives_no_secret_away(
-    receiver, opened, monkeypatch, status, credentials
-):
+def test_echoed_secrets_are_masked_in_error(receiver, opened, monkeypatch, status, credentials):
     def echo(request):
-        said = "\n".join([*request.headers.values(), "hunter2-p@ss", SECRET])
-        return Answer(status, {"location": f"https://x/?{request.headers['authorization']}"}, said.encode())
+        body = "\n".join([*request.headers.values(), "hunter2-p@ss", SECRET])
+        return Answer(status, {"location": f"https://x/?{request.headers['authorization']}"}, body.encode())
 
     receiver.answer = echo
     monkeypatch.setenv("PENSTOCK_HTTP_SECRET", SECRET)
@@ -118,7 +116,7 @@ def guarded(ours):
         yield receiver
 
 
-def test_a_certificate_that_nobody_vouches_for_is_a_retry_that_says_so(guarded, opened, theirs):
+def test_untrusted_certificate_is_retry_with_cause(guarded, opened, theirs):
     for options in ("", f"?ssl_ca_certs={theirs.certificate}"):
         outcome = only_outcome(opened(f"https://{guarded.address}/hook{options}"), delivery())
         assert isinstance(outcome, Retry)
@@ -126,20 +124,20 @@ def test_a_certificate_that_nobody_vouches_for_is_a_retry_that_says_so(guarded, 
     assert guarded.requests == []
 
 
-def test_a_certificate_is_for_its_name_only(guarded, opened, ours):
+def test_certificate_for_different_name_is_retry(guarded, opened, ours):
     url = f"https://localhost:{guarded.port}/hook?ssl_ca_certs={ours.certificate}"
     outcome = only_outcome(opened(url), delivery())
     assert isinstance(outcome, Retry)
     assert guarded.requests == []
 
 
-def test_a_trusted_receiver_gets_its_events(guarded, opened, ours):
+def test_receiver_with_trusted_certificate_gets_events(guarded, opened, ours):
     events = [delivery() for _ in range(100)]
     publisher = opened(f"https://{guarded.address}/hook?ssl_ca_certs={ours.certificate}&timeout_seconds=30")
     assert publisher.publish(messages(events)) == published(events)
 
 
-def test_a_receiver_may_ask_for_a_certificate(guarded, opened, ours, theirs):
+def test_client_certificate_is_sent_when_required(guarded, opened, ours, theirs):
     guarded.tls.verify_mode = ssl.CERT_REQUIRED
     url = f"https://{guarded.address}/hook?ssl_ca_certs={ours.certificate}"
     shown = f"&ssl_certfile={ours.certificate}&ssl_keyfile={ours.key}"
@@ -149,7 +147,7 @@ def test_a_receiver_may_ask_for_a_certificate(guarded, opened, ours, theirs):
     assert only_outcome(opened(url + shown), delivery()) == PUBLISHED
 
 
-def test_a_key_that_needs_a_password_is_refused_and_not_asked_for(ours, tmp_path):
+def test_encrypted_key_is_refused_without_prompt(ours, tmp_path):
     locked = tmp_path / "locked.pem"
     command = ["openssl", "rsa", "-aes256", "-passout", "pass:hunter2", "-in", ours.key, "-out", locked]
     subprocess.run(command, check=True, capture_output=True)
@@ -157,12 +155,12 @@ def test_a_key_that_needs_a_password_is_refused_and_not_asked_for(ours, tmp_path
         open_publisher(f"https://h/?ssl_certfile={ours.certificate}&ssl_keyfile={locked}")
 
 
-def test_plain_http_to_a_tls_port_and_the_reverse_are_retries(guarded, receiver, opened):
+def test_http_and_https_port_mismatch_is_retry(guarded, receiver, opened):
     for url in (f"http://{guarded.address}/hook", f"https://{receiver.address}/hook"):
         assert isinstance(only_outcome(opened(url), delivery()), Retry)
 
 
-def test_a_proxy_of_the_environment_is_used_unless_the_host_is_excepted(receiver, opened, monkeypatch):
+def test_proxy_from_environment_is_used_unless_excluded(receiver, opened, monkeypatch):
     monkeypatch.setenv("http_proxy", f"http://{receiver.address}")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     assert only_outcome(opened("http://shop.invalid/hook"), delivery()) == PUBLISHED
@@ -201,7 +199,7 @@ def test_a_proxy_of_the_environment_is_used_unless_the_host_is_excepted(receiver
         ("https://host/?ssl_keyfile=/nowhere.pem", "missing ssl_certfile"),
     ],
 )
-def test_a_url_that_cannot_be_right_is_refused(monkeypatch, url, hint):
+def test_invalid_url_is_refused_without_showing_secrets(monkeypatch, url, hint):
     monkeypatch.setenv("BAD_TOKEN", "hunter2\nx")
     monkeypatch.setenv("GOOD_TOKEN", "hunter2")
     monkeypatch.setenv("BAD_SECRET", "whsec_hunter2!")
@@ -212,7 +210,7 @@ def test_a_url_that_cannot_be_right_is_refused(monkeypatch, url, hint):
     assert "\n" not in str(refusal.value)
 
 
-def test_a_publisher_shows_no_secrets_and_stays_where_it_is():
+def test_publisher_hides_secrets_and_can_not_be_pickled():
     publisher = open_publisher("https://me:hunter2@host/hook")
     assert "hunter2" not in f"{publisher!r} {publisher._settings!r}"
     with pytest.raises(TypeError, match="cannot pickle a HttpPublisher"):

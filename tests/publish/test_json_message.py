@@ -12,12 +12,12 @@ from penstock.publish.json_message import as_json_fields, as_json_line, payload_
 from penstock.testing.events import delivery
 
 
-def test_all_fields_of_a_delivery_are_there():
+def test_message_has_all_fields_of_delivery():
     fields = as_json_fields(Message("somewhere", delivery()))
     assert fields.keys() == {*Delivery._fields, "topic", "payload_encoding"}
 
 
-def test_a_line_says_what_the_delivery_says():
+def test_json_line_has_values_of_delivery():
     event = delivery(
         headers={"a": "ä"},
         partition_key="p",
@@ -41,7 +41,7 @@ def test_a_line_says_what_the_delivery_says():
     assert {name: fields[name] for name in plain} == plain
 
 
-def test_text_stays_readable_and_other_bytes_say_that_they_are_base64():
+def test_text_payload_stays_text_and_binary_is_base64():
     text = as_json_fields(Message("t", delivery(payload=b'{"a": 1}')))
     binary = as_json_fields(Message("t", delivery(payload=b"\xff\x00")))
     assert (text["payload"], text["payload_encoding"]) == ('{"a": 1}', "utf-8")
@@ -49,7 +49,7 @@ def test_text_stays_readable_and_other_bytes_say_that_they_are_base64():
 
 
 @given(st.binary(), st.dictionaries(st.text(), st.text()))
-def test_any_payload_and_headers_come_back_from_one_ascii_line(payload, headers):
+def test_payload_and_headers_survive_one_ascii_line(payload, headers):
     line = as_json_line(Message("t", delivery(payload=payload, headers=headers)))
     assert line.isascii()
     assert line.splitlines(keepends=True) == [line]

@@ -106,13 +106,13 @@ class TestMockCluster(PublisherOutcomes):
     def publisher(self, opened):
         return opened("kafka://127.0.0.1:1?config.test.mock.num.brokers=3")
 
-    def test_an_event_too_large_for_the_client_dies_alone(self, publisher):
+    def test_event_too_large_for_client_is_dead_alone(self, publisher):
         events = [delivery(), delivery(payload=bytes(1_000_001)), delivery()]
         outcomes = publisher.publish(messages(events))
         assert isinstance(outcomes.pop(events[1].seq), Dead)
         assert outcomes == published([events[0], events[2]])
 
-    def test_a_batch_larger_than_the_clients_queue_goes_out_whole(self, opened):
+    def test_batch_larger_than_client_queue_is_published(self, opened):
         publisher = opened("kafka://127.0.0.1:1?config.test.mock.num.brokers=1&config.queue.buffering.max.messages=10")
         events = [delivery() for _ in range(100)]
         assert publisher.publish(messages(events)) == published(events)
@@ -127,13 +127,13 @@ class TestMockCluster(PublisherOutcomes):
         ({"partition_key": "customer-7", "ordering_key": "order-9"}, b"customer-7"),
     ],
 )
-def test_the_records_key_is_the_partition_key_else_the_ordering_key(publisher, cluster, keys, key):
+def test_record_key_is_partition_key_or_ordering_key(publisher, cluster, keys, key):
     publisher.publish(messages([delivery(**keys)]))
     [record] = cluster.records("orders.created")
     assert record.key() == key
 
 
-def test_penstocks_headers_come_last_and_hide_none_of_the_events(publisher, cluster):
+def test_penstock_headers_follow_headers_of_event(publisher, cluster):
     event = delivery(headers={"event_id": "mine", "penstock-queue": "mine too"}, queue="mail", ordering_key="a")
     publisher.publish(messages([event]))
     [record] = cluster.records("orders.created")
@@ -149,13 +149,13 @@ def test_penstocks_headers_come_last_and_hide_none_of_the_events(publisher, clus
     assert cluster.read_back("orders.created") == received([event])
 
 
-def test_an_empty_payload_is_no_tombstone(publisher, cluster):
+def test_empty_payload_is_not_tombstone(publisher, cluster):
     publisher.publish(messages([delivery(payload=b"")]))
     [record] = cluster.records("orders.created")
     assert record.value() == b""
 
 
-def test_a_topic_may_be_made_by_the_broker(kafka_server, opened):
+def test_broker_may_create_topic(kafka_server, opened):
     event = delivery(event_type="made.by.the.broker")
     assert opened(kafka_server.url()).publish(messages([event])) == published([event])
 
@@ -165,7 +165,7 @@ def test_a_topic_may_be_made_by_the_broker(kafka_server, opened):
     [("orders.Created-2_x", Retry), ("...", Retry), ("a" * 249, Retry)]
     + [(name, Dead) for name in ("orders/created", "orders created", "é", ".", "..", "a" * 250)],
 )
-def test_a_topic_that_is_not_there_may_be_made_if_it_can_have_that_name(opened, topic, ends):
+def test_missing_topic_is_retry_unless_name_is_invalid(opened, topic, ends):
     """The client may report an unknown topic before the broker could report an invalid name."""
     publisher = opened("kafka://127.0.0.1:1")
     assert isinstance(publisher._outcome(topic, KafkaError(KafkaError._UNKNOWN_TOPIC)), ends)
@@ -185,11 +185,11 @@ def test_a_topic_that_is_not_there_may_be_made_if_it_can_have_that_name(opened, 
         KafkaError.UNKNOWN,
     ],
 )
-def test_refusal_that_may_pass_is_a_retry(opened, code):
+def test_temporary_refusal_is_retry(opened, code):
     assert isinstance(opened("kafka://127.0.0.1:1")._outcome("orders.created", KafkaError(code)), Retry)
 
 
-def test_a_topic_that_an_operator_made_is_found_at_the_next_attempt(publisher, cluster):
+def test_topic_created_later_is_found_at_next_attempt(publisher, cluster):
     event = delivery(event_type="made.by.an.operator")
     for _ in range(2):
         assert isinstance(publisher.publish(messages([event]))[event.seq], Retry)
@@ -197,7 +197,7 @@ def test_a_topic_that_an_operator_made_is_found_at_the_next_attempt(publisher, c
     assert publisher.publish(messages([event])) == published([event])
 
 
-def test_events_that_only_together_are_too_large_for_a_topic_are_published(publisher, cluster):
+def test_events_too_large_only_together_are_published(publisher, cluster):
     cluster.create("small", max_message_bytes=10_000)
     events = [delivery(event_type="small", payload=bytes(2_000)) for _ in range(100)]
     assert publisher.publish(messages(events)) == published(events)
@@ -205,7 +205,7 @@ def test_events_that_only_together_are_too_large_for_a_topic_are_published(publi
 
 
 @pytest.mark.parametrize("place", [0, 320, 999])
-def test_record_without_key_dies_alone_in_its_request(publisher, cluster, place):
+def test_record_without_key_is_dead_alone_in_request(publisher, cluster, place):
     """The broker refuses the whole request, and the client reports INVALID_RECORD for each of its events."""
     cluster.create("compacted", cleanup_policy="compact")
     events = [delivery(event_type="compacted", partition_key=f"key-{number}") for number in range(1_000)]
@@ -221,7 +221,7 @@ def test_record_without_key_dies_alone_in_its_request(publisher, cluster, place)
     assert {*arrived} == {str(event.event_id) for event in events} - {str(events[place].event_id)}
 
 
-def test_ordering_keys_keep_their_order_around_a_refused_record(publisher, cluster):
+def test_ordering_keys_keep_order_around_refused_record(publisher, cluster):
     cluster.create("small", max_message_bytes=10_000)
     events = [delivery(event_type="small", ordering_key=key) for _ in range(5) for key in "abcdefgh"]
     events[17] = delivery(event_type="small", ordering_key="b", payload=bytes(20_000))
@@ -235,7 +235,7 @@ def test_ordering_keys_keep_their_order_around_a_refused_record(publisher, clust
         assert [one for one in arrived if one.ordering_key == key] == received(mine)
 
 
-def test_events_behind_a_refused_one_wait_until_it_was_sent_alone(opened, cluster, monkeypatch):
+def test_events_after_refused_request_wait_for_single_sends(opened, cluster, monkeypatch):
     cluster.create("small", max_message_bytes=10_000)
     publisher = opened(cluster.server.url())
     publisher.publish(messages([delivery()]))
@@ -252,7 +252,7 @@ def test_events_behind_a_refused_one_wait_until_it_was_sent_alone(opened, cluste
     assert [one for one in arrived if one.ordering_key in refused] == []
 
 
-def test_a_request_too_large_whose_events_had_no_time_to_go_alone_is_a_retry(opened, cluster, monkeypatch):
+def test_oversized_request_without_time_to_split_is_retry(opened, cluster, monkeypatch):
     cluster.create("small", max_message_bytes=10_000)
     publisher = opened(cluster.server.url())
     publisher.publish(messages([delivery()]))
@@ -268,7 +268,7 @@ def test_a_request_too_large_whose_events_had_no_time_to_go_alone_is_a_retry(ope
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_what_an_outage_held_back_never_goes_out_later(opened, cluster, interrupted):
+def test_events_held_back_by_outage_are_never_sent_later(opened, cluster, interrupted):
     class Interrupted(list):
         def __iter__(self):
             yield from super().__iter__()
@@ -289,7 +289,7 @@ def test_what_an_outage_held_back_never_goes_out_later(opened, cluster, interrup
     assert cluster.read_back("orders.created") == received([later])
 
 
-def test_a_failure_stops_what_stands_behind_it_in_its_ordering_key(publisher, cluster):
+def test_failure_releases_later_events_of_ordering_key(publisher, cluster):
     head, behind = delivery(event_type="unheard.of", ordering_key="a"), delivery(ordering_key="a")
     other = delivery(ordering_key="b")
     outcomes = attempt(publisher, [head, behind, other])
@@ -298,7 +298,7 @@ def test_a_failure_stops_what_stands_behind_it_in_its_ordering_key(publisher, cl
     assert cluster.read_back("orders.created") == received([other])
 
 
-def test_a_producer_that_is_beyond_use_is_replaced(opened, cluster):
+def test_producer_is_replaced_after_fatal_error(opened, cluster):
     """A user who may describe a topic but write to none causes a fatal error, which makes the producer unusable."""
     cluster.create("for.the.clerk")
     cluster.allow_clerk("for.the.clerk", AclOperation.DESCRIBE)
@@ -312,7 +312,7 @@ def test_a_producer_that_is_beyond_use_is_replaced(opened, cluster):
     assert publisher.publish(messages([event])) == published([event])
 
 
-def test_a_topic_without_the_right_to_it_is_a_retry_for_it_alone(opened, cluster):
+def test_forbidden_topic_is_retry_only_for_its_events(opened, cluster):
     cluster.create("open.to.clerk", "closed.to.clerk")
     cluster.allow_clerk("open.to.clerk", AclOperation.WRITE)
     publisher = opened(cluster.server.sasl_url("clerk"))

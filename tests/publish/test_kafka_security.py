@@ -35,19 +35,19 @@ def certified(kafka_server):
     return kafka_server
 
 
-def test_a_user_of_the_url_is_let_in(kafka_server):
+def test_user_of_url_is_accepted(kafka_server):
     outcomes, expected = publish_to(kafka_server.sasl_url())
     assert outcomes == expected
 
 
-def test_a_user_of_the_environment_is_let_in(kafka_server, monkeypatch):
+def test_user_of_environment_is_accepted(kafka_server, monkeypatch):
     monkeypatch.setenv(USERNAME_VARIABLE, USER)
     monkeypatch.setenv(PASSWORD_VARIABLE, PASSWORD)
     outcomes, expected = publish_to(f"kafka://{kafka_server.sasl_url().rpartition('@')[2]}")
     assert outcomes == expected
 
 
-def test_a_mechanism_can_be_chosen(kafka_server):
+def test_sasl_mechanism_can_be_chosen(kafka_server):
     admin = AdminClient({"bootstrap.servers": f"127.0.0.1:{kafka_server.port}", "log_level": 0})
     secret = UserScramCredentialUpsertion(USER, ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4_096), b"scrambled")
     for done in admin.alter_user_scram_credentials([secret]).values():
@@ -56,34 +56,34 @@ def test_a_mechanism_can_be_chosen(kafka_server):
     assert outcomes == expected
 
 
-def test_a_wrong_password_is_not_told(kafka_server):
+def test_wrong_password_is_not_shown_in_error(kafka_server):
     error = error_at(kafka_server.sasl_url(password="wrong-secret"))
     assert "Invalid username or password" in error
     assert "secret" not in error
 
 
-def test_who_says_no_name_where_one_is_asked_for_is_told_so(kafka_server):
+def test_missing_user_is_retry_with_cause(kafka_server):
     assert "brokers are down" in error_at(f"kafka://{kafka_server.sasl_url().rpartition('@')[2]}")
 
 
-def test_tls_with_a_certificate_that_is_trusted(certified):
+def test_trusted_certificate_is_accepted(certified):
     outcomes, expected = publish_to(f"{certified.tls_url()}?ssl_ca_certs={certified.certificate}")
     assert outcomes == expected
 
 
-def test_a_certificate_that_nobody_vouches_for_is_a_retry_that_says_so(certified):
+def test_untrusted_certificate_is_retry_with_cause(certified):
     assert "certificate could not be verified" in error_at(certified.tls_url())
 
 
-def test_a_certificate_for_another_name_is_a_retry_that_says_so(certified):
+def test_certificate_for_different_name_is_retry_with_cause(certified):
     url = certified.tls_url().replace("127.0.0.1", "localhost")
     assert "certificate verify failed" in error_at(f"{url}?ssl_ca_certs={certified.certificate}")
 
 
-def test_tls_where_none_is_spoken_is_a_retry_that_says_so(kafka_server):
+def test_tls_to_plaintext_listener_is_retry_with_cause(kafka_server):
     """The client's error text differs with the data that the broker sent before it closed the connection."""
     assert re.search("PLAINTEXT broker listener|SSL", error_at(kafka_server.url().replace("kafka:", "kafkas:")))
 
 
-def test_no_tls_where_it_is_expected_is_a_retry_that_says_so(certified):
+def test_plaintext_to_tls_listener_is_retry_with_cause(certified):
     assert "or expect TLS (kafkas:)" in error_at(certified.tls_url().replace("kafkas:", "kafka:"))

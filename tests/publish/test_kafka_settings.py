@@ -13,7 +13,7 @@ def client_of(url, **environment):
     return settings_of(url, environment).client
 
 
-def test_the_guarantees_rest_on_these():
+def test_default_settings_support_guarantees():
     client = client_of("kafka://broker")
     assert client["enable.idempotence"] is True
     assert client["acks"] == "all"
@@ -30,55 +30,55 @@ def test_the_guarantees_rest_on_these():
         ("[::1]:9094,[::2]", "[::1]:9094,[::2]:9092"),
     ],
 )
-def test_every_host_is_a_server_to_start_from(hosts, servers):
+def test_every_host_is_bootstrap_server(hosts, servers):
     assert client_of(f"kafka://{hosts}")["bootstrap.servers"] == servers
     assert client_of(f"kafka://user:secret@{hosts}")["bootstrap.servers"] == servers
 
 
-def test_the_timeout_bounds_what_the_client_tries():
+def test_timeout_sets_message_timeout_of_client():
     settings = settings_of("kafka://broker?timeout_seconds=0.5", {})
     assert settings.timeout_seconds == 0.5
     assert settings.client["message.timeout.ms"] == 500
 
 
-def test_a_timeout_shorter_than_the_lingering_is_taken():
+def test_linger_is_shortened_to_fit_timeout():
     assert client_of("kafka://broker?timeout_seconds=0.001")["linger.ms"] == 0.5
 
 
-def test_credentials_come_decoded_from_the_url():
+def test_credentials_of_url_are_decoded():
     client = client_of("kafka://m%40e:p%3Aw@broker")
     assert (client["sasl.username"], client["sasl.password"]) == ("m@e", "p:w")
     assert client["security.protocol"] == "SASL_PLAINTEXT"
     assert client["sasl.mechanisms"] == "PLAIN"
 
 
-def test_a_password_may_come_from_the_environment_alone():
+def test_password_may_come_from_environment():
     client = client_of("kafkas://me@broker?sasl_mechanism=SCRAM-SHA-512", PENSTOCK_KAFKA_PASSWORD="secret")
     assert (client["sasl.username"], client["sasl.password"]) == ("me", "secret")
     assert client["security.protocol"] == "SASL_SSL"
     assert client["sasl.mechanisms"] == "SCRAM-SHA-512"
 
 
-def test_the_urls_credentials_come_before_the_environments():
+def test_credentials_of_url_override_environment():
     environment = {"PENSTOCK_KAFKA_USERNAME": "you", "PENSTOCK_KAFKA_PASSWORD": "yours"}
     client = client_of("kafka://me:mine@broker", **environment)
     assert (client["sasl.username"], client["sasl.password"]) == ("me", "mine")
 
 
-def test_a_mechanism_without_users_needs_none():
+def test_oauthbearer_needs_no_user():
     client = client_of("kafkas://broker?sasl_mechanism=OAUTHBEARER")
     assert client["security.protocol"] == "SASL_SSL"
     assert "sasl.username" not in client
 
 
-def test_any_setting_of_the_client_can_be_passed():
+def test_url_can_set_any_client_setting():
     client = client_of("kafka://broker?config.linger.ms=20&config.compression.type=lz4")
     assert client["linger.ms"] == "20"
     assert client["compression.type"] == "lz4"
 
 
 @pytest.mark.parametrize(
-    ("rest", "says"),
+    ("rest", "message"),
     [
         ("broker/topic", "expected kafka://host:9092"),
         ("", "expected kafka://host:9092"),
@@ -101,8 +101,8 @@ def test_any_setting_of_the_client_can_be_passed():
         ("me:secret@broker?sasl_mechanism=GUESS", "GUESS"),
     ],
 )
-def test_a_mistake_is_answered_when_the_publisher_is_opened(rest, says):
-    with pytest.raises(UsageError, match=says):
+def test_invalid_url_is_refused(rest, message):
+    with pytest.raises(UsageError, match=message):
         client_of(f"kafka://{rest}")
 
 
@@ -116,16 +116,16 @@ def test_a_mistake_is_answered_when_the_publisher_is_opened(rest, says):
         "kafkas://broker?ssl_ca_certs=nowhere.pem&config.ssl.key.pem=secret",
     ],
 )
-def test_no_mistake_tells_a_secret(url):
+def test_url_errors_hide_secrets(url):
     with pytest.raises(UsageError) as refusal:
         client_of(url)
     assert "secret" not in str(refusal.value)
 
 
-def test_settings_are_shown_without_their_secrets():
+def test_settings_hide_secrets():
     assert "secret" not in repr(settings_of("kafka://me:secret@broker", {}))
 
 
-def test_a_publisher_never_travels_in_a_pickle():
+def test_publisher_can_not_be_pickled():
     with pytest.raises(TypeError, match="cannot pickle a KafkaPublisher"):
         pickle.dumps(open_publisher("kafkas://broker"))

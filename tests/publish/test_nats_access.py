@@ -43,7 +43,7 @@ def access(url):
         ("NATS://user:p%40ss@one,two?timeout_seconds=1", ["one:4222", "two:4222"]),
     ],
 )
-def test_a_url_names_its_servers(url, hosts):
+def test_url_lists_servers(url, hosts):
     assert list(access(url).hosts) == hosts
 
 
@@ -72,7 +72,7 @@ def test_a_url_names_its_servers(url, hosts):
         ("nats://u:secret@one?creds=file", "mutually exclusive"),
     ],
 )
-def test_what_cannot_be_right_is_refused_when_opened(url, complaint):
+def test_invalid_url_is_refused_without_showing_secrets(url, complaint):
     if complaint is None:
         assert access(url).password == "secret@p", "the last @ ends the credentials"
         return
@@ -81,7 +81,7 @@ def test_what_cannot_be_right_is_refused_when_opened(url, complaint):
     assert "secret" not in str(refusal.value)
 
 
-def test_credentials_come_from_the_url_or_the_environment(environment):
+def test_credentials_come_from_url_or_environment(environment):
     environment.setenv("PENSTOCK_NATS_TOKEN", "from outside")
     assert access("nats://one").token == "from outside"
     assert access("nats://t%3Ak@one").token == "t:k"
@@ -103,14 +103,14 @@ def test_secrets_are_not_shown():
     assert mask_url("postgresql://user@one") == "postgresql://user@one"
 
 
-def test_credentials_in_a_file_need_an_extra(monkeypatch):
+def test_credentials_file_requires_extra(monkeypatch):
     monkeypatch.setattr(nats, "find_spec", lambda name: None)
     with pytest.raises(MissingDriver, match="nats"):
         open_publisher("nats://one?creds=file")
 
 
 @pytest.mark.parametrize("content", [None, "no credentials", "-----BEGIN NATS USER JWT-----\nx\n"])
-def test_a_file_without_credentials_is_refused(tmp_path, monkeypatch, content):
+def test_file_without_credentials_is_refused(tmp_path, monkeypatch, content):
     monkeypatch.setattr(nats, "find_spec", lambda name: name)
     file = tmp_path / "user.creds"
     if content is not None:
@@ -119,7 +119,7 @@ def test_a_file_without_credentials_is_refused(tmp_path, monkeypatch, content):
         open_publisher(f"nats://one?creds={file}")
 
 
-def test_a_token_opens_the_door(nats_server, environment):
+def test_only_right_token_is_accepted(nats_server, environment):
     with NatsServer(fsync=False, settings={"authorization": {"token": "right-secret"}}) as server:
         Streams(server.url("right-secret")).create("EVENTS", "orders.>")
         environment.setenv("PENSTOCK_NATS_TOKEN", "right-secret")
@@ -162,7 +162,7 @@ def tls_server(certificate, **settings):
     [{}, {"allow_non_tls": True}, {"tls": {"handshake_first": "300ms"}}],
     ids=["required", "offered", "first, or else"],
 )
-def test_a_connection_with_tls(nats_server, certificate, settings):
+def test_tls_requires_trusted_certificate(nats_server, certificate, settings):
     first = "&tls_first=true" if "tls" in settings else ""
     with tls_server(certificate, **settings) as server:
         url = f"natss://127.0.0.1:{server.port}?stream=EVENTS&subjects=orders.>{first}"
@@ -170,7 +170,7 @@ def test_a_connection_with_tls(nats_server, certificate, settings):
         assert "certificate verify failed" in refusal(url)
 
 
-def test_a_client_shows_its_certificate(nats_server, certificate):
+def test_client_certificate_is_sent(nats_server, certificate):
     settings = {"tls": {"verify": True, "ca_file": str(certificate[0])}}
     with tls_server(certificate, **settings) as server:
         trusting = f"natss://127.0.0.1:{server.port}?stream=EVENTS&subjects=orders.>&ssl_ca_certs={certificate[0]}"
@@ -178,14 +178,14 @@ def test_a_client_shows_its_certificate(nats_server, certificate):
         assert refusal(trusting) is not None
 
 
-def test_no_password_goes_to_a_server_without_tls(nats_server):
+def test_password_is_not_sent_to_server_without_tls(nats_server):
     error = refusal(f"natss://user:secret@127.0.0.1:{nats_server.port}")
     assert "the server does not offer TLS" in error
     assert "secret" not in error
 
 
 @pytest.mark.parametrize("credentials", ["user:password", "token", "file", "none"])
-def test_nothing_is_sent_to_a_server_that_offers_no_tls(tmp_path, credentials):
+def test_client_sends_nothing_to_server_without_tls(tmp_path, credentials):
     """The server asks for credentials, as an impostor would do."""
     heard = []
 
@@ -260,7 +260,7 @@ def ruled(nats_server, tmp_path):
         yield server, issue
 
 
-def test_credentials_in_a_file_are_read_at_each_connection(ruled):
+def test_credentials_file_is_read_at_each_connection(ruled):
     server, issue = ruled
     publisher, event = (
         open_publisher(f"{server.url()}?creds={issue(known=False)}&stream=EVENTS&subjects=orders.>"),

@@ -112,7 +112,7 @@ def refused(topic, ends, cause, **overrides):
     return Refusal(Message(topic, delivery(**overrides)), ends, re.escape(cause))
 
 
-def test_a_message_tells_everything_about_its_event(publisher, streams):
+def test_message_has_all_fields_of_event(publisher, streams):
     event = delivery(queue="mail", partition_key="100 %", ordering_key="ä b", headers={"plain": "yes"})
     publisher.publish(messages([event]))
     [message] = streams.raw(STREAM, "orders.created")
@@ -137,14 +137,14 @@ def test_a_message_tells_everything_about_its_event(publisher, streams):
         {"name": "1", "Name": "2", "percent": "100 %", "quoted": '"', "inner space": "a b", "x": "a b"},
     ],
 )
-def test_headers_that_the_server_would_take_for_its_own_or_change_arrive(publisher, streams, headers):
+def test_reserved_and_unusual_headers_arrive_unchanged(publisher, streams, headers):
     first, event = delivery(), delivery(headers=headers)
     assert publisher.publish(messages([first, event])) == published([first, event])
     _, received = streams.received(STREAM, "orders.created")
     assert received.headers == headers
 
 
-def test_a_repeat_is_dropped_and_a_replay_is_not(publisher, streams):
+def test_server_drops_repeats_but_not_replays(publisher, streams):
     event = delivery()
     for again in (
         event,
@@ -156,14 +156,14 @@ def test_a_repeat_is_dropped_and_a_replay_is_not(publisher, streams):
     assert [one.event_id for one in streams.received(STREAM, "orders.created")] == [str(event.event_id)] * 2
 
 
-def test_a_repeat_is_dropped_over_connections(nats_server, streams, open_at):
+def test_server_drops_repeats_over_connections(nats_server, streams, open_at):
     event = delivery()
     for _ in range(2):
         assert open_at(nats_server.url()).publish(messages([event])) == published([event])
     assert len(streams.raw(STREAM, "orders.created")) == 1
 
 
-def test_a_whole_batch_is_on_its_way_before_the_first_answer(nats_server, streams, open_at):
+def test_whole_batch_is_sent_before_first_acknowledgement(nats_server, streams, open_at):
     events = [delivery() for _ in range(1_000)]
     with Gate(nats_server.port) as gate:
         publisher = open_at(f"nats://127.0.0.1:{gate.port}")
@@ -174,7 +174,7 @@ def test_a_whole_batch_is_on_its_way_before_the_first_answer(nats_server, stream
         publisher.close()
 
 
-def test_a_batch_is_cut_where_a_stream_could_not_take_it_whole():
+def test_batch_is_split_by_count_and_size():
     many = messages([delivery()] * (2 * FLIGHT_MESSAGES + 1))
     assert [len(flight) for flight in _flights(many)] == [FLIGHT_MESSAGES, FLIGHT_MESSAGES, 1]
     payload = bytes(12_000_000)
@@ -183,7 +183,7 @@ def test_a_batch_is_cut_where_a_stream_could_not_take_it_whole():
     assert [message for flight in _flights(heavy) for message in flight] == heavy
 
 
-def test_a_long_batch_arrives_whole_and_in_order(publisher, streams):
+def test_long_batch_arrives_in_order(publisher, streams):
     events = [delivery() for _ in range(FLIGHT_MESSAGES + 500)]
     assert publisher.publish(messages(events)) == published(events)
     arrived = [one.event_id for one in streams.received(STREAM, "orders.created")]
@@ -199,7 +199,7 @@ def test_one_connection_serves_all_batches(nats_server, streams, open_at):
         publisher.close()
 
 
-def test_what_is_not_allowed_fails_alone_and_at_once(guarded, open_at):
+def test_forbidden_subject_fails_alone_at_once(guarded, open_at):
     publisher = open_at(f"{guarded.url('clerk:right-secret')}?timeout_seconds=60")
     forbidden, allowed = delivery(event_type="secrets.Told"), delivery()
     outcomes = publisher.publish(messages([forbidden, allowed]))
@@ -208,7 +208,7 @@ def test_what_is_not_allowed_fails_alone_and_at_once(guarded, open_at):
     assert outcomes[allowed.seq] == PUBLISHED
 
 
-def test_a_failure_stops_what_stands_behind_it_in_its_ordering_key(guarded, open_at):
+def test_failure_releases_later_events_of_ordering_key(guarded, open_at):
     publisher = open_at(guarded.url("clerk:right-secret"))
     head, behind = delivery(event_type="secrets.told", ordering_key="a"), delivery(ordering_key="a")
     other = delivery(ordering_key="b")
@@ -218,7 +218,7 @@ def test_a_failure_stops_what_stands_behind_it_in_its_ordering_key(guarded, open
     assert outcomes[other.seq] == PUBLISHED
 
 
-def test_who_may_not_receive_answers_is_told(guarded, open_at):
+def test_user_without_inbox_permission_is_retry_with_cause(guarded, open_at):
     event = delivery()
     outcome = attempt(open_at(guarded.url("deaf:right-secret")), [event])[event.seq]
     assert isinstance(outcome, Retry)
@@ -229,13 +229,13 @@ def test_who_may_not_receive_answers_is_told(guarded, open_at):
 @pytest.mark.parametrize(
     "answer", [b"", b"yes", b"[]", b'{"type": "io.nats.jetstream.api.v1.stream_names_response", "total": 0}']
 )
-def test_who_answers_without_being_a_stream_acknowledges_nothing(answer):
+def test_invalid_acknowledgement_is_retry(answer):
     outcome = nats_wire.outcome("orders.created", answer, None)
     assert isinstance(outcome, Retry)
     assert "invalid acknowledgement" in outcome.error
 
 
-def test_a_server_without_room_is_a_retry(open_at):
+def test_full_server_is_retry(open_at):
     with NatsServer(fsync=False) as server:
         server.stop()
         server.settings["jetstream"] = {"store_dir": str(server.folder / "jetstream"), "max_file_store": 100_000}
@@ -251,7 +251,7 @@ def test_a_server_without_room_is_a_retry(open_at):
 
 
 @pytest.mark.parametrize("settings", [{"max_bytes": 500}, {"max_msgs_per_subject": 1, "discard_new_per_subject": True}])
-def test_a_full_stream_is_a_retry(publisher, streams, settings):
+def test_full_stream_is_retry(publisher, streams, settings):
     streams.create("FULL", "full", max_msgs=1_000, discard=DiscardPolicy.NEW, **settings)
     events = [delivery(event_type="full") for _ in range(5)]
     outcomes = publisher.publish(messages(events))
@@ -259,7 +259,7 @@ def test_a_full_stream_is_a_retry(publisher, streams, settings):
     assert {type(outcomes[event.seq]) for event in events[2:]} == {Retry}
 
 
-def test_no_server_is_a_retry_for_each_event(open_at):
+def test_missing_server_is_retry_for_each_event(open_at):
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         events = [delivery(), delivery(ordering_key="a"), delivery(ordering_key="b")]
@@ -271,7 +271,7 @@ def test_no_server_is_a_retry_for_each_event(open_at):
         assert "Connect call failed" in outcome.error
 
 
-def test_the_next_host_is_asked_when_one_is_gone(nats_server, streams, open_at):
+def test_next_host_is_used_when_first_is_unreachable(nats_server, streams, open_at):
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         gone = f"127.0.0.1:{reserved.getsockname()[1]}"
@@ -280,7 +280,7 @@ def test_the_next_host_is_asked_when_one_is_gone(nats_server, streams, open_at):
         assert publisher.publish(messages([event])) == published([event])
 
 
-def test_after_closing_it_connects_anew(publisher):
+def test_closed_publisher_reconnects(publisher):
     for _ in range(2):
         event = delivery()
         assert publisher.publish(messages([event])) == published([event])
@@ -295,12 +295,12 @@ def test_closing_leaves_no_thread(publisher):
     assert threading.active_count() == before
 
 
-def test_it_stays_in_its_process(publisher):
+def test_publisher_can_not_be_pickled(publisher):
     with pytest.raises(TypeError, match="cannot pickle a NatsPublisher"):
         pickle.dumps(publisher)
 
 
-def test_a_stream_is_created_where_asked_for(nats_server, streams, open_at):
+def test_stream_of_url_is_created_once(nats_server, streams, open_at):
     url = f"{nats_server.url()}?stream=MADE&subjects=made.>,other"
     for _ in range(2):
         event = delivery(event_type="made.here")
@@ -308,7 +308,7 @@ def test_a_stream_is_created_where_asked_for(nats_server, streams, open_at):
     assert len(streams.raw("MADE", "made.here")) == 2
 
 
-def test_a_stream_that_cannot_be_created_is_a_retry(nats_server, streams, open_at):
+def test_uncreatable_stream_is_retry(nats_server, streams, open_at):
     event = delivery()
     outcome = attempt(open_at(f"{nats_server.url()}?stream=OVERLAPPING&subjects=orders.>"), [event])[event.seq]
     assert isinstance(outcome, Retry)
@@ -316,7 +316,7 @@ def test_a_stream_that_cannot_be_created_is_a_retry(nats_server, streams, open_a
 
 
 @pytest.mark.parametrize("hang_up", [True, False], ids=["hangs up", "falls silent"])
-def test_a_server_that_stops_answering_leaves_retries_and_is_asked_once(open_at, hang_up):
+def test_unanswered_events_are_retried_and_sent_once(open_at, hang_up):
     events = [delivery() for _ in range(1_000)]
     with HalfDeafServer(answers=300, hang_up=hang_up) as server:
         publisher = open_at(f"nats://127.0.0.1:{server.port}?timeout_seconds=0.5")
@@ -334,7 +334,7 @@ def test_a_server_that_stops_answering_leaves_retries_and_is_asked_once(open_at,
     assert len(server.ids) == len(set(server.ids)), "nothing is sent twice by itself"
 
 
-def test_what_was_not_sent_in_time_is_never_sent(nats_server, streams, open_at):
+def test_events_unsent_at_timeout_are_never_sent(nats_server, streams, open_at):
     """The events exceed the system's socket buffers. Unsent ones must not be sent after the server has resumed."""
     publisher = open_at(f"{nats_server.url()}?timeout_seconds=1")
     events = [delivery(payload=bytes(900_000)) for _ in range(30)]
@@ -351,7 +351,7 @@ def test_what_was_not_sent_in_time_is_never_sent(nats_server, streams, open_at):
     assert len(streams.raw(STREAM, "orders.created")) < len(events)
 
 
-def test_an_interrupted_batch_is_not_sent_later(open_at, monkeypatch):
+def test_interrupted_batch_is_not_sent_later(open_at, monkeypatch):
     with HalfDeafServer(answers=1, hang_up=False) as server:
         publisher = open_at(f"nats://127.0.0.1:{server.port}")
         first = delivery()

@@ -26,17 +26,17 @@ URLS = {
 
 
 @pytest.mark.parametrize(("url", "kind"), URLS.items(), ids=str)
-def test_the_scheme_names_the_publisher(url, kind):
+def test_scheme_selects_publisher(url, kind):
     assert type(open_publisher(url)) is kind
 
 
 @pytest.mark.parametrize("url", URLS)
-def test_publishers_never_travel_in_pickles(url):
+def test_publishers_can_not_be_pickled(url):
     with pytest.raises(TypeError, match="cannot pickle"):
         pickle.dumps(open_publisher(url))
 
 
-def test_an_unknown_scheme_is_answered_with_the_known_ones():
+def test_unknown_scheme_error_lists_known_schemes():
     with pytest.raises(UnknownScheme) as refusal:
         open_publisher("pigeon://me:secret@loft")
     message = str(refusal.value)
@@ -48,14 +48,14 @@ def test_an_unknown_scheme_is_answered_with_the_known_ones():
     assert "\n" not in message
 
 
-def test_a_missing_client_library_is_answered_with_its_extra(monkeypatch):
+def test_missing_client_library_error_names_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "valkey", None)
     monkeypatch.delitem(sys.modules, "penstock.publish.valkey")
     with pytest.raises(MissingDriver, match=r"penstock\[valkey\]"):
         open_publisher("valkey://localhost")
 
 
-def test_client_libraries_are_imported_only_when_their_url_is_opened():
+def test_client_library_is_imported_only_for_its_scheme():
     program = "import sys, penstock.publish.registry as p; p.open_publisher('null:'); sys.exit('valkey' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
@@ -84,7 +84,7 @@ def test_client_libraries_are_imported_only_when_their_url_is_opened():
         ("redis://h?ssl_keyfile=key.pem", "use rediss:"),
     ],
 )
-def test_a_url_that_cannot_be_right_is_refused(url, hint):
+def test_invalid_url_is_refused_without_showing_secrets(url, hint):
     with pytest.raises(UsageError) as refusal:
         open_publisher(url)
     assert hint in str(refusal.value)

@@ -111,7 +111,7 @@ class TestRabbit(BrokerConformance):
 
 
 @pytest.mark.parametrize(("topic", "count"), [("orders.full", 50), ("orders.unbound", 20)])
-def test_events_outlast_an_hour_of_backpressure(publisher, broker, topic, count):
+def test_events_survive_hour_of_backpressure(publisher, broker, topic, count):
     """With a full or missing queue, no event dies under the relay's retry policy.
 
     All events are published once the queue has room.
@@ -134,7 +134,7 @@ def test_events_outlast_an_hour_of_backpressure(publisher, broker, topic, count)
     with_channel(broker.url(), lambda channel: channel.queue_delete(topic))
 
 
-def test_a_message_says_all_that_the_event_is(publisher, broker):
+def test_message_has_all_fields_of_event(publisher, broker):
     headers = {"Content-Type": "application/json", "traceparent": "00-ab-cd-01"}
     event = delivery(headers=headers, partition_key="customer-7", ordering_key="order-9", queue="mail")
     publisher.publish(messages([event]))
@@ -152,14 +152,14 @@ def test_a_message_says_all_that_the_event_is(publisher, broker):
     }
 
 
-def test_a_content_type_too_long_for_its_property_stays_a_header(publisher, broker):
+def test_overlong_content_type_stays_header(publisher, broker):
     publisher.publish(messages([delivery(headers={"content-type": "x" * 256})]))
     [message] = held(broker.url(), "orders.created")
     assert message.header.properties.content_type is None
     assert message.header.properties.headers["content-type"] == "x" * 256
 
 
-def test_a_topic_exchange_routes_by_topic(broker, open_at):
+def test_topic_exchange_routes_by_topic(broker, open_at):
     async def bind(channel):
         await channel.exchange_declare("events", exchange_type="topic", durable=True)
         await channel.queue_bind("orders.created", "events", "orders.*")
@@ -174,7 +174,7 @@ def test_a_topic_exchange_routes_by_topic(broker, open_at):
     assert [as_received(one).event_id for one in held(broker.url(), "orders.created")] == [str(routed.event_id)]
 
 
-def test_a_batch_is_in_flight_together(broker, open_at):
+def test_whole_batch_is_sent_before_first_confirmation(broker, open_at):
     with Gate(broker.port) as gate:
         publisher = open_at(f"amqp://127.0.0.1:{gate.port}")
         publisher.publish(messages([delivery()]))
@@ -184,13 +184,13 @@ def test_a_batch_is_in_flight_together(broker, open_at):
         publisher.close()
 
 
-def test_more_than_the_sockets_hold_goes_out_piece_by_piece(publisher, broker):
+def test_batch_larger_than_socket_buffers_is_published(publisher, broker):
     events = [delivery(payload=bytes([number]) * 900_000) for number in range(30)]
     assert publisher.publish(messages(events)) == published(events)
     assert [message.body for message in held(broker.url(), "orders.created")] == [event.payload for event in events]
 
 
-def test_a_limit_that_only_the_broker_knows_is_learnt(broker, open_at):
+def test_message_size_limit_is_learnt_from_broker(broker, open_at):
     """The broker closes the channel at a message that is too large, which also fails the later messages."""
     with RabbitServer(settings={"max_message_size": 200_000}) as strict:
         make_fresh(strict.url(), QUEUES)
@@ -211,18 +211,18 @@ def test_a_limit_that_only_the_broker_knows_is_learnt(broker, open_at):
     ("version", "limit"),
     [("3.10.8", MESSAGE_BYTES), ("4.0.0", MESSAGE_BYTES_FROM_4), ("10.1", MESSAGE_BYTES_FROM_4), ("", MESSAGE_BYTES)],
 )
-def test_the_usual_limit_depends_on_the_version(version, limit):
+def test_default_size_limit_depends_on_version(version, limit):
     assert _usual_limit(version) == limit
 
 
-def test_a_missing_exchange_is_a_retry_that_names_it(broker, open_at):
+def test_missing_exchange_is_retry_that_names_it(broker, open_at):
     events = [delivery(), delivery()]
     for outcome in open_at(broker.url(), "?exchange=missing").publish(messages(events)).values():
         assert isinstance(outcome, Retry)
         assert "NOT_FOUND - no exchange 'missing'" in outcome.error
 
 
-def test_virtual_hosts(broker, open_at):
+def test_virtual_host_of_url_is_used(broker, open_at):
     event = delivery()
     outcome = open_at(broker.url("a/b")).publish(messages([event]))[event.seq]
     assert isinstance(outcome, Retry)
@@ -235,7 +235,7 @@ def test_virtual_hosts(broker, open_at):
     assert held(broker.url(), "orders.created") == []
 
 
-def test_a_blocked_publisher_says_what_the_broker_lacks(broker, open_at):
+def test_blocked_publisher_error_names_missing_resource(broker, open_at):
     publisher, event = open_at(broker.url(), "?timeout_seconds=1"), delivery()
     broker.control("set_vm_memory_high_watermark", "absolute", "1MB")
     try:
@@ -249,7 +249,7 @@ def test_a_blocked_publisher_says_what_the_broker_lacks(broker, open_at):
     assert publisher.publish(messages([event])) == {event.seq: PUBLISHED}
 
 
-def test_one_connection_serves_all_batches_also_those_with_refusals(publisher, broker):
+def test_one_connection_serves_all_batches_despite_refusals(publisher, broker):
     def connections():
         return broker.control("list_connections", "pid", "--no-table-headers").split()
 
@@ -261,14 +261,14 @@ def test_one_connection_serves_all_batches_also_those_with_refusals(publisher, b
     assert connections() == before
 
 
-def test_a_connection_that_the_broker_closed_is_opened_again(publisher, broker):
+def test_connection_closed_by_broker_is_reopened(publisher, broker):
     publisher.publish(messages([delivery()]))
     broker.control("close_all_connections", "maintenance")
     event = delivery()
     assert wait_until(lambda: publisher.publish(messages([event])) == {event.seq: PUBLISHED}, 30)
 
 
-def test_a_failure_stops_what_stands_behind_it_in_its_ordering_key(publisher, broker):
+def test_failure_releases_later_events_of_ordering_key(publisher, broker):
     head, behind = delivery(event_type="nowhere", ordering_key="a"), delivery(ordering_key="a")
     outcomes = attempt(publisher, [head, behind])
     assert isinstance(outcomes[head.seq], Retry)
@@ -276,7 +276,7 @@ def test_a_failure_stops_what_stands_behind_it_in_its_ordering_key(publisher, br
     assert held(broker.url(), "orders.created") == []
 
 
-def test_credentials_come_from_the_environment_and_never_show(broker, open_at, monkeypatch):
+def test_credentials_come_from_environment_and_stay_hidden(broker, open_at, monkeypatch):
     event, bare = delivery(), f"amqp://127.0.0.1:{broker.port}"
     monkeypatch.setenv("PENSTOCK_AMQP_USERNAME", "somebody")
     monkeypatch.setenv("PENSTOCK_AMQP_PASSWORD", "hidden-secret")
@@ -289,7 +289,7 @@ def test_credentials_come_from_the_environment_and_never_show(broker, open_at, m
     assert open_at(bare).publish(messages([event])) == {event.seq: PUBLISHED}
 
 
-def test_no_broker_is_a_retry_for_each_event(open_at):
+def test_missing_broker_is_retry_for_each_event(open_at):
     events = [delivery(), delivery(ordering_key="a")]
     outcomes = attempt(open_at(f"amqp://127.0.0.1:{free_port()}"), events)
     assert outcomes.keys() == {event.seq for event in events}
@@ -297,7 +297,7 @@ def test_no_broker_is_a_retry_for_each_event(open_at):
 
 
 @pytest.mark.parametrize("greeting", [b"AMQP\x00\x00\x09\x00", b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
-def test_what_is_no_broker_is_a_retry(open_at, greeting):
+def test_server_that_is_not_broker_is_retry(open_at, greeting):
     def answer(listener):
         connection, _ = listener.accept()
         with connection:
@@ -315,7 +315,7 @@ def test_what_is_no_broker_is_a_retry(open_at, greeting):
 
 
 @pytest.mark.parametrize("scheme", ["amqp", "amqps"])
-def test_server_that_never_answers_is_a_retry(open_at, scheme):
+def test_server_that_never_answers_is_retry(open_at, scheme):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         publisher = open_at(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}?timeout_seconds=0.2")
         event, threads = delivery(), threading.active_count()
@@ -339,7 +339,7 @@ def test_closing_leaves_no_thread(publisher, broker, hangs):
 
 
 @pytest.mark.parametrize("after_seconds", [0, 0.3], ids=["before it begins", "while it waits"])
-def test_an_interrupted_batch_leaves_nothing_to_mistake(publisher, broker, monkeypatch, after_seconds):
+def test_confirmations_of_interrupted_batch_are_not_reused(publisher, broker, monkeypatch, after_seconds):
     wait = Future.result
 
     def interrupted(future, timeout=None):
@@ -393,28 +393,28 @@ def tls_address(certificates, rabbit_server):
         yield f"localhost:{port}"
 
 
-def test_a_broker_is_trusted_by_its_authority(tls_address, certificates, open_at):
+def test_certificate_of_trusted_authority_is_accepted(tls_address, certificates, open_at):
     options = f"?ssl_ca_certs={certificates}/authority.pem&ssl_certfile={certificates}/localhost.pem"
     publisher = open_at(f"amqps://guest:guest@{tls_address}", f"{options}&ssl_keyfile={certificates}/localhost.key")
     events = [delivery(payload=b"x" * 10_000) for _ in range(100)]
     assert publisher.publish(messages(events)) == published(events)
 
 
-def test_a_publisher_without_a_certificate_gets_retries_where_the_broker_wants_one(tls_address, certificates, open_at):
+def test_missing_client_certificate_is_retry(tls_address, certificates, open_at):
     event, options = delivery(), f"?ssl_ca_certs={certificates}/authority.pem"
     outcome = open_at(f"amqps://guest:guest@{tls_address}", options).publish(messages([event]))[event.seq]
     assert isinstance(outcome, Retry)
     assert "lost" in outcome.error, "TLS lets the broker hang up before its alert has been read"
 
 
-def test_without_its_authority_a_broker_is_not_trusted(tls_address, open_at):
+def test_certificate_of_unknown_authority_is_retry(tls_address, open_at):
     event = delivery()
     outcome = open_at(f"amqps://guest:guest@{tls_address}").publish(messages([event]))[event.seq]
     assert isinstance(outcome, Retry)
     assert "CERTIFICATE_VERIFY_FAILED" in outcome.error
 
 
-def test_under_another_name_a_broker_is_not_trusted(tls_address, certificates, open_at):
+def test_certificate_for_different_name_is_retry(tls_address, certificates, open_at):
     event, elsewhere = delivery(), tls_address.replace("localhost", "127.0.0.1")
     publisher = open_at(f"amqps://guest:guest@{elsewhere}?ssl_ca_certs={certificates}/authority.pem")
     outcome = publisher.publish(messages([event]))[event.seq]
@@ -437,13 +437,13 @@ def test_under_another_name_a_broker_is_not_trusted(tls_address, certificates, o
         ("amqps://localhost?ssl_keyfile=/nowhere.pem", "ssl_certfile"),
     ],
 )
-def test_a_url_that_can_not_be_right_is_refused_at_once(url, complaint):
+def test_invalid_url_is_refused_without_showing_secrets(url, complaint):
     with pytest.raises(UsageError, match=complaint) as refusal:
         open_publisher(url)
     assert "half" not in str(refusal.value)
     assert "secret" not in str(refusal.value)
 
 
-def test_it_stays_in_its_process(open_at):
+def test_publisher_can_not_be_pickled(open_at):
     with pytest.raises(TypeError, match="cannot pickle a RabbitPublisher"):
         pickle.dumps(open_at("amqp://localhost"))

@@ -21,7 +21,7 @@ def signed(secret: str = SECRET, event_id: str = "e1", body: bytes = b"{}", mome
     }
 
 
-def test_the_signature_of_the_specification() -> None:
+def test_signature_equals_example_of_specification() -> None:
     """The example of standardwebhooks.com, which its libraries use in their tests."""
     key = base64.b64decode("MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw")
     signature = sign([key], "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330, b'{"test": 2432232314}')
@@ -29,12 +29,12 @@ def test_the_signature_of_the_specification() -> None:
 
 
 @given(st.binary(), st.uuids())
-def test_what_was_signed_is_verified(body: bytes, event_id: object) -> None:
+def test_signed_request_is_verified(body: bytes, event_id: object) -> None:
     assert verify(signed(event_id=str(event_id), body=body), body, SECRET, now=NOW) == str(event_id)
 
 
 @pytest.mark.parametrize("given_secret", [f"old {SECRET}", f"{SECRET} new"])
-def test_secrets_may_overlap_while_they_are_exchanged(given_secret: str) -> None:
+def test_old_and_new_secret_are_valid_during_rotation(given_secret: str) -> None:
     assert verify(signed(given_secret), b"{}", SECRET, now=NOW) == "e1"
     assert verify(signed(SECRET), b"{}", given_secret, now=NOW) == "e1"
 
@@ -51,13 +51,13 @@ def test_secrets_may_overlap_while_they_are_exchanged(given_secret: str) -> None
         {"Webhook-Signature": sign(parse_secrets(SECRET), "e1", NOW, b"{}").removeprefix("v1,")},
     ],
 )
-def test_anything_else_is_refused(change: dict[str, str]) -> None:
+def test_altered_request_is_refused(change: dict[str, str]) -> None:
     with pytest.raises(InvalidSignature, match="does not match the body"):
         verify(signed() | change, b"{}", SECRET, now=NOW)
 
 
 @pytest.mark.parametrize("missing", ["Webhook-Id", "Webhook-Timestamp", "Webhook-Signature"])
-def test_a_missing_header_is_named(missing: str) -> None:
+def test_missing_header_is_named_in_error(missing: str) -> None:
     headers = signed()
     del headers[missing]
     with pytest.raises(InvalidSignature, match=missing.lower()):
@@ -65,23 +65,23 @@ def test_a_missing_header_is_named(missing: str) -> None:
 
 
 @pytest.mark.parametrize("moment", [NOW - 301, NOW + 301])
-def test_an_old_or_a_coming_request_is_refused(moment: int) -> None:
+def test_timestamp_outside_tolerance_is_refused(moment: int) -> None:
     with pytest.raises(InvalidSignature, match="over 300 s"):
         verify(signed(moment=moment), b"{}", SECRET, now=NOW)
     assert verify(signed(moment=moment), b"{}", SECRET, now=NOW, tolerance_seconds=301) == "e1"
 
 
-def test_a_time_that_is_none_is_refused_even_if_signed() -> None:
+def test_invalid_timestamp_is_refused_even_if_signed() -> None:
     with pytest.raises(InvalidSignature, match="invalid webhook-timestamp 'soon'"):
         verify(signed(moment="soon"), b"{}", SECRET, now=NOW)  # type: ignore[arg-type]
 
 
-def test_without_a_time_given_it_is_now() -> None:
+def test_current_time_is_default() -> None:
     with pytest.raises(InvalidSignature, match="over 300 s"):
         verify(signed(moment=1), b"{}", SECRET)
 
 
 @pytest.mark.parametrize("secret", ["", "  ", "whsec_", "whsec_not base64", "whsec_!"])
-def test_a_secret_that_is_none_is_the_callers_mistake(secret: str) -> None:
+def test_invalid_secret_is_usage_error(secret: str) -> None:
     with pytest.raises(UsageError):
         verify(signed(), b"{}", secret, now=NOW)

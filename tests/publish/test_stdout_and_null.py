@@ -35,7 +35,7 @@ class TestConsole(PublisherConformance):
         return read
 
 
-def test_a_closed_pipe_is_said_to_be_one(monkeypatch):
+def test_closed_pipe_is_named_in_error(monkeypatch):
     reader, writer = os.pipe()
     os.close(reader)
     broken = os.fdopen(writer, "w")
@@ -46,7 +46,7 @@ def test_a_closed_pipe_is_said_to_be_one(monkeypatch):
         broken.close()
 
 
-def test_lines_are_out_before_the_outcomes_are():
+def test_lines_are_flushed_before_outcomes():
     program = """
 import os
 from penstock.publish.registry import open_publisher

@@ -15,22 +15,22 @@ def topics(routing: Routing, *events):
     return [message.topic for message in routing.route(events)]
 
 
-def test_without_a_word_the_topic_is_the_event_type():
+def test_default_topic_is_event_type():
     assert topics(Routing(), delivery(event_type="orders.paid"), delivery(event_type="users")) == [
         "orders.paid",
         "users",
     ]
 
 
-def test_a_template_without_fields_is_one_topic_for_all():
+def test_template_without_fields_is_one_topic():
     assert topics(Routing("everything"), delivery(), delivery(event_type="users")) == ["everything", "everything"]
 
 
-def test_doubled_braces_are_braces():
+def test_doubled_braces_are_literal():
     assert topics(Routing("{{all}}"), delivery()) == ["{all}"]
 
 
-def test_a_template_fills_in_the_fields_of_each_event():
+def test_template_inserts_fields_of_event():
     routing = Routing("{queue}/{event_type}/{partition_key}/{ordering_key}")
     event = delivery(queue="mail", event_type="sent", partition_key="p", ordering_key="o")
     assert topics(routing, event, delivery(event_type="orders.paid", partition_key="q")) == [
@@ -39,15 +39,15 @@ def test_a_template_fills_in_the_fields_of_each_event():
     ]
 
 
-def test_an_event_left_without_a_topic_goes_to_its_type():
+def test_empty_topic_falls_back_to_event_type():
     assert topics(Routing("{partition_key}"), delivery(), delivery(partition_key="p")) == ["orders.created", "p"]
 
 
-def test_braces_in_an_event_are_not_a_template():
+def test_braces_in_field_values_are_not_expanded():
     assert topics(Routing("to.{event_type}"), delivery(event_type="{queue}")) == ["to.{queue}"]
 
 
-def test_the_first_pattern_that_matches_wins_and_the_template_takes_the_rest():
+def test_first_matching_pattern_wins_over_template():
     routing = Routing("rest.{event_type}", {"orders.paid": "money", "orders.*": "{event_type}.v1", "*.paid": "never"})
     events = [
         delivery(event_type=name) for name in ("orders.paid", "orders.created", "users.paid", "users", "Orders.x")
@@ -56,7 +56,7 @@ def test_the_first_pattern_that_matches_wins_and_the_template_takes_the_rest():
 
 
 @given(st.lists(st.sampled_from(["a", "b.c", "b.d"])), st.sampled_from(["{event_type}", "x", "x.{event_type}"]))
-def test_every_event_is_routed_in_the_order_given(types, template):
+def test_routing_keeps_every_event_in_order(types, template):
     events = [delivery(event_type=event_type) for event_type in types]
     for routing in (Routing(template), Routing(template, {"b.*": "b"})):
         assert [message.event for message in routing.route(events)] == events
@@ -78,19 +78,19 @@ def test_every_event_is_routed_in_the_order_given(types, template):
         "",
     ],
 )
-def test_a_bad_template_is_refused_when_the_routing_is_made(template):
+def test_invalid_template_is_refused(template):
     with pytest.raises(UsageError, match="template"):
         Routing(template)
     with pytest.raises(UsageError, match="template"):
         Routing(patterns={"orders.*": template})
 
 
-def test_the_refusal_names_what_a_template_can_use():
+def test_template_error_lists_available_fields():
     with pytest.raises(UsageError) as refusal:
         Routing("{tenant}")
     assert all(f"{{{name}}}" in str(refusal.value) for name in ("tenant", *FIELDS))
 
 
-def test_a_routing_travels_to_spark_tasks():
+def test_routing_can_be_pickled():
     routing = Routing("{queue}", {"a*": "b"})
     assert pickle.loads(pickle.dumps(routing)) == routing

@@ -78,7 +78,7 @@ def entry_received(fields):
     )
 
 
-def test_an_entry_also_tells_the_queue_and_the_time(open_at, client):
+def test_entry_has_queue_and_creation_time(open_at, client):
     event = delivery(queue="mail")
     open_at().publish(messages([event]))
     [(_, fields)] = client.xrange("orders.created")
@@ -86,14 +86,14 @@ def test_an_entry_also_tells_the_queue_and_the_time(open_at, client):
     assert fields[b"created_at"].decode() == event.created_at.isoformat()
 
 
-def test_a_batch_longer_than_a_pipeline_arrives_in_order(open_at, client):
+def test_batch_longer_than_pipeline_arrives_in_order(open_at, client):
     events = [delivery() for _ in range(2_500)]
     assert open_at().publish(messages(events)) == published(events)
     arrived = [fields[b"event_id"].decode() for _, fields in client.xrange("orders.created")]
     assert arrived == [str(event.event_id) for event in events]
 
 
-def test_maxlen_trims_the_stream(open_at, client):
+def test_maxlen_trims_stream(open_at, client):
     publisher = open_at("?maxlen=100")
     publisher.publish(messages([delivery() for _ in range(1_000)]))
     assert 100 <= client.xlen("orders.created") < 500, "trimming is approximate: whole nodes of 100 entries"
@@ -107,7 +107,7 @@ def test_one_connection_serves_all_batches(open_at, client):
     assert client.info("stats")["total_connections_received"] == before + 1
 
 
-def test_a_key_that_is_no_stream_kills_only_its_own_events(open_at, client):
+def test_key_of_different_type_is_dead_only_for_its_events(open_at, client):
     client.set("taken", "a string")
     events = [delivery(), delivery(event_type="taken"), delivery()]
     outcomes = open_at().publish(messages(events))
@@ -116,7 +116,7 @@ def test_a_key_that_is_no_stream_kills_only_its_own_events(open_at, client):
     assert "WRONGTYPE" in outcomes[events[1].seq].error
 
 
-def test_a_full_server_is_a_retry(open_at, client):
+def test_full_server_is_retry(open_at, client):
     publisher, event = open_at(), delivery()
     client.config_set("maxmemory", "1")
     outcome = publisher.publish(messages([event]))[event.seq]
@@ -126,7 +126,7 @@ def test_a_full_server_is_a_retry(open_at, client):
     assert publisher.publish(messages([event])) == {event.seq: PUBLISHED}
 
 
-def test_server_without_replicas_is_a_retry(open_at, client):
+def test_server_without_replicas_is_retry(open_at, client):
     publisher, event = open_at(), delivery()
     client.config_set("min-replicas-to-write", "1")
     try:
@@ -138,7 +138,7 @@ def test_server_without_replicas_is_a_retry(open_at, client):
     assert publisher.publish(messages([event])) == {event.seq: PUBLISHED}
 
 
-def test_server_that_can_not_write_snapshots_is_a_retry(open_at, client, broker):
+def test_server_that_can_not_write_snapshots_is_retry(open_at, client, broker):
     """The error is MISCONF, as with a full disk. A folder with the snapshot's name causes it here."""
     publisher, event, obstacle = open_at(), delivery(), broker.folder / "dump.rdb"
     obstacle.mkdir()
@@ -157,7 +157,7 @@ def test_server_that_can_not_write_snapshots_is_a_retry(open_at, client, broker)
     assert publisher.publish(messages([event])) == {event.seq: PUBLISHED}
 
 
-def test_server_busy_with_a_script_is_a_retry(open_at, client, broker):
+def test_server_busy_with_script_is_retry(open_at, client, broker):
     publisher, event = open_at(), delivery()
     client.config_set("busy-reply-threshold", "1")
 
@@ -188,7 +188,7 @@ def _is_busy(client):
 
 
 @pytest.mark.parametrize("answer", ["LOADING the dataset in memory", "CLUSTERDOWN The cluster is down", "TRYAGAIN"])
-def test_answer_of_a_server_that_is_not_ready_is_a_retry_for_each_event(answer):
+def test_answer_of_unready_server_is_retry_for_each_event(answer):
     """The answer is simulated, because these states last for milliseconds or need a cluster."""
     events = [delivery() for _ in range(3)]
     with HalfDeafServer(3, answer=f"-{answer}\r\n".encode(), timeout_seconds=60) as server:
@@ -201,7 +201,7 @@ def test_answer_of_a_server_that_is_not_ready_is_a_retry_for_each_event(answer):
 
 
 @pytest.mark.parametrize("credentials", ["", ":wrong-secret@", "nobody:wrong-secret@"])
-def test_a_wrong_password_is_a_retry_that_does_not_tell_it(open_at, client, credentials):
+def test_wrong_password_is_retry_that_hides_it(open_at, client, credentials):
     publisher, events = open_at(credentials=credentials), [delivery(), delivery()]
     client.config_set("requirepass", "right-secret")
     outcomes = publisher.publish(messages(events))
@@ -221,7 +221,7 @@ def as_clerk(open_at, client):
     client.acl_deluser("clerk")
 
 
-def test_a_user_without_the_right_to_a_stream_gets_retries_for_it_alone(as_clerk):
+def test_forbidden_stream_is_retry_only_for_its_events(as_clerk):
     forbidden, allowed = delivery(event_type="secrets"), delivery()
     outcomes = as_clerk.publish(messages([forbidden, allowed]))
     assert isinstance(outcomes[forbidden.seq], Retry)
@@ -229,7 +229,7 @@ def test_a_user_without_the_right_to_a_stream_gets_retries_for_it_alone(as_clerk
     assert outcomes[allowed.seq] == PUBLISHED
 
 
-def test_a_failure_stops_what_stands_behind_it_in_its_ordering_key(as_clerk, client):
+def test_failure_releases_later_events_of_ordering_key(as_clerk, client):
     head, behind, other = (
         delivery(event_type="secrets", ordering_key="a"),
         delivery(ordering_key="a"),
@@ -241,7 +241,7 @@ def test_a_failure_stops_what_stands_behind_it_in_its_ordering_key(as_clerk, cli
     assert [fields[b"event_id"].decode() for _, fields in client.xrange("orders.created")] == [str(other.event_id)]
 
 
-def test_a_server_that_became_a_replica_is_looked_up_anew(open_at, client):
+def test_publisher_reconnects_after_server_becomes_replica(open_at, client):
     publisher, event = open_at(), delivery()
     publisher.publish(messages([delivery()]))
     client.execute_command("REPLICAOF", "127.0.0.1", "1")
@@ -254,7 +254,7 @@ def test_a_server_that_became_a_replica_is_looked_up_anew(open_at, client):
     assert client.info("stats")["total_connections_received"] == connections + 1
 
 
-def test_no_server_is_a_retry_for_each_event():
+def test_missing_server_is_retry_for_each_event():
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         publisher = open_publisher(f"valkey://127.0.0.1:{reserved.getsockname()[1]}")
@@ -264,7 +264,7 @@ def test_no_server_is_a_retry_for_each_event():
     assert all(isinstance(outcome, Retry) and "refused" in outcome.error for outcome in outcomes.values())
 
 
-def test_a_connection_that_the_server_dropped_is_opened_again(open_at, client):
+def test_connection_dropped_by_server_is_reopened(open_at, client):
     publisher = open_at()
     publisher.publish(messages([delivery()]))
     client.client_kill_filter(_type="normal", skipme=True)
@@ -273,7 +273,7 @@ def test_a_connection_that_the_server_dropped_is_opened_again(open_at, client):
 
 
 @pytest.mark.parametrize(("scheme", "greeting"), [("valkey", b"*"), ("valkeys", b"\x16"), ("rediss", b"\x16")])
-def test_the_schemes_with_an_s_begin_with_a_tls_handshake(scheme, greeting):
+def test_secure_schemes_start_with_tls_handshake(scheme, greeting):
     heard = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listening = threading.Thread(target=lambda: heard.append(_first_byte(listener)))
@@ -347,7 +347,7 @@ class HalfDeafServer:
 
 
 @pytest.mark.parametrize("hang_up", [True, False], ids=["hangs up", "falls silent"])
-def test_a_server_that_stops_answering_leaves_retries_and_is_asked_once(hang_up):
+def test_unanswered_events_are_retried_and_sent_once(hang_up):
     events = [delivery() for _ in range(1_500)]
     with HalfDeafServer(1_100, hang_up=hang_up) as server:
         publisher = open_publisher(server.url)
@@ -359,7 +359,7 @@ def test_a_server_that_stops_answering_leaves_retries_and_is_asked_once(hang_up)
     assert server.attempts == 1, "the client must not try again by itself"
 
 
-def test_an_answer_left_unread_is_not_taken_for_a_later_one(monkeypatch):
+def test_unread_answer_is_not_matched_to_next_batch(monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 

@@ -87,7 +87,7 @@ def test_events_arrive_over_tls(front, certificate, client):
     assert client.xlen("orders.created") == 100
 
 
-def test_a_certificate_that_nobody_vouches_for_is_a_retry_that_says_so(front, client):
+def test_untrusted_certificate_is_retry_with_cause(front, client):
     publisher, event = open_publisher(f"valkeys://127.0.0.1:{front.port}/0"), delivery()
     outcome = attempt(publisher, [event])[event.seq]
     publisher.close()

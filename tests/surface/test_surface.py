@@ -44,15 +44,15 @@ def test_every_command_with_json_is_run() -> None:
     assert run == commands.with_json()
 
 
-def test_the_http_api_is_frozen() -> None:
+def test_http_api_is_frozen() -> None:
     assert_frozen("http_api", http_api.lines())
 
 
-def test_names_in_the_lake_are_frozen() -> None:
+def test_lake_names_are_frozen() -> None:
     assert_frozen("lake", lake.lines())
 
 
-def test_a_change_is_shown_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_change_fails_with_difference_and_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frozen_file, "FOLDER", tmp_path)
     frozen_file.write("names", ["penstock.Event", "penstock.connect()"])
     assert_frozen("names", ["penstock.Event", "penstock.connect()"])
@@ -61,7 +61,7 @@ def test_a_change_is_shown_with_what_to_do(tmp_path: Path, monkeypatch: pytest.M
     assert str(failure.value).splitlines()[1:] == ["- penstock.connect()", "+ penstock.connect(url)", ADVICE]
 
 
-def test_a_path_that_leads_nowhere_does_not_resolve() -> None:
+def test_missing_paths_do_not_resolve() -> None:
     assert dotted_paths.resolves("penstock.RetryPolicy.constant")
     assert not dotted_paths.resolves("penstock.RetryPolicy.constantly")
     assert not dotted_paths.resolves("penstock.nowhere")

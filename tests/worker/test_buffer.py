@@ -39,7 +39,7 @@ def written(buffer: EventBuffer, *, everything: bool = True) -> list[dict[int, O
     return [outcomes for _, outcomes in due]
 
 
-def test_events_come_out_as_they_went_in_and_the_lease_goes_with_the_last() -> None:
+def test_events_keep_order_and_last_outcome_ends_lease() -> None:
     buffer, under = EventBuffer(OrderPolicy.BLOCK), lease()
     buffer.add(under, events(under, None, None, None))
     first, second, third = buffer.take(2) + buffer.take(2)
@@ -54,7 +54,7 @@ def test_events_come_out_as_they_went_in_and_the_lease_goes_with_the_last() -> N
     assert buffer.leases == []
 
 
-def test_only_the_head_of_a_line_is_handed_out() -> None:
+def test_only_first_event_of_ordering_key_is_taken() -> None:
     buffer, under = EventBuffer(OrderPolicy.BLOCK), lease()
     buffer.add(under, events(under, "a", "a", None, "b", "a"))
     taken = buffer.take()
@@ -70,7 +70,7 @@ def test_only_the_head_of_a_line_is_handed_out() -> None:
 
 
 @pytest.mark.parametrize("order_policy", OrderPolicy)
-def test_what_stands_behind_a_released_event_goes_back_with_it(order_policy: OrderPolicy) -> None:
+def test_release_also_releases_later_events_of_key(order_policy: OrderPolicy) -> None:
     buffer, under = EventBuffer(order_policy), lease()
     buffer.add(under, events(under, "a", "a", "b"))
     (first,), (other,) = buffer.take(), buffer.take()
@@ -80,7 +80,7 @@ def test_what_stands_behind_a_released_event_goes_back_with_it(order_policy: Ord
     assert written(buffer) == [{1: RELEASED, 2: RELEASED, 3: PUBLISHED}]
 
 
-def test_a_batch_takes_a_line_along_and_keeps_its_key() -> None:
+def test_batch_holds_its_ordering_key_until_finished() -> None:
     buffer, under = EventBuffer(OrderPolicy.BLOCK), lease()
     buffer.add(under, events(under, "a", "a", "a", "b"))
     batch = buffer.take(2)
@@ -92,7 +92,7 @@ def test_a_batch_takes_a_line_along_and_keeps_its_key() -> None:
     assert seqs(buffer.take(5)) == [3]
 
 
-def test_a_hand_that_was_given_up_on_says_nothing_more() -> None:
+def test_second_outcome_of_abandoned_event_is_ignored() -> None:
     buffer, under = EventBuffer(OrderPolicy.BLOCK), lease()
     buffer.add(under, events(under, None, None))
     late, other = buffer.take(2)
@@ -104,7 +104,7 @@ def test_a_hand_that_was_given_up_on_says_nothing_more() -> None:
     assert buffer.leases == [under]
 
 
-def test_a_drain_gives_back_what_was_not_started() -> None:
+def test_drain_releases_events_that_were_not_started() -> None:
     buffer, under = EventBuffer(OrderPolicy.BLOCK), lease()
     buffer.add(under, events(under, "a", "a", None))
     (running,) = buffer.take()
@@ -117,7 +117,7 @@ def test_a_drain_gives_back_what_was_not_started() -> None:
     assert seqs(buffer.take(5)) == [1], "the key is free again"
 
 
-def test_a_lost_lease_is_forgotten_and_its_running_events_are_marked() -> None:
+def test_lost_lease_is_dropped_and_running_events_are_marked() -> None:
     buffer, lost, kept = EventBuffer(OrderPolicy.BLOCK), lease(), lease()
     buffer.add(lost, events(lost, "a", "a", None))
     buffer.add(kept, events(kept, "b"))
@@ -133,7 +133,7 @@ def test_a_lost_lease_is_forgotten_and_its_running_events_are_marked() -> None:
     assert len(buffer.take(5)) == 1
 
 
-def test_outcomes_that_could_not_be_written_are_due_again() -> None:
+def test_unwritten_outcomes_become_due_again() -> None:
     buffer, under = EventBuffer(OrderPolicy.BLOCK), lease()
     buffer.add(under, events(under, None, None))
     first, second = buffer.take(2)
@@ -146,7 +146,7 @@ def test_outcomes_that_could_not_be_written_are_due_again() -> None:
     assert buffer.leases == []
 
 
-def test_leases_whose_last_outcomes_are_on_their_way_are_not_missed() -> None:
+def test_lease_with_last_outcomes_in_progress_is_not_needed() -> None:
     buffer, under = EventBuffer(OrderPolicy.BLOCK), lease()
     buffer.add(under, events(under, None))
     (only,) = buffer.take()
@@ -156,7 +156,7 @@ def test_leases_whose_last_outcomes_are_on_their_way_are_not_missed() -> None:
     assert buffer.still_needed([under.lease_id]) == []
 
 
-def test_what_is_undecided_when_its_handler_returns_keeps_its_line() -> None:
+def test_undecided_event_blocks_its_ordering_key() -> None:
     buffer, under = EventBuffer(OrderPolicy.BLOCK), lease()
     buffer.add(under, events(under, "a", "a"))
     (first,) = buffer.take()
@@ -168,7 +168,7 @@ def test_what_is_undecided_when_its_handler_returns_keeps_its_line() -> None:
     assert seqs(buffer.take()) == [2]
 
 
-def test_a_thread_that_waits_is_woken() -> None:
+def test_waiting_thread_is_woken() -> None:
     buffer, under, closed = EventBuffer(OrderPolicy.BLOCK), lease(), threading.Event()
     taken: list[Received] = []
     waiting = threading.Thread(target=lambda: taken.extend(buffer.await_some(1, closed)))

@@ -32,7 +32,7 @@ class Order:
     total: float
 
 
-def test_a_handler_alone_works(worker: Worker, outbox: Outbox, watch: Watch) -> None:
+def test_handler_receives_events(worker: Worker, outbox: Outbox, watch: Watch) -> None:
     seen: list[Any] = []
 
     @worker.handler("emails")
@@ -47,7 +47,7 @@ def test_a_handler_alone_works(worker: Worker, outbox: Outbox, watch: Watch) -> 
     ]
 
 
-def test_an_async_handler(worker: Worker, outbox: Outbox, watch: Watch) -> None:
+def test_async_handler_runs_up_to_max_workers_at_once(worker: Worker, outbox: Outbox, watch: Watch) -> None:
     together = 0
     most = 0
 
@@ -65,7 +65,7 @@ def test_an_async_handler(worker: Worker, outbox: Outbox, watch: Watch) -> None:
     assert most == 5
 
 
-def test_the_payload_as_the_annotation_says(worker: Worker, outbox: Outbox, watch: Watch) -> None:
+def test_payload_is_decoded_by_annotation(worker: Worker, outbox: Outbox, watch: Watch) -> None:
     seen: dict[str, Any] = {}
 
     @worker.handler("model")
@@ -104,7 +104,9 @@ def test_the_payload_as_the_annotation_says(worker: Worker, outbox: Outbox, watc
     }
 
 
-def test_an_invalid_payload_is_dead_at_once(worker: Worker, outbox: Outbox, watch: Watch, store: SqlStore) -> None:
+def test_invalid_payload_becomes_dead_letter_at_once(
+    worker: Worker, outbox: Outbox, watch: Watch, store: SqlStore
+) -> None:
     handled: list[Email] = []
 
     @worker.handler(retry=SOON)
@@ -124,7 +126,9 @@ def test_an_invalid_payload_is_dead_at_once(worker: Worker, outbox: Outbox, watc
     assert "retries: Input should be a valid integer" in record.last_error
 
 
-def test_a_handler_decides_itself(worker: Worker, outbox: Outbox, watch: Watch, store: SqlStore) -> None:
+def test_handler_decides_outcome_with_ack_nack_and_reject(
+    worker: Worker, outbox: Outbox, watch: Watch, store: SqlStore
+) -> None:
     @worker.handler(retry=SOON)
     def handle(event: Received) -> None:
         match event.text():
@@ -157,7 +161,7 @@ def test_a_handler_decides_itself(worker: Worker, outbox: Outbox, watch: Watch, 
     ],
 )
 @pytest.mark.parametrize("colour", ["plain", "async"])
-def test_ack_policies(
+def test_ack_policy_determines_outcome(
     worker: Worker,
     outbox: Outbox,
     watch: Watch,
@@ -191,9 +195,7 @@ def _states(store: SqlStore) -> dict[str, State]:
     return {record.payload.decode(): record.state for record in store.find(Selection(everything=True)).records}
 
 
-def test_acknowledged_first_means_before_the_handler_runs(
-    worker: Worker, outbox: Outbox, watch: Watch, store: SqlStore
-) -> None:
+def test_ack_first_publishes_before_handler_runs(worker: Worker, outbox: Outbox, watch: Watch, store: SqlStore) -> None:
     seen: list[State] = []
 
     @worker.handler(ack_policy="ack_first")
@@ -206,7 +208,7 @@ def test_acknowledged_first_means_before_the_handler_runs(
     assert seen == [State.PUBLISHED]
 
 
-def test_a_manual_decision_may_come_later(worker: Worker, outbox: Outbox, watch: Watch, store: SqlStore) -> None:
+def test_manual_ack_may_follow_handler_return(worker: Worker, outbox: Outbox, watch: Watch, store: SqlStore) -> None:
     kept: list[Received] = []
     worker.handler(ack_policy=AckPolicy.MANUAL, release_stuck_timeout=3.0, release_stuck_interval=0.1)(kept.append)
     outbox.emit("x")
@@ -221,7 +223,7 @@ def test_a_manual_decision_may_come_later(worker: Worker, outbox: Outbox, watch:
     assert len(kept) == 1
 
 
-def test_an_archive_that_keeps_nothing(worker: Worker, outbox: Outbox, watch: Watch) -> None:
+def test_settled_events_are_deleted_if_not_kept(worker: Worker, outbox: Outbox, watch: Watch) -> None:
     @worker.handler(keep_on_ack=False, keep_on_reject=False, retry=RetryPolicy.none())
     def handle(event: Received) -> None:
         if event.text() == "bad":
@@ -234,7 +236,9 @@ def test_an_archive_that_keeps_nothing(worker: Worker, outbox: Outbox, watch: Wa
         watch.until(pending=1)
 
 
-def test_what_went_wrong_is_on_record(worker: Worker, outbox: Outbox, watch: Watch, store: SqlStore) -> None:
+def test_handler_exception_is_recorded_with_traceback(
+    worker: Worker, outbox: Outbox, watch: Watch, store: SqlStore
+) -> None:
     @worker.handler(retry=RetryPolicy.none())
     def fails(event: Received) -> None:
         raise KeyError("missing")
@@ -249,28 +253,28 @@ def test_what_went_wrong_is_on_record(worker: Worker, outbox: Outbox, watch: Wat
     assert "handling.py" not in error
 
 
-def test_middlewares_go_around_every_call(worker: Worker, outbox: Outbox, watch: Watch) -> None:
-    told: list[str] = []
+def test_middlewares_wrap_every_handler_call(worker: Worker, outbox: Outbox, watch: Watch) -> None:
+    calls: list[str] = []
 
     @worker.middleware
     @contextmanager
     def outer(event: Received) -> Iterator[None]:
-        told.append(f"outer in {event.queue}")
+        calls.append(f"outer in {event.queue}")
         try:
             yield
         except LookupError:
-            told.append(f"outer forgives {event.queue}")
+            calls.append(f"outer forgives {event.queue}")
 
     @worker.middleware
     @contextmanager
     def inner(event: Received) -> Iterator[None]:
-        told.append(f"inner in {event.queue}")
+        calls.append(f"inner in {event.queue}")
         yield
-        told.append(f"inner out {event.queue}")
+        calls.append(f"inner out {event.queue}")
 
     @worker.handler("plain")
     def plain(event: Received) -> None:
-        told.append("plain")
+        calls.append("plain")
 
     @worker.handler("async")
     async def asynchronous(event: Received) -> None:
@@ -279,14 +283,14 @@ def test_middlewares_go_around_every_call(worker: Worker, outbox: Outbox, watch:
     outbox.emit("x", queue="plain")
     with running(worker):
         watch.until(published=1)
-        assert told == ["outer in plain", "inner in plain", "plain", "inner out plain"]
-        told.clear()
+        assert calls == ["outer in plain", "inner in plain", "plain", "inner out plain"]
+        calls.clear()
         outbox.emit("x", queue="async")
         watch.until(published=2)
-    assert told == ["outer in async", "inner in async", "outer forgives async"]
+    assert calls == ["outer in async", "inner in async", "outer forgives async"]
 
 
-def test_an_async_middleware_is_for_async_handlers(worker: Worker, outbox: Outbox, watch: Watch) -> None:
+def test_async_middleware_supports_only_async_handlers(worker: Worker, outbox: Outbox, watch: Watch) -> None:
     entered: list[str] = []
 
     @worker.middleware
@@ -310,7 +314,7 @@ def test_an_async_middleware_is_for_async_handlers(worker: Worker, outbox: Outbo
 
 
 @pytest.mark.parametrize("colour", ["plain", "async"])
-def test_a_handler_that_takes_too_long_has_failed(
+def test_handler_exceeding_timeout_fails(
     worker: Worker, outbox: Outbox, watch: Watch, store: SqlStore, colour: str
 ) -> None:
     free = threading.Event()
@@ -341,7 +345,7 @@ def test_a_handler_that_takes_too_long_has_failed(
     assert "exceeded its time-out of 1 s" in dead.last_error
 
 
-def test_batches(worker: Worker, outbox: Outbox, watch: Watch) -> None:
+def test_batch_handler_receives_at_most_batch_size(worker: Worker, outbox: Outbox, watch: Watch) -> None:
     sizes: list[int] = []
 
     @worker.handler(batch_size=10, max_workers=1, retry=RetryPolicy.none())
@@ -358,7 +362,7 @@ def test_batches(worker: Worker, outbox: Outbox, watch: Watch) -> None:
     assert max(sizes) == 10
 
 
-def test_a_batch_of_payloads_that_fails_fails_whole(worker: Worker, outbox: Outbox, watch: Watch) -> None:
+def test_failing_batch_of_payloads_is_retried_whole(worker: Worker, outbox: Outbox, watch: Watch) -> None:
     calls: list[list[Email]] = []
 
     @worker.handler(batch_size=10, max_workers=1, retry=SOON)
@@ -373,7 +377,7 @@ def test_a_batch_of_payloads_that_fails_fails_whole(worker: Worker, outbox: Outb
     assert [len(call) for call in calls] == [3, 3]
 
 
-def test_handlers_share_a_queue_by_types(worker: Worker, outbox: Outbox, watch: Watch) -> None:
+def test_handlers_share_queue_by_event_type(worker: Worker, outbox: Outbox, watch: Watch) -> None:
     seen: list[str] = []
     worker.handler(types=["a", "b"])(lambda event: seen.append(f"first {event.event_type}"))
     worker.handler(types=["c"])(lambda event: seen.append(f"second {event.event_type}"))
@@ -384,7 +388,7 @@ def test_handlers_share_a_queue_by_types(worker: Worker, outbox: Outbox, watch: 
     assert sorted(seen) == ["first a", "first b", "second c"]
 
 
-def test_more_deliveries_than_allowed_are_not_handled(
+def test_event_beyond_max_deliveries_becomes_dead_letter(
     worker: Worker, outbox: Outbox, watch: Watch, store: SqlStore
 ) -> None:
     called: list[int] = []
@@ -401,20 +405,20 @@ def test_more_deliveries_than_allowed_are_not_handled(
     assert "times; the limit is 2" in str(store.find(Selection(everything=True)).records[0].last_error)
 
 
-class Test_mistakes_are_told_when_they_are_made:  # noqa: N801
-    def test_a_signature_that_nothing_can_be_made_of(self) -> None:
+class TestInvalidHandlers:
+    def test_unsupported_signature_is_refused(self) -> None:
         with pytest.raises(UsageError, match="must have only parameters for the event, its payload, or both"):
             Worker("sqlite:///x.db").handler()(lambda: None)
         with pytest.raises(UsageError, match="must have only parameters for the event"):
             Worker("sqlite:///x.db").handler()(lambda a, b, c: None)
 
-    def test_a_batch_handler_takes_a_list(self) -> None:
+    def test_batch_handler_without_list_is_refused(self) -> None:
         with pytest.raises(UsageError, match="annotate event as a list"):
 
             @Worker("sqlite:///x.db").handler(batch_size=5)
             def handle(event: Email) -> None: ...
 
-    def test_two_handlers_for_the_same_events(self) -> None:
+    def test_two_handlers_for_same_events_are_refused(self) -> None:
         worker = Worker("sqlite:///x.db")
         worker.handler("a")(print)
         worker.handler("b", types=["x"])(print)
@@ -436,15 +440,15 @@ class Test_mistakes_are_told_when_they_are_made:  # noqa: N801
             ({"ack_policy": "maybe"}, "expected one of ack_first"),
         ],
     )
-    def test_options(self, options: dict[str, Any], message: str) -> None:
+    def test_invalid_options_are_refused(self, options: dict[str, Any], message: str) -> None:
         with pytest.raises(UsageError, match=message):
             Worker("sqlite:///x.db").handler(**options)
 
-    def test_nothing_to_do(self) -> None:
+    def test_worker_without_handlers_is_refused(self) -> None:
         with pytest.raises(UsageError, match="worker has no handlers"):
             Worker("sqlite:///x.db").start()
 
-    def test_running_twice(self, worker: Worker) -> None:
+    def test_second_start_is_refused(self, worker: Worker) -> None:
         worker.handler()(print)
         with running(worker), pytest.raises(UsageError, match="already running"):
             worker.start()

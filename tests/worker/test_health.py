@@ -32,7 +32,7 @@ def health_url(worker: Worker) -> Iterator[str]:
         yield url
 
 
-def test_counts_by_queue(worker: Worker, outbox: Outbox, health_url: str) -> None:
+def test_report_counts_events_by_queue(worker: Worker, outbox: Outbox, health_url: str) -> None:
     @worker.handler("orders", types=["good"])
     def good(event: Received) -> None: ...
 
@@ -45,8 +45,8 @@ def test_counts_by_queue(worker: Worker, outbox: Outbox, health_url: str) -> Non
     worker.start()
     assert wait_until(lambda: get(health_url)[1]["queues"]["orders"]["dead"] == 1, PATIENCE)
     assert wait_until(lambda: get(health_url)[1]["queues"]["orders"]["handled"] == 2, PATIENCE)
-    code, told = get(health_url)
-    assert (code, told["claimant"]) == (200, worker.runtime and worker.runtime.claimant)
+    code, answer = get(health_url)
+    assert (code, answer["claimant"]) == (200, worker.runtime and worker.runtime.claimant)
     worker.stop()
     reasons = ["worker is starting or stopping"]
     assert get(health_url) == (
@@ -63,7 +63,7 @@ def test_other_requests_are_not_found(worker: Worker, health_url: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_loop_that_died_and_one_that_is_done(worker: Worker) -> None:
+def test_died_loop_is_reported_but_completed_loop_is_not(worker: Worker) -> None:
     worker.handler("orders")(print)
     worker.start()
     running = worker.runtime
@@ -86,7 +86,7 @@ def _die() -> float:
 @pytest.mark.filterwarnings(
     "ignore:Exception ignored in. <function BaseConnection:pytest.PytestUnraisableExceptionWarning"
 )
-def test_an_outage_is_told_and_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outage_makes_worker_unhealthy_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     with PostgresServer(fsync=False) as server:
         worker = Worker(server.create_database())
         worker.handler("orders")(print)
@@ -106,14 +106,14 @@ def _through_an_outage(server: PostgresServer, url: str, monkeypatch: pytest.Mon
     assert wait_until(lambda: bool(get(url)[1]["loops"]["fetch of orders"]["trouble"]), PATIENCE)
     assert get(url)[0] == 200  # still healthy: the outage is shorter than PATIENCE_SECONDS
     monkeypatch.setattr(health, "PATIENCE_SECONDS", 0.0)
-    code, told = get(url)
-    assert (code, told["status"]) == (503, "failing")
-    assert any(why.startswith("the fetch of orders loop has been failing for 0 s: ") for why in told["reasons"])
+    code, answer = get(url)
+    assert (code, answer["status"]) == (503, "failing")
+    assert any(why.startswith("the fetch of orders loop has been failing for 0 s: ") for why in answer["reasons"])
     server.start()
     assert wait_until(lambda: get(url)[0] == 200, PATIENCE)
 
 
-def test_each_process_has_a_port() -> None:
+def test_each_process_has_port() -> None:
     assert health_addresses("[::1]:8080", 3) == ["[::1]:8080", "[::1]:8081", "[::1]:8082"]
     assert health_addresses("0.0.0.0:65534", 2) == ["0.0.0.0:65534", "0.0.0.0:65535"]
     assert health_addresses("127.0.0.1:0", 2) == ["127.0.0.1:0", "127.0.0.1:0"]
@@ -135,5 +135,5 @@ def test_missing_extra_is_named_in_error(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.delitem(sys.modules, "penstock.web.health")
     monkeypatch.setitem(sys.modules, "penstock.web.server", None)
     assert main(["worker", "shop:worker", "--health", ANYWHERE]) == 2
-    told = "error: --health requires an extra that is not installed; run: pip install 'penstock[worker]'\n"
-    assert capsys.readouterr().err == told
+    message = "error: --health requires an extra that is not installed; run: pip install 'penstock[worker]'\n"
+    assert capsys.readouterr().err == message

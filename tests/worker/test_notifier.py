@@ -32,7 +32,7 @@ def notifier(store: SqlStore) -> Iterator[Notifier]:
     made.close()
 
 
-def test_an_idle_worker_is_woken(worker: Worker, outbox: Outbox, watch: Watch) -> None:
+def test_emit_wakes_idle_worker(worker: Worker, outbox: Outbox, watch: Watch) -> None:
     """The fetch interval is an hour, so only wake-ups can deliver the events in time."""
     seen: list[str] = []
     worker.handler(max_fetch_interval=FAR_AWAY)(lambda event: seen.append(event.text()))
@@ -43,14 +43,14 @@ def test_an_idle_worker_is_woken(worker: Worker, outbox: Outbox, watch: Watch) -
     assert seen == [str(number) for number in range(5)]
 
 
-def test_an_event_whose_time_comes_wakes_too(worker: Worker, outbox: Outbox, watch: Watch) -> None:
+def test_due_delayed_event_wakes_worker(worker: Worker, outbox: Outbox, watch: Watch) -> None:
     worker.handler(max_fetch_interval=FAR_AWAY)(lambda event: None)
     with running(worker):
         outbox.emit("x", delay=0.3)
         watch.until(published=1)
 
 
-def test_every_process_is_woken_though_one_looks_out(store: SqlStore, url: str, notifier: Notifier) -> None:
+def test_emit_wakes_processes_that_do_not_probe(store: SqlStore, url: str, notifier: Notifier) -> None:
     woken = threading.Event()
     other = open_notifier(store, [("outbox", woken), ("elsewhere", threading.Event())])
     assert other is not None
@@ -64,7 +64,9 @@ def test_every_process_is_woken_though_one_looks_out(store: SqlStore, url: str, 
     other.close()
 
 
-def test_another_takes_over(store: SqlStore, notifier: Notifier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_takes_over_probing_after_close(
+    store: SqlStore, notifier: Notifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("penstock.worker.notifier.ELECTION_SECONDS", 0.0)
     other = open_notifier(store, [("outbox", threading.Event())])
     assert other is not None
@@ -81,16 +83,14 @@ def test_another_takes_over(store: SqlStore, notifier: Notifier, monkeypatch: py
     other.close()
 
 
-def test_a_wake_up_for_a_queue_that_is_not_served_here_is_nothing(
-    store: SqlStore, url: str, notifier: Notifier
-) -> None:
+def test_notification_for_unserved_queue_is_ignored(store: SqlStore, url: str, notifier: Notifier) -> None:
     notifier.step()
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("SELECT pg_notify(%s, 'unheard of')", [CHANNEL])
     notifier.step()
 
 
-def test_a_lookout_survives_the_loss_of_its_connection(worker: Worker, outbox: Outbox, watch: Watch, url: str) -> None:
+def test_prober_survives_lost_connection(worker: Worker, outbox: Outbox, watch: Watch, url: str) -> None:
     worker.handler(max_fetch_interval=FAR_AWAY)(lambda event: None)
     with running(worker):
         outbox.emit("x")
@@ -105,7 +105,7 @@ def test_a_lookout_survives_the_loss_of_its_connection(worker: Worker, outbox: O
         watch.until(published=2)
 
 
-def test_through_a_pooler_workers_look_by_the_clock(pgbouncer: PgBouncer, url: str, store: SqlStore) -> None:
+def test_workers_poll_behind_pooler(pgbouncer: PgBouncer, url: str, store: SqlStore) -> None:
     outbox, watch = Outbox(store), Watch(store)
     pooled = pgbouncer.url_for(url)
     worker = Worker(pooled)
@@ -129,23 +129,23 @@ def test_through_a_pooler_workers_look_by_the_clock(pgbouncer: PgBouncer, url: s
     through.close()
 
 
-def test_elsewhere_there_is_no_lookout(tmp_path: object) -> None:
+def test_sqlite_store_has_no_notifier(tmp_path: object) -> None:
     store = open_store(f"sqlite:///{tmp_path}/x.db")
     assert open_notifier(store, [("outbox", threading.Event())]) is None
 
 
 class TestReminders:
-    def test_at_once_when_there_is_something_new(self) -> None:
+    def test_new_events_are_due_at_once(self) -> None:
         reminder = Reminder()
         assert not reminder.is_due(False, 0.0)
         assert reminder.is_due(True, 1.0)
         assert not reminder.is_due(False, 1.001)
         assert reminder.is_due(True, 1.002)
 
-    def test_ever_more_rarely_when_it_stays(self) -> None:
+    def test_pauses_grow_while_events_stay_ready(self) -> None:
         reminder = Reminder()
-        told = [now / 1000 for now in range(10_000) if reminder.is_due(True, now / 1000)]
-        pauses = [later - earlier for earlier, later in itertools.pairwise(told)]
-        assert len(told) < 25
+        reminders = [now / 1000 for now in range(10_000) if reminder.is_due(True, now / 1000)]
+        pauses = [later - earlier for earlier, later in itertools.pairwise(reminders)]
+        assert len(reminders) < 25
         assert pauses[0] < 0.02
         assert pauses[-1] == pytest.approx(MAX_REMINDER_SECONDS, abs=0.01)

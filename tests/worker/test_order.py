@@ -14,11 +14,11 @@ KEYS = [f"key {number}" for number in range(5)]
 AT_ONCE = RetryPolicy.constant(0.01, max_attempts=50)
 
 
-def emit_lines(outbox: Outbox, length: int) -> None:
+def emit_to_each_key(outbox: Outbox, length: int) -> None:
     outbox.emit_many([outbox.event("x", str(place), ordering_key=key) for place in range(length) for key in KEYS])
 
 
-def test_the_events_of_a_key_run_one_after_the_other(worker: Worker, outbox: Outbox, watch: Watch) -> None:
+def test_events_of_ordering_key_run_in_sequence(worker: Worker, outbox: Outbox, watch: Watch) -> None:
     done: dict[str, list[int]] = defaultdict(list)
     busy: set[str] = set()
     overlaps: list[str] = []
@@ -35,7 +35,7 @@ def test_the_events_of_a_key_run_one_after_the_other(worker: Worker, outbox: Out
             raise ConnectionError("not yet")
         done[key].append(int(event.text()))
 
-    emit_lines(outbox, 30)
+    emit_to_each_key(outbox, 30)
     with running(worker):
         watch.until(published=150)
     assert overlaps == []
@@ -43,7 +43,7 @@ def test_the_events_of_a_key_run_one_after_the_other(worker: Worker, outbox: Out
 
 
 @pytest.mark.parametrize("policy", list(OrderPolicy))
-def test_a_failure_holds_up_its_own_line_only(outbox: Outbox, watch: Watch, url: str, policy: OrderPolicy) -> None:
+def test_failure_blocks_only_its_ordering_key(outbox: Outbox, watch: Watch, url: str, policy: OrderPolicy) -> None:
     worker = Worker(url, order_policy=policy)
     done: list[str] = []
     open_again = threading.Event()
@@ -66,7 +66,7 @@ def test_a_failure_holds_up_its_own_line_only(outbox: Outbox, watch: Watch, url:
     assert policy is OrderPolicy.SKIP or mine == sorted(mine)
 
 
-def test_batches_keep_the_order(worker: Worker, outbox: Outbox, watch: Watch) -> None:
+def test_batches_keep_order_of_keys(worker: Worker, outbox: Outbox, watch: Watch) -> None:
     done: dict[str, list[int]] = defaultdict(list)
     failed: set[str] = set()
 
@@ -78,7 +78,7 @@ def test_batches_keep_the_order(worker: Worker, outbox: Outbox, watch: Watch) ->
         for event in events:
             done[str(event.ordering_key)].append(int(event.text()))
 
-    emit_lines(outbox, 20)
+    emit_to_each_key(outbox, 20)
     with running(worker):
         watch.until(published=100)
     assert done == {key: list(range(20)) for key in KEYS}

@@ -26,7 +26,7 @@ def emitted(store: SqlStore) -> list[datetime]:
     return sorted(record.available_at for record in records)
 
 
-def test_one_event_for_each_moment(store: SqlStore, outbox: Outbox) -> None:
+def test_one_event_is_emitted_per_due_time(store: SqlStore, outbox: Outbox) -> None:
     emitting = PeriodicEmitter(outbox, [periodic("*/5 * * * *", priority=3)], started=NOON)
     assert emitting.emit_due(NOON) == 30.0, "it looks at the clock every half minute, in case that is set"
     due = NOON.replace(minute=5, second=0)
@@ -39,7 +39,7 @@ def test_one_event_for_each_moment(store: SqlStore, outbox: Outbox) -> None:
     assert emitted(store) == [due, due + timedelta(minutes=5)]
 
 
-def test_many_processes_fire_once(store: SqlStore, outbox: Outbox) -> None:
+def test_many_processes_emit_once(store: SqlStore, outbox: Outbox) -> None:
     """Each process has a different clock, some ahead and some behind."""
     clocks = [NOON + timedelta(seconds=seconds) for seconds in (-20, -1, 0, 1, 25)] * 4
     emittings = [PeriodicEmitter(outbox, [periodic("* * * * *")], started=NOON - timedelta(minutes=1)) for _ in clocks]
@@ -49,19 +49,19 @@ def test_many_processes_fire_once(store: SqlStore, outbox: Outbox) -> None:
     assert emitted(store) == [NOON.replace(minute=minute, second=0) for minute in range(3)]
 
 
-def test_of_missed_moments_the_last_counts(store: SqlStore, outbox: Outbox) -> None:
+def test_only_last_missed_due_time_is_emitted(store: SqlStore, outbox: Outbox) -> None:
     emitting = PeriodicEmitter(outbox, [periodic("* * * * *")], started=NOON)
     emitting.emit_due(NOON + timedelta(hours=3))
     assert emitted(store) == [NOON.replace(hour=15, second=0)]
 
 
-def test_the_zone_of_the_expression(store: SqlStore, outbox: Outbox) -> None:
+def test_due_times_follow_time_zone(store: SqlStore, outbox: Outbox) -> None:
     berlin = periodic("30 9 * * *", timezone=ZoneInfo("Europe/Berlin"))
     assert berlin.next_after(datetime(2026, 7, 1, tzinfo=UTC)) == datetime(2026, 7, 1, 7, 30, tzinfo=UTC)
     assert berlin.next_after(datetime(2026, 12, 1, tzinfo=UTC)) == datetime(2026, 12, 1, 8, 30, tzinfo=UTC)
 
 
-def test_periodic_emits_are_told_apart_by_name(store: SqlStore, outbox: Outbox) -> None:
+def test_periodic_emits_are_identified_by_name(store: SqlStore, outbox: Outbox) -> None:
     both = [periodic("* * * * *", "one"), periodic("* * * * *", "other")]
     PeriodicEmitter(outbox, both, started=NOON).emit_due(NOON + timedelta(minutes=1))
     assert len(emitted(store)) == 2
@@ -73,17 +73,17 @@ def test_periodic_emits_are_told_apart_by_name(store: SqlStore, outbox: Outbox) 
 
 
 @pytest.mark.parametrize("cron", ["", "* * * *", "61 * * * *", "0 0 31 2 *", "@never"])
-def test_an_expression_that_says_nothing(cron: str) -> None:
+def test_invalid_cron_expression_is_refused(cron: str) -> None:
     with pytest.raises(UsageError, match="invalid cron expression"):
         Worker("sqlite:///x.db").periodic(cron, "tick")
 
 
-def test_what_a_periodic_emit_sets_itself() -> None:
+def test_delay_of_periodic_emit_is_refused() -> None:
     with pytest.raises(UsageError, match="delay is set by the periodic emit"):
         Worker("sqlite:///x.db").periodic("* * * * *", "tick", delay=3)
 
 
-def test_in_a_worker(worker: Worker, watch: Watch) -> None:
+def test_worker_emits_and_handles_periodic_events(worker: Worker, watch: Watch) -> None:
     """The cron expression has a sixth field for seconds, so that the event is due every second."""
     seen: list[str] = []
     worker.handler("ticks")(lambda event: seen.append(event.event_type))

@@ -27,7 +27,9 @@ def effects(store: SqlStore) -> Callable[[], list[int]]:
     return read
 
 
-def test_both_commit(worker: Worker, outbox: Outbox, watch: Watch, effects: Callable[[], list[int]]) -> None:
+def test_writes_and_settlement_commit_together(
+    worker: Worker, outbox: Outbox, watch: Watch, effects: Callable[[], list[int]]
+) -> None:
     @worker.handler(max_workers=3)
     def handle(event: Received) -> None:
         with event.transaction() as connection:
@@ -40,7 +42,7 @@ def test_both_commit(worker: Worker, outbox: Outbox, watch: Watch, effects: Call
         assert effects() == list(range(10))
 
 
-def test_neither_commits_when_the_handler_fails(
+def test_failed_handler_rolls_back_writes(
     worker: Worker, outbox: Outbox, watch: Watch, effects: Callable[[], list[int]]
 ) -> None:
     @worker.handler(retry=RetryPolicy.constant(0.01))
@@ -57,7 +59,7 @@ def test_neither_commits_when_the_handler_fails(
     assert watch.records()["1"].attempts == 2
 
 
-def test_a_lost_lease_rolls_back(
+def test_lost_lease_rolls_back_writes(
     worker: Worker, outbox: Outbox, watch: Watch, store: SqlStore, effects: Callable[[], list[int]]
 ) -> None:
     """Another claimant takes over the event while its handler runs."""
@@ -84,7 +86,7 @@ def test_a_lost_lease_rolls_back(
     assert effects() == []
 
 
-def test_what_is_decided_has_no_transaction(worker: Worker, outbox: Outbox, watch: Watch) -> None:
+def test_decided_event_refuses_transaction(worker: Worker, outbox: Outbox, watch: Watch) -> None:
     @worker.handler(ack_policy=AckPolicy.REJECT_ON_ERROR)
     def handle(event: Received) -> None:
         event.ack()
@@ -96,7 +98,7 @@ def test_what_is_decided_has_no_transaction(worker: Worker, outbox: Outbox, watc
         watch.until(published=1)
 
 
-def test_a_transaction_that_is_done_stays_done(
+def test_exception_after_commit_does_not_undo_transaction(
     worker: Worker, outbox: Outbox, watch: Watch, effects: Callable[[], list[int]]
 ) -> None:
     """An exception after the commit neither undoes the transaction nor causes a retry."""
@@ -142,7 +144,7 @@ class Cut:
 
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("how", ["connection", "lock"])
-def test_a_settle_that_fails_by_itself_costs_no_attempt(
+def test_failed_settle_costs_no_attempt(
     worker: Worker, outbox: Outbox, watch: Watch, effects: Callable[[], list[int]], url: str, how: str
 ) -> None:
     cut = Cut(url, how)
@@ -167,7 +169,7 @@ def test_a_settle_that_fails_by_itself_costs_no_attempt(
 
 
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
-def test_a_lost_connection_in_the_middle_of_a_transaction_costs_no_attempt(
+def test_connection_lost_in_transaction_costs_no_attempt(
     worker: Worker, outbox: Outbox, watch: Watch, effects: Callable[[], list[int]], url: str
 ) -> None:
     cut = Cut(url, "connection")
@@ -185,7 +187,7 @@ def test_a_lost_connection_in_the_middle_of_a_transaction_costs_no_attempt(
 
 
 @pytest.mark.parametrize("url", ["postgresql"], indirect=True)
-def test_a_conflict_of_the_handlers_own_statement_is_its_failure(
+def test_lock_conflict_in_handler_statement_fails_event(
     worker: Worker, outbox: Outbox, watch: Watch, effects: Callable[[], list[int]], url: str
 ) -> None:
     @worker.handler(retry=RetryPolicy.none())
@@ -201,7 +203,7 @@ def test_a_conflict_of_the_handlers_own_statement_is_its_failure(
     assert effects() == []
 
 
-def test_another_store_that_cannot_be_reached_is_the_handlers_failure(
+def test_unreachable_second_store_in_handler_fails_event(
     worker: Worker, outbox: Outbox, watch: Watch, effects: Callable[[], list[int]]
 ) -> None:
     elsewhere = connect("postgresql://nobody@127.0.0.1:1/none")

@@ -38,23 +38,23 @@ def await_settled(db: Outbox, published: int) -> None:
     assert wait_until(lambda: db.store.stats().total("published") >= published, PATIENCE), db.store.stats()
 
 
-def test_it_handles_and_stops_gracefully(ground: Ground, db: Outbox) -> None:
+def test_worker_handles_events_and_stops_gracefully(ground: Ground, db: Outbox) -> None:
     emit(db, "gate", *"abc")
     command = ground.run("workers:worker", "--queue", "work", "--health", "127.0.0.1:0")
     command.await_running()
     assert wait_until(lambda: command.health()[1]["queues"]["work"]["running"] == 1, PATIENCE)
-    code, told = command.health()
-    assert (code, told["status"], told["reasons"]) == (200, "ok", [])
-    assert told["queues"]["work"] == {
+    code, answer = command.health()
+    assert (code, answer["status"], answer["reasons"]) == (200, "ok", [])
+    assert answer["queues"]["work"] == {
         "running": 1,
         "queued": 3,
         "handled": 0,
         "failed": 0,
         "dead": 0,
         "lost": 0,
-        "fetched_seconds_ago": told["queues"]["work"]["fetched_seconds_ago"],
+        "fetched_seconds_ago": answer["queues"]["work"]["fetched_seconds_ago"],
     }
-    assert told["loops"]["fetch of work"] == {"alive": True, "trouble": None}
+    assert answer["loops"]["fetch of work"] == {"alive": True, "trouble": None}
     command.send(signal.SIGTERM)
     command.await_log("stopping")
     assert wait_until(lambda: command.health()[0] == 503, PATIENCE)
@@ -65,7 +65,7 @@ def test_it_handles_and_stops_gracefully(ground: Ground, db: Outbox) -> None:
     assert [stats.total(state) for state in ("published", "pending", "claimed")] == [1, 3, 0]
 
 
-def test_another_store_can_be_named(ground: Ground, db: Outbox, tmp_path: Path) -> None:
+def test_store_option_overrides_store_of_worker(ground: Ground, db: Outbox, tmp_path: Path) -> None:
     with connect(f"sqlite:///{tmp_path / 'other.db'}") as other:
         other.store.initialise()
         emit(other, "other")
@@ -243,8 +243,8 @@ def test_changed_code_is_run(ground: Ground, db: Outbox) -> None:
     await_settled(db, 1)
     ground.write(version=2, more="def oops(:\n")
     command.await_log("waiting_for_code_change")
-    (told,) = command.await_log(r"error: cannot import 'workers': (.*)")
-    assert "workers.py, line 13: SyntaxError: invalid syntax" in told
+    (error,) = command.await_log(r"error: cannot import 'workers': (.*)")
+    assert "workers.py, line 13: SyntaxError: invalid syntax" in error
     assert command.reports() == {}
     ground.write(version=3)
     command.await_running(2)
@@ -275,14 +275,14 @@ def test_changes_of_other_files_do_not_delay_a_stop(ground: Ground, db: Outbox) 
         writing.join()
 
 
-def test_mistake_ends_all_processes_with_one_line(ground: Ground) -> None:
+def test_usage_error_ends_all_processes_with_one_line(ground: Ground) -> None:
     command = ground.run("workers:worker", "--processes", "3", "--queue", "elsewhere")
     assert command.wait() == 2
     assert command.log == "error: worker has no handler for queue 'elsewhere'\n"
 
 
 @pytest.mark.crash
-def test_later_mistake_does_not_end_the_other_processes(ground: Ground, db: Outbox) -> None:
+def test_later_import_error_does_not_end_running_processes(ground: Ground, db: Outbox) -> None:
     """A process that dies during a deployment is restarted until the new code can be imported."""
     command = ground.run("workers:worker", "--processes", "2")
     command.await_running(2)
@@ -324,7 +324,7 @@ def modules_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("arguments", "message"),
     [
         (["good_at_hand"], "invalid worker 'good_at_hand'; expected a name such as shop.workers:worker"),
         (["good_at_hand:"], "invalid worker 'good_at_hand:'"),
@@ -362,18 +362,18 @@ def modules_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     ],
 )
 @pytest.mark.usefixtures("modules_at_hand")
-def test_mistakes_are_told_in_one_line(
-    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_invalid_arguments_are_one_line_errors(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["worker", *words]) == 2
+    assert main(["worker", *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert error.count("\n") == 1
-    assert told.format(folder=tmp_path) in error
+    assert message.format(folder=tmp_path) in error
 
 
 @pytest.mark.usefixtures("modules_at_hand")
-def test_a_stack_trace_is_there_for_whoever_wants_it(
+def test_stack_trace_is_shown_in_debug_mode(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PENSTOCK_DEBUG", "1")

@@ -32,7 +32,7 @@ def settled(watch: Watch) -> bool:
 
 
 @pytest.mark.parametrize("url", ["sqlite", "postgresql"], indirect=True)
-def test_a_poisonous_event_dies_alone(outbox: Outbox, watch: Watch, store: SqlStore) -> None:
+def test_poison_event_becomes_dead_letter_alone(outbox: Outbox, watch: Watch, store: SqlStore) -> None:
     """In each of two queues one event kills its process; the test restarts the worker as a supervisor would.
 
     In the end only these two events are dead. All others are handled, although they shared a process and a batch.
@@ -59,7 +59,7 @@ def test_a_poisonous_event_dies_alone(outbox: Outbox, watch: Watch, store: SqlSt
 
 
 @pytest.mark.parametrize("url", ["sqlite", "postgresql"], indirect=True)
-def test_effects_in_one_database_are_exactly_once(
+def test_effects_in_same_database_happen_exactly_once(
     outbox: Outbox, watch: Watch, store: SqlStore, record_property: Callable[[str, object], None]
 ) -> None:
     """Kill three worker processes at random: writes in the event's transaction happen exactly once."""
@@ -107,7 +107,7 @@ KILLED_AT = [
 
 @pytest.mark.parametrize("url", ["sqlite", "postgresql"], indirect=True)
 @pytest.mark.parametrize(("kind", "point"), KILLED_AT)
-def test_killed_at_a_point(
+def test_kill_at_crash_point_loses_no_event(
     outbox: Outbox, watch: Watch, store: SqlStore, tmp_path: Path, kind: str, point: str
 ) -> None:
     """No event is lost wherever a worker is killed; with the event's transaction, no effect is duplicated."""

@@ -12,7 +12,7 @@ from penstock.store.sql.store import SqlStore
 from tests.support.servers import PostgresServer
 
 
-def test_what_was_not_started_goes_back_uncounted(worker: Worker, outbox: Outbox, watch: Watch) -> None:
+def test_stop_releases_unstarted_events_uncounted(worker: Worker, outbox: Outbox, watch: Watch) -> None:
     begun, finish = threading.Event(), threading.Event()
 
     @worker.handler(max_workers=1, fetch_batch_size=10)
@@ -32,7 +32,7 @@ def test_what_was_not_started_goes_back_uncounted(worker: Worker, outbox: Outbox
     assert {(record.deliveries, record.attempts) for record in waiting} == {(0, 0)}
 
 
-def test_run_returns_when_all_is_written_whoever_stops_it(worker: Worker, outbox: Outbox, watch: Watch) -> None:
+def test_run_returns_after_all_outcomes_are_written(worker: Worker, outbox: Outbox, watch: Watch) -> None:
     returned, stopping = threading.Event(), threading.Event()
 
     def stop() -> None:
@@ -52,7 +52,7 @@ def test_run_returns_when_all_is_written_whoever_stops_it(worker: Worker, outbox
     assert watch.states() == {State.PUBLISHED: 1}
 
 
-def test_a_handler_that_does_not_end_is_left_to_its_lease(outbox: Outbox, watch: Watch, url: str) -> None:
+def test_stop_leaves_hanging_handler_to_its_lease(outbox: Outbox, watch: Watch, url: str) -> None:
     worker = Worker(url, graceful_timeout=0.2)
     begun, finish = threading.Event(), threading.Event()
 
@@ -69,7 +69,7 @@ def test_a_handler_that_does_not_end_is_left_to_its_lease(outbox: Outbox, watch:
     finish.set()
 
 
-def test_an_async_handler_that_does_not_end_is_cancelled_and_has_failed(outbox: Outbox, watch: Watch, url: str) -> None:
+def test_stop_cancels_hanging_async_handler_as_failed(outbox: Outbox, watch: Watch, url: str) -> None:
     worker = Worker(url, graceful_timeout=0.2)
     begun = threading.Event()
     cleaned: list[str] = []
@@ -91,7 +91,7 @@ def test_an_async_handler_that_does_not_end_is_cancelled_and_has_failed(outbox: 
     assert "the worker stopped" in str(watch.records()["1"].last_error)
 
 
-def test_a_slow_handler_keeps_its_lease(worker: Worker, outbox: Outbox, watch: Watch, store: SqlStore) -> None:
+def test_slow_handler_keeps_its_lease(worker: Worker, outbox: Outbox, watch: Watch, store: SqlStore) -> None:
     calls: list[int] = []
 
     @worker.handler(release_stuck_timeout=3.0, release_stuck_interval=0.1)
@@ -108,7 +108,7 @@ def test_a_slow_handler_keeps_its_lease(worker: Worker, outbox: Outbox, watch: W
     assert watch.records()["1"].attempts == 0
 
 
-def test_what_a_dead_worker_held_comes_back(worker: Worker, outbox: Outbox, watch: Watch, store: SqlStore) -> None:
+def test_expired_lease_returns_events_to_queue(worker: Worker, outbox: Outbox, watch: Watch, store: SqlStore) -> None:
     outbox.emit("x", "1")
     assert store.claim("outbox", limit=1, claimant="dead", lease_seconds=0.3)
     seen: list[tuple[int, int]] = []
@@ -118,7 +118,7 @@ def test_what_a_dead_worker_held_comes_back(worker: Worker, outbox: Outbox, watc
     assert seen == [(2, 1)]
 
 
-def test_a_worker_that_lost_its_lease_settles_nothing(
+def test_worker_settles_nothing_after_losing_lease(
     worker: Worker, outbox: Outbox, watch: Watch, store: SqlStore
 ) -> None:
     """Another claimant takes over the event while its handler runs: this worker's outcome is rejected."""
@@ -140,7 +140,7 @@ def test_a_worker_that_lost_its_lease_settles_nothing(
     assert watch.states() == {State.CLAIMED: 1}
 
 
-def test_it_lives_through_a_restart_of_the_database() -> None:
+def test_worker_survives_database_restart() -> None:
     with PostgresServer(fsync=False) as server:
         url = server.create_database()
         store = open_store(url)

@@ -24,7 +24,7 @@ def rows() -> dict[str, str]:
     return found
 
 
-def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     *blocks, _ = BLOCKS
     assert len(blocks) >= 6
@@ -36,7 +36,7 @@ def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one.name for one in worker.periodics] == ["reports/report.due", "weekly"]
 
 
-def test_the_test_of_a_handler_passes(tmp_path: Path) -> None:
+def test_page_example_of_handler_test_passes(tmp_path: Path) -> None:
     path = tmp_path / "test_reminders.py"
     path.write_text(BLOCKS[-1])
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
@@ -46,16 +46,16 @@ def test_the_test_of_a_handler_passes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("field", fields(HandlerOptions), ids=lambda field: field.name)
-def test_every_option_is_there_with_its_default(field: Any) -> None:
-    told = rows()[field.name]
+def test_page_lists_every_option_with_default(field: Any) -> None:
+    default = rows()[field.name]
     match field.default:
         case bool():
-            assert told == "true"
+            assert default == "true"
         case int() | float():
-            assert told == f"{field.default:g}"
+            assert default == f"{field.default:g}"
         case _:
-            assert told
+            assert default
 
 
-def test_every_policy_is_there() -> None:
+def test_page_lists_every_ack_policy() -> None:
     assert {policy.name for policy in AckPolicy} <= rows().keys()

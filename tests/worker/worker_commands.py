@@ -150,7 +150,7 @@ class Command:
 
         def busy() -> list[int]:
             reports = self.reports().items()
-            return [pid for pid, told in reports if any(queue["running"] for queue in told["queues"].values())]
+            return [pid for pid, report in reports if any(queue["running"] for queue in report["queues"].values())]
 
         assert wait_until(lambda: bool(busy()), PATIENCE), self.log
         return busy()[0]
