@@ -20,7 +20,7 @@ Settled = Callable[..., EventId]
 DEAD = Selection(states=frozenset({State.DEAD}))
 
 
-def test_status_counts_and_is_ready_for_json(admin: Admin, store: SqlStore, settled: Settled) -> None:
+def test_status_counts_events_and_serialises_to_json(admin: Admin, store: SqlStore, settled: Settled) -> None:
     settled()
     settled(Dead("timeout"), queue="mail")
     store.append([Event(event_type="later", delay_seconds=60.0), Event(event_type="now")])
@@ -37,7 +37,7 @@ def test_status_counts_and_is_ready_for_json(admin: Admin, store: SqlStore, sett
     assert [finding["code"] for finding in status["findings"]] == ["dead"]
 
 
-def test_an_event_is_shown_with_every_field(admin: Admin, store: SqlStore) -> None:
+def test_show_returns_every_field(admin: Admin, store: SqlStore) -> None:
     event = Event(
         event_type="order.placed", payload='{"ü": 1}'.encode(), headers={"a": "b"}, partition_key="p", priority=3
     )
@@ -50,14 +50,14 @@ def test_an_event_is_shown_with_every_field(admin: Admin, store: SqlStore) -> No
     assert {"seq", "attempts", "deliveries", "replays", "last_error", "published_at", "claimed_by"} <= shown.keys()
 
 
-def test_a_payload_that_is_no_text_comes_in_base64(admin: Admin, store: SqlStore) -> None:
+def test_binary_payload_is_shown_in_base64(admin: Admin, store: SqlStore) -> None:
     (event_id,) = store.append([Event(event_type="picture", payload=b"\xff\x00")])
     shown = admin.show(event_id)
     assert shown["payload_encoding"] == "base64"
     assert base64.b64decode(shown["payload"]) == b"\xff\x00"
 
 
-def test_a_timeline_tells_the_whole_life(admin: Admin, store: SqlStore, settled: Settled) -> None:
+def test_timeline_lists_all_transitions(admin: Admin, store: SqlStore, settled: Settled) -> None:
     event_id = settled(Retry("refused", 0.0))
     claim = store.claim("outbox", limit=1, claimant="second")
     store.settle(claim.lease, {claim.events[0].seq: Dead("gone")})
@@ -74,16 +74,16 @@ def test_a_timeline_tells_the_whole_life(admin: Admin, store: SqlStore, settled:
     assert [line["what"] for line in admin.show(event_id)["timeline"]][4:] == ["released", "due"]
 
 
-def test_a_published_events_timeline_ends_with_that(admin: Admin, settled: Settled) -> None:
+def test_timeline_of_published_event_ends_with_published(admin: Admin, settled: Settled) -> None:
     assert [line["what"] for line in admin.show(settled())["timeline"]] == ["emitted", "published"]
 
 
-def test_an_unknown_id_is_told(admin: Admin) -> None:
+def test_show_of_unknown_id_is_error(admin: Admin) -> None:
     with pytest.raises(EventNotFound, match=r"event .* does not exist"):
         admin.show(EventId(uuid4()))
 
 
-def test_pages_go_on_where_the_last_one_ended(admin: Admin, store: SqlStore) -> None:
+def test_next_page_continues_after_previous_page(admin: Admin, store: SqlStore) -> None:
     ids = store.append([Event(event_type=f"t{number}") for number in range(7)])
     first = admin.find(Selection(), limit=4)
     rest = admin.find(Selection(), after=first.after, limit=4)
@@ -91,7 +91,7 @@ def test_pages_go_on_where_the_last_one_ended(admin: Admin, store: SqlStore) -> 
     assert rest.after is None
 
 
-def test_many_pages_bring_no_more_than_asked_for(admin: Admin, store: SqlStore) -> None:
+def test_pages_return_at_most_limit(admin: Admin, store: SqlStore) -> None:
     store.append([Event(event_type="t") for _ in range(PAGE + 30)])
     pages = list(admin.pages(Selection(), limit=PAGE + 10))
     assert [len(page.events) for page in pages] == [PAGE, 10]
@@ -99,12 +99,12 @@ def test_many_pages_bring_no_more_than_asked_for(admin: Admin, store: SqlStore) 
     assert sum(len(page.events) for page in admin.pages(Selection(), limit=10_000)) == PAGE + 30
 
 
-def test_a_limit_of_nothing_is_refused(admin: Admin) -> None:
+def test_find_limit_of_zero_is_refused(admin: Admin) -> None:
     with pytest.raises(UsageError, match="limit must be at least 1"):
         admin.find(Selection(), limit=0)
 
 
-def test_a_preview_counts_by_kind_and_changes_nothing(admin: Admin, settled: Settled) -> None:
+def test_replay_preview_counts_events_without_change(admin: Admin, settled: Settled) -> None:
     for event_type in ("a", "a", "b"):
         settled(Dead("no"), event_type)
     settled()
@@ -119,7 +119,7 @@ def test_a_preview_counts_by_kind_and_changes_nothing(admin: Admin, settled: Set
     assert admin.status().dead == 3
 
 
-def test_replay_makes_events_pending_and_tells_its_progress(admin: Admin, settled: Settled) -> None:
+def test_replay_makes_events_pending_and_reports_progress(admin: Admin, settled: Settled) -> None:
     settled(Dead("no"))
     settled()
     heard: list[int] = []
@@ -128,7 +128,7 @@ def test_replay_makes_events_pending_and_tells_its_progress(admin: Admin, settle
     assert (admin.status().pending, admin.status().dead) == (2, 0)
 
 
-def test_purge_spares_the_dead_unless_they_are_named(admin: Admin, settled: Settled) -> None:
+def test_purge_keeps_dead_events_unless_selected(admin: Admin, settled: Settled) -> None:
     settled(Dead("no"))
     settled()
     everything = Selection(everything=True)
@@ -149,19 +149,19 @@ def test_only_settled_events_are_replayed_and_purged(admin: Admin, state: State)
         admin.preview_purge(selection)
 
 
-def test_an_empty_selection_is_refused(admin: Admin) -> None:
+def test_purge_with_empty_selection_is_refused(admin: Admin) -> None:
     with pytest.raises(UsageError, match="missing selection for purge"):
         admin.purge(Selection())
 
 
-def test_an_unknown_id_stops_a_replay_before_it_starts(admin: Admin, settled: Settled) -> None:
+def test_unknown_id_prevents_whole_replay(admin: Admin, settled: Settled) -> None:
     known = settled(Dead("no"))
     with pytest.raises(EventNotFound):
         admin.replay(Selection(ids=frozenset({known, EventId(uuid4())})))
     assert admin.status().dead == 1
 
 
-def test_reap_goes_on_until_nothing_is_left(admin: Admin, store: SqlStore, an_hour_ago: SqlStore) -> None:
+def test_reap_repeats_until_no_expired_lease_is_left(admin: Admin, store: SqlStore, an_hour_ago: SqlStore) -> None:
     an_hour_ago.append([Event(event_type="t") for _ in range(6)])
     for _ in range(3):
         an_hour_ago.claim("outbox", limit=2, claimant="gone", lease_seconds=60.0)
@@ -174,7 +174,7 @@ def test_reap_goes_on_until_nothing_is_left(admin: Admin, store: SqlStore, an_ho
     assert admin.reap() == 0
 
 
-def test_initialising_again_changes_nothing(admin: Admin, settled: Settled) -> None:
+def test_repeated_initialise_changes_nothing(admin: Admin, settled: Settled) -> None:
     settled()
     assert list(admin.initialise().steps) == []
     assert admin.status().published == 1

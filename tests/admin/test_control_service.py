@@ -49,7 +49,7 @@ def working(admin: Admin, url: str, queue: str) -> Iterator[None]:
 # Queues
 
 
-def test_a_pause_is_told_with_its_time_and_who_did_it(admin: Admin, store: SqlStore) -> None:
+def test_status_shows_pause_with_time_and_operator(admin: Admin, store: SqlStore) -> None:
     store.append([Event(event_type="t", queue="mail")])
     control = json.loads(json.dumps(admin.pause("mail", by="ada")))
     assert control == {"queue": "mail", "paused_at": control["paused_at"], "paused_by": "ada", "max_claimed": None}
@@ -63,7 +63,7 @@ def test_a_pause_is_told_with_its_time_and_who_did_it(admin: Admin, store: SqlSt
     assert store.controls() == []
 
 
-def test_a_limit(admin: Admin, store: SqlStore) -> None:
+def test_limit_bounds_claimed_events(admin: Admin, store: SqlStore) -> None:
     store.append([Event(event_type="t") for _ in range(3)])
     assert admin.limit("outbox", 2)["max_claimed"] == 2
     assert len(store.claim("outbox", limit=10, claimant="tester")) == 2
@@ -76,7 +76,7 @@ def test_a_limit(admin: Admin, store: SqlStore) -> None:
     }
 
 
-def test_a_steered_queue_is_in_the_status_before_its_first_event(admin: Admin) -> None:
+def test_controlled_queue_without_events_is_in_status(admin: Admin) -> None:
     admin.pause("mail", by="ada")
     admin.limit("orders", 3)
     assert [(one.queue, one.paused_by, one.max_claimed) for one in admin.status().queues] == [
@@ -87,19 +87,19 @@ def test_a_steered_queue_is_in_the_status_before_its_first_event(admin: Admin) -
 
 
 @pytest.mark.parametrize("limit", [0, -1, 2**31])
-def test_what_is_no_limit_is_refused(admin: Admin, limit: int) -> None:
+def test_invalid_limit_is_refused(admin: Admin, limit: int) -> None:
     with pytest.raises(UsageError, match="limit must be"):
         admin.limit("outbox", limit)
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, "a\x00b"])
-def test_what_is_no_queue_is_refused(admin: Admin, name: str) -> None:
+def test_invalid_queue_name_is_refused(admin: Admin, name: str) -> None:
     for verb in (admin.pause, admin.resume, lambda queue: admin.limit(queue, 1)):
         with pytest.raises(UsageError, match="queue"):
             verb(name)
 
 
-def test_the_doctor_warns_of_a_pause_that_events_wait_for(admin: Admin, store: SqlStore) -> None:
+def test_doctor_warns_of_paused_queue_with_ready_events(admin: Admin, store: SqlStore) -> None:
     assert queues(admin) == Check("queues", Level.OK, "0 paused, 0 limited")
     admin.pause("mail", by="ada")
     assert queues(admin) == Check("queues", Level.OK, "1 paused, 0 limited")
@@ -109,7 +109,7 @@ def test_the_doctor_warns_of_a_pause_that_events_wait_for(admin: Admin, store: S
     assert check.detail.endswith("by ada, with 1 ready event: penstock resume mail")
 
 
-def test_the_doctor_tells_of_a_limit_that_events_wait_for(
+def test_doctor_reports_limited_queue_with_waiting_events(
     admin: Admin, store: SqlStore, an_hour_ago: SqlStore, url: str
 ) -> None:
     an_hour_ago.append([Event(event_type="t") for _ in range(3)])
@@ -121,7 +121,7 @@ def test_the_doctor_tells_of_a_limit_that_events_wait_for(
     assert check.detail.startswith("queue outbox has reached its limit of 1 claimed at a time")
 
 
-def test_a_worker_is_called_one(admin: Admin, url: str) -> None:
+def test_status_lists_workers(admin: Admin, url: str) -> None:
     with working(admin, url, "mail"):
         assert [(one.kind, one.queue, one.alive) for one in admin.status().relays] == [("worker", "mail", True)]
 
@@ -129,7 +129,7 @@ def test_a_worker_is_called_one(admin: Admin, url: str) -> None:
 # Events
 
 
-def test_a_preview_of_a_cancel_counts_by_kind(admin: Admin, store: SqlStore, settled: Settled) -> None:
+def test_cancel_preview_counts_by_state_queue_and_type(admin: Admin, store: SqlStore, settled: Settled) -> None:
     settled()
     store.append([Event(event_type="held", queue="mail")])
     store.claim("mail", limit=1, claimant="tester")
@@ -145,7 +145,7 @@ def test_a_preview_of_a_cancel_counts_by_kind(admin: Admin, store: SqlStore, set
     assert admin.status().pending == 3
 
 
-def test_a_cancel_leaves_a_reason_and_a_name(admin: Admin, store: SqlStore) -> None:
+def test_cancel_records_reason_and_operator(admin: Admin, store: SqlStore) -> None:
     one, other = store.append([Event(event_type="t"), Event(event_type="t")])
     assert admin.cancel(only(one), reason="sent by mistake", by="ada") == 1
     shown = admin.show(one)
@@ -157,7 +157,7 @@ def test_a_cancel_leaves_a_reason_and_a_name(admin: Admin, store: SqlStore) -> N
     assert (line["what"], line["by"], line["detail"]) == ("cancelled", "ada", None)
 
 
-def test_claimed_events_are_cancelled_by_name_only(admin: Admin, store: SqlStore) -> None:
+def test_claimed_events_are_cancelled_only_if_selected(admin: Admin, store: SqlStore) -> None:
     (held,) = store.append([Event(event_type="t")])
     store.claim("outbox", limit=1, claimant="tester")
     assert admin.cancel(ALL) == 0
@@ -166,7 +166,7 @@ def test_claimed_events_are_cancelled_by_name_only(admin: Admin, store: SqlStore
     assert admin.show(held)["state"] == "DEAD"
 
 
-def test_a_cancel_tells_its_progress_and_leaves_newcomers_alone(
+def test_cancel_reports_progress_and_ignores_new_events(
     admin: Admin, store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cancel must end although an application keeps emitting events."""
@@ -189,7 +189,7 @@ def test_only_unsettled_events_are_cancelled(admin: Admin, state: State) -> None
         admin.cancel(Selection(states=frozenset({state})))
 
 
-def test_mistakes_are_told_before_anything_is_done(admin: Admin, store: SqlStore) -> None:
+def test_invalid_cancel_changes_nothing(admin: Admin, store: SqlStore) -> None:
     (known,) = store.append([Event(event_type="t")])
     with pytest.raises(EventNotFound):
         admin.cancel(only(known, EventId(uuid4())))
@@ -198,7 +198,7 @@ def test_mistakes_are_told_before_anything_is_done(admin: Admin, store: SqlStore
     assert admin.status().pending == 1
 
 
-def test_what_was_said_of_an_event_is_shown(admin: Admin, store: SqlStore) -> None:
+def test_show_returns_progress_and_result(admin: Admin, store: SqlStore) -> None:
     (event_id,) = store.append([Event(event_type="t")])
     shown = admin.show(event_id)
     assert [shown[name] for name in ("progress", "progress_encoding", "result", "result_encoding")] == [None] * 4

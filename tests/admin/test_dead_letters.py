@@ -33,7 +33,7 @@ def office(admin: Admin) -> DeadLetterOffice:
     return admin.dead_letters
 
 
-def bury(store: SqlStore, number: int, error: str = "no", queue: str = "outbox", **fields: Any) -> list[EventId]:
+def make_dead(store: SqlStore, number: int, error: str = "no", queue: str = "outbox", **fields: Any) -> list[EventId]:
     """Create `number` dead letters; `{}` in the error is replaced by the number of each."""
     ids = store.append([Event(event_type="order.placed", queue=queue, **fields) for _ in range(number)])
     claim = store.claim(queue, limit=number, claimant="tester")
@@ -41,7 +41,7 @@ def bury(store: SqlStore, number: int, error: str = "no", queue: str = "outbox",
     return ids
 
 
-def test_pages_bring_the_latest_death_first(office: DeadLetterOffice, settled: Settled) -> None:
+def test_dead_letters_are_listed_latest_first(office: DeadLetterOffice, settled: Settled) -> None:
     ids = [str(settled(Dead(f"no {number}\nFile x, line 1"))) for number in range(5)]
     settled()
     first = office.find(limit=3)
@@ -56,20 +56,20 @@ def test_pages_bring_the_latest_death_first(office: DeadLetterOffice, settled: S
 
 
 @pytest.mark.parametrize("after", ["", "12", "a.b", "1.", "99999999999999999999999.1", "1.2.3"])
-def test_a_place_that_no_page_ended_at_is_refused(office: DeadLetterOffice, after: str) -> None:
+def test_invalid_page_position_is_refused(office: DeadLetterOffice, after: str) -> None:
     with pytest.raises(UsageError, match="invalid position"):
         office.find(after=after)
 
 
-def test_a_limit_of_nothing_is_refused(office: DeadLetterOffice) -> None:
+def test_find_limit_of_zero_is_refused(office: DeadLetterOffice) -> None:
     with pytest.raises(UsageError, match="limit must be at least 1"):
         office.find(limit=0)
 
 
-def test_totals_by_queue_and_by_kind_of_error(office: DeadLetterOffice, store: SqlStore) -> None:
-    bury(store, 3, "order {} is unknown\nFile x", "orders")
-    bury(store, 2, "order {} is unknown", "returns")
-    bury(store, 4, "timeout", "returns")
+def test_totals_count_by_queue_and_error_kind(office: DeadLetterOffice, store: SqlStore) -> None:
+    make_dead(store, 3, "order {} is unknown\nFile x", "orders")
+    make_dead(store, 2, "order {} is unknown", "returns")
+    make_dead(store, 4, "timeout", "returns")
     assert json.loads(json.dumps(office.totals().as_json())) == {
         "total": 9,
         "queues": [{"queue": "returns", "count": 6}, {"queue": "orders", "count": 3}],
@@ -78,13 +78,13 @@ def test_totals_by_queue_and_by_kind_of_error(office: DeadLetterOffice, store: S
     assert office.totals(Selection(queue="orders", error="UNKNOWN")).total == 3
 
 
-def test_totals_of_a_healthy_store(office: DeadLetterOffice, settled: Settled) -> None:
+def test_totals_without_dead_letters_are_zero(office: DeadLetterOffice, settled: Settled) -> None:
     settled()
     assert office.totals().as_json() == {"total": 0, "queues": [], "errors": []}
     assert office.find().as_json() == {"dead_letters": [], "after": None}
 
 
-def test_one_is_shown_with_how_it_died_and_where_it_came_from(office: DeadLetterOffice, store: SqlStore) -> None:
+def test_dead_letter_is_shown_with_error_and_origin(office: DeadLetterOffice, store: SqlStore) -> None:
     headers = {"penstock-stream-name": "totals", "penstock-stream-id": "1718-0", "tenant": "eu"}
     (event_id,) = store.append([Event(event_type="t", queue="streams/totals", payload=b'{"a": 1}', headers=headers)])
     for outcome in (Retry("refused", 0.0), Dead("KeyError: 'b'\n  File x, line 3")):
@@ -99,10 +99,8 @@ def test_one_is_shown_with_how_it_died_and_where_it_came_from(office: DeadLetter
     assert office.find(Selection(queue="streams/totals")).dead_letters[0]["event_id"] == str(event_id)
 
 
-def test_failures_of_its_own_are_those_of_this_life_that_no_process_died_of(
-    office: DeadLetterOffice, store: SqlStore
-) -> None:
-    (event_id,) = bury(store, 1, max_attempts=3)
+def test_own_failures_count_since_replay_without_lost_leases(office: DeadLetterOffice, store: SqlStore) -> None:
+    (event_id,) = make_dead(store, 1, max_attempts=3)
     office.redrive(ALL)
     claim = store.claim("outbox", limit=1, claimant="fails")
     store.settle(claim.lease, {claim.events[0].seq: Retry("refused", 0.0)})
@@ -114,7 +112,7 @@ def test_failures_of_its_own_are_those_of_this_life_that_no_process_died_of(
     assert (letter["attempts"], letter["own_failures"], letter["last_error"]) == (3, 1, "lease expired")
 
 
-def test_of_several_copies_the_dead_one_is_shown(office: DeadLetterOffice, store: SqlStore) -> None:
+def test_dead_copy_of_routed_event_is_shown(office: DeadLetterOffice, store: SqlStore) -> None:
     (event_id,) = store.append([Event(event_type="t")])
     claim = store.claim("outbox", limit=1, claimant="router")
     store.route(claim.lease, {claim.events[0].seq: ["a", "b"]})
@@ -126,7 +124,7 @@ def test_of_several_copies_the_dead_one_is_shown(office: DeadLetterOffice, store
     assert office.redrive(Selection(ids=frozenset({event_id}))) == OfficeResult(done="redriven", count=1, left_alone=[])
 
 
-def test_only_the_dead_are_shown(office: DeadLetterOffice, settled: Settled) -> None:
+def test_show_refuses_events_that_are_not_dead(office: DeadLetterOffice, settled: Settled) -> None:
     published = settled()
     with pytest.raises(UsageError, match=f"{published} is published, not dead; show it with: penstock show"):
         office.show(published)
@@ -135,17 +133,17 @@ def test_only_the_dead_are_shown(office: DeadLetterOffice, settled: Settled) -> 
 
 
 @pytest.mark.parametrize("verb", ["redrive", "purge"])
-def test_a_dry_run_tells_and_changes_nothing(office: DeadLetterOffice, store: SqlStore, verb: str) -> None:
-    dead = bury(store, 3)
+def test_dry_run_counts_without_change(office: DeadLetterOffice, store: SqlStore, verb: str) -> None:
+    dead = make_dead(store, 3)
     (pending,) = store.append([Event(event_type="t")])
-    told = getattr(office, verb)(Selection(ids=frozenset([*dead, pending])), dry_run=True)
-    document = json.loads(json.dumps(told.as_json()))
+    preview = getattr(office, verb)(Selection(ids=frozenset([*dead, pending])), dry_run=True)
+    document = json.loads(json.dumps(preview.as_json()))
     assert (document["dry_run"], document["total"], len(document["examples"])) == (True, 3, 3)
     assert document["left_alone"] == [{"event_id": str(pending), "state": "PENDING"}]
     assert office.totals().total == 3
 
 
-def test_a_redrive_is_a_replay_under_the_same_id(office: DeadLetterOffice, admin: Admin, settled: Settled) -> None:
+def test_redrive_replays_event_with_same_id(office: DeadLetterOffice, admin: Admin, settled: Settled) -> None:
     dead, published = settled(Dead("no")), settled()
     assert office.redrive(ALL, by="ann").as_json() == {"redriven": 1, "left_alone": []}
     event = admin.show(dead)
@@ -155,7 +153,7 @@ def test_a_redrive_is_a_replay_under_the_same_id(office: DeadLetterOffice, admin
 
 
 @pytest.mark.parametrize("verb", ["redrive", "purge"])
-def test_what_is_not_dead_is_left_alone_and_said(
+def test_events_that_are_not_dead_are_reported_and_left(
     office: DeadLetterOffice, admin: Admin, settled: Settled, verb: str
 ) -> None:
     dead, published, unknown = settled(Dead("no")), settled(), EventId(uuid4())
@@ -168,14 +166,14 @@ def test_what_is_not_dead_is_left_alone_and_said(
     assert admin.show(published)["state"] == "PUBLISHED"
 
 
-def test_an_id_that_a_filter_leaves_out_is_left_alone(office: DeadLetterOffice, settled: Settled) -> None:
+def test_id_excluded_by_filter_is_left_alone(office: DeadLetterOffice, settled: Settled) -> None:
     dead = settled(Dead("no"), queue="mail")
     handled = office.redrive(Selection(ids=frozenset({dead}), queue="outbox"))
     assert (handled.count, [one.state for one in handled.left_alone]) == (0, ["DEAD"])
 
 
 @pytest.mark.parametrize("verb", ["redrive", "purge"])
-def test_what_makes_no_sense_is_refused(office: DeadLetterOffice, settled: Settled, verb: str) -> None:
+def test_redrive_and_purge_refuse_invalid_selection(office: DeadLetterOffice, settled: Settled, verb: str) -> None:
     settled(Dead("no"))
     with pytest.raises(UsageError, match=f"missing selection for {verb}"):
         getattr(office, verb)(Selection())
@@ -184,11 +182,11 @@ def test_what_makes_no_sense_is_refused(office: DeadLetterOffice, settled: Settl
     assert office.totals().total == 1
 
 
-def test_ten_thousand_are_redriven_in_batches(
+def test_10_000_dead_letters_are_redriven_in_batches(
     office: DeadLetterOffice, store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.store.sql.store.REPLAY_BATCH", 1_000)
-    bury(store, 10_000, "order {} is unknown")
+    make_dead(store, 10_000, "order {} is unknown")
     assert [one.count for one in office.totals().errors] == [10_000]
     heard: list[int] = []
     assert office.redrive(ALL, progress=heard.append).count == 10_000
@@ -196,11 +194,11 @@ def test_ten_thousand_are_redriven_in_batches(
     assert store.stats().total("pending") == 10_000
 
 
-def test_whoever_leaves_in_between_leaves_whole_batches(
+def test_interrupted_redrive_commits_whole_batches(
     office: DeadLetterOffice, store: SqlStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.store.sql.store.REPLAY_BATCH", 10)
-    bury(store, 35)
+    make_dead(store, 35)
 
     def leave(done: int) -> None:
         if done == 20:
@@ -214,8 +212,8 @@ def test_whoever_leaves_in_between_leaves_whole_batches(
 
 
 @pytest.mark.parametrize("others", [("purge", "purge"), ("purge", "redrive"), ("redrive", "redrive")])
-def test_several_at_once_share_the_dead_among_them(url: str, store: SqlStore, others: tuple[str, str]) -> None:
-    bury(store, 2_000)
+def test_concurrent_operations_handle_each_dead_letter_once(url: str, store: SqlStore, others: tuple[str, str]) -> None:
+    make_dead(store, 2_000)
     together = Barrier(len(others))
 
     def work(verb: str) -> int:
@@ -237,13 +235,13 @@ def test_several_at_once_share_the_dead_among_them(url: str, store: SqlStore, ot
     assert Admin(store).dead_letters.purge(ALL).count == left
 
 
-def test_the_list_brings_no_payloads(office: DeadLetterOffice, store: SqlStore) -> None:
-    bury(store, 1, "no \x1b[31m" + " x" * 100_000, payload=b"y" * 1_000_000)
+def test_list_contains_no_payloads(office: DeadLetterOffice, store: SqlStore) -> None:
+    make_dead(store, 1, "no \x1b[31m" + " x" * 100_000, payload=b"y" * 1_000_000)
     assert len(json.dumps(office.find().as_json())) < 2_000
     assert office.totals().errors[0].error.startswith("no \x1b[#m x x")
 
 
-def test_the_program_on_the_page_runs(tmp_path: Path) -> None:
+def test_guide_program_runs(tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "guides" / "dead-letters.md"
     (program,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)

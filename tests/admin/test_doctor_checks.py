@@ -28,13 +28,13 @@ def empty(tmp_path: Path) -> Iterator[SqlStore]:
     opened.close()
 
 
-def test_all_is_well(store: SqlStore) -> None:
+def test_healthy_store_passes_all_checks(store: SqlStore) -> None:
     checks = by_name(examine(store))
     assert {"Python", "extras", "store", "schema", "clock", "leases", "snapshots"} <= checks.keys()
     assert [checks[name].level for name in ("store", "schema", "clock", "leases", "snapshots")] == [Level.OK] * 5
 
 
-def test_missing_tables_fail_with_the_command_that_makes_them(empty: SqlStore) -> None:
+def test_missing_tables_fail_and_name_init_command(empty: SqlStore) -> None:
     checks = examine(empty)
     assert checks[-1].name == "schema"
     assert checks[-1].level is Level.FAIL
@@ -42,14 +42,14 @@ def test_missing_tables_fail_with_the_command_that_makes_them(empty: SqlStore) -
     assert not healthy(checks)
 
 
-def test_a_store_that_is_not_there_fails(tmp_path: Path) -> None:
+def test_missing_store_fails(tmp_path: Path) -> None:
     missing = open_store(f"sqlite:///{tmp_path / 'nowhere' / 'x.db'}")
     last = examine(missing)[-1]
     assert (last.name, last.level) == ("store", Level.FAIL)
     assert "does not exist" in last.detail
 
 
-def test_expired_leases_are_a_warning(store: SqlStore, an_hour_ago: SqlStore) -> None:
+def test_expired_leases_are_warning(store: SqlStore, an_hour_ago: SqlStore) -> None:
     an_hour_ago.append([Event(event_type="t")])
     an_hour_ago.claim("outbox", limit=1, claimant="gone", lease_seconds=60.0)
     check = by_name(examine(store))["leases"]
@@ -57,7 +57,7 @@ def test_expired_leases_are_a_warning(store: SqlStore, an_hour_ago: SqlStore) ->
     assert "penstock reap" in check.detail
 
 
-def test_a_clock_that_is_off_is_a_warning(an_hour_ago: SqlStore) -> None:
+def test_clock_skew_is_warning(an_hour_ago: SqlStore) -> None:
     check = by_name(examine(an_hour_ago))["clock"]
     assert check.level is Level.WARN
     assert "1 h" in check.detail or "59 min" in check.detail
@@ -74,7 +74,7 @@ def test_spark_without_java_fails(store: SqlStore, monkeypatch: pytest.MonkeyPat
     assert (check.level, check.detail) == (Level.FAIL, "no Java: set JAVA_HOME")
 
 
-def test_a_machine_without_spark_is_told_but_not_ill(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_spark_is_warning_only(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "find_spec", lambda _: None)
     checks = examine(store)
     assert by_name(checks)["Spark"].level is Level.WARN
@@ -83,21 +83,21 @@ def test_a_machine_without_spark_is_told_but_not_ill(store: SqlStore, monkeypatc
     assert healthy(checks)
 
 
-def test_a_newer_schema_asks_for_a_newer_penstock(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newer_schema_fails_and_asks_for_upgrade(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(store), "versions", lambda _: ("0999", "0001"))
     check = by_name(examine(store))["schema"]
     assert check.level is Level.FAIL
     assert "upgrade Penstock" in check.detail
 
 
-def test_an_older_schema_is_a_warning(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_older_schema_is_warning(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(store), "versions", lambda _: ("0001", "0002"))
     check = by_name(examine(store))["schema"]
     assert check.level is Level.WARN
     assert "penstock init" in check.detail
 
 
-def test_the_moment_of_asking_is_no_skew(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_query_delay_is_not_clock_skew(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = datetime.now(UTC) + timedelta(seconds=1)
     monkeypatch.setattr(type(store), "now", lambda _: slow)
     assert by_name(examine(store))["clock"].level is Level.OK

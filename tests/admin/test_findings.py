@@ -33,7 +33,7 @@ def waiting(queue: str = "outbox", ready: int = 1_204, oldest: float = 200.0) ->
     return QueueStats(queue, pending=ready, ready=ready, oldest_pending_seconds=oldest)
 
 
-def said(found: Stats, *controls: QueueControl) -> list[str]:
+def messages(found: Stats, *controls: QueueControl) -> list[str]:
     return [str(finding) for finding in findings(found, controls)]
 
 
@@ -41,71 +41,71 @@ def codes(found: Stats, *controls: QueueControl) -> Sequence[str]:
     return [finding.code for finding in findings(found, controls)]
 
 
-def test_a_quiet_store_gives_nothing_to_say() -> None:
-    assert said(stats(QueueStats("outbox", published=5_000))) == []
+def test_healthy_store_has_no_findings() -> None:
+    assert messages(stats(QueueStats("outbox", published=5_000))) == []
 
 
-def test_events_wait_and_no_relay_was_ever_there() -> None:
-    assert said(stats(waiting())) == [
+def test_pending_events_without_relay_are_finding() -> None:
+    assert messages(stats(waiting())) == [
         "1,204 events are pending in queue outbox and no relay or worker is running: penstock relay --to URL"
     ]
 
 
-def test_events_wait_and_the_relay_has_gone_silent() -> None:
-    (line,) = said(stats(waiting(), relays=[relay(seen_seconds_ago=185.0)]))
+def test_pending_events_with_silent_relay_are_finding() -> None:
+    (line,) = messages(stats(waiting(), relays=[relay(seen_seconds_ago=185.0)]))
     assert "no relay has been seen for 3 min" in line
 
 
-def test_a_relay_of_another_queue_doesnt_help() -> None:
-    (line,) = said(stats(waiting("mail", ready=1), relays=[relay("outbox")]))
+def test_relay_of_another_queue_does_not_count() -> None:
+    (line,) = messages(stats(waiting("mail", ready=1), relays=[relay("outbox")]))
     assert (
         line
         == "1 event is pending in queue mail and no relay or worker is running: penstock relay --to URL --queue mail"
     )
 
 
-def test_jobs_wait_and_nobody_has_one() -> None:
-    assert said(stats(waiting("jobs/email:send", 3), waiting("other/a b", 1))) == [
+def test_unclaimed_jobs_are_finding() -> None:
+    assert messages(stats(waiting("jobs/email:send", 3), waiting("other/a b", 1))) == [
         "3 jobs of type email:send can be claimed, but no worker has claimed one: penstock jobs list --type email:send",
         "1 job of type a b can be claimed, but no worker has claimed one: penstock jobs list --type 'a b' --name other",
     ]
     busy = QueueStats("jobs/email:send", pending=3, ready=3, claimed=1, oldest_pending_seconds=200.0)
-    assert said(stats(busy)) == []
+    assert messages(stats(busy)) == []
 
 
-def test_a_burst_that_was_just_emitted_is_no_finding() -> None:
-    assert said(stats(waiting(oldest=1.0))) == []
+def test_recent_burst_is_no_finding() -> None:
+    assert messages(stats(waiting(oldest=1.0))) == []
 
 
-def test_events_for_later_are_no_finding() -> None:
-    assert said(stats(QueueStats("outbox", pending=9, ready=0, oldest_pending_seconds=0.0))) == []
+def test_delayed_events_are_no_finding() -> None:
+    assert messages(stats(QueueStats("outbox", pending=9, ready=0, oldest_pending_seconds=0.0))) == []
 
 
-def test_a_relay_that_falls_behind() -> None:
+def test_slow_relay_is_finding() -> None:
     assert codes(stats(waiting(oldest=30.0), relays=[relay()])) == []
-    (line,) = said(stats(waiting(oldest=720.0), relays=[relay()]))
+    (line,) = messages(stats(waiting(oldest=720.0), relays=[relay()]))
     assert line.startswith("the oldest event in queue outbox has waited 12 min although a relay is running")
 
 
-def test_expired_leases_are_told_when_nobody_reaps() -> None:
-    assert said(stats(expired_leases=12)) == ["12 expired leases and no running relay or worker: penstock reap"]
-    assert said(stats(expired_leases=12, relays=[relay()])) == []
+def test_expired_leases_without_reaper_are_finding() -> None:
+    assert messages(stats(expired_leases=12)) == ["12 expired leases and no running relay or worker: penstock reap"]
+    assert messages(stats(expired_leases=12, relays=[relay()])) == []
 
 
-def test_the_dead_are_told_with_their_commonest_error() -> None:
+def test_dead_events_finding_names_most_frequent_error() -> None:
     dead = stats(QueueStats("outbox", dead=37), dead_errors=[("timeout\nwhile connecting", 30), ("refused", 7)])
-    assert said(dead) == ["37 events are dead; most frequent error: timeout: penstock dead list"]
+    assert messages(dead) == ["37 events are dead; most frequent error: timeout: penstock dead list"]
     alike = stats(QueueStats("outbox", dead=1), dead_errors=[("refused", 1)])
-    assert said(alike) == ["1 event is dead; error: refused: penstock dead list"]
+    assert messages(alike) == ["1 event is dead; error: refused: penstock dead list"]
 
 
-def test_an_old_snapshot_is_told() -> None:
+def test_old_snapshot_is_finding() -> None:
     assert codes(stats(oldest_snapshot_seconds=30.0)) == []
-    (line,) = said(stats(oldest_snapshot_seconds=7_500.0))
+    (line,) = messages(stats(oldest_snapshot_seconds=7_500.0))
     assert line.startswith("a transaction has been open for 2 h and blocks vacuum")
 
 
-def test_the_most_pressing_comes_first() -> None:
+def test_findings_are_ordered_by_urgency() -> None:
     everything = stats(
         waiting(), QueueStats("mail", dead=1), expired_leases=1, oldest_snapshot_seconds=9_999.0, dead_errors=[("x", 1)]
     )
@@ -115,20 +115,20 @@ def test_the_most_pressing_comes_first() -> None:
 # Workers
 
 
-def test_events_wait_and_the_workers_have_gone_silent() -> None:
-    (line,) = said(stats(waiting(), relays=[worker(seen_seconds_ago=185.0)]))
+def test_pending_events_with_silent_workers_are_finding() -> None:
+    (line,) = messages(stats(waiting(), relays=[worker(seen_seconds_ago=185.0)]))
     assert line.endswith("no worker has been seen for 3 min: penstock worker MODULE:WORKER")
-    (line,) = said(stats(waiting(), relays=[worker(seen_seconds_ago=185.0), relay(seen_seconds_ago=60.0)]))
+    (line,) = messages(stats(waiting(), relays=[worker(seen_seconds_ago=185.0), relay(seen_seconds_ago=60.0)]))
     assert line.endswith("no relay or worker has been seen for 1 min: penstock relay --to URL")
 
 
-def test_workers_that_fall_behind() -> None:
-    (line,) = said(stats(waiting(oldest=720.0), relays=[worker()]))
+def test_slow_workers_are_finding() -> None:
+    (line,) = messages(stats(waiting(oldest=720.0), relays=[worker()]))
     assert "although a worker is running; check for errors, or add workers" in line
 
 
-def test_workers_reap() -> None:
-    assert said(stats(expired_leases=12, relays=[worker()])) == []
+def test_expired_leases_with_worker_are_no_finding() -> None:
+    assert messages(stats(expired_leases=12, relays=[worker()])) == []
 
 
 # Paused and limited queues
@@ -136,25 +136,25 @@ def test_workers_reap() -> None:
 PAUSED = QueueControl("mail", datetime(2026, 1, 31, 12, 0, 5, tzinfo=UTC), "ada")
 
 
-def test_a_paused_queue_whose_events_could_go() -> None:
+def test_paused_queue_with_ready_events_is_finding() -> None:
     """The pause is the only reason reported, with or without a relay and for any waiting time."""
     for relays in ([], [relay("mail")]):
-        assert said(stats(waiting("mail", ready=2, oldest=0.1), relays=relays), PAUSED) == [
+        assert messages(stats(waiting("mail", ready=2, oldest=0.1), relays=relays), PAUSED) == [
             "queue mail has been paused since 2026-01-31 12:00:05Z by ada, with 2 ready events: penstock resume mail"
         ]
 
 
-def test_a_paused_queue_without_events_to_go_is_no_finding() -> None:
+def test_paused_queue_without_ready_events_is_no_finding() -> None:
     later = QueueStats("mail", pending=9, ready=0, oldest_pending_seconds=0.0)
-    assert said(stats(later), PAUSED) == []
-    assert said(stats(), PAUSED) == []
+    assert messages(stats(later), PAUSED) == []
+    assert messages(stats(), PAUSED) == []
 
 
-def test_a_pause_of_another_queue_is_no_reason() -> None:
+def test_pause_of_another_queue_does_not_count() -> None:
     assert codes(stats(waiting("orders"), relays=[relay("orders", 1.0)]), PAUSED) == ["slow"]
 
 
-def test_a_limit_that_is_reached_while_events_wait_is_good_to_know() -> None:
+def test_reached_limit_with_waiting_events_is_info() -> None:
     full = QueueStats("mail", pending=9, ready=9, claimed=5, oldest_pending_seconds=180.0)
     (finding,) = findings(stats(full, relays=[worker("mail")]), [QueueControl("mail", max_claimed=5)])
     assert (finding.code, finding.level) == ("limited", "info")
@@ -164,7 +164,7 @@ def test_a_limit_that_is_reached_while_events_wait_is_good_to_know() -> None:
     )
 
 
-def test_a_limit_that_is_not_the_reason() -> None:
+def test_limit_is_no_finding_if_another_cause_applies() -> None:
     full = QueueStats("mail", pending=9, ready=9, claimed=5, oldest_pending_seconds=180.0)
     assert codes(stats(full, relays=[worker("mail")]), QueueControl("mail", max_claimed=6)) == ["slow"]
     assert codes(stats(full), QueueControl("mail", max_claimed=5)) == ["no_relay"]
@@ -172,6 +172,6 @@ def test_a_limit_that_is_not_the_reason() -> None:
     assert codes(stats(soon, relays=[worker("mail")]), QueueControl("mail", max_claimed=5)) == []
 
 
-def test_a_command_can_be_typed_whatever_the_queue_is_called() -> None:
-    (line,) = said(stats(waiting("my queue; rm")), QueueControl("my queue; rm", datetime.now(UTC)))
+def test_queue_name_is_quoted_in_suggested_command() -> None:
+    (line,) = messages(stats(waiting("my queue; rm")), QueueControl("my queue; rm", datetime.now(UTC)))
     assert line.endswith("penstock resume 'my queue; rm'")

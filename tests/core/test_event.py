@@ -21,30 +21,30 @@ json_values = st.recursive(
 
 
 @given(st.binary())
-def test_bytes_stay_as_they_are(payload: bytes) -> None:
+def test_bytes_payload_is_unchanged(payload: bytes) -> None:
     assert encode_payload(payload) == (payload, {})
     assert encode_payload(memoryview(payload))[0] == payload
 
 
 @given(st.text())
-def test_text_becomes_utf_8(payload: str) -> None:
+def test_text_payload_is_encoded_as_utf_8(payload: str) -> None:
     assert encode_payload(payload) == (payload.encode(), {"content-type": "text/plain; charset=utf-8"})
 
 
 @given(json_values.filter(lambda value: not isinstance(value, str)))
-def test_anything_else_becomes_json(payload: Any) -> None:
+def test_other_payloads_are_encoded_as_json(payload: Any) -> None:
     body, headers = encode_payload(payload)
     assert json.loads(body) == payload
     assert headers == {"content-type": "application/json"}
 
 
-def test_a_content_type_that_was_given_stays() -> None:
+def test_explicit_content_type_is_kept() -> None:
     assert encode_payload({}, {"Content-Type": "application/x"})[1] == {"Content-Type": "application/x"}
     assert encode_payload({}, {"trace": "1"})[1] == {"trace": "1", "content-type": "application/json"}
 
 
 @pytest.mark.parametrize("payload", [object(), {1, 2}, float("nan"), "\ud800"])
-def test_what_can_not_be_written_is_refused(payload: object) -> None:
+def test_unencodable_payload_is_refused(payload: object) -> None:
     with pytest.raises(InvalidEvent):
         encode_payload(payload)
 
@@ -81,12 +81,12 @@ def test_what_can_not_be_written_is_refused(payload: object) -> None:
         {"available_at": datetime(2026, 1, 1, tzinfo=UTC), "delay_seconds": 1},
     ],
 )
-def test_a_field_out_of_bounds_is_refused(wrong: dict[str, Any]) -> None:
+def test_invalid_field_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidEvent):
         Event(**{"event_type": "order.placed", **wrong})
 
 
-def test_the_bounds_themselves_are_allowed() -> None:
+def test_fields_at_bounds_are_accepted() -> None:
     event = Event(
         event_type="é" * 255,
         priority=-100,
@@ -98,7 +98,7 @@ def test_the_bounds_themselves_are_allowed() -> None:
     assert (event.priority, event.max_attempts) == (-100, 2**31 - 1)
 
 
-def test_a_delivery_decodes_what_its_store_left_raw() -> None:
+def test_delivery_decodes_raw_store_values() -> None:
     event_id = uuid4()
     moment = MILLENNIUM + timedelta(days=9_000, microseconds=7)
     micros = (moment - MILLENNIUM) // timedelta(microseconds=1)
@@ -110,6 +110,6 @@ def test_a_delivery_decodes_what_its_store_left_raw() -> None:
     assert raw._asdict()["event_id"] == event_id
 
 
-def test_a_delivery_s_payload_as_json_and_text() -> None:
+def test_delivery_decodes_payload_as_json_and_text() -> None:
     assert delivery(payload=b'{"a": [1]}').json() == {"a": [1]}
     assert delivery(payload="grün".encode()).text() == "grün"

@@ -42,12 +42,12 @@ def apply(life: Life, verb: str, outcome: Outcome | None, max_attempts: int) -> 
             return lifecycle.replay(life)
 
 
-def test_the_table_is_the_specification() -> None:
+def test_transitions_match_specification() -> None:
     assert {(a.value, b.value) for a, b in TRANSITIONS} == SEED_TRANSITIONS
 
 
 @given(st.lists(verbs, max_size=60), st.integers(1, 5), st.none() | st.integers(1, 5))
-def test_no_sequence_of_verbs_leaves_the_table(steps: list[Any], max_attempts: int, own: int | None) -> None:
+def test_operation_sequences_follow_transition_table(steps: list[Any], max_attempts: int, own: int | None) -> None:
     life = Life(max_attempts=own)
     limit = max_attempts if own is None else own
     for verb, outcome in steps:
@@ -96,7 +96,7 @@ def check_step(before: Life, verb: str, outcome: Outcome | None, after: Life) ->
 
 
 @pytest.mark.parametrize("state", list(State))
-def test_a_verb_in_the_wrong_state_is_refused(state: State) -> None:
+def test_operation_in_wrong_state_is_refused(state: State) -> None:
     life = Life(state=state, deliveries=1)
     if state is not State.PENDING:
         with pytest.raises(IllegalTransition):
@@ -112,7 +112,7 @@ def test_a_verb_in_the_wrong_state_is_refused(state: State) -> None:
             lifecycle.replay(life)
 
 
-def test_the_last_attempt_is_a_death() -> None:
+def test_last_attempt_makes_event_dead() -> None:
     last = Life(state=State.CLAIMED, attempts=2, deliveries=3)
     assert lifecycle.settle(last, Retry("busy"), max_attempts=3).state is State.DEAD
     assert lifecycle.expire(last, max_attempts=3).state is State.DEAD
@@ -125,12 +125,12 @@ def test_the_last_attempt_is_a_death() -> None:
     ("suspects", "limit", "expected"),
     [([], 5, 0), ([0] * 9, 5, 5), ([1], 5, 1), ([1, 0], 5, 1), ([0, 1], 20, 2), ([0, 1], 10, 1), ([2, 2], 150, 1)],
 )
-def test_suspects_come_in_small_company(suspects: list[int], limit: int, expected: int) -> None:
+def test_suspects_are_claimed_with_few_other_events(suspects: list[int], limit: int, expected: int) -> None:
     assert lifecycle.fitting(suspects, limit) == expected
 
 
 @given(st.lists(st.integers(0, 9), max_size=50), st.integers(1, 1_000))
-def test_a_claim_never_weighs_more_than_its_limit_unless_alone(suspects: list[int], limit: int) -> None:
+def test_claim_weight_exceeds_limit_only_for_single_event(suspects: list[int], limit: int) -> None:
     count = lifecycle.fitting(suspects, limit)
     load = sum(lifecycle.weight(suspect, limit) for suspect in suspects[:count])
     assert count >= min(1, len(suspects))
@@ -140,7 +140,7 @@ def test_a_claim_never_weighs_more_than_its_limit_unless_alone(suspects: list[in
 
 
 @given(st.lists(st.integers(0, 9), max_size=50), st.integers(1, 1_000), st.integers(1, 1_000))
-def test_a_claim_that_has_events_takes_only_what_fits_beside_them(suspects: list[int], limit: int, taken: int) -> None:
+def test_nonempty_claim_takes_only_events_within_limit(suspects: list[int], limit: int, taken: int) -> None:
     count = lifecycle.fitting(suspects, limit, taken)
     load = taken + sum(lifecycle.weight(suspect, limit) for suspect in suspects[:count])
     assert count == 0 or load <= limit
@@ -149,11 +149,11 @@ def test_a_claim_that_has_events_takes_only_what_fits_beside_them(suspects: list
 
 
 @given(st.integers(0, 9), st.integers(1, 10**6))
-def test_the_more_suspect_the_heavier_but_never_more_than_a_whole_claim(suspect: int, limit: int) -> None:
+def test_weight_grows_with_suspicion_up_to_claim_limit(suspect: int, limit: int) -> None:
     assert 1 <= lifecycle.weight(suspect, limit) <= lifecycle.weight(suspect + 1, limit) <= limit
 
 
-def test_max_deliveries_is_checked_before_processing() -> None:
+def test_deliveries_above_maximum_are_overdelivered() -> None:
     assert lifecycle.overdelivered(4, 3)
     assert not lifecycle.overdelivered(3, 3)
     assert not lifecycle.overdelivered(1_000, None)

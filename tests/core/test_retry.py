@@ -21,7 +21,7 @@ def decide(policy: RetryPolicy, attempts: int = 0, age: float = 0.0, **given: An
     return policy.decide("busy", attempts=attempts, age_seconds=age, roll=0.0, **given)
 
 
-def test_the_defaults() -> None:
+def test_default_retry_policy() -> None:
     policy = RetryPolicy()
     assert (policy.shape, policy.initial_seconds, policy.factor) == ("exponential", 1.0, 2.0)
     assert (policy.cap_seconds, policy.max_attempts, policy.jitter) == (3_600.0, 25, 1.0)
@@ -39,7 +39,7 @@ def outlasted(roll: Callable[[], float]) -> float:
     raise AssertionError("unreachable")
 
 
-def test_default_policy_outlasts_13_hours_at_most_and_half_of_it_on_average() -> None:
+def test_default_policy_retries_up_to_13_hours_half_on_average() -> None:
     longest = outlasted(lambda: 0.0)
     assert longest == sum(2**doubled for doubled in range(12)) + 12 * 3_600
     assert longest / 3_600 == pytest.approx(13.1, abs=0.05)
@@ -49,7 +49,7 @@ def test_default_policy_outlasts_13_hours_at_most_and_half_of_it_on_average() ->
 
 
 @given(st.integers(0, 23), rolls)
-def test_full_jitter_waits_between_nothing_and_the_exponential_value(attempts: int, roll: float) -> None:
+def test_full_jitter_delay_is_at_most_exponential_delay(attempts: int, roll: float) -> None:
     decided = RetryPolicy().decide("down", attempts=attempts, age_seconds=0, roll=roll)
     assert isinstance(decided, Retry)
     assert decided.delay_seconds is not None
@@ -66,32 +66,30 @@ def test_full_jitter_waits_between_nothing_and_the_exponential_value(attempts: i
         (RetryPolicy(jitter=0, factor=3, initial_seconds=2, cap_seconds=20), [2, 6, 18, 20]),
     ],
 )
-def test_shapes(policy: RetryPolicy, waits: list[float]) -> None:
+def test_delays_of_retry_shapes(policy: RetryPolicy, waits: list[float]) -> None:
     assert [policy.delay(attempt, 0.99) for attempt in range(1, 5)] == waits
 
 
 @given(st.sampled_from(get_args(Shape)), st.integers(1, 10**9), rolls, st.floats(0, 1))
-def test_a_wait_stays_between_its_jittered_base_and_the_cap(
-    shape: Any, attempt: int, roll: float, jitter: float
-) -> None:
+def test_delay_lies_between_jittered_base_and_cap(shape: Any, attempt: int, roll: float, jitter: float) -> None:
     policy = RetryPolicy(shape=shape, jitter=jitter, cap_seconds=600)
     wait, base = policy.delay(attempt, roll), policy.base_delay(attempt)
     assert base * (1 - jitter) - 1e-9 <= wait <= base <= 600
 
 
 @given(st.integers(1, 10), st.integers(0, 20), st.none() | st.integers(1, 20))
-def test_attempts_end_at_the_event_s_own_limit_or_the_policy_s(limit: int, attempts: int, own: int | None) -> None:
+def test_event_attempt_limit_overrides_policy_limit(limit: int, attempts: int, own: int | None) -> None:
     policy = RetryPolicy(max_attempts=limit)
     result = decide(policy, attempts, event_max_attempts=own)
     assert isinstance(result, Dead) == (attempts + 1 >= (own or limit))
 
 
-def test_no_retries_at_all() -> None:
+def test_none_policy_makes_first_failure_dead() -> None:
     assert decide(RetryPolicy.none()) == Dead("busy")
     assert decide(RetryPolicy.none(), event_max_attempts=5) == Dead("busy")
 
 
-def test_too_old_to_wait_any_longer() -> None:
+def test_retry_beyond_max_age_makes_event_dead() -> None:
     policy = RetryPolicy(jitter=0, max_age_seconds=60)
     assert decide(policy, age=59) == Retry("busy", 1.0)
     gone = decide(policy, age=59.5)
@@ -99,21 +97,21 @@ def test_too_old_to_wait_any_longer() -> None:
     assert "older than 60 s" in gone.error
 
 
-def test_waited_long_enough_in_all() -> None:
+def test_retry_beyond_max_total_delay_makes_event_dead() -> None:
     policy = RetryPolicy.constant(10, max_attempts=100)
     limited = RetryPolicy(shape="constant", initial_seconds=10, jitter=0, max_attempts=100, max_total_delay_seconds=30)
     assert isinstance(decide(policy, attempts=50), Retry)
     assert [isinstance(decide(limited, attempts), Dead) for attempts in range(5)] == [False, False, False, True, True]
 
 
-def test_a_delay_that_the_destination_asks_for_is_kept_and_the_policys_too() -> None:
+def test_retry_delay_is_longer_of_destination_and_policy() -> None:
     assert decide(RetryPolicy(), asked_delay=77.0) == Retry("busy", 77.0)
     assert decide(RetryPolicy(jitter=0), attempts=5, asked_delay=0.5) == Retry("busy", 32.0)
 
 
 @pytest.mark.parametrize("attempt", [2**31, 10**9, 10**400])
 @pytest.mark.parametrize("shape", ["linear", "exponential"])
-def test_huge_attempt_numbers_neither_overflow_nor_pass_the_cap(shape: Any, attempt: int) -> None:
+def test_huge_attempt_number_neither_overflows_nor_exceeds_cap(shape: Any, attempt: int) -> None:
     assert RetryPolicy(shape=shape, jitter=0).delay(attempt, 0.5) == 3_600
     assert RetryPolicy(shape=shape, initial_seconds=0).delay(attempt, 0.5) == 0
     limited = RetryPolicy(shape=shape, max_attempts=10**500, max_total_delay_seconds=100)
@@ -130,7 +128,7 @@ def test_huge_attempt_numbers_neither_overflow_nor_pass_the_cap(shape: Any, atte
     st.floats(0, 50),
     st.floats(0, 500),
 )
-def test_the_waits_are_added_up_whatever_their_shape(
+def test_total_delay_is_sum_of_base_delays(
     shape: Any, attempts: int, initial: float, factor: float, cap: float, limit: float
 ) -> None:
     policy = RetryPolicy(
@@ -158,12 +156,12 @@ def test_the_waits_are_added_up_whatever_their_shape(
         {"max_total_delay_seconds": -1},
     ],
 )
-def test_nonsense_is_refused(wrong: dict[str, float]) -> None:
+def test_invalid_retry_setting_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError):
         RetryPolicy(**wrong)  # type: ignore[arg-type]
 
 
-def test_waits_that_have_stopped_to_grow_count_towards_the_total() -> None:
+def test_capped_delays_count_towards_total_delay() -> None:
     """Delays of 1, 2, 4, 4, 4, 4 and 4 seconds: the total is 19 after six failures, 23 after seven."""
     policy = RetryPolicy(initial_seconds=1, cap_seconds=4, jitter=0, max_total_delay_seconds=20)
     sixth = policy.decide("busy", attempts=5, age_seconds=0, roll=0.0)

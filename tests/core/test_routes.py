@@ -42,13 +42,11 @@ def load(tmp_path: Path, text: str) -> Routes:
         ("users.created", ()),
     ],
 )
-def test_all_routes_that_match_apply_and_a_destination_counts_once(
-    tmp_path: Path, event_type: str, names: tuple[str, ...]
-) -> None:
+def test_all_matching_routes_apply_without_duplicates(tmp_path: Path, event_type: str, names: tuple[str, ...]) -> None:
     assert load(tmp_path, GOOD).destinations_of(event_type) == names
 
 
-def test_a_destination_keeps_its_own_settings(tmp_path: Path) -> None:
+def test_destination_settings_are_loaded(tmp_path: Path) -> None:
     routes = load(tmp_path, GOOD)
     broker = routes.destinations["broker"]
     assert broker.url == "kafka://app:s3cret@broker:9092"
@@ -59,12 +57,12 @@ def test_a_destination_keeps_its_own_settings(tmp_path: Path) -> None:
     assert queue_of("outbox", "broker") == "outbox@broker"
 
 
-def test_only_destinations_that_a_route_leads_to_are_used(tmp_path: Path) -> None:
+def test_only_routed_destinations_are_used(tmp_path: Path) -> None:
     routes = load(tmp_path, GOOD.replace('["broker", "archive"]', '"archive"'))
     assert [destination.name for destination in routes.used] == ["archive"]
 
 
-def test_a_type_without_a_route_is_refused_only_where_that_is_wanted(tmp_path: Path) -> None:
+def test_unrouted_type_is_refused_only_if_configured(tmp_path: Path) -> None:
     refusing = load(tmp_path, GOOD)
     refusing.require(["orders.created", "audit.x"])
     with pytest.raises(InvalidEvent, match=r"no route matches event type 'users\.created'; add one"):
@@ -73,7 +71,7 @@ def test_a_type_without_a_route_is_refused_only_where_that_is_wanted(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         ("nonsense", "invalid TOML in "),
         ('[[routes]]\ntypes = "a"\nto = "b"', "unknown destination 'b' in a route; existing destinations: none"),
@@ -100,19 +98,19 @@ def test_a_type_without_a_route_is_refused_only_where_that_is_wanted(tmp_path: P
         ("destinations = 3", "destinations must be a table"),
     ],
 )
-def test_a_mistake_in_the_file_is_told(tmp_path: Path, text: str, says: str) -> None:
-    with pytest.raises(UsageError) as told:
+def test_invalid_routes_file_is_usage_error(tmp_path: Path, text: str, expected: str) -> None:
+    with pytest.raises(UsageError) as error:
         load(tmp_path, text)
-    assert says in str(told.value)
-    assert "penstock.toml" in str(told.value)
+    assert expected in str(error.value)
+    assert "penstock.toml" in str(error.value)
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_missing_routes_file_is_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot read .*none\.toml: No such file"):
         load_routes(tmp_path / "none.toml")
 
 
-def test_the_file_is_found_where_it_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_routes_file_is_found_by_argument_variable_or_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert find_routes(environment={}) is None
     simple = '[destinations]\na = "file:///a"\n[[routes]]\ntypes = "*"\nto = "a"'
@@ -123,7 +121,7 @@ def test_the_file_is_found_where_it_was_named(tmp_path: Path, monkeypatch: pytes
     assert find_routes(environment={}) is not None
 
 
-def test_routes_are_given_in_words_too() -> None:
+def test_routes_are_parsed_from_arguments() -> None:
     routes = parse_routes(["orders.*=kafka://app:s3cret@broker:9092", "*=file:///var/archive", "*=null:"])
     assert routes.destinations_of("orders.paid") == ("kafka-broker-9092", "file-var-archive", "null")
     assert routes.destinations_of("other") == ("file-var-archive", "null")
@@ -131,11 +129,11 @@ def test_routes_are_given_in_words_too() -> None:
 
 
 @pytest.mark.parametrize("text", ["orders.*", "=file:///x", "orders.*=", "orders.*=nowhere"])
-def test_words_that_are_no_route_are_told(text: str) -> None:
+def test_invalid_route_argument_is_usage_error(text: str) -> None:
     with pytest.raises(UsageError):
         parse_routes([text])
 
 
-def test_routes_travel(tmp_path: Path) -> None:
+def test_routes_can_be_pickled(tmp_path: Path) -> None:
     routes = load(tmp_path, GOOD)
     assert pickle.loads(pickle.dumps(routes)) == routes

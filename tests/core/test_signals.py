@@ -11,7 +11,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @pytest.mark.parametrize("first", SIGNALS)
-def test_a_second_ctrl_c_ends_it_at_once(first: signal.Signals) -> None:
+def test_second_ctrl_c_raises_keyboard_interrupt(first: signal.Signals) -> None:
     before, ending = [signal.getsignal(number) for number in SIGNALS], threading.Event()
     with stopped_by_signals(ending):
         signal.raise_signal(first)
@@ -22,7 +22,7 @@ def test_a_second_ctrl_c_ends_it_at_once(first: signal.Signals) -> None:
     assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def test_another_way_to_end_at_once() -> None:
+def test_later_signals_call_custom_function() -> None:
     numbers: list[int] = []
     with stopped_by_signals(threading.Event(), numbers.append):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
@@ -30,7 +30,7 @@ def test_another_way_to_end_at_once() -> None:
     assert numbers == [signal.SIGTERM, signal.SIGINT]
 
 
-def test_only_the_main_thread_listens() -> None:
+def test_signals_are_handled_in_main_thread_only() -> None:
     before, found = signal.getsignal(signal.SIGTERM), []
 
     def listen() -> None:

@@ -8,7 +8,7 @@ import pytest
 from penstock.telemetry import log
 
 
-def test_the_log_follows_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_follows_replaced_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that runs several commands may replace `sys.stderr` before each and close it afterwards."""
     first, second = io.StringIO(), io.StringIO()
     monkeypatch.setattr(sys, "stderr", first)

@@ -62,8 +62,8 @@ def claimed(client: JobsClient, *types: str) -> ClaimedJob:
     return job
 
 
-class TestTheClient:
-    def test_a_job_from_submit_to_result(self, client: JobsClient) -> None:
+class TestClient:
+    def test_client_submits_claims_and_completes_job(self, client: JobsClient) -> None:
         job_id = client.submit("email:send", {"to": "ä"}, priority=3, headers={"tenant": "eu"}, max_attempts=5)
         job = claimed(client, "email:send")
         assert (job.job_id, job.type, job.payload, job.attempts) == (job_id, "email:send", {"to": "ä"}, 1)
@@ -79,7 +79,7 @@ class TestTheClient:
             "types": [{"type": "email:send", "pending": 0, "claimed": 0, "completed": 1, "dead": 0}],
         }
 
-    def test_it_sees_what_the_queue_sees(self, live: Jobs, client: JobsClient) -> None:
+    def test_client_get_and_list_match_queue(self, live: Jobs, client: JobsClient) -> None:
         ids = [client.submit("ab"[number % 2], number) for number in range(3)]
         client.cancel(ids[0], "no")
         assert client.get(ids[0]) == live.get(ids[0])
@@ -88,7 +88,7 @@ class TestTheClient:
         first = client.list(limit=2)
         assert [job.job_id for job in (*first.jobs, *client.list(after=first.after).jobs)] == ids[::-1]
 
-    def test_failing_releasing_and_dying(self, client: JobsClient) -> None:
+    def test_client_fails_and_releases_jobs(self, client: JobsClient) -> None:
         job_id = client.submit("a", max_attempts=2)
         client.release(claimed(client))
         assert client.fail(claimed(client), "broken", delay=0) is State.PENDING
@@ -96,7 +96,7 @@ class TestTheClient:
         with pytest.raises(JobFailed, match="broken again"):
             client.wait(job_id)
 
-    def test_what_it_is_refused(self, client: JobsClient) -> None:
+    def test_client_raises_errors_of_server(self, client: JobsClient) -> None:
         job_id = client.submit("a")
         job = claimed(client)
         client.cancel(job_id, "called off")
@@ -114,12 +114,12 @@ class TestTheClient:
         with pytest.raises(JobUnfinished):
             client.wait(client.submit("a"), timeout_seconds=0)
 
-    def test_a_repeated_submit_adds_nothing(self, client: JobsClient) -> None:
+    def test_repeated_submit_adds_no_job(self, client: JobsClient) -> None:
         job_id = uuid4()
         assert client.submit("a", job_id=job_id) == client.submit("a", job_id=job_id) == job_id
         assert len(client.list().jobs) == 1
 
-    def test_the_loop_of_a_worker(self, client: JobsClient) -> None:
+    def test_client_work_loop_runs_jobs(self, client: JobsClient) -> None:
         stop = threading.Event()
 
         def double(payload: int, context: JobContext) -> int:
@@ -133,11 +133,11 @@ class TestTheClient:
             stop.set()
             working.result(SOON)
 
-    def test_a_server_that_is_away(self) -> None:
+    def test_unreachable_server_is_store_unavailable(self) -> None:
         with JobsClient(f"http://127.0.0.1:{free_port()}") as client, pytest.raises(StoreUnavailable, match="reach"):
             client.submit("a")
 
-    def test_a_broken_connection_doubles_nothing(self, live: Jobs, server: HttpServer) -> None:
+    def test_lost_answer_duplicates_no_submit(self, live: Jobs, server: HttpServer) -> None:
         """The first answer to the submit is lost, and the client sends the submit again. Claims are not repeated."""
         with Middleman(server) as between, JobsClient(between.url) as client:
             job_id = client.submit("a")
@@ -195,7 +195,7 @@ def _message(sender: socket.socket) -> bytes:
 
 
 class TestLongPolling:
-    def test_a_claim_is_answered_by_a_submit(self, live: Jobs, http: httpx.Client) -> None:
+    def test_waiting_claims_are_answered_by_submits(self, live: Jobs, http: httpx.Client) -> None:
         """Twenty claims wait at once without occupying server threads, so the submits are answered; each gets a job."""
         waiting = threading.Semaphore(0)
         look = live.store.ready
@@ -217,11 +217,11 @@ class TestLongPolling:
             ids = {http.post("/v1/jobs", json={"type": "a", "payload": 1}).json()["job_id"] for _ in answers}
             assert {answer.result(SOON).json()["job_id"] for answer in answers} == ids
 
-    def test_no_job_is_no_content(self, http: httpx.Client) -> None:
+    def test_claim_without_job_is_no_content(self, http: httpx.Client) -> None:
         answer = http.post("/v1/jobs/claim", json={"worker_id": "worker", "wait_seconds": 0.05})
         assert (answer.status_code, answer.content) == (204, b"")
 
-    def test_a_look_waits_for_the_end(self, live: Jobs, http: httpx.Client) -> None:
+    def test_get_waits_for_job_to_settle(self, live: Jobs, http: httpx.Client) -> None:
         job_id = live.submit("a")
         job = live.claim("worker")
         assert job is not None
@@ -230,7 +230,7 @@ class TestLongPolling:
             live.complete(job, 7)
             assert waiting.result(SOON).json()["result"] == 7
 
-    def test_a_job_is_not_claimed_for_someone_who_left(self, live: Jobs, server: HttpServer) -> None:
+    def test_claim_of_disconnected_client_takes_no_job(self, live: Jobs, server: HttpServer) -> None:
         body = json.dumps({"worker_id": "gone", "wait_seconds": 60})
         head = "POST /v1/jobs/claim HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         looked = threading.Event()
@@ -251,7 +251,7 @@ class TestLongPolling:
         assert job is not None
         assert job.attempts == 1
 
-    def test_a_server_that_ends_answers_who_waits(self, live: Jobs) -> None:
+    def test_stopping_server_answers_waiting_claims(self, live: Jobs) -> None:
         looked = threading.Event()
         heads = live.store.heads
 
@@ -269,8 +269,8 @@ class TestLongPolling:
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
-class TestTheToken:
-    def test_a_token_is_needed(self, live: Jobs) -> None:
+class TestToken:
+    def test_request_without_valid_token_is_unauthorized(self, live: Jobs) -> None:
         with served(live, "other", TOKEN) as server, httpx.Client(base_url=server.url) as http:
             for given in (None, "", "Bearer", "Bearer wrong", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer ü"):
                 headers = {} if given is None else {"Authorization": given.encode("latin-1")}
@@ -283,7 +283,7 @@ class TestTheToken:
             assert http.get("/health").json() == {"status": "ok"}
             assert "/v1/jobs" in http.get("/openapi.json").json()["paths"]
 
-    def test_what_is_too_large_stays_outside(self, live: Jobs, http: httpx.Client) -> None:
+    def test_oversized_request_is_refused(self, live: Jobs, http: httpx.Client) -> None:
         for body in (b"x" * 2_000_000, (b"x" * 500_000 for _ in range(4))):
             answer = http.post("/v1/jobs", content=body)
             assert (answer.status_code, answer.json()["title"]) == (413, "Request Entity Too Large")
@@ -313,7 +313,7 @@ class TestProblems:
             ("/v1/jobs/00000000-0000-4000-8000-000000000001/fail", HELD, "body.reason"),
         ],
     )
-    def test_a_bad_field_is_named(self, http: httpx.Client, path: str, body: Any, field: str) -> None:
+    def test_invalid_field_is_named_in_problem(self, http: httpx.Client, path: str, body: Any, field: str) -> None:
         answer = http.post(path, json=body)
         assert answer.headers["content-type"] == "application/problem+json"
         problem = answer.json()
@@ -336,7 +336,7 @@ class TestProblems:
             b"null",
         ],
     )
-    def test_what_can_not_be_read_is_the_callers_mistake(self, live: Jobs, http: httpx.Client, body: bytes) -> None:
+    def test_unreadable_body_is_client_error(self, live: Jobs, http: httpx.Client, body: bytes) -> None:
         answer = http.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
         assert answer.status_code in (400, 422)
         assert answer.headers["content-type"] == "application/problem+json"
@@ -345,11 +345,11 @@ class TestProblems:
     @pytest.mark.parametrize(
         "query", ["stat=DEAD", "type=a&type=b", "limit=0", "state=dead", "after=99999999999999999999"]
     )
-    def test_parameters_that_can_not_be_right(self, http: httpx.Client, query: str) -> None:
+    def test_invalid_query_parameter_is_client_error(self, http: httpx.Client, query: str) -> None:
         answer = http.get(f"/v1/jobs?{query}")
         assert (answer.status_code, query.partition("=")[0] in answer.json()["detail"]) == (422, True)
 
-    def test_unknown_jobs_and_paths(self, http: httpx.Client) -> None:
+    def test_unknown_job_path_or_method_is_client_error(self, http: httpx.Client) -> None:
         answer = http.get(f"/v1/jobs/{uuid4()}")
         assert (answer.status_code, answer.json()["title"]) == (404, "Not Found")
         assert "does not exist in job queue 'jobs'" in answer.json()["detail"]
@@ -360,7 +360,7 @@ class TestProblems:
             answer = http.request(method, path)
             assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
 
-    def test_a_lease_of_another_job(self, live: Jobs, http: httpx.Client) -> None:
+    def test_lease_of_another_job_is_conflict(self, live: Jobs, http: httpx.Client) -> None:
         live.submit("a")
         job = live.claim("worker")
         assert job is not None
@@ -368,7 +368,7 @@ class TestProblems:
         answer = http.post(f"/v1/jobs/{other}/complete", json={"lease": job.lease})
         assert (answer.status_code, "lease does not belong to job" in answer.json()["detail"]) == (409, True)
 
-    def test_a_payload_that_does_not_fit_its_model(self, live: Jobs, http: httpx.Client) -> None:
+    def test_payload_not_matching_model_is_refused(self, live: Jobs, http: httpx.Client) -> None:
         live.models["email:send"] = Email
         answer = http.post("/v1/jobs", json={"type": "email:send", "payload": {"copies": 2}})
         assert (answer.status_code, "to: Field required" in answer.json()["detail"]) == (422, True)
@@ -376,14 +376,14 @@ class TestProblems:
         assert http.post("/v1/jobs/claim", json={"worker_id": "w"}).json()["payload"] == {"to": "ada"}
 
 
-class TestTheStoreBehind:
-    def test_payloads_at_the_edge_come_back_as_they_went_in(self, http: httpx.Client) -> None:
+class TestStore:
+    def test_extreme_payloads_are_unchanged(self, http: httpx.Client) -> None:
         for payload in (None, "\x00", 10**4_000, -1e308, {"": [{}]}, "\U0001f40b", 5e-324):
             job_id = http.post("/v1/jobs", json={"type": "a", "payload": payload}).json()["job_id"]
             assert http.get(f"/v1/jobs/{job_id}").json()["payload"] == payload
             assert http.post("/v1/jobs/claim", json={"worker_id": "w"}).json()["payload"] == payload
 
-    def test_a_store_that_is_away(self, live: Jobs, http: httpx.Client) -> None:
+    def test_unusable_store_is_service_unavailable(self, live: Jobs, http: httpx.Client) -> None:
         with live.store.transaction() as connection:  # type: ignore[attr-defined]
             for table in ("penstock_dedupe", "penstock_claimed"):
                 connection.exec_driver_sql(f"ALTER TABLE {table} RENAME TO {table}_gone")

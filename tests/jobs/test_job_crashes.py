@@ -25,7 +25,7 @@ Jobs(sys.argv[1], heartbeat_seconds=0.2, timeout_seconds=4.0).work({"a": handle}
 
 
 @pytest.mark.crash
-def test_a_killed_workers_job_goes_to_another(url: str) -> None:
+def test_job_of_killed_worker_is_claimed_by_another(url: str) -> None:
     with Jobs(url, heartbeat_seconds=0.2, timeout_seconds=4.0) as jobs:
         job_id = jobs.submit("a", {"n": 1})
         with subprocess.Popen([sys.executable, "-c", WORKER, url], stdout=subprocess.PIPE) as worker:
@@ -44,7 +44,7 @@ def test_a_killed_workers_job_goes_to_another(url: str) -> None:
 
 
 @pytest.mark.crash
-def test_a_job_that_kills_its_workers_is_dead_at_last(url: str) -> None:
+def test_job_that_kills_workers_becomes_dead(url: str) -> None:
     poison = WORKER.replace("threading.Event().wait()", "import os; os._exit(9)")
     with Jobs(url, heartbeat_seconds=0.2, timeout_seconds=4.0) as jobs:
         job_id = jobs.submit("a", max_attempts=2)
@@ -61,7 +61,7 @@ def test_a_job_that_kills_its_workers_is_dead_at_last(url: str) -> None:
         assert job.job_id == neighbour
 
 
-def test_importing_penstock_brings_nothing_heavy() -> None:
+def test_import_of_penstock_loads_no_heavy_modules() -> None:
     script = """
 import sys, penstock
 heavy = {"fastapi", "pydantic", "httpx", "uvicorn", "sqlalchemy", "starlette"}

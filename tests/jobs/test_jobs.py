@@ -23,29 +23,29 @@ def claimed(jobs: Jobs, worker_id: str = "worker", *types: str) -> ClaimedJob:
 
 
 class TestSubmitting:
-    def test_a_job_waits_to_be_claimed(self, jobs: Jobs, clock: ManualClock) -> None:
+    def test_submitted_job_is_pending(self, jobs: Jobs, clock: ManualClock) -> None:
         job_id = jobs.submit("email:send", {"to": "ada"}, priority=3, headers={"tenant": "eu"})
         job = jobs.get(job_id)
         assert (job.state, job.attempts, job.max_attempts) == (State.PENDING, 0, 3)
         assert (job.type, job.payload, job.priority, job.submitted_at) == ("email:send", {"to": "ada"}, 3, clock.now)
         assert job.headers == {"content-type": "application/json", "tenant": "eu"}
 
-    def test_a_repeat_with_the_same_id_adds_nothing(self, jobs: Jobs) -> None:
+    def test_repeated_submit_with_same_id_adds_no_job(self, jobs: Jobs) -> None:
         job_id = uuid4()
         assert jobs.submit("email:send", [1], job_id=job_id) == jobs.submit("email:send", [1], job_id=str(job_id))
         assert len(jobs.list().jobs) == 1
 
-    def test_an_id_that_is_another_jobs_is_refused(self, jobs: Jobs) -> None:
+    def test_id_of_another_job_is_refused(self, jobs: Jobs) -> None:
         job_id = jobs.submit("email:send", [1])
         with pytest.raises(JobError, match="already belongs to another event"):
             jobs.submit("email:send", [2], job_id=job_id)
 
-    def test_a_dedupe_key_gives_the_first_id(self, jobs: Jobs) -> None:
+    def test_dedupe_key_returns_first_id(self, jobs: Jobs) -> None:
         first = jobs.submit("email:send", [1], dedupe_key="welcome/ada")
         assert jobs.submit("email:send", [2], dedupe_key="welcome/ada") == first
         assert jobs.submit("email:check", [2], dedupe_key="welcome/ada") != first
 
-    def test_in_the_callers_transaction(self, jobs: Jobs, still: SqlStore) -> None:
+    def test_submit_joins_transaction_of_caller(self, jobs: Jobs, still: SqlStore) -> None:
         with still.transaction() as connection:
             jobs.submit("email:send", connection=connection)
             connection.rollback()
@@ -54,11 +54,11 @@ class TestSubmitting:
         assert [job.job_id for job in jobs.list().jobs] == [kept]
 
     @pytest.mark.parametrize("payload", [float("nan"), "\ud800", {"a": {1, 2}}, {"\udfff": 1}])
-    def test_what_is_not_json_is_refused(self, jobs: Jobs, payload: object) -> None:
+    def test_payload_that_is_not_json_is_refused(self, jobs: Jobs, payload: object) -> None:
         with pytest.raises(InvalidEvent, match="cannot encode payload as JSON"):
             jobs.submit("email:send", payload)
 
-    def test_what_is_nested_too_deep_is_refused(self, jobs: Jobs) -> None:
+    def test_payload_nested_too_deep_is_refused(self, jobs: Jobs) -> None:
         deep: list[object] = []
         for _ in range(5_000):
             deep = [deep]
@@ -66,11 +66,11 @@ class TestSubmitting:
             jobs.submit("email:send", deep)
 
     @pytest.mark.parametrize("kind", ["", "x" * 251, "a\x00b", "\ud800"])
-    def test_types_that_no_queue_could_have_are_refused(self, jobs: Jobs, kind: str) -> None:
+    def test_invalid_job_type_is_refused(self, jobs: Jobs, kind: str) -> None:
         with pytest.raises(InvalidEvent):
             jobs.submit(kind)
 
-    def test_settings_that_can_not_be_right_are_refused(self, still: SqlStore) -> None:
+    def test_invalid_settings_are_refused(self, still: SqlStore) -> None:
         with pytest.raises(UsageError, match="heartbeat"):
             Jobs(still, heartbeat_seconds=30, timeout_seconds=30)
         with pytest.raises(UsageError, match="'/'"):
@@ -78,12 +78,12 @@ class TestSubmitting:
 
 
 class TestClaiming:
-    def test_none_where_there_is_none(self, jobs: Jobs) -> None:
+    def test_claim_without_jobs_returns_none(self, jobs: Jobs) -> None:
         assert jobs.claim("worker") is None
         assert jobs.claim("worker", ["email:send"]) is None
         assert jobs.claim("worker", ["email:send", "email:check"]) is None
 
-    def test_first_in_first_out_for_every_filter(self, jobs: Jobs, clock: ManualClock) -> None:
+    def test_jobs_are_claimed_first_in_first_out_for_every_filter(self, jobs: Jobs, clock: ManualClock) -> None:
         submitted = []
         for number in range(9):
             clock.advance(1)
@@ -92,12 +92,12 @@ class TestClaiming:
         assert taken == [1, 0, 2, 5, 3, 4]
         assert [claimed(jobs).payload for _ in range(3)] == [6, 7, 8]
 
-    def test_higher_priorities_first_over_all_types(self, jobs: Jobs) -> None:
+    def test_higher_priority_is_claimed_first_across_types(self, jobs: Jobs) -> None:
         for kind, priority in (("a", 0), ("b", 5), ("a", 9), ("c", -1)):
             jobs.submit(kind, priority, priority=priority)
         assert [claimed(jobs).payload for _ in range(4)] == [9, 5, 0, -1]
 
-    def test_a_delayed_job_waits(self, jobs: Jobs, clock: ManualClock) -> None:
+    def test_delayed_job_is_not_claimed_early(self, jobs: Jobs, clock: ManualClock) -> None:
         jobs.submit("email:send", delay=10)
         assert jobs.claim("worker") is None
         clock.advance(10)
@@ -112,7 +112,7 @@ class TestClaiming:
         assert jobs.stats().types == []
         assert claimed(Jobs(still, "job_")).type == "a"
 
-    def test_a_paused_type_waits_and_the_others_go_on(self, jobs: Jobs, still: SqlStore) -> None:
+    def test_paused_type_does_not_block_other_types(self, jobs: Jobs, still: SqlStore) -> None:
         jobs.submit("a")
         jobs.submit("b")
         still.pause("jobs/a")
@@ -120,20 +120,20 @@ class TestClaiming:
         assert jobs.claim("worker") is None
         assert jobs.claim("worker", ["a"]) is None
 
-    def test_a_type_at_its_limit_lets_the_others_go_on(self, jobs: Jobs, still: SqlStore) -> None:
+    def test_type_at_limit_does_not_block_other_types(self, jobs: Jobs, still: SqlStore) -> None:
         for kind in ("a", "a", "b"):
             jobs.submit(kind)
         still.limit("jobs/a", 1)
         assert [claimed(jobs).type, claimed(jobs).type] == ["a", "b"]
         assert jobs.claim("worker") is None
 
-    def test_a_worker_needs_a_name(self, jobs: Jobs) -> None:
+    def test_invalid_worker_id_is_refused(self, jobs: Jobs) -> None:
         for worker_id in ("", "a\x00", "x" * 256, "\ud800"):
             with pytest.raises(UsageError, match="worker"):
                 jobs.claim(worker_id)
 
 
-class TestTheTimelineOfTheSpecification:
+class TestSpecificationTimeline:
     """A job is submitted at 0 s, claimed at 0.1 s, and has a heartbeat at 5 s; the tests are the two continuations."""
 
     @pytest.fixture
@@ -146,7 +146,7 @@ class TestTheTimelineOfTheSpecification:
         jobs.heartbeat(job)
         return job
 
-    def test_the_worker_completes(self, jobs: Jobs, clock: ManualClock, job: ClaimedJob) -> None:
+    def test_worker_completes_job(self, jobs: Jobs, clock: ManualClock, job: ClaimedJob) -> None:
         clock.advance(5)
         jobs.heartbeat(job)
         clock.advance(2)
@@ -157,7 +157,7 @@ class TestTheTimelineOfTheSpecification:
         assert jobs.stats().types == []
         assert jobs.stats().completed_total == 1
 
-    def test_the_worker_crashes_at_8_s(self, jobs: Jobs, clock: ManualClock, job: ClaimedJob) -> None:
+    def test_crash_at_8_s_returns_job_to_queue(self, jobs: Jobs, clock: ManualClock, job: ClaimedJob) -> None:
         clock.advance(3)  # 8 s: no more heartbeats
         clock.advance(27)  # 35 s: the last heartbeat was exactly one timeout ago
         assert jobs.expire() == 0
@@ -176,8 +176,8 @@ class TestTheTimelineOfTheSpecification:
         assert (done.state, done.attempts) == (State.PUBLISHED, 2)
 
 
-class TestHolding:
-    def test_a_heartbeat_counts_from_when_it_came(self, jobs: Jobs, clock: ManualClock) -> None:
+class TestLeases:
+    def test_timeout_restarts_at_each_heartbeat(self, jobs: Jobs, clock: ManualClock) -> None:
         jobs.submit("a")
         job = claimed(jobs)
         for _ in range(10):
@@ -185,7 +185,7 @@ class TestHolding:
             assert jobs.expire() == 0
             jobs.heartbeat(job)
 
-    def test_nobody_holds_a_job_for_ever(self, jobs: Jobs, clock: ManualClock) -> None:
+    def test_heartbeat_beyond_max_lease_age_loses_job(self, jobs: Jobs, clock: ManualClock) -> None:
         jobs.submit("a")
         job = claimed(jobs)
         for _ in range(119):
@@ -195,7 +195,7 @@ class TestHolding:
         with pytest.raises(JobLost, match="max_lease_age_seconds"):
             jobs.heartbeat(job)
 
-    def test_a_claim_takes_back_what_expired(self, still: SqlStore, clock: ManualClock) -> None:
+    def test_claim_takes_expired_job(self, still: SqlStore, clock: ManualClock) -> None:
         jobs = Jobs(still)
         jobs.submit("a")
         Jobs(still).claim("worker-1")
@@ -214,7 +214,7 @@ class TestHolding:
         assert [one.job_id for one in jobs.list(State.DEAD).jobs] == [job_id]
         assert jobs.claim("worker") is None
 
-    def test_a_worker_that_lost_its_job_is_told_so(self, jobs: Jobs, clock: ManualClock) -> None:
+    def test_worker_with_lost_lease_gets_job_lost(self, jobs: Jobs, clock: ManualClock) -> None:
         jobs.submit("a")
         stale = claimed(jobs, "worker")
         clock.advance(TIMEOUT + 1)
@@ -229,14 +229,14 @@ class TestHolding:
         with pytest.raises(JobLost, match="it is completed"):
             jobs.complete(stale)
 
-    def test_by_id_and_lease_as_others_hold_it(self, jobs: Jobs) -> None:
+    def test_job_is_settled_by_id_and_lease(self, jobs: Jobs) -> None:
         jobs.submit("a")
         job = claimed(jobs)
         jobs.heartbeat((str(job.job_id), job.lease), {"done": 1})
         jobs.complete((job.job_id, job.lease))
         assert jobs.get(job.job_id).state is State.PUBLISHED
 
-    def test_leases_that_prove_nothing(self, jobs: Jobs) -> None:
+    def test_invalid_or_foreign_lease_is_refused(self, jobs: Jobs) -> None:
         jobs.submit("a")
         jobs.submit("a")
         one, other = claimed(jobs), claimed(jobs)
@@ -264,7 +264,7 @@ class TestSettling:
         assert (done.result, done.progress) == ({"sent": True, "to": ["ü"]}, {"percent": 40})
         assert jobs.list().jobs == [done]
 
-    def test_a_repeated_complete_is_fine(self, jobs: Jobs) -> None:
+    def test_repeated_complete_has_no_effect(self, jobs: Jobs) -> None:
         jobs.submit("a")
         job = claimed(jobs)
         jobs.complete(job, 1)
@@ -272,7 +272,7 @@ class TestSettling:
         assert jobs.get(job.job_id).result == 1
         assert jobs.stats().completed_total == 1
 
-    def test_failing_waits_as_the_policy_says_and_dies_at_last(self, still: SqlStore, clock: ManualClock) -> None:
+    def test_failed_job_is_retried_by_policy_until_dead(self, still: SqlStore, clock: ManualClock) -> None:
         jobs = Jobs(still, retry=RetryPolicy.constant(10))
         job_id = jobs.submit("a", max_attempts=2)
         assert jobs.fail(claimed(jobs), "smtp\x00 is down") is State.PENDING
@@ -285,7 +285,7 @@ class TestSettling:
         dead = jobs.get(job_id)
         assert (dead.state, dead.attempts, dead.error) == (State.DEAD, 2, "still down")
 
-    def test_job_without_limit_of_its_own_is_tried_three_times(
+    def test_job_without_max_attempts_is_tried_three_times(
         self, jobs: Jobs, still: SqlStore, clock: ManualClock
     ) -> None:
         """Failing jobs and jobs with a lost worker, submitted without `max_attempts` or emitted without `submit`."""
@@ -300,7 +300,7 @@ class TestSettling:
             assert jobs.expire() == 1
         assert [(job.state, job.attempts) for job in jobs.list().jobs] == [(State.DEAD, 3)] * 3
 
-    def test_failing_waits_less_than_a_second_at_random(self, jobs: Jobs, clock: ManualClock) -> None:
+    def test_default_retry_delay_is_half_to_one_second(self, jobs: Jobs, clock: ManualClock) -> None:
         for _ in range(20):
             jobs.submit("a")
         for _ in range(20):
@@ -310,7 +310,7 @@ class TestSettling:
         clock.advance(0.51)
         assert [claimed(jobs).attempts for _ in range(20)] == [2] * 20
 
-    def test_failing_with_a_delay_of_its_own(self, jobs: Jobs, clock: ManualClock) -> None:
+    def test_fail_with_delay_overrides_policy(self, jobs: Jobs, clock: ManualClock) -> None:
         jobs.submit("a")
         jobs.fail(claimed(jobs), "later", delay=100)
         clock.advance(99)
@@ -318,21 +318,21 @@ class TestSettling:
         clock.advance(1)
         assert claimed(jobs).attempts == 2
 
-    def test_a_repeated_fail_says_the_same(self, jobs: Jobs) -> None:
+    def test_repeated_fail_returns_same_state(self, jobs: Jobs) -> None:
         jobs.submit("a")
         jobs.submit("b", max_attempts=1)
         for expected in (State.PENDING, State.DEAD):
             job = claimed(jobs)
             assert [jobs.fail(job, "no"), jobs.fail(job, "no")] == [expected, expected]
 
-    def test_who_failed_a_job_can_not_complete_it(self, jobs: Jobs) -> None:
+    def test_failed_job_can_not_be_completed(self, jobs: Jobs) -> None:
         jobs.submit("a")
         job = claimed(jobs)
         jobs.fail(job, "no")
         with pytest.raises(JobLost):
             jobs.complete(job)
 
-    def test_a_released_job_comes_again_uncounted(self, jobs: Jobs) -> None:
+    def test_release_counts_no_attempt(self, jobs: Jobs) -> None:
         jobs.submit("a")
         job = claimed(jobs)
         jobs.release(job)
@@ -341,7 +341,7 @@ class TestSettling:
 
 
 class TestCancelling:
-    def test_a_pending_job(self, jobs: Jobs) -> None:
+    def test_cancelled_pending_job_is_dead(self, jobs: Jobs) -> None:
         job_id = jobs.submit("a")
         jobs.cancel(job_id, "no longer wanted")
         jobs.cancel(job_id, "no longer wanted")
@@ -349,7 +349,7 @@ class TestCancelling:
         assert (job.state, job.error, job.attempts) == (State.DEAD, "no longer wanted", 0)
         assert jobs.claim("worker") is None
 
-    def test_a_claimed_job_is_lost_to_its_worker(self, jobs: Jobs) -> None:
+    def test_cancelled_claimed_job_is_lost_to_worker(self, jobs: Jobs) -> None:
         job_id = jobs.submit("a")
         job = claimed(jobs)
         jobs.cancel(job_id, "no longer wanted")
@@ -364,14 +364,14 @@ class TestCancelling:
                 verb(job)
         assert jobs.get(job_id).progress is None
 
-    def test_a_settled_job_stays_as_it_is(self, jobs: Jobs) -> None:
+    def test_settled_job_can_not_be_cancelled(self, jobs: Jobs) -> None:
         jobs.submit("a")
         job = claimed(jobs)
         jobs.complete(job)
         with pytest.raises(JobSettled, match="already PUBLISHED"):
             jobs.cancel(job.job_id)
 
-    def test_only_jobs_of_this_queue(self, jobs: Jobs, still: SqlStore) -> None:
+    def test_ids_outside_job_queue_are_not_found(self, jobs: Jobs, still: SqlStore) -> None:
         (event_id,) = still.append([Event(event_type="order.placed")])
         for job_id in (event_id, uuid4()):
             with pytest.raises(JobNotFound):
@@ -382,8 +382,8 @@ class TestCancelling:
             jobs.get("12")
 
 
-class TestLooking:
-    def test_pages_newest_first(self, jobs: Jobs) -> None:
+class TestListing:
+    def test_list_pages_are_newest_first(self, jobs: Jobs) -> None:
         submitted = [jobs.submit("ab"[number % 2]) for number in range(5)]
         first = jobs.list(limit=3)
         rest = jobs.list(limit=3, after=first.after)
@@ -392,7 +392,7 @@ class TestLooking:
         assert [job.type for job in jobs.list(type="b").jobs] == ["b", "b"]
         assert jobs.list(State.DEAD).jobs == []
 
-    def test_how_many_are_where(self, jobs: Jobs) -> None:
+    def test_stats_count_jobs_by_type_and_state(self, jobs: Jobs) -> None:
         for kind in ("a", "a", "a", "b"):
             jobs.submit(kind, max_attempts=1)
         jobs.complete(claimed(jobs, "worker", "a"))

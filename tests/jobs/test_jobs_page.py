@@ -21,7 +21,7 @@ def blocks(kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 
 
-def test_the_python_runs(tmp_path: Path) -> None:
+def test_guide_python_code_runs(tmp_path: Path) -> None:
     script = "\n".join(blocks("python"))
     subprocess.run([*PENSTOCK, "init", "--store", "sqlite:///jobs.db"], cwd=tmp_path, check=True, capture_output=True)
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=SOON)
@@ -42,7 +42,7 @@ def server(tmp_path: Path) -> Iterator[str]:
         started.terminate()
 
 
-def test_curl_answers_what_the_page_says(server: str, tmp_path: Path) -> None:
+def test_guide_curl_output_matches_server(server: str, tmp_path: Path) -> None:
     for program in ("curl", "jq", "bash"):
         if shutil.which(program) is None and os.environ.get("CI") != "true":
             pytest.skip(f"{program} is not installed")

@@ -39,5 +39,5 @@ def _store(postgres_server: PostgresServer) -> Iterator[None]:
     deadline=None,
     suppress_health_check=list(hypothesis.HealthCheck),
 )
-def test_every_answer_is_in_the_schema(case: schemathesis.Case) -> None:
+def test_every_response_conforms_to_schema(case: schemathesis.Case) -> None:
     case.call_and_validate(headers={"Authorization": f"Bearer {TOKEN}"})

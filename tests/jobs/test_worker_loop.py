@@ -51,7 +51,7 @@ def worked(live: Jobs, opened: Any) -> Any:
 
 
 class TestWaiting:
-    def test_a_claim_waits_for_a_submit(self, live: Jobs) -> None:
+    def test_waiting_claim_returns_submitted_job(self, live: Jobs) -> None:
         asked = threading.Event()
         look = live.store.ready
 
@@ -69,7 +69,7 @@ class TestWaiting:
         assert job is not None
         assert job.job_id == job_id
 
-    def test_a_claim_that_waits_can_be_ended(self, live: Jobs) -> None:
+    def test_waiting_claim_ends_on_stop_or_close(self, live: Jobs) -> None:
         stop = threading.Event()
         with ThreadPoolExecutor(2) as thread:
             stopped = thread.submit(live.claim, "worker", wait_seconds=600, stop=stop)
@@ -80,7 +80,7 @@ class TestWaiting:
             jobs.close()
             assert closed.result(SOON) is None
 
-    def test_for_the_result(self, live: Jobs) -> None:
+    def test_wait_returns_result(self, live: Jobs) -> None:
         job_id = live.submit("a")
         job = live.claim("worker")
         assert job is not None
@@ -89,13 +89,13 @@ class TestWaiting:
             live.complete(job, {"sent": 3})
             assert waiting.result(SOON).result == {"sent": 3}
 
-    def test_for_a_job_that_dies(self, live: Jobs) -> None:
+    def test_wait_for_dead_job_raises_job_failed(self, live: Jobs) -> None:
         job_id = live.submit("a")
         live.cancel(job_id, "nobody wants it")
         with pytest.raises(JobFailed, match="is dead: nobody wants it"):
             live.wait(job_id)
 
-    def test_in_vain(self, live: Jobs) -> None:
+    def test_wait_timeout_raises_job_unfinished(self, live: Jobs) -> None:
         with pytest.raises(JobUnfinished, match="still PENDING"):
             live.wait(live.submit("a"), timeout_seconds=0)
 
@@ -105,12 +105,12 @@ class TestModels:
     def jobs(self, still: SqlStore) -> Jobs:
         return Jobs(still, models={"email:send": Email})
 
-    def test_a_payload_that_does_not_fit_is_refused_at_submit(self, jobs: Jobs) -> None:
+    def test_payload_not_matching_model_is_refused_at_submit(self, jobs: Jobs) -> None:
         with pytest.raises(InvalidEvent, match=r"invalid payload: to: Field required; copies: Input should be"):
             jobs.submit("email:send", {"copies": "many"})
         assert jobs.list().jobs == ()
 
-    def test_the_handler_gets_the_model(self, jobs: Jobs) -> None:
+    def test_claimed_payload_is_model_instance(self, jobs: Jobs) -> None:
         jobs.submit("email:send", {"to": "ada", "copies": "2"})
         jobs.submit("email:send", Email(to="bob"))
         taken = [jobs.claim("worker"), jobs.claim("worker")]
@@ -118,7 +118,7 @@ class TestModels:
         assert [job.json for job in taken if job] == [{"to": "ada", "copies": "2"}, {"to": "bob", "copies": 1}]
 
     @pytest.mark.parametrize("types", [None, ["email:send"], ["email:send", "other"]])
-    def test_one_that_came_all_the_same_is_dead_and_its_neighbours_are_fine(
+    def test_stored_payload_not_matching_model_becomes_dead(
         self, jobs: Jobs, still: SqlStore, types: list[str] | None
     ) -> None:
         unchecked = Jobs(still)
@@ -136,7 +136,7 @@ class TestModels:
         assert jobs.get(worse).state is State.DEAD
 
     @pytest.mark.parametrize("payload", [b"\xff", b"{", b"NaN", b'"\\ud800"', b"[" * 100_000, b"1" * 5_000])
-    def test_what_is_not_json_never_reaches_a_handler(self, jobs: Jobs, still: SqlStore, payload: bytes) -> None:
+    def test_stored_payload_that_is_not_json_becomes_dead(self, jobs: Jobs, still: SqlStore, payload: bytes) -> None:
         (job_id,) = still.append([Event(event_type="a", queue="jobs/a", payload=payload)])
         assert jobs.claim("worker") is None
         dead = jobs.get(job_id)
@@ -165,7 +165,7 @@ class TestWorking:
         assert [job.attempts for job in done] == [1, 2, 1]
         assert done[1].error == "ConnectionError: smtp is down"
 
-    def test_a_job_that_is_lost_is_told_to_its_handler(self, opened: Any, live: Jobs, worked: Any) -> None:
+    def test_handler_context_signals_lost_job(self, opened: Any, live: Jobs, worked: Any) -> None:
         lost = threading.Event()
         begun = threading.Event()
 
@@ -184,7 +184,7 @@ class TestWorking:
         job = live.get(job_id)
         assert (job.state, job.error, job.result) == (State.DEAD, "called off", None)
 
-    def test_heartbeats_keep_a_long_job(self, opened: Any, worked: Any) -> None:
+    def test_heartbeats_keep_lease_of_long_job(self, opened: Any, worked: Any) -> None:
         """The job takes longer than the timeout: a job without heartbeats, claimed later, has expired before."""
 
         def send(_: Any, context: JobContext) -> str:
@@ -204,13 +204,13 @@ class TestWorking:
         done = jobs.wait(long, SOON)
         assert (done.result, done.attempts) == ("done", 1)
 
-    def test_a_result_that_is_not_json_is_a_failure(self, live: Jobs, worked: Any) -> None:
+    def test_result_that_is_not_json_fails_job(self, live: Jobs, worked: Any) -> None:
         job_id = live.submit("a", max_attempts=1)
         worked({"a": lambda *_: object()})
         with pytest.raises(JobFailed, match="cannot store the handler's result"):
             live.wait(job_id, SOON)
 
-    def test_a_worker_needs_something_to_do(self, live: Jobs) -> None:
+    def test_worker_without_handlers_is_usage_error(self, live: Jobs) -> None:
         with pytest.raises(UsageError, match="handler"):
             live.work({}, "worker", stop=threading.Event())
 

@@ -74,7 +74,7 @@ def claimer(ring: Ring, who: str) -> None:
             claimed = take(store, ring, random, who)
             if not claimed:
                 time.sleep(0.005)
-            elif ring.said("calm") or bears(store, random, claimed):
+            elif ring.said("calm") or will_settle(store, random, claimed):
                 settle(store, connection, random, claimed, ring.said("calm"))
                 ring.say(who)
         connection.close()
@@ -94,7 +94,7 @@ def take(store: SqlStore, ring: Ring, random: Random, who: str) -> Claim:
     )
 
 
-def bears(store: SqlStore, random: Random, claimed: Claim) -> bool:
+def will_settle(store: SqlStore, random: Random, claimed: Claim) -> bool:
     """Return True if the claimer will settle its claim, in time or late."""
     chance = random.random()
     if chance < 0.03:
@@ -115,8 +115,16 @@ def settle(store: SqlStore, connection: Any, random: Random, claimed: Claim, cal
     outcomes = list(decide(random, claimed, calm).items())
     cut = len(outcomes) if random.random() < 0.7 else random.randint(0, len(outcomes))
     for part in (dict(outcomes[:cut]), dict(outcomes[cut:])):
-        told = settle_until_it_wins(store, connection, claimed.lease, part)
-        assert told.published | told.dead | told.retried | told.released | told.lost | told.already_settled == set(part)
+        settled = settle_until_it_wins(store, connection, claimed.lease, part)
+        assert (
+            settled.published
+            | settled.dead
+            | settled.retried
+            | settled.released
+            | settled.lost
+            | settled.already_settled
+            == set(part)
+        )
 
 
 def settle_until_it_wins(store: SqlStore, connection: Any, lease: Lease, part: dict[int, Outcome]) -> Settlement:
@@ -124,15 +132,15 @@ def settle_until_it_wins(store: SqlStore, connection: Any, lease: Lease, part: d
     can start it again."""
     while True:
         try:
-            told = store.settle_in(connection, lease, part)
-            log(connection, lease, told.published | told.dead | told.retried | told.released)
+            settled = store.settle_in(connection, lease, part)
+            log(connection, lease, settled.published | settled.dead | settled.retried | settled.released)
             connection.commit()
         except (StoreConflict, pymysql.OperationalError):
             if not isinstance(connection, MysqlConnection):
                 raise
             connection.rollback()
         else:
-            return told
+            return settled
 
 
 def decide(random: Random, claimed: Claim, calm: bool) -> dict[int, Outcome]:

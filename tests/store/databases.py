@@ -96,7 +96,7 @@ def _kind(type_: TypeEngine[Any], dialect: Dialect) -> str:
     return SAME_TYPES.get(name, name)
 
 
-def told(error: BaseException) -> str:
+def logged_text(error: BaseException) -> str:
     """Return the text that a log would show of an error, including its causes."""
     return "".join(traceback.format_exception(error))
 

@@ -35,8 +35,8 @@ def worker(url: str, name: str, log: Path) -> None:
         claimed = store.claim("jobs", limit=1, claimant=name, lease_seconds=LEASE_SECONDS, max_attempts=1_000)
         for job in claimed.events:
             token = claimed.lease.token.hex
-            told = store.settle(claimed.lease, {job.seq: Published(result=token.encode())})
-            if told.published:
+            settled = store.settle(claimed.lease, {job.seq: Published(result=token.encode())})
+            if settled.published:
                 os.write(lines, f"{job.event_id} {token}\n".encode())
 
 

@@ -34,8 +34,8 @@ _PARAMETER = re.compile(r"(?<![:\w]):([a-z_]+)")
 class Plan:
     """Plan of a statement: the tree of nodes that EXPLAIN returns."""
 
-    def __init__(self, told: Any) -> None:
-        (self.root,) = json.loads(told) if isinstance(told, str) else told
+    def __init__(self, output: Any) -> None:
+        (self.root,) = json.loads(output) if isinstance(output, str) else output
         self.nodes = list(_walk(self.root["Plan"]))
 
     def scans(self, kind: str) -> set[str]:

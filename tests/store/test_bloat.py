@@ -48,7 +48,7 @@ def swell(store: SqlStore, clock: ManualClock, rounds: int) -> None:
     clock.advance(60)
 
 
-def test_dead_rows_that_vacuum_may_not_remove_are_not_looked_at(
+def test_claims_skip_dead_rows_kept_by_old_snapshot(
     store: SqlStore, postgres_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hints, "FULL_LOOK_SECONDS", 3_600)
@@ -72,7 +72,7 @@ def test_dead_rows_that_vacuum_may_not_remove_are_not_looked_at(
 
 
 @pytest.mark.parametrize("keys", [0, 100])
-def test_claim_reads_each_event_once_whatever_the_statistics(
+def test_claim_reads_each_event_once_despite_wrong_statistics(
     store: SqlStore, postgres_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, keys: int
 ) -> None:
     """ANALYZE may find no live row in a table of many pages; a claim is then planned for a single event."""
@@ -86,7 +86,7 @@ def test_claim_reads_each_event_once_whatever_the_statistics(
     assert sum(plan.rows for plan in claiming) < 5_000
 
 
-def test_claims_beside_a_million_dead_rows(
+def test_claims_and_settles_skip_million_dead_rows(
     store: SqlStore, postgres_url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An older snapshot keeps the dead rows. Claims between full scans do not read them, and the snapshot still sees

@@ -34,7 +34,7 @@ PROCESSES.set_forkserver_preload(["claimers"])
 KILLS = 10
 
 
-class Crew:
+class Processes:
     """The processes of a run; kills claimers and replaces them."""
 
     def __init__(self, ring: Ring, claimers_wanted: int) -> None:
@@ -77,12 +77,12 @@ class Crew:
 
 
 @contextmanager
-def fight(ring: Ring, claimers_wanted: int) -> Iterator[Crew]:
-    crew = Crew(ring, claimers_wanted)
+def running(ring: Ring, claimers_wanted: int) -> Iterator[Processes]:
+    processes = Processes(ring, claimers_wanted)
     try:
-        yield crew
+        yield processes
     finally:
-        crew.end()
+        processes.end()
 
 
 @pytest.fixture
@@ -100,20 +100,22 @@ def run(ring: Ring, store: SqlStore, *, events: int, claimers_wanted: int, secon
     for _ in range(early // 1_000):
         store.append([some_event(dice) for _ in range(1_000)])
     store.append([some_event(dice) for _ in range(early % 1_000)])
-    with fight(ring, claimers_wanted) as crew:
-        crew.emit(events - early)
+    with running(ring, claimers_wanted) as processes:
+        processes.emit(events - early)
         began, replayed = time.monotonic(), 0
         while time.monotonic() < began + seconds or (
-            time.monotonic() < began + 15 * seconds and not (crew.kills >= KILLS and tried_again(store))
+            time.monotonic() < began + 15 * seconds and not (processes.kills >= KILLS and tried_again(store))
         ):
             time.sleep(0.3)
-            crew.kill_one()
+            processes.kill_one()
             replayed += replay_some(store, dice)
         ring.say("calm")
-        drained = wait_until(lambda: crew.errors() != [] or (ring.said("emitted") and left(store) == 0), CALM_SECONDS)
-    assert crew.errors() == []
+        drained = wait_until(
+            lambda: processes.errors() != [] or (ring.said("emitted") and left(store) == 0), CALM_SECONDS
+        )
+    assert processes.errors() == []
     assert drained, store.stats()
-    assert crew.kills >= KILLS
+    assert processes.kills >= KILLS
     assert replayed > 0
     with closing(ring.connect()) as connection:
         return audit.read(connection)
@@ -155,7 +157,7 @@ def judge(log: list[audit.Seen], events: int) -> None:
     assert audit.count(log, "settled") > events
 
 
-def test_postgres(postgres_url: str, tmp_path: Path, seed: int) -> None:
+def test_event_log_is_legal_despite_kills_on_postgres(postgres_url: str, tmp_path: Path, seed: int) -> None:
     with closing(open_store(postgres_url)) as store, closing(psycopg.connect(postgres_url)) as connection:
         store.initialise()
         connection.execute(audit.POSTGRES)
@@ -166,7 +168,7 @@ def test_postgres(postgres_url: str, tmp_path: Path, seed: int) -> None:
         assert found.fetchone() == (0,)
 
 
-def test_mariadb(mariadb_url: str, tmp_path: Path, seed: int) -> None:
+def test_event_log_is_legal_despite_kills_on_mariadb(mariadb_url: str, tmp_path: Path, seed: int) -> None:
     with closing(open_store(mariadb_url)) as store, closing(connect_mysql(mariadb_url)) as connection:
         store.initialise()
         for statement in audit.MYSQL:
@@ -175,7 +177,7 @@ def test_mariadb(mariadb_url: str, tmp_path: Path, seed: int) -> None:
         judge(run(ring, store, events=8_000, claimers_wanted=8, seconds=10), 8_000)
 
 
-def test_sqlite(tmp_path: Path, seed: int) -> None:
+def test_event_log_is_legal_despite_kills_on_sqlite(tmp_path: Path, seed: int) -> None:
     url = f"sqlite:///{tmp_path / 'penstock.db'}"
     with closing(open_store(url)) as store, closing(sqlite3.connect(tmp_path / "penstock.db")) as connection:
         store.initialise()

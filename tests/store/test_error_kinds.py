@@ -30,7 +30,7 @@ ALIKE = {
 
 
 @pytest.mark.parametrize("kind", ALIKE)
-def test_errors_that_differ_in_numbers_and_ids_are_of_one_kind(kind: str) -> None:
+def test_errors_differing_in_numbers_and_ids_share_kind(kind: str) -> None:
     assert {error_kind(error) for error in ALIKE[kind]} == {kind}
 
 
@@ -38,40 +38,40 @@ def test_errors_that_differ_in_numbers_and_ids_are_of_one_kind(kind: str) -> Non
     "error",
     ["the cabbage is defaced", "decade", "UnicodeDecodeError: utf-x", "größe fehlt 🚰", ""],
 )
-def test_words_stay_even_where_they_could_be_hexadecimal(error: str) -> None:
+def test_hexadecimal_looking_words_stay_in_kind(error: str) -> None:
     assert error_kind(error) == error
 
 
-def test_the_first_line_that_says_something_makes_the_kind() -> None:
+def test_first_nonblank_line_is_error_kind() -> None:
     assert error_kind("\n  \n  KeyError: 'x'  \n  File 1, line 2") == "KeyError: 'x'"
     assert error_kind("KeyError: 'x'\r\nTraceback") == "KeyError: 'x'"
     assert error_kind(None) == ""
 
 
-def test_a_long_kind_is_cut_and_still_one() -> None:
+def test_long_errors_are_truncated_to_one_kind() -> None:
     long = [error_kind(f"id {number}: " + "x" * 10_000) for number in (1, 10**40)]
     assert long[0] == long[1]
     assert len(long[0]) == KIND_LENGTH
     assert error_kind("0" * 10 * BEGINNING) == "#"
 
 
-def test_what_is_hostile_takes_no_longer() -> None:
+def test_kind_of_hostile_error_text_is_bounded() -> None:
     for piece in ("0-", "a1" * 8 + "-", "0x", "deadbeef" * 9, "\x1b[31m", "1.", " "):
         assert len(error_kind(piece * 200_000)) <= KIND_LENGTH
 
 
-def test_kinds_beyond_the_most_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kinds_beyond_maximum_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deaths, "MOST_KINDS", 2)
     rows = [("q", "a", 1), ("q", "b", 2), ("q", "c", 4), ("q", "d", 8), ("q", "a", 16)]
     assert count_by_kind(rows) == [DeathCount("q", "a", 17), DeathCount("q", OTHER_ERRORS, 12), DeathCount("q", "b", 2)]
 
 
 @given(st.text(), st.text(min_size=1), st.text())
-def test_a_text_is_found_wherever_it_is(before: str, text: str, after: str) -> None:
+def test_error_pattern_matches_text_at_any_position(before: str, text: str, after: str) -> None:
     assert re.search(error_pattern(text), storable(before + text + after))
 
 
 @given(st.text(), st.text(alphabet=".^$*+?()[]{}|\\%_aA1", min_size=1))
-def test_no_text_is_a_pattern(error: str, text: str) -> None:
+def test_error_pattern_matches_text_literally(error: str, text: str) -> None:
     found = re.search(error_pattern(text), error) is not None
     assert found == (text.lower() in error.lower())

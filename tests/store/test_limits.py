@@ -109,7 +109,7 @@ class Claimers:
             self.handled.update(settled.published)
 
 
-def test_no_more_than_the_limit_is_claimed_at_any_time(store: SqlStore, postgres_url: str) -> None:
+def test_claimed_events_never_exceed_limit(store: SqlStore, postgres_url: str) -> None:
     """The limit must hold in every snapshot of the table. Each thread checks during a claim, a watcher all the time."""
     emit(store, EVENTS)
     store.limit("outbox", LIMIT)
@@ -137,7 +137,7 @@ def test_no_more_than_the_limit_is_claimed_at_any_time(store: SqlStore, postgres
     assert store.stats().total("published") == EVENTS
 
 
-def test_a_limit_can_change_while_events_are_claimed(store: SqlStore, postgres_url: str) -> None:
+def test_limit_change_applies_to_later_claims(store: SqlStore, postgres_url: str) -> None:
     """A lowered limit applies to later claims; events claimed before may exceed the limit until they are settled."""
     store.limit("outbox", LIMIT)
     with Claimers(postgres_url, 4, lambda *_: None) as claimers:
@@ -152,9 +152,7 @@ def test_a_limit_can_change_while_events_are_claimed(store: SqlStore, postgres_u
 
 
 @pytest.mark.parametrize("limit", [None, LIMIT])
-def test_no_claim_that_begins_after_a_pause_brings_events(
-    store: SqlStore, postgres_url: str, limit: int | None
-) -> None:
+def test_claims_after_pause_return_no_events(store: SqlStore, postgres_url: str, limit: int | None) -> None:
     store.limit("outbox", limit)
     emit(store, EVENTS)
     with Claimers(postgres_url, 4, lambda *_: None) as claimers:

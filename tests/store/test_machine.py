@@ -30,11 +30,11 @@ class SqliteMachine(StoreMachine):
         self.folder.cleanup()
 
 
-def test_sqlite() -> None:
+def test_state_machine_on_sqlite() -> None:
     run_state_machine_as_test(SqliteMachine, settings=settings(MACHINE, max_examples=30))  # type: ignore[no-untyped-call]
 
 
-def test_postgres(postgres_url: str) -> None:
+def test_state_machine_on_postgres(postgres_url: str) -> None:
     first = open_store(postgres_url)
     first.initialise()
     first.close()
@@ -47,7 +47,7 @@ def test_postgres(postgres_url: str) -> None:
     run_state_machine_as_test(PostgresMachine, settings=settings(MACHINE, max_examples=15))  # type: ignore[no-untyped-call]
 
 
-def test_mariadb(mariadb_url: str) -> None:
+def test_state_machine_on_mariadb(mariadb_url: str) -> None:
     first = open_store(mariadb_url)
     first.initialise()
     first.close()

@@ -83,7 +83,7 @@ def versions(store: SqlStore) -> list[str]:
 
 
 @pytest.mark.parametrize("version", ["0001", "0002", "0003", "0004"])
-def test_events_of_older_tables_go_on(store: SqlStore, version: str) -> None:
+def test_upgrade_keeps_events_of_older_tables(store: SqlStore, version: str) -> None:
     to_version(store, version)
     emitted = store.append([Event(event_type="orders.created", payload=b"body", ordering_key="k")])
     upgrade = store.initialise()
@@ -107,7 +107,7 @@ def fingerprint(path: Path) -> str:
     return sha256(" ".join(statements.split()).encode()).hexdigest()[:16]
 
 
-def test_processes_that_start_together_run_each_step_once(url: str, store: SqlStore) -> None:
+def test_concurrent_upgrades_run_each_step_once(url: str, store: SqlStore) -> None:
     spawning = multiprocessing.get_context("spawn")
     together, done = spawning.Barrier(STARTS), spawning.Queue()
     processes = [spawning.Process(target=initialise, args=(url, together, done)) for _ in range(STARTS)]
@@ -130,7 +130,7 @@ def initialise(url: str, together: Any, done: Any) -> None:
         store.close()
 
 
-def test_step_is_a_file(store: SqlStore, add_step: AddStep) -> None:
+def test_new_migration_file_is_run(store: SqlStore, add_step: AddStep) -> None:
     """The runner passes a percent sign on unchanged, and ends a statement only at `;` before an empty line."""
     store.initialise()
     add_step("-- More: of everything.\n\nCREATE TABLE more (a INTEGER);\n\nINSERT INTO more VALUES\n(7 % 4);\n")
@@ -165,7 +165,7 @@ class TestLocks:
         add_step("-- More\n\nALTER TABLE penstock_events ADD COLUMN more INTEGER;\n")
 
     @pytest.mark.usefixtures("altering")
-    def test_others_go_on_while_upgrade_waits(self, store: SqlStore) -> None:
+    def test_waiting_upgrade_does_not_block_emits(self, store: SqlStore) -> None:
         with ThreadPoolExecutor(2) as threads:
             with store.transaction() as reader:
                 reader.exec_driver_sql("SELECT count(*) FROM penstock_events")
@@ -177,7 +177,7 @@ class TestLocks:
             assert len(upgrade.result(WAIT_SECONDS).steps) == 1
 
     @pytest.mark.usefixtures("altering")
-    def test_upgrade_gives_up(self, store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_upgrade_gives_up_after_lock_timeout(self, store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(migrate, "RETRY_SECONDS", 0.0)
         before = store.versions()[0]
         with store.transaction() as reader:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from databases import MysqlConnection, connect_mysql, differences, empty_mysql, told
+from databases import MysqlConnection, connect_mysql, differences, empty_mysql, logged_text
 from sqlalchemy import Connection as SqlConnection
 
 from penstock.model.errors import InvalidEvent, NotInitialised, StoreError, StoreUnavailable, UsageError
@@ -66,7 +66,7 @@ SECRET = "s3cr3t/pass:word"
 
 
 class TestTables:
-    def test_the_tables_are_the_ones_in_the_code(self, store: SqlStore) -> None:
+    def test_tables_match_code(self, store: SqlStore) -> None:
         """The view does not support INSERT on MySQL, so it lacks the columns that exist only for an INSERT."""
         found = differences(store)
         assert found.keys() == {"penstock_outbox"}
@@ -78,7 +78,7 @@ class TestTables:
         ]
         assert there == here[: len(there)]
 
-    def test_a_start_that_was_interrupted_is_repeated(self, mariadb_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_interrupted_initialise_can_be_repeated(self, mariadb_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         """MySQL commits each CREATE: an interrupted upgrade leaves tables behind without a recorded version. The test
         interrupts the upgrade after each of its statements."""
         store = open_store(mariadb_url)
@@ -106,7 +106,7 @@ class TestTables:
         assert store.append([event(ordering_key="k")]) == ids(claim(store))
         store.close()
 
-    def test_a_database_without_tables_says_how_to_make_them(self, mariadb_url: str) -> None:
+    def test_error_for_database_without_tables_names_init(self, mariadb_url: str) -> None:
         store = open_store(mariadb_url)
         for verb in (store.stats, store.reap, lambda: store.append([event()]), lambda: claim(store)):
             with pytest.raises(NotInitialised, match=r"penstock init --store mysql://penstock:\*\*\*@"):
@@ -123,7 +123,7 @@ class TestTables:
             store.initialise()
         store.close()
 
-    def test_tables_of_staging_are_dropped(self, store: SqlStore, database: str) -> None:
+    def test_staging_tables_are_dropped(self, store: SqlStore, database: str) -> None:
         with connect_mysql(database) as connection:
             found = connection.execute("SHOW TABLES LIKE 'penstock_s%'").fetchall()
         assert list(found) == []
@@ -142,33 +142,33 @@ class TestConnecting:
             "mysql:someone:{secret}@nowhere",
         ],
     )
-    def test_no_error_shows_a_password(self, url: str) -> None:
+    def test_errors_show_no_password(self, url: str) -> None:
         for secret in ("s3cr3t", SECRET):
             with pytest.raises((StoreError, UsageError)) as caught:
                 open_store(url.format(secret=secret)).stats()
-            assert "s3cr3t" not in told(caught.value)
-            assert "pass:word" not in told(caught.value)
+            assert "s3cr3t" not in logged_text(caught.value)
+            assert "pass:word" not in logged_text(caught.value)
             assert "\n" not in str(caught.value)
 
-    def test_a_wrong_password_is_named_as_one(self, mariadb_server: MariadbServer) -> None:
+    def test_wrong_password_is_named_in_error(self, mariadb_server: MariadbServer) -> None:
         store = open_store(mariadb_server.url(password="s3cr3t"))
         with pytest.raises(StoreUnavailable, match=r"cannot reach mysql://penstock:\*\*\*@.*: Access denied") as caught:
             store.stats()
-        assert "s3cr3t" not in told(caught.value)
+        assert "s3cr3t" not in logged_text(caught.value)
         assert "\n" not in str(caught.value)
 
-    def test_a_server_that_is_not_there_is_named(self) -> None:
+    def test_unreachable_server_is_named_in_error(self) -> None:
         store = open_store("mariadb://someone@127.0.0.1:1/nowhere")
         with pytest.raises(StoreUnavailable, match=r"cannot reach mariadb://someone@127.0.0.1:1/nowhere: .*refused"):
             store.stats()
 
     @pytest.mark.parametrize("scheme", ["mysql", "mariadb", "mysql+pymysql", "mariadb+pymysql", "mysql+mysqldb"])
-    def test_every_name_for_it_opens_it(self, database: str, scheme: str) -> None:
+    def test_every_mysql_url_scheme_is_accepted(self, database: str, scheme: str) -> None:
         store = open_store(database.replace("mysql:", f"{scheme}:", 1))
         assert store.append([event()])
         store.close()
 
-    def test_a_lost_connection_is_an_error_once(self, store: SqlStore, mariadb_server: MariadbServer) -> None:
+    def test_lost_connection_is_error_once(self, store: SqlStore, mariadb_server: MariadbServer) -> None:
         store.append([event()])
         asked = "SELECT id FROM information_schema.processlist WHERE db = %s"
         for (number,) in mariadb_server.execute(asked, store.engine.url.database):
@@ -177,7 +177,7 @@ class TestConnecting:
             claim(store)
         assert len(claim(store)) == 1
 
-    def test_the_store_is_as_it_must_be_whatever_the_server_prefers(self, mariadb_server: MariadbServer) -> None:
+    def test_session_settings_override_server_defaults(self, mariadb_server: MariadbServer) -> None:
         """The session must use READ COMMITTED, because stricter levels lock index gaps. It must refuse values that do
         not fit, and use UTC."""
         url = mariadb_server.create_database()
@@ -191,14 +191,14 @@ class TestConnecting:
         try:
             for name, value in preferred.items():
                 mariadb_server.execute(f"SET GLOBAL {name} = %s", value)
-            check_that_it_is_as_it_must_be(url)
+            check_session_settings(url)
         finally:
             for name, value in before.items():
                 mariadb_server.execute(f"SET GLOBAL {name} = %s", value)
             mariadb_server.drop_database(url)
 
 
-def check_that_it_is_as_it_must_be(url: str) -> None:
+def check_session_settings(url: str) -> None:
     store = open_store(url)
     store.initialise()
     for _ in range(2):
@@ -218,7 +218,7 @@ def check_that_it_is_as_it_must_be(url: str) -> None:
 
 
 class TestNames:
-    def test_names_are_compared_to_the_last_space_and_letter(self, store: SqlStore) -> None:
+    def test_names_are_compared_exactly(self, store: SqlStore) -> None:
         names = ["a", "a ", "A", "ä", "a\u0308", "a\t"]
         emitted = {
             name: store.append([event(queue=name, ordering_key=name, dedupe_key=name), event(queue=name)])
@@ -231,13 +231,13 @@ class TestNames:
         held = [claim(store, 2), claim(store, 20)]
         assert sum(one.ordering_key is not None for claimed in held for one in claimed.events) == len(keys)
 
-    def test_the_longest_names_have_a_place(self, store: SqlStore) -> None:
+    def test_longest_names_are_accepted(self, store: SqlStore) -> None:
         longest = "🚰" * 255
         fields = {"event_type": longest, "queue": longest, "ordering_key": longest, "partition_key": longest}
         emitted = store.append([event(**fields, dedupe_key=longest)])
         assert ids(claim(store, queue=longest)) == emitted
 
-    def test_a_long_error_is_kept_whole(self, store: SqlStore) -> None:
+    def test_long_error_is_stored_whole(self, store: SqlStore) -> None:
         (one,) = store.append([event()])
         held = claim(store)
         store.settle(held.lease, all_to(Dead("x" * 100_000), held))
@@ -245,14 +245,14 @@ class TestNames:
         assert found.last_error == "x" * 100_000
 
 
-def test_emits_of_a_thousand_rows_and_of_many_megabytes(store: SqlStore) -> None:
+def test_emit_of_5_000_large_events_succeeds(store: SqlStore) -> None:
     emitted = store.append([event(payload=bytes([number % 256]) * 5_000) for number in range(5_000)])
     found = claim(store, 5_000)
     assert ids(found) == emitted
     assert [one.payload[:1] for one in found.events[:300]] == [bytes([number % 256]) for number in range(300)]
 
 
-def test_a_payload_that_the_server_takes_no_packet_for_says_so(store: SqlStore) -> None:
+def test_payload_above_max_allowed_packet_names_setting(store: SqlStore) -> None:
     with pytest.raises(InvalidEvent, match=r"payload of 8,000,000 bytes.* raise max_allowed_packet"):
         store.append([event(payload=b"x" * 8_000_000)])
     store.append([event(payload=bytes(7_000_000), queue="large")] * 2)
@@ -262,7 +262,7 @@ def test_a_payload_that_the_server_takes_no_packet_for_says_so(store: SqlStore) 
 
 @pytest.mark.crash
 @pytest.mark.usefixtures("mariadb_server")
-def test_what_was_emitted_and_settled_survives_a_crash_of_the_server() -> None:
+def test_emitted_and_settled_events_survive_server_kill() -> None:
     with MariadbServer() as server:
         store = open_store(server.create_database())
         store.initialise()

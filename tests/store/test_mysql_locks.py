@@ -46,7 +46,7 @@ def impatient(url: str, isolation: str = "READ COMMITTED") -> MysqlConnection:
 
 @pytest.mark.parametrize("level", LEVELS)
 class TestEmittersAndClaimers:
-    def test_neither_waits_for_the_other(self, store: SqlStore, mariadb_url: str, level: str) -> None:
+    def test_emits_and_claims_do_not_wait_for_each_other(self, store: SqlStore, mariadb_url: str, level: str) -> None:
         (first,) = store.append([event(ordering_key="k")])
         with impatient(mariadb_url, level) as emitting, impatient(mariadb_url) as claiming:
             store.append([event(ordering_key="k"), event(ordering_key="new")], connection=emitting)
@@ -56,13 +56,11 @@ class TestEmittersAndClaimers:
             store.append([event(ordering_key="k")], connection=emitting)
             store.append([event(ordering_key="k"), event(ordering_key="newer")], connection=emitting)
             claiming.rollback()
-            told = store.settle_in(claiming, held.lease, all_to(PUBLISHED, held))
+            settled = store.settle_in(claiming, held.lease, all_to(PUBLISHED, held))
             claiming.commit()
-            assert told.published == set(seqs(held))
+            assert settled.published == set(seqs(held))
 
-    def test_a_key_that_an_emitter_holds_is_not_lost_when_its_line_runs_dry(
-        self, store: SqlStore, mariadb_url: str, level: str
-    ) -> None:
+    def test_uncommitted_emit_for_drained_key_is_delivered(self, store: SqlStore, mariadb_url: str, level: str) -> None:
         (first,) = store.append([event(ordering_key="k")])
         with connect_mysql(mariadb_url, level) as connection:
             (second,) = store.append([event(ordering_key="k")], connection=connection)
@@ -75,7 +73,7 @@ class TestEmittersAndClaimers:
         assert wait_until(lambda: found.extend(ids(claim(store))) or bool(found), 60)
         assert found == [second]
 
-    def test_new_keys_side_by_side_are_no_deadlock(self, store: SqlStore, mariadb_url: str, level: str) -> None:
+    def test_concurrent_emits_of_new_keys_do_not_deadlock(self, store: SqlStore, mariadb_url: str, level: str) -> None:
         """If a stricter transaction locked a missing row, it would lock the index gap of the other's key, too."""
         with impatient(mariadb_url, level) as one, impatient(mariadb_url, level) as other:
             emitted = [
@@ -86,7 +84,9 @@ class TestEmittersAndClaimers:
             other.commit()
         assert sorted(ids(claim(store))) == sorted(emitted)
 
-    def test_a_key_that_is_being_made_is_waited_for(self, store: SqlStore, mariadb_url: str, level: str) -> None:
+    def test_emit_waits_for_concurrent_creation_of_same_key(
+        self, store: SqlStore, mariadb_url: str, level: str
+    ) -> None:
         with ThreadPoolExecutor(1) as thread, closing(connect_mysql(mariadb_url, level)) as making:
             (first,) = store.append([event(ordering_key="k")], connection=making)
             second = thread.submit(store.append, [event(ordering_key="k")])
@@ -94,9 +94,7 @@ class TestEmittersAndClaimers:
             making.commit()
             assert ids(claim(store)) == [first, *second.result(60)]
 
-    def test_settling_sees_the_newest_though_the_caller_looks_at_the_past(
-        self, store: SqlStore, mariadb_url: str, level: str
-    ) -> None:
+    def test_settle_in_old_snapshot_sees_latest_rows(self, store: SqlStore, mariadb_url: str, level: str) -> None:
         with connect_mysql(mariadb_url, level) as caller:
             caller.execute("SELECT * FROM penstock_pending, penstock_claimed, penstock_keys, penstock_leases")
             emitted = store.append([event(ordering_key="k") for _ in range(4)])
@@ -111,7 +109,7 @@ class TestEmittersAndClaimers:
             caller.commit()
         assert ids(claim(store)) == emitted[1:] + late
 
-    def test_an_emit_repeated_with_its_key_finds_a_window_that_is_newer_than_its_transaction(
+    def test_emit_in_old_snapshot_sees_latest_dedupe_window(
         self, store: SqlStore, mariadb_url: str, level: str
     ) -> None:
         with connect_mysql(mariadb_url, level) as caller:
@@ -137,9 +135,7 @@ def deadlocks(server: MariadbServer) -> Any:
     return server.execute("SHOW GLOBAL STATUS LIKE 'Innodb_deadlocks'")
 
 
-def test_batches_whose_keys_come_in_another_order_never_wait_for_each_other(
-    store: SqlStore, mariadb_server: MariadbServer
-) -> None:
+def test_batches_with_keys_in_different_order_do_not_deadlock(store: SqlStore, mariadb_server: MariadbServer) -> None:
     def emit(turn: int) -> None:
         for number in range(30):
             keys = [f"{number}-{place}" for place in range(15)]
@@ -152,7 +148,7 @@ def test_batches_whose_keys_come_in_another_order_never_wait_for_each_other(
     assert len(claim(store, 1_000)) == 900
 
 
-def test_a_deadlock_is_tried_again(store: SqlStore, mariadb_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deadlock_is_retried(store: SqlStore, mariadb_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another connection locks the claimed events, then waits for the lease. A release has locked the lease and waits
     for the claimed events: a real deadlock."""
     store.append([event() for _ in range(3)])
@@ -186,7 +182,7 @@ def test_a_deadlock_is_tried_again(store: SqlStore, mariadb_url: str, monkeypatc
     assert len(claim(store)) == 3
 
 
-def test_a_lock_that_is_never_had_is_a_conflict(store: SqlStore, mariadb_url: str) -> None:
+def test_lock_timeout_is_store_conflict(store: SqlStore, mariadb_url: str) -> None:
     store.append([event()])
     held = claim(store)
     with connect_mysql(mariadb_url) as stranger, impatient(mariadb_url) as caller:
@@ -199,7 +195,7 @@ def test_a_lock_that_is_never_had_is_a_conflict(store: SqlStore, mariadb_url: st
 
 
 class TestCallersConnections:
-    def test_one_that_commits_by_itself_emits_all_or_nothing(self, store: SqlStore, mariadb_url: str) -> None:
+    def test_emit_on_autocommit_connection_is_atomic(self, store: SqlStore, mariadb_url: str) -> None:
         with connect_mysql(mariadb_url) as connection:
             connection.autocommit(True)
             kept = store.append([event(ordering_key="k"), event()], connection=connection)
@@ -210,7 +206,7 @@ class TestCallersConnections:
             connection.rollback()
         assert sorted(ids(claim(store))) == sorted(kept)
 
-    def test_rows_may_be_of_any_kind(self, store: SqlStore, mariadb_url: str) -> None:
+    def test_connection_may_use_any_cursor_class(self, store: SqlStore, mariadb_url: str) -> None:
         with connect_mysql(mariadb_url) as connection:
             connection.cursorclass = pymysql.cursors.DictCursor
             fields = {"payload": b"\xff\x00'\\", "headers": {"ü": "🚰"}, "ordering_key": "k", "dedupe_key": "d"}
@@ -221,7 +217,7 @@ class TestCallersConnections:
         assert held.events[0].payload == fields["payload"]
         assert dict(held.events[0].headers) == fields["headers"]
 
-    def test_sqlalchemy_commits_both_or_neither(self, store: SqlStore, mariadb_url: str) -> None:
+    def test_sqlalchemy_session_commits_event_and_row_together(self, store: SqlStore, mariadb_url: str) -> None:
         from sqlalchemy import create_engine, text
         from sqlalchemy.orm import Session
 
@@ -239,16 +235,14 @@ class TestCallersConnections:
         assert len(claim(store)) == 1
         engine.dispose()
 
-    def test_another_databases_connection_is_refused(self, store: SqlStore) -> None:
+    def test_connection_of_another_database_is_refused(self, store: SqlStore) -> None:
         import sqlite3
 
         with closing(sqlite3.connect(":memory:")) as connection, pytest.raises(UsageError, match="store is on mysql"):
             store.append([event()], connection=connection)
 
 
-def test_an_operators_cancel_and_a_claim_never_take_the_same_event(
-    store: SqlStore, mariadb_server: MariadbServer
-) -> None:
+def test_concurrent_cancel_and_claim_take_different_events(store: SqlStore, mariadb_server: MariadbServer) -> None:
     before = deadlocks(mariadb_server)
     for keys in (5, None):
         store.append([event(ordering_key=f"k{n % keys}" if keys else None) for n in range(600)])
@@ -267,7 +261,7 @@ def test_an_operators_cancel_and_a_claim_never_take_the_same_event(
     assert deadlocks(mariadb_server) == before, "they lock in the same order"
 
 
-def test_claimers_at_once_never_hold_more_than_a_queue_allows(store: SqlStore, mariadb_url: str) -> None:
+def test_concurrent_claims_respect_queue_limit(store: SqlStore, mariadb_url: str) -> None:
     store.append([event(ordering_key=f"k{number}" if number % 3 else None) for number in range(120)])
     store.limit("outbox", 5)
     seen: list[int] = []
@@ -286,7 +280,7 @@ def test_claimers_at_once_never_hold_more_than_a_queue_allows(store: SqlStore, m
     assert 3 < max(seen) <= 5
 
 
-def test_what_another_process_gave_back_is_found_by_probing(
+def test_probe_finds_events_below_scan_floor(
     store: SqlStore, mariadb_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A claim scans from its floor, near the present, where new events are; every FULL_LOOK_SECONDS it scans all."""
@@ -300,7 +294,7 @@ def test_what_another_process_gave_back_is_found_by_probing(
     assert ids(claim(store)) == old
 
 
-def test_the_oldest_snapshot_is_shown_to_those_who_may_see_it(
+def test_oldest_snapshot_is_shown_with_privilege_only(
     store: SqlStore, mariadb_url: str, mariadb_server: MariadbServer
 ) -> None:
     with connect_mysql(mariadb_url) as connection:
@@ -320,7 +314,7 @@ def test_the_oldest_snapshot_is_shown_to_those_who_may_see_it(
     mariadb_server.execute(f"DROP USER {name[:30]}@'127.0.0.1'")
 
 
-def test_time_is_the_servers_where_no_clock_is_given(store: SqlStore, mariadb_url: str) -> None:
+def test_server_clock_is_used_by_default(store: SqlStore, mariadb_url: str) -> None:
     store.append([event(), event(ordering_key="k")])
     assert len(claim(store)) == 2
     with connect_mysql(mariadb_url) as connection:
@@ -332,7 +326,7 @@ def test_time_is_the_servers_where_no_clock_is_given(store: SqlStore, mariadb_ur
     assert abs(store.now() - datetime.now(UTC)) < timedelta(minutes=1)
 
 
-def test_an_id_is_shown_as_people_write_it(store: SqlStore, mariadb_url: str) -> None:
+def test_view_shows_event_id_as_uuid_text(store: SqlStore, mariadb_url: str) -> None:
     (emitted,) = store.append([event()])
     with connect_mysql(mariadb_url) as connection:
         assert connection.execute("SELECT event_id FROM penstock_outbox").fetchall() == ((str(emitted),),)

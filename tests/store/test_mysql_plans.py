@@ -85,7 +85,7 @@ def _reads(connection: MysqlConnection) -> int:
     return sum(int(value) for _, value in connection.execute("SHOW GLOBAL STATUS LIKE 'Handler_read%'").fetchall())
 
 
-def test_a_claim_follows_its_index_and_sorts_nothing(store: SqlStore, connection: MysqlConnection) -> None:
+def test_claim_uses_index_without_sort(store: SqlStore, connection: MysqlConnection) -> None:
     statement = statements.CHOOSE_READY.replace("{of_types}", "").replace("{now}", "UTC_TIMESTAMP(6)")
     values = {"queue": "'outbox'", "priority": "2", "room": "1000", "floor": "'0001-01-01'"}
     for name, value in values.items():
@@ -97,7 +97,7 @@ def test_a_claim_follows_its_index_and_sorts_nothing(store: SqlStore, connection
     assert "filesort" not in extra
 
 
-def test_a_claim_and_its_settle_read_about_what_they_take(store: SqlStore, connection: MysqlConnection) -> None:
+def test_rows_read_are_proportional_to_claim_size(store: SqlStore, connection: MysqlConnection) -> None:
     def turn() -> None:
         held = claim(store, CLAIM)
         assert len(held) == CLAIM
@@ -109,7 +109,7 @@ def test_a_claim_and_its_settle_read_about_what_they_take(store: SqlStore, conne
 
 @pytest.mark.parametrize("size", [1, 5, 20])
 @pytest.mark.parametrize("statement", [statements.LOCK_HELD, statements.OUTCOMES, upkeep.ROUTED, *statements.PUBLISH])
-def test_a_settle_looks_up_its_own_rows_however_small_the_lease(mariadb_url: str, size: int, statement: str) -> None:
+def test_settle_uses_primary_key_for_any_lease_size(mariadb_url: str, size: int, statement: str) -> None:
     """A settle through the index on leases would lock rows of the lease that are not settled."""
     store = open_store(mariadb_url)
     store.initialise()
@@ -129,14 +129,14 @@ def test_a_settle_looks_up_its_own_rows_however_small_the_lease(mariadb_url: str
     assert [(table, key) for _, _, table, _, _, key, *_ in plan if table == "c"] == [("c", "PRIMARY")]
 
 
-def test_a_probe_reads_next_to_nothing(store: SqlStore, connection: MysqlConnection) -> None:
+def test_probe_reads_few_rows(store: SqlStore, connection: MysqlConnection) -> None:
     assert rows_read(connection, lambda: store.ready("outbox")) < 20
     assert rows_read(connection, lambda: store.ready("nothing")) < 20
     assert rows_read(connection, lambda: store.heads("out")) < 20
 
 
 @pytest.mark.parametrize("limit", [10, 100])
-def test_a_long_line_is_not_read_to_its_end(store: SqlStore, connection: MysqlConnection, limit: int) -> None:
+def test_claim_reads_only_start_of_long_key(store: SqlStore, connection: MysqlConnection, limit: int) -> None:
     def turn() -> None:
         held = claim(store, limit, queue="keyed")
         assert len(held) == limit

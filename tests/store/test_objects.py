@@ -75,5 +75,5 @@ class FolderMachine(StoreMachine):
 MACHINE = settings(stateful_step_count=40, deadline=None, phases=[Phase.reuse, Phase.generate], max_examples=20)
 
 
-def test_the_machine_on_a_folder() -> None:
+def test_state_machine_on_folder() -> None:
     run_state_machine_as_test(FolderMachine, settings=MACHINE)  # type: ignore[no-untyped-call]

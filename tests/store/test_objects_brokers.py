@@ -31,7 +31,7 @@ JOBS_BETWEEN_KILLS = 30
 SECONDS = 120.0
 
 
-class Crowd:
+class Processes:
     """The broker and worker processes. Each killed process is replaced."""
 
     def __init__(self, url: str, folder: Path) -> None:
@@ -104,10 +104,10 @@ def url(s3_server: S3Server) -> str:
 
 
 @pytest.fixture
-def crowd(url: str, tmp_path: Path) -> Iterator[Crowd]:
-    crowd = Crowd(url, tmp_path)
-    yield crowd
-    crowd.end()
+def processes(url: str, tmp_path: Path) -> Iterator[Processes]:
+    processes = Processes(url, tmp_path)
+    yield processes
+    processes.end()
 
 
 def submit(url: str, submitted: list[EventId]) -> None:
@@ -119,7 +119,7 @@ def submit(url: str, submitted: list[EventId]) -> None:
 
 
 @pytest.mark.parametrize("seed", [20_260_101])
-def test_kills_lose_no_job_and_complete_none_twice(crowd: Crowd, url: str, seed: int) -> None:
+def test_kills_lose_no_job_and_complete_none_twice(processes: Processes, url: str, seed: int) -> None:
     chance = random.Random(seed)
     print(f"seed {seed}")
     submitted: list[EventId] = []
@@ -128,23 +128,23 @@ def test_kills_lose_no_job_and_complete_none_twice(crowd: Crowd, url: str, seed:
     store = open_store(f"{url}&broker=never")
     assert isinstance(store, ObjectStore)
     for goal in range(JOBS_BETWEEN_KILLS, JOBS, JOBS_BETWEEN_KILLS):
-        assert wait_until(lambda goal=goal: len(crowd.applied()) >= goal, SECONDS), crowd.errors()
+        assert wait_until(lambda goal=goal: len(processes.applied()) >= goal, SECONDS), processes.errors()
         match chance.choice(["the broker", "a candidate", "a worker", "a worker"]):
             case "the broker":
-                crowd.kill_one("broker", crowd.leader(store))
+                processes.kill_one("broker", processes.leader(store))
             case "a candidate":
-                crowd.kill_one("broker", chance.randrange(BROKERS))
+                processes.kill_one("broker", chance.randrange(BROKERS))
             case _:
-                crowd.kill_one("worker", chance.randrange(WORKERS))
+                processes.kill_one("worker", chance.randrange(WORKERS))
     submitter.join(SECONDS)
-    assert not submitter.is_alive(), crowd.errors()
-    assert wait_until(lambda: store.stats().total("published") >= JOBS, SECONDS), (store.stats(), crowd.errors())
-    print(f"killed: {dict(crowd.killed)}")
-    audit(store, submitted, crowd)
+    assert not submitter.is_alive(), processes.errors()
+    assert wait_until(lambda: store.stats().total("published") >= JOBS, SECONDS), (store.stats(), processes.errors())
+    print(f"killed: {dict(processes.killed)}")
+    audit(store, submitted, processes)
     store.close()
 
 
-def audit(store: Store, submitted: list[EventId], crowd: Crowd) -> None:
+def audit(store: Store, submitted: list[EventId], processes: Processes) -> None:
     """Check in the document that each submitted job exists once and is published.
 
     A job with an applied settle in a worker's log must have that settle's token as its result.
@@ -154,10 +154,10 @@ def audit(store: Store, submitted: list[EventId], crowd: Crowd) -> None:
     assert sorted(int(one.payload) for one in page.records) == list(range(JOBS))
     assert {one.state for one in page.records} == {State.PUBLISHED}
     results = {str(one): note.result for one, note in store.notes(submitted).items()}
-    applied = crowd.applied()
+    applied = processes.applied()
     assert len({job for job, _ in applied}) == len(applied), "two settles of one job were told to be applied"
     assert all(results[job] == token.encode() for job, token in applied)
     # A log line is missing only if the worker was killed between the settle and the write of the line.
-    assert JOBS - len(applied) <= crowd.killed["worker"]
-    assert crowd.killed["broker"]
-    assert crowd.killed["worker"]
+    assert JOBS - len(applied) <= processes.killed["worker"]
+    assert processes.killed["broker"]
+    assert processes.killed["worker"]

@@ -55,7 +55,7 @@ def store(url: str) -> Iterator[ObjectStore]:
 
 
 class TestGroups:
-    def test_what_arrives_during_a_write_goes_out_in_the_next(self, url: str) -> None:
+    def test_changes_during_write_share_next_write(self, url: str) -> None:
         store = opened(url)
         brake = store.bucket = Brake(store.bucket)
         emit(store)
@@ -75,7 +75,7 @@ class TestGroups:
         assert len(records(store)) == 65
         store.close()
 
-    def test_one_of_a_group_may_fail_alone(self, url: str) -> None:
+    def test_invalid_change_does_not_fail_rest_of_group(self, url: str) -> None:
         store = opened(url)
         brake = store.bucket = Brake(store.bucket)
         (taken,) = emit(store)
@@ -93,7 +93,7 @@ class TestGroups:
         assert len(records(store)) == 4
         store.close()
 
-    def test_who_finds_or_changes_nothing_writes_nothing(self, store: ObjectStore) -> None:
+    def test_operations_without_change_write_nothing(self, store: ObjectStore) -> None:
         emit(store, delay_seconds=900)
         before = committer(store).writes
         assert not claim(store)
@@ -105,7 +105,7 @@ class TestGroups:
         store.withdraw(uuid4())
         assert committer(store).writes == before
 
-    def test_every_pass_takes_back_expired_leases(self, url: str) -> None:
+    def test_commit_pass_reaps_expired_leases(self, url: str) -> None:
         clock = ManualClock()
         with closing(opened(url, clock)) as store:
             (emitted,) = emit(store)
@@ -115,7 +115,7 @@ class TestGroups:
             assert record(store, emitted).attempts == 1
             assert store.settle(slept.lease, all_to(PUBLISHED, slept)).lost == set(seqs(slept))
 
-    def test_a_lease_is_renewed_without_any_work(self, tmp_path: Path) -> None:
+    def test_broker_lease_is_renewed_while_idle(self, tmp_path: Path) -> None:
         url = f"objects+file://{tmp_path}/queue?broker_seconds=0.3"
         with closing(opened(url)) as store:
             store.initialise()
@@ -124,7 +124,7 @@ class TestGroups:
             assert first is not None
             assert wait_until(lambda: (document(store).broker or first).expires_at > first.expires_at, SECONDS)
 
-    def test_without_work_the_lease_is_given_back(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_idle_broker_returns_lease(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """An idle broker returns its lease; otherwise a process would renew it forever after a single emit."""
         monkeypatch.setattr("penstock.store.objects.group_commit.IDLE_SECONDS", 0.2)
         with closing(opened(f"objects+file://{tmp_path}/queue?broker_seconds=3")) as store:
@@ -156,7 +156,7 @@ class TestUnknownWrites:
         store.close()
 
     @pytest.mark.parametrize("cuts", [1, 4])
-    def test_an_emit_is_not_doubled(self, far: ObjectStore, gate: Gate, cuts: int) -> None:
+    def test_emit_with_lost_answer_is_not_duplicated(self, far: ObjectStore, gate: Gate, cuts: int) -> None:
         emit(far)
         gate.cut_answers(to=b"PUT ", count=cuts)
         emitted = emit(far, 3)
@@ -164,7 +164,7 @@ class TestUnknownWrites:
         assert [one.event_id for one in records(far)][1:] == emitted
 
     @pytest.mark.parametrize("cuts", [1, 4])
-    def test_a_claim_and_a_settle_count_once(self, far: ObjectStore, gate: Gate, cuts: int) -> None:
+    def test_claim_and_settle_with_lost_answer_count_once(self, far: ObjectStore, gate: Gate, cuts: int) -> None:
         emitted = emit(far, 2)
         gate.cut_answers(to=b"PUT ", count=cuts)
         held = claim(far, 1)
@@ -172,18 +172,18 @@ class TestUnknownWrites:
         assert [one.deliveries for one in records(far)] == [1, 0]
         assert document(far).leases.keys() == {held.lease.lease_id.hex}
         gate.cut_answers(to=b"PUT ", count=cuts)
-        told = far.settle(held.lease, all_to(Retry("no", 0), held))
+        settled = far.settle(held.lease, all_to(Retry("no", 0), held))
         assert gate.cuts_left == 0
-        assert told.retried == set(seqs(held))
+        assert settled.retried == set(seqs(held))
         assert record(far, emitted[0]).attempts == 1
         assert [line.what for line in far.history(emitted[0])] == ["retried"]
 
-    def test_a_large_payload_whose_write_is_unknown_is_there(self, far: ObjectStore, gate: Gate) -> None:
+    def test_large_payload_with_lost_answer_is_stored(self, far: ObjectStore, gate: Gate) -> None:
         gate.cut_answers(to=b"PUT ", count=1)
         emit(far, payload=LARGE)
         assert [one.payload for one in records(far)] == [LARGE]
 
-    def test_a_server_that_stays_away_is_told(self, s3_server: S3Server) -> None:
+    def test_stopped_server_is_store_unavailable(self, s3_server: S3Server) -> None:
         with S3Server() as server:
             name = server.create_bucket("away")
             store = opened(server.url(name, wait_seconds=3.0, broker_seconds=3.0))
@@ -219,7 +219,7 @@ class TestCrashes:
         """Run a process that has written a payload object and dies before or after its write of the document."""
         assert subprocess.run([sys.executable, "-c", DIES, url, when]).returncode == 7
 
-    def test_before_the_document_nothing_was_emitted(self, url: str, tmp_path: Path) -> None:
+    def test_crash_before_document_write_emits_nothing(self, url: str, tmp_path: Path) -> None:
         self.die(url, "before")
         (orphan,) = (tmp_path / "queue" / "payloads").iterdir()
         draft = tmp_path / "queue" / "drafts" / "half-written"
@@ -238,13 +238,13 @@ class TestCrashes:
             assert not draft.exists()
             assert [one.payload for one in records(store)] == [LARGE]
 
-    def test_after_the_document_it_was(self, url: str) -> None:
+    def test_crash_after_document_write_keeps_event(self, url: str) -> None:
         with closing(opened(url.replace("broker_seconds=30", "broker_seconds=1"))) as store:
             self.die(url.replace("broker_seconds=30", "broker_seconds=1"), "after")
             assert [one.payload for one in records(store)] == [b"x" * 100_000]
             publish(store, claim(store))
 
-    def test_upkeep_on_s3_deletes_objects_that_no_event_names(
+    def test_maintain_on_s3_deletes_unreferenced_objects(
         self, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("penstock.store.objects.blobs.ORPHAN_AGE", timedelta(seconds=-60))
@@ -258,7 +258,7 @@ class TestCrashes:
             assert name != "payloads/left-over"
             assert [one.payload for one in records(store)] == [LARGE]
 
-    def test_upkeep_deletes_objects_of_deleted_events_only(self, url: str, tmp_path: Path) -> None:
+    def test_maintain_deletes_objects_of_purged_events_only(self, url: str, tmp_path: Path) -> None:
         with closing(opened(url)) as store:
             emit(store, 3, payload=LARGE)
             held = claim(store)
@@ -278,7 +278,7 @@ class TestCrashes:
 
 
 class TestSwapping:
-    def test_of_many_who_swap_one_wins(self, url: str) -> None:
+    def test_one_of_many_concurrent_swaps_succeeds(self, url: str) -> None:
         with closing(opened(url)) as store, ThreadPoolExecutor(8) as pool:
             for number in range(50):
                 before = store.bucket.load()
@@ -299,7 +299,7 @@ class TestSwapping:
                 assert sum(won) == 1, number
                 assert found.data == str(won.index(True)).encode()
 
-    def test_who_comes_back_after_many_versions_has_lost(self, store: ObjectStore) -> None:
+    def test_swap_from_old_version_is_overtaken(self, store: ObjectStore) -> None:
         """The file name of the stale writer's version is free again, because old versions are deleted."""
         stale = store.bucket.load()
         emit(store)

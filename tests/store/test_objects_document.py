@@ -52,7 +52,7 @@ def store(tmp_path: Path) -> Iterator[ObjectStore]:
 
 
 class TestBounds:
-    def test_large_payloads_and_results_are_objects_of_their_own(self, store: ObjectStore) -> None:
+    def test_large_payloads_and_results_are_separate_objects(self, store: ObjectStore) -> None:
         (emitted,) = emit(store, payload=LARGE)
         held = claim(store)
         store.note(held.lease, {seqs(held)[0]: LARGE})
@@ -62,7 +62,7 @@ class TestBounds:
         assert len(found.data) < len(LARGE)
         assert store.notes([emitted])[emitted].progress == store.notes([emitted])[emitted].result == LARGE
 
-    def test_a_full_queue_says_so(self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_emit_to_full_queue_document_is_error(self, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
         emit(store)
         monkeypatch.setattr("penstock.store.objects.operations.emits.DOCUMENT_LIMIT", 10)
         with pytest.raises(StoreError, match="queue document must be at most"):
@@ -83,7 +83,7 @@ class TestRetention:
             store.initialise()
             yield store
 
-    def test_the_newest_1000_stay_however_old(self, store: ObjectStore, clock: ManualClock) -> None:
+    def test_newest_1000_events_are_kept_at_any_age(self, store: ObjectStore, clock: ManualClock) -> None:
         emitted = settle(store, PUBLISHED, 1_500)
         clock.advance(61)
         emitted += settle(store, PUBLISHED, 1)
@@ -94,21 +94,21 @@ class TestRetention:
         assert store.stats().total("published") == 1_000
         assert store.stats().purged == {"outbox": 501}
 
-    def test_all_of_the_last_minute_stay(self, store: ObjectStore, clock: ManualClock) -> None:
+    def test_events_of_last_minute_are_kept(self, store: ObjectStore, clock: ManualClock) -> None:
         emitted = settle(store, PUBLISHED, 3_000)
         clock.advance(59)
         settle(store, PUBLISHED, 1)
         assert store.stats().total("published") == 3_001
         assert store.find(Selection(ids=frozenset(emitted[:1]))).records
 
-    def test_never_more_than_4000_stay(self, store: ObjectStore) -> None:
+    def test_at_most_4000_settled_events_are_kept(self, store: ObjectStore) -> None:
         for _ in range(2):
             settle(store, PUBLISHED, 2_500)
         assert store.stats().total("published") == 4_000
         assert store.stats().purged == {"outbox": 1_000}
         assert store.bounds() == (1_001, 5_000)
 
-    def test_never_more_than_4_mb_stay(self, store: ObjectStore) -> None:
+    def test_at_most_4_mb_of_settled_events_are_kept(self, store: ObjectStore) -> None:
         for _ in range(4):
             settle(store, PUBLISHED, 500, payload=b"x" * 4_000)
         found = store.bucket.load()
@@ -117,7 +117,7 @@ class TestRetention:
         assert 900 < store.stats().total("published") < 1_100
         assert store.stats().total("published") + store.stats().purged["outbox"] == 2_000
 
-    def test_dead_and_unsettled_events_stay(self, store: ObjectStore, clock: ManualClock) -> None:
+    def test_dead_and_unsettled_events_are_kept(self, store: ObjectStore, clock: ManualClock) -> None:
         dead = settle(store, Dead("no"), 1_500)
         clock.advance(86_400)
         waiting = emit(store, 1_500)
@@ -128,7 +128,7 @@ class TestRetention:
         assert store.stats().total("dead") == 1_500
         assert store.replay(Selection(queue="outbox")) == 1_500
 
-    def test_deleted_ids_are_free_again(self, store: ObjectStore, clock: ManualClock) -> None:
+    def test_ids_of_deleted_events_can_be_reused(self, store: ObjectStore, clock: ManualClock) -> None:
         own = EventId(uuid4())
         settle(store, PUBLISHED, event_id=own)
         with pytest.raises(InvalidEvent, match="already exists"):
@@ -138,14 +138,14 @@ class TestRetention:
         assert store.history(own) == []
         assert emit(store, event_id=own) == [own]
 
-    def test_a_repeated_settle_is_recognised_for_a_minute(self, store: ObjectStore) -> None:
+    def test_repeated_settle_is_recognised_for_one_minute(self, store: ObjectStore) -> None:
         emit(store)
         held = claim(store)
         store.settle(held.lease, all_to(PUBLISHED, held))
         settle(store, PUBLISHED, 3_000)
         assert store.settle(held.lease, all_to(PUBLISHED, held)).already_settled == set(seqs(held))
 
-    def test_a_new_broker_deletes_the_oldest_first(self, store: ObjectStore, clock: ManualClock) -> None:
+    def test_new_broker_deletes_earliest_settled_events_first(self, store: ObjectStore, clock: ManualClock) -> None:
         """Retention follows the settlement time, which a new broker cannot infer from the order in the document."""
         (first, *others) = emit(store, 1_200)
         late = claim(store, 1)
@@ -184,7 +184,7 @@ class TestRefusals:
             before = store.bucket.swap(written.replace(b'"penstock":%d' % found, b'"penstock":2'), before)
 
 
-def test_the_server_is_imported_by_brokers_only(tmp_path: Path) -> None:
+def test_server_is_imported_by_brokers_only(tmp_path: Path) -> None:
     script = """
 import sys
 from penstock.store.registry import open_store
@@ -201,13 +201,13 @@ store.close()
     subprocess.run([sys.executable, "-c", script, f"objects+file://{tmp_path}/queue"], check=True)
 
 
-def test_a_database_s_transaction_is_refused(store: ObjectStore) -> None:
+def test_emit_in_database_transaction_is_refused(store: ObjectStore) -> None:
     assert not store.capabilities.transactional_emit
     with pytest.raises(NotSupported, match="emit after the commit"):
         store.append([event()], connection=object())
 
 
-def test_a_queue_is_made_by_init(tmp_path: Path) -> None:
+def test_queue_without_init_is_error(tmp_path: Path) -> None:
     verbs: list[Callable[[ObjectStore], object]] = [emit, records, claim]
     for verb in verbs:
         with closing(opened(f"objects+file://{tmp_path}/none")) as store, pytest.raises(NotInitialised, match="init"):
@@ -215,7 +215,7 @@ def test_a_queue_is_made_by_init(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "expected"),
     [
         ("objects+ftp://x/y", "supported: "),
         ("objects+s3:///prefix", "expected a bucket"),
@@ -227,8 +227,8 @@ def test_a_queue_is_made_by_init(tmp_path: Path) -> None:
         ("objects+memory://x?listen=nowhere", "for listen; use HOST:PORT"),
     ],
 )
-def test_a_url_that_makes_no_sense_is_told(url: str, told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_invalid_url_is_usage_error(url: str, expected: str) -> None:
+    with pytest.raises(UsageError, match=expected):
         use(url)
 
 
@@ -248,7 +248,7 @@ def test_secrets_are_not_shown() -> None:
     assert "hidden" not in shown
 
 
-def test_a_worker_runs_on_it(tmp_path: Path) -> None:
+def test_worker_runs_on_object_store(tmp_path: Path) -> None:
     url = f"objects+file://{tmp_path}/queue"
     done: list[object] = []
     all_done = threading.Event()

@@ -67,7 +67,7 @@ assert os.wait()[1] == 0
 
 
 class TestBrokers:
-    def test_the_second_process_asks_the_first(self, store: ObjectStore, url: str) -> None:
+    def test_second_process_uses_broker_of_first(self, store: ObjectStore, url: str) -> None:
         emitted = emit(store)
         with closing(opened(url)) as other:
             emitted += emit(other, payload=LARGE)
@@ -75,7 +75,7 @@ class TestBrokers:
             assert other.runtime.committer is None
             assert states(store) == {State.CLAIMED: 2}
 
-    def test_whoever_is_left_takes_over(self, url: str) -> None:
+    def test_remaining_process_takes_over_as_broker(self, url: str) -> None:
         first, second = opened(url), opened(url)
         emitted = emit(first) + emit(second)
         first.close()
@@ -87,7 +87,7 @@ class TestBrokers:
             assert document(third).broker is None
             assert ids(claim(third)) == emitted
 
-    def test_a_broker_that_was_overtaken_asks_the_new_one(self, url: str) -> None:
+    def test_overtaken_broker_uses_new_broker(self, url: str) -> None:
         """A broker whose lease expired unnoticed, as after a suspend, finds out by its failed compare-and-swap."""
         first, second = opened(url), opened(url)
         emit(first)
@@ -106,13 +106,13 @@ class TestBrokers:
         first.close()
         second.close()
 
-    def test_a_pure_client_says_that_there_is_no_broker(self, url: str) -> None:
+    def test_client_without_broker_is_store_unavailable(self, url: str) -> None:
         with closing(opened(f"{url}&broker=never&wait_seconds=0.2")) as client:
             assert records(client) == []
             with pytest.raises(StoreUnavailable, match="penstock broker"):
                 emit(client)
 
-    def test_requests_without_the_secret_are_refused(self, store: ObjectStore) -> None:
+    def test_requests_without_secret_are_refused(self, store: ObjectStore) -> None:
         emit(store)
         broker = document(store).broker
         assert broker is not None
@@ -124,13 +124,13 @@ class TestBrokers:
             ["NotSupported", "unknown operation 'drop'; upgrade the broker"],
         )
 
-    def test_a_malformed_request_harms_no_other(self, store: ObjectStore) -> None:
+    def test_malformed_request_does_not_affect_later_requests(self, store: ObjectStore) -> None:
         emit(store)
         broker = document(store).broker
         assert broker is not None
-        status, (name, told) = ask(broker.address, broker.secret, asked("append", events=[["short"]]))
+        status, (name, message) = ask(broker.address, broker.secret, asked("append", events=[["short"]]))
         assert (status, name) == (422, "StoreError")
-        assert "cannot execute append" in told
+        assert "cannot execute append" in message
         emit(store)
         assert len(records(store)) == 2
 
@@ -153,11 +153,11 @@ class TestBrokers:
         other.close()
         store.close()
 
-    def test_a_forked_child_asks_its_parent(self, url: str) -> None:
+    def test_forked_child_uses_broker_of_parent(self, url: str) -> None:
         """A forked child inherits neither the broker nor its port: the port is free once the parent has closed."""
         subprocess.run([sys.executable, "-c", FORKS, url], check=True, timeout=SECONDS)
 
-    def test_a_client_finds_the_broker_after_its_connection_was_closed(self, store: ObjectStore, url: str) -> None:
+    def test_client_reconnects_after_closed_connection(self, store: ObjectStore, url: str) -> None:
         """The server closes idle connections. A client must reconnect, not assume that the broker is gone."""
         emit(store)
         with closing(opened(url)) as other:
@@ -169,7 +169,7 @@ class TestBrokers:
             assert other.runtime.committer is None
             assert len(records(store)) == 3
 
-    def test_errors_come_back_as_themselves(self, store: ObjectStore, url: str) -> None:
+    def test_broker_errors_keep_type_at_client(self, store: ObjectStore, url: str) -> None:
         (taken,) = emit(store)
         with closing(opened(url)) as other, pytest.raises(UsageError, match="event_id"):
             emit(other, event_id=taken)

@@ -113,7 +113,7 @@ def both(tmp_path_factory: pytest.TempPathFactory, postgres_server: Any) -> Iter
 
 
 @pytest.mark.parametrize(("dialect", "column", "value", "message"), EVERYWHERE)
-def test_an_event_that_cannot_be_delivered_is_refused(
+def test_plain_sql_emit_of_invalid_event_is_refused(
     both: dict[str, SqlStore], dialect: str, column: str, value: str, message: str
 ) -> None:
     store = both[dialect]
@@ -124,7 +124,7 @@ def test_an_event_that_cannot_be_delivered_is_refused(
 
 
 @pytest.mark.parametrize("dialect", ANY)
-def test_values_at_the_limits_are_taken(opened: Open, dialect: str) -> None:
+def test_plain_sql_values_at_limits_are_accepted(opened: Open, dialect: str) -> None:
     store = opened(dialect)
     store.initialise()
     emit(store, priority="100", max_attempts="1", delay_seconds="0", headers="""'{"a": "b"}'""", queue="'q'")
@@ -155,7 +155,7 @@ UNREADABLE = [
 
 @pytest.mark.parametrize("key", ["NULL", "'k'"])
 @pytest.mark.parametrize(("dialect", "column", "value", "error"), UNREADABLE)
-def test_an_upgrade_makes_dead_letters_of_events_that_cannot_be_read(
+def test_upgrade_makes_unreadable_events_dead_letters(
     opened: Open, dialect: str, column: str, value: str, error: str, key: str
 ) -> None:
     store = opened(dialect)
@@ -183,7 +183,7 @@ def test_an_upgrade_makes_dead_letters_of_events_that_cannot_be_read(
 
 
 @pytest.mark.parametrize("dialect", ANY)
-def test_an_upgrade_leaves_events_alone_that_can_be_read(opened: Open, dialect: str) -> None:
+def test_upgrade_keeps_readable_events_unchanged(opened: Open, dialect: str) -> None:
     store = opened(dialect)
     to_version(store, "0004")
     emitted = store.append([Event(event_type="a", headers={"a": "b"}, delay_seconds=60), Event(event_type="b")])
@@ -193,7 +193,7 @@ def test_an_upgrade_leaves_events_alone_that_can_be_read(opened: Open, dialect: 
     assert {record.event_id for record in before} == set(emitted)
 
 
-def test_an_emit_that_fails_leaves_nothing_in_the_callers_transaction(opened: Open) -> None:
+def test_failed_emit_leaves_no_events_in_open_transaction(opened: Open) -> None:
     """On SQLite, a transaction can continue after a failed statement."""
     store = opened("sqlite")
     store.initialise()

@@ -103,9 +103,7 @@ def clock() -> ManualClock:
 @pytest.mark.parametrize("mode", MODES)
 class TestPlans:
     @pytest.mark.parametrize("floor", [ALWAYS, datetime.now(UTC) - timedelta(seconds=5)])
-    def test_a_claim_follows_the_index_and_sorts_nothing(
-        self, big: psycopg.Connection, mode: str, floor: datetime
-    ) -> None:
+    def test_claim_uses_index_without_sort(self, big: psycopg.Connection, mode: str, floor: datetime) -> None:
         plan = explain(big, mode, statements.TAKE_READY, **WANTED, floor=floor)
         assert plan.scans("Seq Scan") & BIG == set()
         assert "penstock_pending_ready" in plan.indexes
@@ -113,35 +111,35 @@ class TestPlans:
         assert plan.sorted == set()
         assert not [kind for kind in plan.kinds if "Bitmap" in kind]
 
-    def test_a_probe_follows_the_index(self, big: psycopg.Connection, mode: str) -> None:
+    def test_probe_uses_index(self, big: psycopg.Connection, mode: str) -> None:
         plan = explain(big, mode, statements.READY, queue="queue-0", floor=ALWAYS)
         assert plan.scans("Seq Scan") & BIG == set()
         assert {"penstock_pending_ready", "penstock_keys_ready"} <= plan.indexes
         assert plan.sorted == set()
 
-    def test_a_look_at_what_is_left_follows_the_index(self, big: psycopg.Connection, mode: str) -> None:
+    def test_check_for_remaining_events_uses_index(self, big: psycopg.Connection, mode: str) -> None:
         plan = explain(big, mode, statements.LEFT, queue="queue-0")
         assert plan.scans("Seq Scan") & BIG == set()
         assert plan.indexes == {"penstock_pending_ready"}
         assert plan.sorted == set()
 
-    def test_a_claim_by_type_reads_no_table_whole(self, big: psycopg.Connection, mode: str) -> None:
+    def test_claim_by_type_scans_no_full_table(self, big: psycopg.Connection, mode: str) -> None:
         plan = explain(big, mode, statements.TAKE_READY_TYPED, **WANTED, floor=ALWAYS)
         assert plan.scans("Seq Scan") & BIG == set()
         assert "penstock_pending_ready" in plan.indexes
 
-    def test_a_claim_of_keys_reads_no_table_whole(self, big: psycopg.Connection, mode: str) -> None:
+    def test_claim_of_ordering_keys_scans_no_full_table(self, big: psycopg.Connection, mode: str) -> None:
         with big.transaction(force_rollback=True):
             big.execute("UPDATE penstock_keys SET lease_id = %s WHERE ordering_key LIKE '%%120'", [SOME_LEASE])
             plan = explain(big, mode, statements.TAKE_KEYED, **WANTED)
         assert plan.scans("Seq Scan") & BIG == set()
         assert {"penstock_pending_line", "penstock_keys_lease"} <= plan.indexes
 
-    def test_publishing_reads_no_table_whole(self, big: psycopg.Connection, mode: str) -> None:
+    def test_publish_scans_no_full_table(self, big: psycopg.Connection, mode: str) -> None:
         plan = explain(big, mode, statements.PUBLISH, lease_id=SOME_LEASE, seqs=SOME_SEQS)
         assert plan.scans("Seq Scan") & BIG == set()
 
-    def test_applying_outcomes_reads_no_table_whole(self, big: psycopg.Connection, mode: str) -> None:
+    def test_applying_outcomes_scans_no_full_table(self, big: psycopg.Connection, mode: str) -> None:
         count = len(SOME_SEQS)
         plan = explain(
             big,
@@ -157,13 +155,13 @@ class TestPlans:
         )
         assert plan.scans("Seq Scan") & BIG == set()
 
-    def test_asking_what_was_settled_before_reads_no_table_whole(self, big: psycopg.Connection, mode: str) -> None:
+    def test_lookup_of_settled_events_scans_no_full_table(self, big: psycopg.Connection, mode: str) -> None:
         plan = explain(big, mode, statements.SETTLED_BEFORE, lease_id=SOME_LEASE, seqs=SOME_SEQS)
         assert plan.scans("Seq Scan") & BIG == set()
 
 
 @pytest.mark.parametrize("statement", [statements.TAKE_READY, statements.TAKE_KEYED, statements.PUBLISH])
-def test_plans_made_while_the_tables_are_empty_use_indexes(postgres_url: str, statement: str) -> None:
+def test_plans_prepared_on_empty_tables_use_indexes(postgres_url: str, statement: str) -> None:
     """The server keeps the plan of a prepared statement while the tables grow."""
     given = {**WANTED, "floor": ALWAYS, "seqs": SOME_SEQS}
     with closing(open_store(postgres_url)) as store:
@@ -175,7 +173,7 @@ def test_plans_made_while_the_tables_are_empty_use_indexes(postgres_url: str, st
     assert plan.scans("Seq Scan") == set()
 
 
-def test_a_claim_among_a_million_looks_at_few(big: psycopg.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_claim_among_million_events_reads_few_rows(big: psycopg.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     """Count the rows and pages of real executions: plain EXPLAIN does not show all of them."""
     store = open_store(f"postgresql://{big.info.user}@{big.info.host}:{big.info.port}/{big.info.dbname}")
     with explaining(monkeypatch) as probing:
@@ -192,7 +190,7 @@ def test_a_claim_among_a_million_looks_at_few(big: psycopg.Connection, monkeypat
     store.close()
 
 
-def test_a_claim_is_planned_once_for_all_values() -> None:
+def test_claim_plan_depends_on_queue_and_lease_only() -> None:
     """If the generic plan looked costlier than a custom one, every claim among millions of rows would be planned again.
     So no value but the queue and the lease may be visible to the planner, also in later versions of the statement."""
     bare = re.sub(r"\(SELECT CAST\(:\w+ AS \w+\)\)", "", statements.TAKE_READY)
@@ -238,7 +236,7 @@ VERBS: dict[str, Verb] = {
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
 @pytest.mark.parametrize("keyed", [False, True])
 @pytest.mark.parametrize("verb", VERBS)
-def test_thousands_take_as_many_statements_as_five(
+def test_statement_count_is_independent_of_event_count(
     database: str,
     keyed: bool,
     verb: str,
@@ -282,9 +280,7 @@ def drain(store: SqlStore, clock: ManualClock) -> None:
     raise AssertionError(store.stats())
 
 
-def test_a_hundred_thousand_events_of_the_dead_come_back_in_batches(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_100_000_expired_events_are_reaped_in_batches(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(postgres_url)
     store.initialise()
     with psycopg.connect(postgres_url) as connection:
@@ -312,7 +308,7 @@ def test_a_hundred_thousand_events_of_the_dead_come_back_in_batches(
     store.close()
 
 
-def test_more_leases_than_one_pass_looks_at_are_reaped_by_the_next(postgres_url: str) -> None:
+def test_leases_beyond_reap_limit_are_reaped_by_next_pass(postgres_url: str) -> None:
     store = open_store(postgres_url)
     store.initialise()
     emitted = store.append([event() for _ in range(2_500)])

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
-from databases import differences, empty_postgres, told
+from databases import differences, empty_postgres, logged_text
 
 from penstock.model.errors import NotInitialised, StoreError, StoreUnavailable, UsageError
 from penstock.model.event import Event, EventId
@@ -62,11 +62,11 @@ def store(database: str) -> Iterator[SqlStore]:
     store.close()
 
 
-def test_the_tables_are_the_ones_in_the_code(store: SqlStore) -> None:
+def test_tables_match_code(store: SqlStore) -> None:
     assert differences(store) == {}
 
 
-def test_a_database_without_tables_says_how_to_make_them(postgres_url: str) -> None:
+def test_error_for_database_without_tables_names_init(postgres_url: str) -> None:
     store = open_store(postgres_url)
     for verb in (store.stats, store.reap, lambda: store.append([event()]), lambda: claim(store)):
         with pytest.raises(NotInitialised, match="penstock init --store postgresql://"):
@@ -98,15 +98,15 @@ def test_tables_of_newer_code_are_refused(postgres_url: str) -> None:
         "oracle://someone:{secret}@127.0.0.1/nowhere",
     ],
 )
-def test_no_error_shows_a_password(url: str) -> None:
+def test_errors_show_no_password(url: str) -> None:
     for secret in ("s3cr3t", SECRET):
         with pytest.raises((StoreError, UsageError)) as caught:
             open_store(url.format(secret=secret)).stats()
-        assert "s3cr3t" not in told(caught.value)
-        assert "pass:word" not in told(caught.value)
+        assert "s3cr3t" not in logged_text(caught.value)
+        assert "pass:word" not in logged_text(caught.value)
 
 
-def test_no_error_of_a_store_in_use_shows_its_password(database: str) -> None:
+def test_errors_of_open_store_show_no_password(database: str) -> None:
     """The test server uses trust authentication, so it accepts the URL with a password."""
     store = open_store(database.replace("penstock@", "penstock:s3cr3t@"))
     assert "s3cr3t" not in store.url
@@ -118,20 +118,20 @@ def test_no_error_of_a_store_in_use_shows_its_password(database: str) -> None:
                 claim(store)
         finally:
             connection.execute("ALTER TABLE hidden RENAME TO penstock_leases")
-    assert "s3cr3t" not in told(caught.value)
+    assert "s3cr3t" not in logged_text(caught.value)
     with pytest.raises(StoreError, match="rejected the statement") as refused, store.transaction() as inside:
         inside.exec_driver_sql("SELECT 1 / 0")
-    assert "s3cr3t" not in told(refused.value)
+    assert "s3cr3t" not in logged_text(refused.value)
     store.close()
 
 
-def test_a_server_that_is_not_there_is_named() -> None:
+def test_unreachable_server_is_named_in_error() -> None:
     store = open_store("postgresql://someone@127.0.0.1:1/nowhere")
     with pytest.raises(StoreUnavailable, match=r"cannot reach postgresql://someone@127.0.0.1:1/nowhere: .*refused"):
         store.stats()
 
 
-def test_read_committed_whatever_the_server_prefers(postgres_url: str) -> None:
+def test_store_uses_read_committed_despite_server_default(postgres_url: str) -> None:
     """A stricter isolation level would make ordinary lock waits end in errors."""
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         name = connection.info.dbname
@@ -149,7 +149,7 @@ def test_read_committed_whatever_the_server_prefers(postgres_url: str) -> None:
     store.close()
 
 
-def test_a_lost_connection_is_an_error_once(database: str) -> None:
+def test_lost_connection_is_error_once(database: str) -> None:
     store = open_store(database)
     store.append([event()])
     with psycopg.connect(database, autocommit=True) as connection:
@@ -163,7 +163,7 @@ def test_a_lost_connection_is_an_error_once(database: str) -> None:
     store.close()
 
 
-def test_a_lost_connection_renews_all_and_leaves_none_open(database: str) -> None:
+def test_lost_connection_replaces_all_pooled_connections(database: str) -> None:
     """Connections that are in use when the server is lost are also replaced at their next checkout. A connection left
     open would fail this test by its ResourceWarning."""
     store = open_store(database)
@@ -178,7 +178,7 @@ def test_a_lost_connection_renews_all_and_leaves_none_open(database: str) -> Non
     store.close()
 
 
-def test_batches_whose_keys_come_in_another_order_never_wait_for_each_other(store: SqlStore, database: str) -> None:
+def test_batches_with_keys_in_different_order_do_not_deadlock(store: SqlStore, database: str) -> None:
     def emit(turn: int) -> None:
         for number in range(30):
             keys = [f"{number}-{place}" for place in range(15)]
@@ -192,16 +192,14 @@ def test_batches_whose_keys_come_in_another_order_never_wait_for_each_other(stor
         assert found.fetchone() == (0,)
 
 
-def test_batches_whose_dedupe_keys_come_in_another_order_never_wait_for_each_other(
-    store: SqlStore, database: str
-) -> None:
+def test_batches_with_dedupe_keys_in_any_order_do_not_deadlock(store: SqlStore, database: str) -> None:
     keys = ["a", "m", "z"]
     orders = (keys, keys[::-1])
     emit_while_held_up(store, database, [[event(dedupe_key=key) for key in order] for order in orders])
     assert store.stats().queues[0].pending == 3
 
 
-def test_a_batch_and_a_single_event_take_dedupe_keys_before_ordering_keys(store: SqlStore, database: str) -> None:
+def test_emit_locks_dedupe_keys_before_ordering_keys(store: SqlStore, database: str) -> None:
     batch = [event(dedupe_key="m", ordering_key="k"), event(dedupe_key="d")]
     emit_while_held_up(store, database, [batch, [event(dedupe_key="d", ordering_key="k")]])
     assert store.stats().queues[0].pending == 2
@@ -234,7 +232,7 @@ def waiting(database: str) -> int:
     return int(found[0])
 
 
-def test_a_key_that_an_emitter_holds_is_not_lost_when_its_line_runs_dry(store: SqlStore, database: str) -> None:
+def test_uncommitted_emit_for_drained_key_is_delivered(store: SqlStore, database: str) -> None:
     (first,) = store.append([event(ordering_key="k")])
     with psycopg.connect(database) as connection:
         (second,) = store.append([event(ordering_key="k")], connection=connection)
@@ -247,7 +245,7 @@ def test_a_key_that_an_emitter_holds_is_not_lost_when_its_line_runs_dry(store: S
     assert found == [second]
 
 
-def test_neither_an_emitter_nor_a_claimer_waits_for_the_other(store: SqlStore, database: str) -> None:
+def test_emits_and_claims_do_not_wait_for_each_other(store: SqlStore, database: str) -> None:
     (first,) = store.append([event(ordering_key="k")])
     with psycopg.connect(database) as emitting, psycopg.connect(database) as claiming:
         for connection in (emitting, claiming):
@@ -261,9 +259,7 @@ def test_neither_an_emitter_nor_a_claimer_waits_for_the_other(store: SqlStore, d
         assert ids(claim(store)) == [first]
 
 
-def test_what_another_process_gave_back_is_found_by_probing(
-    store: SqlStore, database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_probe_finds_events_below_scan_floor(store: SqlStore, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim scans from its floor, near the present, where new events are; every FULL_LOOK_SECONDS it scans all."""
     monkeypatch.setattr(hints, "FULL_LOOK_SECONDS", 0.2)
     store.append([event()])
@@ -276,7 +272,7 @@ def test_what_another_process_gave_back_is_found_by_probing(
     assert ids(claim(store)) == old
 
 
-def test_the_oldest_snapshot_is_shown(store: SqlStore, database: str) -> None:
+def test_stats_show_oldest_snapshot(store: SqlStore, database: str) -> None:
     with psycopg.connect(database) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         connection.execute("SELECT 1 FROM penstock_events")
@@ -286,7 +282,7 @@ def test_the_oldest_snapshot_is_shown(store: SqlStore, database: str) -> None:
     assert store.stats().oldest_snapshot_seconds is None
 
 
-def test_time_is_the_servers_where_no_clock_is_given(store: SqlStore, database: str) -> None:
+def test_server_clock_is_used_by_default(store: SqlStore, database: str) -> None:
     store.append([event(), event(ordering_key="k")])
     assert len(claim(store)) == 2
     with psycopg.connect(database) as connection:
@@ -298,7 +294,7 @@ def test_time_is_the_servers_where_no_clock_is_given(store: SqlStore, database: 
     assert abs(store.now() - datetime.now(UTC)) < timedelta(minutes=1)
 
 
-def test_claim_returns_no_event_that_was_deleted_by_hand(store: SqlStore, database: str) -> None:
+def test_claim_skips_manually_deleted_event(store: SqlStore, database: str) -> None:
     """The other events are delivered. The row of the deleted event stays claimed until its lease expires."""
     kept, deleted, last = store.append([event() for _ in range(3)])
     with psycopg.connect(database) as connection:

@@ -71,7 +71,7 @@ def store(database: Path) -> Iterator[SqlStore]:
     store.close()
 
 
-def test_a_transaction_has_the_database_for_itself_from_its_beginning(store: SqlStore, database: Path) -> None:
+def test_transaction_takes_write_lock_at_begin(store: SqlStore, database: Path) -> None:
     assert not store.capabilities.concurrent_writers
     other = sqlite3.connect(database, timeout=0)
     with store.transaction(), pytest.raises(sqlite3.OperationalError, match="locked"):
@@ -87,11 +87,11 @@ def writer(database: Path) -> Iterator[sqlite3.Connection]:
     connection.close()
 
 
-def test_the_tables_are_the_ones_in_the_code(store: SqlStore) -> None:
+def test_tables_match_code(store: SqlStore) -> None:
     assert differences(store) == {}
 
 
-def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+def test_missing_database_file_is_not_created(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path / 'new.db'}")
     for verb in (store.stats, store.reap, lambda: store.append([event()])):
         with pytest.raises(NotInitialised, match="penstock init --store sqlite:///"):
@@ -99,7 +99,7 @@ def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_without_tables_says_how_to_make_them(tmp_path: Path) -> None:
+def test_error_for_file_without_tables_names_init(tmp_path: Path) -> None:
     path = tmp_path / "empty.db"
     path.touch()
     store = open_store(f"sqlite:///{path}")
@@ -109,13 +109,13 @@ def test_a_file_without_tables_says_how_to_make_them(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_missing_folder_is_named_in_error(tmp_path: Path) -> None:
     store = open_store(f"sqlite:///{tmp_path / 'missing' / 'penstock.db'}")
     with pytest.raises(StoreUnavailable, match=r"folder .*missing does not exist"):
         store.initialise()
 
 
-def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("hello " * 1_000)
     (tmp_path / "folder.db").mkdir()
     for name, error in (("text.db", StoreError), ("folder.db", StoreUnavailable)):
@@ -125,7 +125,7 @@ def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite:///:memory:"])
-def test_a_database_that_nobody_else_can_open_is_refused(url: str) -> None:
+def test_in_memory_database_is_refused(url: str) -> None:
     with pytest.raises(UsageError, match="must be a file"):
         open_store(url)
 
@@ -136,7 +136,7 @@ def test_tables_of_newer_code_are_refused(store: SqlStore, writer: sqlite3.Conne
         store.initialise()
 
 
-def test_looking_waits_for_no_writer(store: SqlStore, writer: sqlite3.Connection) -> None:
+def test_reads_do_not_wait_for_writer(store: SqlStore, writer: sqlite3.Connection) -> None:
     (emitted,) = store.append([event()])
     writer.execute("BEGIN IMMEDIATE")
     began = time.monotonic()
@@ -150,7 +150,7 @@ def test_looking_waits_for_no_writer(store: SqlStore, writer: sqlite3.Connection
     writer.execute("ROLLBACK")
 
 
-def test_an_emit_beside_an_open_write_transaction_waits_once_and_names_the_remedy(
+def test_blocked_emit_waits_once_and_names_remedy(
     database: Path, writer: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin, waits = sqlite._begin, []
@@ -171,7 +171,7 @@ def test_an_emit_beside_an_open_write_transaction_waits_once_and_names_the_remed
         assert len(records(outbox.store)) == 1
 
 
-def test_a_claim_waits_for_a_writer(store: SqlStore, writer: sqlite3.Connection) -> None:
+def test_claim_waits_for_writer(store: SqlStore, writer: sqlite3.Connection) -> None:
     emitted = store.append([event()])
     writer.execute("BEGIN IMMEDIATE")
     with ThreadPoolExecutor(1) as thread:
@@ -182,9 +182,7 @@ def test_a_claim_waits_for_a_writer(store: SqlStore, writer: sqlite3.Connection)
 
 
 @pytest.mark.parametrize("isolation_level", ["", None])
-def test_a_connection_is_left_as_it_was_after_a_failed_emit(
-    store: SqlStore, database: Path, isolation_level: str | None
-) -> None:
+def test_failed_emit_leaves_no_open_transaction(store: SqlStore, database: Path, isolation_level: str | None) -> None:
     (first,) = store.append([event()])
     connection = sqlite3.connect(database, isolation_level=isolation_level)  # type: ignore[arg-type]
     with pytest.raises(InvalidEvent, match="already exists"):
@@ -196,7 +194,7 @@ def test_a_connection_is_left_as_it_was_after_a_failed_emit(
     assert [one.event_id for one in records(store)] == [first, more]
 
 
-def test_a_settle_in_a_transaction_begins_with_the_lock(store: SqlStore, database: Path) -> None:
+def test_settle_in_transaction_takes_write_lock_first(store: SqlStore, database: Path) -> None:
     """The lease must not be taken over between its check and the write."""
     store.append([event()])
     held = claim(store)
@@ -211,7 +209,7 @@ def test_a_settle_in_a_transaction_begins_with_the_lock(store: SqlStore, databas
     publish(store, held)
 
 
-def test_a_claim_from_a_long_line_costs_no_more_than_from_a_short_one(store: SqlStore) -> None:
+def test_claim_cost_is_independent_of_key_backlog(store: SqlStore) -> None:
     costs = []
     for length in (200, 20_000):
         queue = f"queue-{length}"
@@ -266,7 +264,7 @@ VERBS: dict[str, Verb] = {
 
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("keyed", [False, True])
-def test_ten_times_as_many_events_cost_ten_times_as_much(database: Path, verb: str, keyed: bool) -> None:
+def test_cost_grows_linearly_with_events(database: Path, verb: str, keyed: bool) -> None:
     clock = ManualClock()
     store = open_store(f"sqlite:///{database}", clock=clock)
     store.append([event(queue="leases") for _ in range(200)])

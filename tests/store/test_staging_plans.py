@@ -32,7 +32,7 @@ def read(plan: Plan) -> float:
     )
 
 
-def test_a_commit_reads_each_staged_row_a_few_times(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_staged_commit_cost_is_proportional_to_rows(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     write = uuid4()
     for batch in range(2):  # the second batch meets the windows and keys of the first
         part = StagedPart(uuid4(), write, batch)

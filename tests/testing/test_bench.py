@@ -84,7 +84,7 @@ def is_here(broker: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_every_part_gives_its_figures(report: Report) -> None:
+def test_report_has_figures_of_every_part(report: Report) -> None:
     assert set(report.parts) == set(Part)
     assert list(values(report)) == [
         *NAMES,
@@ -100,20 +100,20 @@ def test_every_part_gives_its_figures(report: Report) -> None:
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_the_figures_agree_with_each_other(report: Report) -> None:
-    told = values(report)
-    assert isclose(told["relay / PgQueuer"], told["relay"] / told["PgQueuer"])
-    assert isclose(told["relay / raw moves"], told["relay"] / told["raw moves"])
-    assert isclose(told["emit / PgQueuer"], told["bulk emit"] / told["PgQueuer's bulk enqueue"])
-    assert isclose(told["workers / PgQueuer"], told["workers"] / told["PgQueuer's workers"])
-    assert told["commit to handler, p50"] <= told["commit to handler, p99"]
-    assert told["latency, p50"] <= told["latency, p95"] <= told["latency, p99"]
+def test_ratios_and_percentiles_are_consistent(report: Report) -> None:
+    figures = values(report)
+    assert isclose(figures["relay / PgQueuer"], figures["relay"] / figures["PgQueuer"])
+    assert isclose(figures["relay / raw moves"], figures["relay"] / figures["raw moves"])
+    assert isclose(figures["emit / PgQueuer"], figures["bulk emit"] / figures["PgQueuer's bulk enqueue"])
+    assert isclose(figures["workers / PgQueuer"], figures["workers"] / figures["PgQueuer's workers"])
+    assert figures["commit to handler, p50"] <= figures["commit to handler, p99"]
+    assert figures["latency, p50"] <= figures["latency, p95"] <= figures["latency, p99"]
     assert report.parts[Part.LATENCY].details["events"] == SMALL.latency_events
 
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_the_report_is_printed_as_a_table_and_as_json(report: Report) -> None:
+def test_report_renders_as_table_and_json(report: Report) -> None:
     document = json.loads(report.to_json())
     assert [figure["name"] for figure in document["figures"]] == list(values(report))
     assert document["machine"]["cores"] >= 1
@@ -123,7 +123,7 @@ def test_the_report_is_printed_as_a_table_and_as_json(report: Report) -> None:
     assert all(any(row.startswith(f"| {name} ") for row in rows) for name in values(report))
 
 
-def test_a_target_is_reached_from_its_own_side() -> None:
+def test_target_is_lower_or_upper_bound() -> None:
     assert Figure("rate", 5.0, "times", at_least(4.5)).reached is True
     assert Figure("rate", 4.0, "times", at_least(4.5)).reached is False
     assert Figure("delay", 4.0, "s", at_most(4.5)).reached is True

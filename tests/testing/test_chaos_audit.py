@@ -26,7 +26,7 @@ from tests.support import crashes
 PAGE = Path(__file__).parents[2] / "docs" / "internals" / "reliability.md"
 
 
-def test_a_report_tells_all_as_a_table_and_as_json() -> None:
+def test_report_renders_as_table_and_json() -> None:
     tally = Tally(kills=3, steps=Counter({7: 2, 11: 1}), starts=2, gave_up=Counter({"it was tired": 1}))
     wrong = Audit(lost=[5], doubled=[6], wrong_sums={"k": (Sums(1, 2), None)}, missing_dead=[7])
     plan = Plan(seed=1, kills=3, events=100, sources=["queue"], states=["sqlite"])
@@ -45,11 +45,11 @@ def test_a_report_tells_all_as_a_table_and_as_json() -> None:
     assert failed["verdict"]["audit"]["wrong_sums"] == {"k": [{"count": 1, "sum": 2}, None]}
     text = report.to_text()
     assert "| queue | sqlite | 100 | 3 | 2 | 0 | 0 | 0 | correct | 12 |" in text
-    for told in ("lost: 1 orders", "wrong sum of 'k'", "no Kafka here", "it hung", "it was tired", "somewhere"):
-        assert told in text
+    for expected in ("lost: 1 orders", "wrong sum of 'k'", "no Kafka here", "it hung", "it was tired", "somewhere"):
+        assert expected in text
 
 
-def test_the_same_seed_gives_the_same_faults() -> None:
+def test_same_seed_gives_same_faults() -> None:
     one, same, other = Schedule(50, 7), Schedule(50, 7), Schedule(50, 8)
     assert one.faults == same.faults != other.faults
     assert [one.next_start() for _ in range(9)] == [same.next_start() for _ in range(9)]
@@ -57,13 +57,13 @@ def test_the_same_seed_gives_the_same_faults() -> None:
 
 
 @pytest.mark.parametrize("kills", [0, 1, 6, 200])
-def test_a_schedule_has_so_many_kills(kills: int) -> None:
+def test_schedule_has_requested_number_of_kills(kills: int) -> None:
     faults = Schedule(kills, 1).faults
     assert sum(isinstance(fault, Kill | KillAtRandom) for fault in faults) == kills
     assert not kills or {SecondDriver, Outage} <= {type(fault) for fault in faults}
 
 
-def test_two_hundred_kills_are_at_every_step_and_of_every_victim() -> None:
+def test_200_kills_cover_every_step_and_victim() -> None:
     killed = [fault for fault in Schedule(200, 1).faults if isinstance(fault, Kill)]
     assert {fault.step for fault in killed} == {*STEPS}
     assert {fault.step for fault in killed if fault.ends_driver} == {*STEPS}
@@ -72,7 +72,7 @@ def test_two_hundred_kills_are_at_every_step_and_of_every_victim() -> None:
     assert all(fault.ends_driver for fault in killed if fault.step.where == DRIVER)
 
 
-def test_the_page_has_the_steps_as_the_code_has_them() -> None:
+def test_documented_steps_match_code() -> None:
     assert [step.number for step in STEPS] == [*range(1, len(STEPS) + 1)]
     rows = re.findall(r"^\| (\d+) \| `([\w-]+)` \| (\w+) \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
     assert [(int(number), *rest) for number, *rest in rows] == [tuple(step) for step in STEPS]
@@ -116,13 +116,13 @@ def save(store: StateStore, sums: dict[str, Sums]) -> None:
     part.close()
 
 
-def test_an_audit_passes_what_is_right(outbox: Outbox, postgres_url: str, state: str) -> None:
+def test_audit_passes_correct_state(outbox: Outbox, postgres_url: str, state: str) -> None:
     orders = Orders(200, 1)
     leave_behind(orders, outbox, state)
     assert audit(orders, postgres_url, state) == Audit()
 
 
-def test_an_audit_sees_every_mistake(outbox: Outbox, postgres_url: str, state: str) -> None:
+def test_audit_detects_every_mistake(outbox: Outbox, postgres_url: str, state: str) -> None:
     orders, more = Orders(200, 1), Orders(210, 1)
     leave_behind(orders, outbox, state)
     emit(outbox, 7, 7, 13)

@@ -42,30 +42,30 @@ while claim := store.claim("outbox", limit=10, claimant="doomed", lease_seconds=
         (" poison:bad:apple ", Crash("poison", payload=b"bad:apple")),
     ],
 )
-def test_crashes_are_written_in_few_words(text: str, crash: Crash) -> None:
+def test_crash_text_is_parsed(text: str, crash: Crash) -> None:
     assert Crash.parse(text) == crash
 
 
 @pytest.mark.parametrize("text", ["", "nowhere", "after-claim:often", "after-claim:1:bystander", "poison", "poison:"])
-def test_what_is_no_crash_is_refused_with_an_example(text: str) -> None:
+def test_invalid_crash_text_is_refused_with_example(text: str) -> None:
     with pytest.raises(UsageError, match="is not a crash; one looks like after-publish:3"):
         Crash.parse(text)
 
 
-def test_a_crash_comes_at_its_passage_and_only_then() -> None:
+def test_crash_is_due_only_at_given_passage() -> None:
     plan = Plan("after-claim:3, in-settle:1")
     assert [plan.due("after-claim") is not None for _ in range(5)] == [False, False, True, False, False]
     assert plan.due("in-settle") == Crash("in-settle")
     assert plan.due("after-publish") is None
 
 
-def test_a_chance_strikes_about_as_often_as_it_says() -> None:
+def test_chance_crashes_occur_at_given_rate() -> None:
     plan = Plan("after-claim:20%")
     struck = sum(plan.due("after-claim") is not None for _ in range(2_000))
     assert 250 < struck < 550
 
 
-def test_a_file_is_looked_at_again_and_again_and_taken_at_its_word_once(tmp_path: Path) -> None:
+def test_plan_file_is_reread_and_fires_once(tmp_path: Path) -> None:
     file = tmp_path / "plan"
     one, other = Plan(f"@{file}"), Plan(f"@{file}")
     assert one.due("after-claim") is None
@@ -77,14 +77,14 @@ def test_a_file_is_looked_at_again_and_again_and_taken_at_its_word_once(tmp_path
     assert file.with_name("plan.fired").exists()
 
 
-def test_poison_is_known_by_its_payload() -> None:
+def test_poison_message_is_recognised_by_payload() -> None:
     plan = Plan("poison:arsenic")
     messages = [Message("t", delivery(payload=payload)) for payload in (b"bread", b'{"with": "arsenic"}')]
     assert not plan.poisoned(messages[:1])
     assert plan.poisoned(messages)
 
 
-def test_without_a_plan_nothing_is_armed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crashes_are_not_armed_without_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PENSTOCK_CRASH", raising=False)
     assert not arm()
 
@@ -101,7 +101,7 @@ def test_without_a_plan_nothing_is_armed(monkeypatch: pytest.MonkeyPatch) -> Non
         ("after-settle", ["claimed"], 0, 10),
     ],
 )
-def test_a_process_dies_at_the_very_point(
+def test_process_is_killed_at_crash_point(
     tmp_path: Path, crash: str, printed: list[str], claimed: int, published: int
 ) -> None:
     url = f"sqlite:///{tmp_path}/penstock.db"
@@ -121,11 +121,11 @@ def test_a_process_dies_at_the_very_point(
         assert (stats.total("claimed"), stats.total("published")) == (claimed, published)
 
 
-def test_every_point_says_where_it_is() -> None:
+def test_every_crash_point_has_description() -> None:
     assert all(len(where.split()) > 3 for where in POINTS.values())
 
 
-def test_a_family_is_a_process_and_all_that_came_from_it() -> None:
+def test_family_is_process_and_descendants() -> None:
     parent = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     process = subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE, start_new_session=True)
     grown: Callable[[], bool] = lambda: len(family(process.pid)) == 2  # noqa: E731

@@ -20,7 +20,7 @@ def port(listener: socket.socket) -> int:
     return number
 
 
-def test_answers_wait_until_enough_was_sent(listener: socket.socket) -> None:
+def test_gate_holds_answers_until_enough_requests(listener: socket.socket) -> None:
     with Gate(port(listener)) as gate, socket.create_connection(("127.0.0.1", gate.port), timeout=10) as client:
         server, _ = listener.accept()
         with server:
@@ -34,21 +34,21 @@ def test_answers_wait_until_enough_was_sent(listener: socket.socket) -> None:
             assert not gate.holding
 
 
-def test_after_the_end_nobody_is_let_in(listener: socket.socket) -> None:
+def test_closed_gate_refuses_connections(listener: socket.socket) -> None:
     with Gate(port(listener)) as gate:
         pass
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", gate.port), timeout=10)
 
 
-def test_a_client_of_a_server_that_is_gone_is_hung_up_on(listener: socket.socket) -> None:
+def test_gate_closes_connection_if_server_is_gone(listener: socket.socket) -> None:
     with Gate(port(listener)) as gate:
         listener.close()
         with socket.create_connection(("127.0.0.1", gate.port), timeout=10) as client:
             assert client.recv(1) == b""
 
 
-def test_a_cut_answer_is_lost_after_the_request_arrived() -> None:
+def test_cut_answer_is_lost_after_request_arrives() -> None:
     arrived: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as server, Gate(server.getsockname()[1]) as gate:
 

@@ -50,7 +50,7 @@ def texts(handled: list[HandledEvent]) -> list[str]:
     return [one.event.text() for one in handled]
 
 
-def test_what_was_emitted_is_handled_in_this_thread(worker: Worker) -> None:
+def test_drain_handles_events_in_calling_thread(worker: Worker) -> None:
     threads: list[threading.Thread] = []
     worker.handler("emails")(lambda event: threads.append(threading.current_thread()))
     before = threading.active_count()
@@ -67,7 +67,7 @@ def test_what_was_emitted_is_handled_in_this_thread(worker: Worker) -> None:
     assert threading.active_count() <= before  # threads of earlier tests may have ended
 
 
-def test_what_handlers_emit_is_handled_too(worker: Worker) -> None:
+def test_drain_handles_events_emitted_by_handlers(worker: Worker) -> None:
     @worker.handler("orders")
     def order(event: Received) -> None:
         worker.outbox.emit("receipt", event.text(), queue="emails")
@@ -81,7 +81,7 @@ def test_what_handlers_emit_is_handled_too(worker: Worker) -> None:
         assert [(one.event.queue, one.event.text()) for one in it.drain()] == [("orders", "7"), ("emails", "7")]
 
 
-def test_arguments_and_middlewares_are_the_workers_own(worker: Worker) -> None:
+def test_drain_applies_worker_arguments_and_middlewares(worker: Worker) -> None:
     @dataclass
     class Order:
         number: int
@@ -110,7 +110,7 @@ def test_arguments_and_middlewares_are_the_workers_own(worker: Worker) -> None:
     assert bad.outcome.error.startswith("invalid payload: number: ")
 
 
-def test_async_middlewares_go_around_async_handlers(worker: Worker) -> None:
+def test_async_middleware_wraps_async_handler(worker: Worker) -> None:
     seen: list[str] = []
 
     @worker.middleware
@@ -131,7 +131,7 @@ def test_async_middlewares_go_around_async_handlers(worker: Worker) -> None:
     assert seen == ["in", "7", "out"]
 
 
-def test_a_failure_waits_for_its_retry_and_delayed_does_not(worker: Worker) -> None:
+def test_drain_runs_pending_retries_only_if_delayed(worker: Worker) -> None:
     @worker.handler("orders", retry=TWICE)
     def order(event: Received) -> None:
         raise ConnectionError("no route")
@@ -147,7 +147,7 @@ def test_a_failure_waits_for_its_retry_and_delayed_does_not(worker: Worker) -> N
         assert (record(it, second).state, record(it, second).attempts) == (State.DEAD, 2)
 
 
-def test_time_moves_on_from_one_scheduled_event_to_the_next(worker: Worker) -> None:
+def test_delayed_drain_advances_clock_to_scheduled_events(worker: Worker) -> None:
     worker.handler("orders")(lambda event: None)
     with working(worker) as it:
         started = it.store.now()
@@ -160,7 +160,7 @@ def test_time_moves_on_from_one_scheduled_event_to_the_next(worker: Worker) -> N
         assert timedelta(days=2) <= it.store.now() - started < timedelta(days=3)
 
 
-def test_a_paused_queue_stays_as_it_is(worker: Worker) -> None:
+def test_drain_leaves_paused_queue(worker: Worker) -> None:
     worker.handler("orders")(lambda event: None)
     with working(worker) as it:
         it.outbox.emit("order.paid", "7", queue="orders", delay=60)
@@ -170,7 +170,7 @@ def test_a_paused_queue_stays_as_it_is(worker: Worker) -> None:
         assert texts(it.drain()) == ["7"]
 
 
-def test_what_would_go_on_for_ever_ends(worker: Worker) -> None:
+def test_drain_stops_at_maximum_number_of_events(worker: Worker) -> None:
     @worker.handler("orders")
     def order(event: Received) -> None:
         worker.outbox.emit("order.paid", event.text(), queue="orders", delay=60)
@@ -181,7 +181,7 @@ def test_what_would_go_on_for_ever_ends(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("policy", list(AckPolicy))
-def test_ack_policies(worker: Worker, policy: AckPolicy) -> None:
+def test_ack_policy_decides_state_after_handler(worker: Worker, policy: AckPolicy) -> None:
     @worker.handler("orders", ack_policy=policy, retry=TWICE)
     def order(event: Received) -> None:
         if event.text() == "bad":
@@ -206,7 +206,7 @@ def test_ack_policies(worker: Worker, policy: AckPolicy) -> None:
     assert (good.outcome is None) == (policy is AckPolicy.MANUAL)
 
 
-def test_a_decision_may_come_after_the_handler(worker: Worker) -> None:
+def test_event_can_be_acked_after_handler_returns(worker: Worker) -> None:
     held: list[Received] = []
     worker.handler("orders", ack_policy=AckPolicy.MANUAL)(held.append)
     worker.handler("reminders")(lambda event: None)
@@ -221,7 +221,7 @@ def test_a_decision_may_come_after_the_handler(worker: Worker) -> None:
         assert record(it, undecided).state is State.PUBLISHED
 
 
-def test_an_event_that_was_delivered_too_often_is_not_handled(worker: Worker) -> None:
+def test_event_over_max_deliveries_is_not_handled(worker: Worker) -> None:
     calls: list[Received] = []
 
     @worker.handler("orders", max_deliveries=1, retry=RetryPolicy.constant(0.0))
@@ -238,7 +238,7 @@ def test_an_event_that_was_delivered_too_often_is_not_handled(worker: Worker) ->
     assert refused.outcome == Dead("delivered 2 times; the limit is 1")
 
 
-def test_batches_and_ordering_keys(worker: Worker) -> None:
+def test_batches_keep_order_of_ordering_key(worker: Worker) -> None:
     batches: list[list[str]] = []
 
     @worker.handler("orders", batch_size=2)
@@ -252,7 +252,7 @@ def test_batches_and_ordering_keys(worker: Worker) -> None:
     assert batches == [["0", "1"], ["2", "3"], ["4"]]
 
 
-def test_a_handlers_transaction_commits_with_its_event(worker: Worker) -> None:
+def test_handler_transaction_commits_with_event(worker: Worker) -> None:
     @worker.handler("orders")
     def order(event: Received) -> None:
         with event.transaction() as connection:
@@ -266,7 +266,7 @@ def test_a_handlers_transaction_commits_with_its_event(worker: Worker) -> None:
             assert connection.exec_driver_sql("SELECT count(*) FROM receipts").scalar() == 0
 
 
-def test_errors_can_be_raised(worker: Worker) -> None:
+def test_drain_raises_handler_errors_on_request(worker: Worker) -> None:
     @worker.handler("orders", retry=RetryPolicy.none())
     def order(event: Received) -> None:
         if event.text() == "bad":
@@ -282,7 +282,7 @@ def test_errors_can_be_raised(worker: Worker) -> None:
     assert (good.event.text(), good.event.deliveries) == ("good", 1)
 
 
-def test_periodic_events_fire_when_told(worker: Worker) -> None:
+def test_periodic_events_fire_on_request(worker: Worker) -> None:
     worker.periodic("0 3 * * *", "cleanup", {"days": 7}, queue="chores")
     worker.handler("chores")(lambda event: None)
     with working(worker) as it:
@@ -298,7 +298,7 @@ def test_periodic_events_fire_when_told(worker: Worker) -> None:
         assert len(it.drain()) == 1
 
 
-def test_a_dead_process_left_something(worker: Worker) -> None:
+def test_drain_handles_events_of_expired_lease(worker: Worker) -> None:
     worker.handler("orders")(lambda event: None)
     with working(worker) as it:
         it.outbox.emit("order.paid", "7", queue="orders")
@@ -306,7 +306,7 @@ def test_a_dead_process_left_something(worker: Worker) -> None:
         assert texts(it.drain()) == ["7"]
 
 
-def test_a_worker_that_runs_is_refused_meanwhile(worker: Worker) -> None:
+def test_worker_can_not_start_inside_in_process_worker(worker: Worker) -> None:
     @worker.handler("orders")
     def order(event: Received) -> None:
         worker.start()
@@ -319,7 +319,7 @@ def test_a_worker_that_runs_is_refused_meanwhile(worker: Worker) -> None:
         _ = worker.outbox
 
 
-def test_an_async_test_is_told_what_to_do(worker: Worker) -> None:
+def test_drain_in_event_loop_is_usage_error(worker: Worker) -> None:
     @worker.handler("orders")
     async def order(event: Received) -> None: ...
 
@@ -330,13 +330,13 @@ def test_an_async_test_is_told_what_to_do(worker: Worker) -> None:
         asyncio.run(test())
 
 
-def test_the_workers_own_store_is_not_initialised(worker: Worker) -> None:
+def test_uninitialised_worker_store_is_error(worker: Worker) -> None:
     worker.handler("orders")(lambda event: None)
     with pytest.raises(Exception, match="penstock init"):
         InProcessWorker(worker)
 
 
-def test_on_postgresql(postgres_url: str) -> None:
+def test_drain_works_on_postgresql(postgres_url: str) -> None:
     worker = Worker("sqlite:///elsewhere.db")
 
     @worker.handler("orders", retry=TWICE)

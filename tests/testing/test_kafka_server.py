@@ -26,7 +26,7 @@ def kept(server: KafkaServer) -> int:
     return int(end)
 
 
-def test_after_a_kill_it_recovers_and_in_the_end_nothing_is_left(kafka_server: KafkaServer) -> None:
+def test_kafka_server_recovers_after_kill_and_cleans_up(kafka_server: KafkaServer) -> None:
     with KafkaServer(fsync=False) as server:
         keep(server, "before the kill")
         port, folder = server.port, server.folder
@@ -41,19 +41,19 @@ def test_after_a_kill_it_recovers_and_in_the_end_nothing_is_left(kafka_server: K
     assert not folder.exists()
 
 
-def test_a_failed_start_shows_the_log_and_leaves_nothing(kafka_server: KafkaServer) -> None:
+def test_failed_start_shows_log_and_leaves_no_process(kafka_server: KafkaServer) -> None:
     server = KafkaServer(settings={"num.partitions": "many"})
     with pytest.raises(ServerFailed, match=r"num\.partitions"):
         server.start()
     assert not server.running
 
 
-def test_missing_jars_are_answered_with_the_command_that_fetches_them(tmp_path: Path) -> None:
+def test_missing_kafka_jars_error_names_command(tmp_path: Path) -> None:
     with pytest.raises(MissingDriver, match="make services"):
         find_kafka(tmp_path)
 
 
-def test_the_newest_jars_are_taken(tmp_path: Path) -> None:
+def test_newest_complete_kafka_version_is_used(tmp_path: Path) -> None:
     for version in ("4.9.0", "4.10.0", "4.11.0"):
         (tmp_path / f"kafka-{version}").mkdir()
     for version in ("4.9.0", "4.10.0"):

@@ -22,7 +22,7 @@ sys.stdin.read()
 """
 
 
-def test_databases_come_and_go(mariadb_server: MariadbServer) -> None:
+def test_databases_are_created_and_dropped(mariadb_server: MariadbServer) -> None:
     url = mariadb_server.create_database()
     name = url.rpartition("/")[2]
     assert (name,) in mariadb_server.execute("SHOW DATABASES")
@@ -36,7 +36,7 @@ def test_databases_come_and_go(mariadb_server: MariadbServer) -> None:
 
 
 @pytest.mark.usefixtures("mariadb_server")
-def test_every_commit_is_on_disk_unless_told() -> None:
+def test_commits_are_flushed_to_disk_unless_disabled() -> None:
     asked = "SELECT @@innodb_flush_log_at_trx_commit"
     with MariadbServer() as server:
         assert server.execute(asked) == [(1,)]
@@ -46,7 +46,7 @@ def test_every_commit_is_on_disk_unless_told() -> None:
 
 
 @pytest.mark.usefixtures("mariadb_server")
-def test_after_a_kill_it_recovers_what_was_committed_on_the_same_port() -> None:
+def test_committed_rows_survive_kill_on_same_port() -> None:
     with MariadbServer() as server:
         server.create_database("kept")
         server.execute("CREATE TABLE kept.numbers (number int)")
@@ -63,7 +63,7 @@ def test_after_a_kill_it_recovers_what_was_committed_on_the_same_port() -> None:
 
 
 @pytest.mark.usefixtures("mariadb_server")
-def test_nothing_of_it_outlives_its_process() -> None:
+def test_mariadb_server_ends_with_owner_process() -> None:
     command = [sys.executable, "-c", STARTS_AND_WAITS]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None

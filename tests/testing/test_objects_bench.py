@@ -7,7 +7,7 @@ from tests.support.servers import S3Server
 
 
 @pytest.mark.slow
-def test_every_figure_is_there_and_they_agree(s3_server: S3Server) -> None:
+def test_report_has_consistent_figures(s3_server: S3Server) -> None:
     measured = measure(s3_server, ObjectsPlan(clients=4, seconds=0.3, rounds=1, way_seconds=0.002))
     values = {figure.name: figure.value for figure in measured.figures}
     for place in ("S3 on this machine", "S3, 2 ms away"):

@@ -29,13 +29,13 @@ def session(mark: str) -> Iterator[tuple[int, int]]:
         leader.stdin.write(b"\n")
 
 
-def test_all_of_a_session_are_found() -> None:
+def test_all_processes_of_session_are_found() -> None:
     with session("of the first") as (leader, child):
         assert sorted(of_session(leader, "of the first")) == sorted([leader, child])
     assert of_session(leader, "of the first") == []
 
 
-def test_another_session_that_was_given_the_same_number_is_not_taken_for_it() -> None:
+def test_session_with_reused_id_is_not_matched() -> None:
     """Cleaning up after a dead program must not kill processes that reuse its session id."""
     with session("of the second") as (leader, _):
         assert of_session(leader, "of the first") == []

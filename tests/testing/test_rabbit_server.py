@@ -41,7 +41,7 @@ async def count_kept(url: str) -> int:
     return declared.message_count or 0
 
 
-def test_after_a_kill_it_recovers_what_was_confirmed_on_the_same_port(rabbit_server: RabbitServer) -> None:
+def test_confirmed_messages_survive_kill_on_same_port(rabbit_server: RabbitServer) -> None:
     background = EventLoopThread("test")
     with RabbitServer() as server:
         background.run(keep_one(server.url()))
@@ -59,7 +59,7 @@ def test_after_a_kill_it_recovers_what_was_confirmed_on_the_same_port(rabbit_ser
     assert not folder.exists()
 
 
-def test_nothing_of_it_outlives_its_process(rabbit_server: RabbitServer) -> None:
+def test_rabbit_server_ends_with_owner_process(rabbit_server: RabbitServer) -> None:
     command = [sys.executable, "-c", STARTS_AND_WAITS]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None

@@ -16,7 +16,7 @@ RACES = 1_000
 
 
 @pytest.mark.crash
-def test_after_a_kill_it_has_what_it_confirmed_on_the_same_port(s3_server: S3Server) -> None:
+def test_confirmed_objects_survive_kill_on_same_port(s3_server: S3Server) -> None:
     with S3Server() as server:
         endpoint, folder, pid = server.endpoint, server.folder, server.pid
         server.bucket(server.create_bucket("kept")).put("one", b"body")
@@ -28,7 +28,7 @@ def test_after_a_kill_it_has_what_it_confirmed_on_the_same_port(s3_server: S3Ser
     assert not folder.exists()
 
 
-def test_of_two_who_swap_an_object_exactly_one_wins(s3_server: S3Server) -> None:
+def test_one_of_two_concurrent_conditional_writes_succeeds(s3_server: S3Server) -> None:
     """Queues on object storage depend on atomic conditional writes; without them events would be lost."""
     name = s3_server.create_bucket("races")
     writers = [s3_server.bucket(name) for _ in range(2)]
@@ -37,22 +37,22 @@ def test_of_two_who_swap_an_object_exactly_one_wins(s3_server: S3Server) -> None
     def swap(writer: Any, mode: Any, body: bytes) -> dict[str, str] | None:
         together.wait()
         try:
-            told = writer.put("object", body, mode=mode, use_multipart=False)
+            written = writer.put("object", body, mode=mode, use_multipart=False)
         except (AlreadyExistsError, PreconditionError):
             return None
-        return {"e_tag": told["e_tag"]}
+        return {"e_tag": written["e_tag"]}
 
     mode: Any = "create"
     with ThreadPoolExecutor(2) as pool:
         for number in range(RACES):
             bodies = [f"{number} by {writer}".encode() for writer in range(2)]
-            told = list(pool.map(swap, writers, [mode, mode], bodies))
-            (winner,) = [place for place, tag in enumerate(told) if tag is not None]
-            mode = told[winner]
+            tags = list(pool.map(swap, writers, [mode, mode], bodies))
+            (winner,) = [place for place, tag in enumerate(tags) if tag is not None]
+            mode = tags[winner]
             assert bytes(writers[0].get("object").bytes()) == bodies[winner]
 
 
-def test_without_a_binary_it_is_a_missing_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_s3_binary_is_missing_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingService, match="make services"):
         find_s3(tmp_path)

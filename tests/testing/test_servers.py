@@ -104,13 +104,13 @@ def family(server: Server) -> set[int]:
     return {server.pid} | {pid for pid, parent in living().items() if parent == server.pid}
 
 
-def test_a_started_server_answers(server: Server) -> None:
+def test_started_server_answers(server: Server) -> None:
     keep(server, "answered")
     assert server.running
     assert "answered" in kept(server)
 
 
-def test_a_restart_keeps_the_data_and_the_port(server: Server) -> None:
+def test_restart_keeps_data_and_port(server: Server) -> None:
     keep(server, "restarted")
     port, pid = server.port, server.pid
     server.restart()
@@ -119,7 +119,7 @@ def test_a_restart_keeps_the_data_and_the_port(server: Server) -> None:
     assert "restarted" in kept(server)
 
 
-def test_after_a_kill_it_recovers_what_was_acknowledged(server: Server) -> None:
+def test_acknowledged_messages_survive_kill(server: Server) -> None:
     keep(server, "before the kill")
     processes = family(server)
     server.kill()
@@ -130,7 +130,7 @@ def test_after_a_kill_it_recovers_what_was_acknowledged(server: Server) -> None:
     assert {"before the kill", "after the kill"} <= set(kept(server))
 
 
-def test_starting_twice_and_stopping_twice_are_harmless(server: Server) -> None:
+def test_repeated_start_and_stop_have_no_effect(server: Server) -> None:
     pid = server.pid
     server.start()
     assert server.pid == pid
@@ -140,7 +140,7 @@ def test_starting_twice_and_stopping_twice_are_harmless(server: Server) -> None:
     assert not server.running
 
 
-def test_a_closed_server_leaves_no_process_and_no_folder(kind: type[Server]) -> None:
+def test_closed_server_leaves_no_process_or_folder(kind: type[Server]) -> None:
     with kind(fsync=False) as server:
         processes, folder = family(server), server.folder
         assert server.pid in living()
@@ -149,7 +149,7 @@ def test_a_closed_server_leaves_no_process_and_no_folder(kind: type[Server]) -> 
     assert not folder.exists()
 
 
-def test_a_server_outlives_the_thread_that_started_it(kind: type[Server]) -> None:
+def test_server_outlives_starting_thread(kind: type[Server]) -> None:
     server = kind(fsync=False)
     starter = Thread(target=server.start)
     starter.start()
@@ -160,7 +160,7 @@ def test_a_server_outlives_the_thread_that_started_it(kind: type[Server]) -> Non
 
 
 @pytest.mark.parametrize("killed", [True, False])
-def test_no_server_outlives_its_process(kind: type[Server], killed: bool) -> None:
+def test_server_ends_with_owner_process(kind: type[Server], killed: bool) -> None:
     """The owner is killed, or exits without closing its server."""
     command = [sys.executable, "-c", STARTS_AND_WAITS, kind.__name__]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
@@ -174,7 +174,7 @@ def test_no_server_outlives_its_process(kind: type[Server], killed: bool) -> Non
     assert wait_until(lambda: not Path(folder).exists(), 30)
 
 
-def test_a_killed_postgres_takes_its_busy_backends_along(postgres_server: PostgresServer) -> None:
+def test_kill_of_postgres_ends_busy_backends(postgres_server: PostgresServer) -> None:
     with PostgresServer(fsync=False) as server, closing(psycopg.connect(server.url())) as connection:
         connection.pgconn.send_query(b"DO 'BEGIN LOOP END LOOP; END'")
         backend = connection.info.backend_pid
@@ -183,7 +183,7 @@ def test_a_killed_postgres_takes_its_busy_backends_along(postgres_server: Postgr
         assert backend not in living()
 
 
-def test_settings_reach_a_server_that_recovers_from_an_immediate_stop(postgres_server: PostgresServer) -> None:
+def test_postgres_settings_apply_after_immediate_stop(postgres_server: PostgresServer) -> None:
     with PostgresServer(fsync=False, settings={"max_connections": 17}) as server:
         keep(server, "one")
         server.stop("immediate")
@@ -193,14 +193,14 @@ def test_settings_reach_a_server_that_recovers_from_an_immediate_stop(postgres_s
             assert connection.execute("SHOW max_connections").fetchone() == ("17",)
 
 
-def test_a_failed_start_shows_the_log_and_leaves_nothing(postgres_server: PostgresServer) -> None:
+def test_failed_start_shows_log_and_leaves_no_process(postgres_server: PostgresServer) -> None:
     server = PostgresServer(settings={"no_such_setting": 1})
     with pytest.raises(ServerFailed, match="no_such_setting"):
         server.start()
     assert not server.running
 
 
-def test_each_database_is_fresh(postgres_server: PostgresServer, postgres_url: str) -> None:
+def test_new_database_is_empty(postgres_server: PostgresServer, postgres_url: str) -> None:
     other = postgres_server.create_database("named_by_the_caller")
     assert other == postgres_server.url("named_by_the_caller")
     with psycopg.connect(postgres_url) as connection:
@@ -210,7 +210,7 @@ def test_each_database_is_fresh(postgres_server: PostgresServer, postgres_url: s
     postgres_server.drop_database(other)
 
 
-def test_a_frozen_server_is_silent_and_goes_on(server: Server) -> None:
+def test_frozen_server_stops_until_thawed(server: Server) -> None:
     server.freeze()
     status = Path(f"/proc/{server.pid}/status").read_text() if Path("/proc/self").exists() else "(stopped)"
     server.thaw()
@@ -219,7 +219,7 @@ def test_a_frozen_server_is_silent_and_goes_on(server: Server) -> None:
     assert "thawed" in kept(server)
 
 
-def test_settings_reach_a_nats_server(nats_server: NatsServer) -> None:
+def test_settings_apply_to_nats_server(nats_server: NatsServer) -> None:
     with NatsServer(settings={"authorization": {"token": "known"}, "max_payload": 4_096}) as server:
 
         async def max_payload() -> int:
