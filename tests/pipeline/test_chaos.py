@@ -16,7 +16,7 @@ EVENTS = 1_000
 
 
 @pytest.mark.parametrize(("source", "state"), [*(("queue", state) for state in STATES), ("batches", "sqlite")])
-def test_nothing_is_lost_and_nothing_doubled(source: str, state: str) -> None:
+def test_sums_are_exact_after_kills_and_outages(source: str, state: str) -> None:
     plan = Plan(seed=random.randrange(2**32), kills=KILLS, events=EVENTS)
     print(f"seed {plan.seed}")
     with Campaign.over(plan, say=lambda text: print(text, file=sys.stderr)) as campaign:

@@ -99,7 +99,7 @@ def relay(cluster: Cluster, outbox_url: str, folder: Path, name: str) -> RelayPr
     )
 
 
-def test_an_executor_and_then_the_driver_are_killed_and_nothing_is_lost(
+def test_no_event_is_lost_if_executor_and_driver_are_killed(
     cluster: Cluster, outbox: Outbox, postgres_url: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -126,7 +126,7 @@ def test_an_executor_and_then_the_driver_are_killed_and_nothing_is_lost(
     assert_delivered([*first, *ids], delivered(out), repeats=2 * 2 * BATCH)
 
 
-def test_the_formats_work_on_the_cluster(cluster: Cluster, outbox: Outbox, postgres_url: str, tmp_path: Path) -> None:
+def test_formats_work_on_cluster(cluster: Cluster, outbox: Outbox, postgres_url: str, tmp_path: Path) -> None:
     emit(outbox, 500)
     ran = subprocess.run(
         [sys.executable, str(FORMATS), cluster.master.url, postgres_url, str(tmp_path)],
@@ -140,9 +140,7 @@ def test_the_formats_work_on_the_cluster(cluster: Cluster, outbox: Outbox, postg
     assert outbox.store.stats().total("published") == 500
 
 
-def test_streams_run_on_the_cluster_with_code_that_lies_only_here(
-    cluster: Cluster, outbox: Outbox, postgres_url: str, tmp_path: Path
-) -> None:
+def test_stream_code_is_shipped_to_cluster(cluster: Cluster, outbox: Outbox, postgres_url: str, tmp_path: Path) -> None:
     (tmp_path / "shop_streams.py").write_text(STREAMS)
     (tmp_path / "shop_prices.py").write_text(PRICES)
     outbox.emit_many(outbox.event("order", {"number": number}, queue="orders") for number in range(200))
@@ -156,8 +154,8 @@ def test_streams_run_on_the_cluster_with_code_that_lies_only_here(
         timeout=START_SECONDS,
     )
     assert ran.returncode == 0, ran.stderr
-    told = json.loads(ran.stdout)["streams"]["total"]
-    assert (told["applied"], told["retried"], told["dead"]) == (200, 0, 0), ran.stderr
+    counts = json.loads(ran.stdout)["streams"]["total"]
+    assert (counts["applied"], counts["retried"], counts["dead"]) == (200, 0, 0), ran.stderr
     with closing(open_state(postgres_url)) as state:
         sums = {key: json.loads(saved.data)["sum"] for key, saved in state.read("total")}
     assert sums == {str(key): 100 * sum(range(key, 200, 7)) for key in range(7)}

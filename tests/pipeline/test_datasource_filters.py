@@ -57,7 +57,7 @@ TICK = timedelta(microseconds=1)
         (IsNotNull(("created_at",)), Selection()),
     ],
 )
-def test_a_filter_narrows_the_selection(one: Filter, selection: Selection) -> None:
+def test_pushed_filter_narrows_selection(one: Filter, selection: Selection) -> None:
     assert narrow(Selection(), [one]) == (selection, [])
 
 
@@ -74,11 +74,11 @@ def test_a_filter_narrows_the_selection(one: Filter, selection: Selection) -> No
         IsNotNull(("last_error",)),
     ],
 )
-def test_a_filter_that_a_selection_can_not_express_stays_with_spark(one: Filter) -> None:
+def test_inexpressible_filter_is_left_to_spark(one: Filter) -> None:
     assert narrow(Selection(), [one]) == (Selection(), [one])
 
 
-def test_filters_and_options_narrow_together() -> None:
+def test_filters_and_options_are_combined() -> None:
     options = SourceOptions.parse({"store": "s", "queue": "mail", "state": "dead,pending", "since": NOON.isoformat()})
     reader = FilteringReader(options)
     left = Not(EqualTo(("queue",), "x"))
@@ -141,9 +141,7 @@ FILTERS = [
 
 
 @pytest.mark.spark
-def test_what_is_pushed_down_brings_the_rows_that_spark_would_have_kept(
-    session: "SparkSession", store: SqlStore, postgres_url: str
-) -> None:
+def test_pushed_filters_return_same_rows_as_spark(session: "SparkSession", store: SqlStore, postgres_url: str) -> None:
     def read(**options: str) -> "DataFrame":
         given = {"store": postgres_url, "partitions": "3", "push_filters": "true", **options}
         return session.read.format("penstock").options(**given).load()
@@ -179,7 +177,7 @@ def scanned(frame: "DataFrame") -> int:
         ("queue = 'mail' AND priority = 1", False),
     ],
 )
-def test_the_store_is_asked_for_no_more_than_the_query_needs(
+def test_pushed_filters_reduce_scanned_rows(
     session: "SparkSession", store: SqlStore, postgres_url: str, condition: str, exact: bool
 ) -> None:
     given = {"store": postgres_url, "push_filters": "true"}
@@ -190,7 +188,7 @@ def test_the_store_is_asked_for_no_more_than_the_query_needs(
 
 
 @pytest.mark.spark
-def test_a_query_without_a_filter_sees_all_after_one_that_has_one(
+def test_unfiltered_query_after_filtered_query_returns_all_rows(
     session: "SparkSession", store: SqlStore, postgres_url: str
 ) -> None:
     frame = session.read.format("penstock").option("store", postgres_url).load()

@@ -76,32 +76,32 @@ def send(sender: Sender, events: Sequence[Delivery], stopped: Callable[[], bool]
     return sorted((seq, type(outcome).__name__) for seq, outcome in sent)
 
 
-def test_copies_of_an_event_are_sent_in_separate_calls(picky: Picky, sender: Sender) -> None:
+def test_copies_of_event_are_sent_in_separate_calls(picky: Picky, sender: Sender) -> None:
     sent = send(sender, [event(1, "1a"), event(1, "1b"), event(2, "2a"), event(2, "2b"), event(3, "3a")])
     assert picky.calls == [["1a", "2a", "3a"], ["1b", "2b"]]
     assert sent == [(seq, "Published") for seq in (1, 1, 2, 2, 3)]
 
 
 @pytest.mark.parametrize("failing", ["1a", "1b"])
-def test_every_copy_has_its_own_outcome(picky: Picky, sender: Sender, failing: str) -> None:
+def test_each_copy_has_separate_outcome(picky: Picky, sender: Sender, failing: str) -> None:
     picky.fails = {failing}
     assert send(sender, [event(1, "1a"), event(1, "1b")]) == [(1, "Published"), (1, "Retry")]
     assert picky.calls == [["1a"], ["1b"]]
 
 
-def test_events_of_an_ordering_key_are_sent_by_seq_copies_included(picky: Picky, sender: Sender) -> None:
+def test_events_and_copies_of_ordering_key_are_sent_by_seq(picky: Picky, sender: Sender) -> None:
     keyed = [event(2, "2a", "k"), event(1, "1a", "k"), event(2, "2b", "k"), event(1, "1b", "k")]
     send(sender, [*keyed, event(9, "9"), event(3, "3", "j")])
     assert [text for call in picky.calls for text in call if text[0] in "12"] == ["1a", "1b", "2a", "2b"]
 
 
-def test_events_behind_a_failed_copy_of_their_key_are_released(picky: Picky, sender: Sender) -> None:
+def test_later_events_of_key_are_released_after_failed_copy(picky: Picky, sender: Sender) -> None:
     picky.fails = {"1b"}
     sent = send(sender, [event(1, "1a", "k"), event(1, "1b", "k"), event(2, "2", "k"), event(3, "3", "j")])
     assert sent == [(1, "Published"), (1, "Retry"), (2, "Released"), (3, "Published")]
 
 
-def test_nothing_is_begun_after_a_stop_request(picky: Picky, sender: Sender, channel: StopChannel) -> None:
+def test_nothing_is_published_after_stop_request(picky: Picky, sender: Sender, channel: StopChannel) -> None:
     connection = connection_to(channel.address)
     picky.after_a_call = channel.hang_up
     first = send(sender, [event(1, "1a"), event(1, "1b")], lambda: hung_up(connection))
@@ -112,6 +112,6 @@ def test_nothing_is_begun_after_a_stop_request(picky: Picky, sender: Sender, cha
 
 
 @pytest.mark.parametrize("name", ["seq", "event_type", "payload", "created_at"])
-def test_row_without_a_needed_value_is_refused(name: str) -> None:
+def test_row_with_null_in_required_column_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=rf"^step returned a row with NULL in {name}$"):
         delivery_of(row(2, "2") | {name: None})

@@ -44,7 +44,7 @@ Handle = Callable[["DataFrame", int], Any]
         (PUBLISHED, PUBLISHED, PUBLISHED),
     ],
 )
-def test_the_worst_outcome_of_an_event_wins(one: Outcome, other: Outcome, wins: Outcome) -> None:
+def test_worst_outcome_of_event_wins(one: Outcome, other: Outcome, wins: Outcome) -> None:
     assert worst(one, other) == wins
     assert type(worst(other, one)) is type(wins)
 
@@ -61,19 +61,19 @@ def test_outcomes_are_grouped_by_lease_and_token() -> None:
     assert grouped == {old: {1: PUBLISHED}, new: {1: Dead("bad"), 2: Retry("failed in a pipeline step", 5.0)}}
 
 
-def test_an_outcome_that_is_none_is_refused() -> None:
+def test_unknown_outcome_is_refused() -> None:
     row = {"seq": 1, "lease": str(uuid4()), "token": str(uuid4()), "outcome": "LOST"}
     with pytest.raises(UsageError, match=r"^unknown outcome 'LOST'; expected one of PUBLISHED, RETRY, DEAD, RELEASED$"):
         by_lease([row])
 
 
-def test_options_are_read_in_any_spelling() -> None:
+def test_options_accept_camel_case_and_upper_case() -> None:
     given = {"store": "s", "leaseSeconds": "5", "LIMIT": "7", "event_type": "order.placed"}
     options = SourceOptions.parse(given)
     assert (options.lease_seconds, options.limit, options.event_type) == (5.0, 7, "order.placed")
 
 
-def test_the_lease_of_a_partition_is_the_same_whenever_and_wherever_it_runs() -> None:
+def test_lease_of_partition_is_deterministic() -> None:
     query = str(uuid4())
     assert lease_of(query, 3, 1) == lease_of(query, 3, 1)
     assert len({lease_of(query, batch, index) for batch in range(5) for index in range(5)}) == 25
@@ -92,7 +92,7 @@ def emit_to(outbox: Outbox, count: int) -> None:
 
 
 @pytest.mark.parametrize("planned", [0, 1, 20])
-def test_partitions_of_an_old_plan_still_split_all_events(
+def test_partitions_of_outdated_plan_split_all_events(
     outbox: Outbox, monkeypatch: pytest.MonkeyPatch, planned: int
 ) -> None:
     monkeypatch.setattr(source, "READ_PAGE", 4)
@@ -105,7 +105,7 @@ def test_partitions_of_an_old_plan_still_split_all_events(
     assert all(len(seqs) >= 16 for seqs in read)  # no partition gets all the new events
 
 
-def test_what_retention_has_removed_is_not_looked_for(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partitions_skip_range_of_purged_events(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "READ_PAGE", 4)
     store = outbox.store
     emit_to(outbox, 20)
@@ -120,7 +120,7 @@ def test_what_retention_has_removed_is_not_looked_for(outbox: Outbox, monkeypatc
     assert all(len(seqs) == 10 for seqs in read)
 
 
-def test_a_fresh_plan_has_one_range_for_each_partition(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_plan_has_one_range_per_partition(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source, "READ_PAGE", 4)
     emit_to(outbox, 30)
     partitions = EventReader(SourceOptions(outbox.store.engine.url.render_as_string(), partitions=3)).partitions()
@@ -132,7 +132,7 @@ def test_a_fresh_plan_has_one_range_for_each_partition(outbox: Outbox, monkeypat
 
 
 @pytest.mark.parametrize("after", range(-20, 40))
-def test_reading_goes_on_at_the_next_lower_block(after: int) -> None:
+def test_reading_continues_at_next_lower_block(after: int) -> None:
     blocks = SeqBlocks(1, 3, 4, 5)
     assert blocks.top(after) == next(seq for seq in range(after - 1, -100, -1) if seq in blocks) + 1
 
@@ -197,7 +197,7 @@ def stream(session: "SparkSession", postgres_url: str, tmp_path: Path) -> Iterat
 
 
 @pytest.mark.spark
-def test_each_partition_of_each_batch_claims_under_a_lease_of_its_own(stream: Stream) -> None:
+def test_each_partition_of_each_batch_has_separate_lease(stream: Stream) -> None:
     ids = stream.emit(10)
     batches: list[list[Row]] = []
 
@@ -217,7 +217,7 @@ def test_each_partition_of_each_batch_claims_under_a_lease_of_its_own(stream: St
 
 
 @pytest.mark.spark
-def test_a_row_carries_the_whole_event(stream: Stream) -> None:
+def test_row_has_all_event_fields(stream: Stream) -> None:
     stream.emit(1, queue="mail", headers={"origin": "shop"}, partition_key="eu", ordering_key="c1", priority=7)
     rows: list[Row] = []
     stream.run(lambda batch, _: rows.extend(batch.collect()), queue="mail", partitions=1)
@@ -229,7 +229,7 @@ def test_a_row_carries_the_whole_event(stream: Stream) -> None:
 
 
 @pytest.mark.spark
-def test_a_batch_that_died_before_it_was_settled_comes_again_as_it_was(stream: Stream) -> None:
+def test_unsettled_batch_is_claimed_again_with_same_leases(stream: Stream) -> None:
     stream.emit(20)
     died = stream.die()
     assert stream.states() == {State.CLAIMED: 20}
@@ -255,7 +255,7 @@ def test_a_batch_that_died_before_it_was_settled_comes_again_as_it_was(stream: S
 
 
 @pytest.mark.spark
-def test_what_was_settled_before_the_death_does_not_come_again(stream: Stream) -> None:
+def test_settled_batch_is_not_claimed_again_after_failure(stream: Stream) -> None:
     ids = stream.emit(10)
 
     def settle_and_fail(batch: "DataFrame", _number: int) -> None:
@@ -272,7 +272,7 @@ def test_what_was_settled_before_the_death_does_not_come_again(stream: Stream) -
 
 @pytest.mark.spark
 @pytest.mark.parametrize(("before", "after"), [(4, 1), (1, 4)])
-def test_a_changed_number_of_partitions_orphans_no_lease(stream: Stream, before: int, after: int) -> None:
+def test_partition_count_change_leaves_no_open_lease(stream: Stream, before: int, after: int) -> None:
     stream.emit(4)
     died = stream.die(partitions=before, limit=1)
     assert len(died) == before
@@ -284,7 +284,7 @@ def test_a_changed_number_of_partitions_orphans_no_lease(stream: Stream, before:
 
 
 @pytest.mark.spark
-def test_settling_takes_outcomes_and_the_worst_of_copies(stream: Stream) -> None:
+def test_settle_applies_worst_outcome_of_copies(stream: Stream) -> None:
     from pyspark.sql import functions as on
 
     ids = stream.emit(5)
@@ -311,22 +311,22 @@ def test_settling_takes_outcomes_and_the_worst_of_copies(stream: Stream) -> None
 
 
 @pytest.mark.spark
-def test_settling_without_the_columns_it_needs_is_refused(stream: Stream) -> None:
-    told: list[str] = []
+def test_settle_without_required_columns_is_refused(stream: Stream) -> None:
+    messages: list[str] = []
 
     def handle(batch: "DataFrame", _number: int) -> None:
         with pytest.raises(UsageError) as refused:
             settle(batch.drop("token", "lease"), stream.url)
-        told.append(str(refused.value))
+        messages.append(str(refused.value))
         batch.collect()  # claim the events, or the batches would never end
 
     stream.emit(1)
     stream.run(handle)
-    assert told == ["missing columns: lease, token; a step must keep seq, lease, token"]
+    assert messages == ["missing columns: lease, token; a step must keep seq, lease, token"]
 
 
 @pytest.mark.spark
-def test_a_batch_shows_events_in_every_state_and_leaves_them_there(stream: Stream, session: "SparkSession") -> None:
+def test_batch_read_returns_all_states_and_changes_none(stream: Stream, session: "SparkSession") -> None:
     store = stream.outbox.store
     stream.emit(40)
     claim = store.claim("outbox", limit=30, claimant="someone")
@@ -354,9 +354,7 @@ def test_a_batch_shows_events_in_every_state_and_leaves_them_there(stream: Strea
 
 
 @pytest.mark.spark
-def test_each_action_on_a_dataframe_sees_what_is_committed_when_it_runs(
-    stream: Stream, session: "SparkSession"
-) -> None:
+def test_each_dataframe_action_sees_committed_events(stream: Stream, session: "SparkSession") -> None:
     frame = session.read.format("penstock").options(store=stream.url).load()
     pending = frame.where("state = 'PENDING'")
     for total in (0, 5, 10, 15):
@@ -365,7 +363,7 @@ def test_each_action_on_a_dataframe_sees_what_is_committed_when_it_runs(
 
 
 @pytest.mark.spark
-def test_each_query_of_a_view_sees_what_is_committed_when_it_runs(stream: Stream, session: "SparkSession") -> None:
+def test_each_query_of_view_sees_committed_events(stream: Stream, session: "SparkSession") -> None:
     session.sql(f"CREATE OR REPLACE TEMP VIEW events USING penstock OPTIONS (store '{stream.url}')")
     for total in (0, 5, 10, 15):
         assert [session.sql("SELECT count(*) FROM events").head()[0], session.table("events").count()] == [total] * 2
@@ -374,7 +372,7 @@ def test_each_query_of_a_view_sees_what_is_committed_when_it_runs(stream: Stream
 
 
 @pytest.mark.spark
-def test_an_event_that_commits_late_with_a_low_seq_is_seen(stream: Stream, session: "SparkSession") -> None:
+def test_event_committed_late_with_low_seq_is_read(stream: Stream, session: "SparkSession") -> None:
     frame = session.read.format("penstock").options(store=stream.url).load()
     with stream.outbox.store.transaction() as connection:
         stream.outbox.emit("order.placed", connection=connection)
@@ -384,14 +382,14 @@ def test_an_event_that_commits_late_with_a_low_seq_is_seen(stream: Stream, sessi
 
 
 @pytest.mark.spark
-def test_an_empty_store_reads_as_no_rows(stream: Stream, session: "SparkSession") -> None:
+def test_empty_store_returns_no_rows(stream: Stream, session: "SparkSession") -> None:
     assert session.read.format("penstock").option("store", stream.url).load().count() == 0
 
 
 @pytest.mark.spark
 @pytest.mark.parametrize("reading", ["read", "readStream"])
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"quue": "mail"}, "unknown option 'quue' for format penstock; supported: store, queue, limit, "),
         ({"limit": "many"}, "limit must be a number, got 'many'"),
@@ -400,9 +398,9 @@ def test_an_empty_store_reads_as_no_rows(stream: Stream, session: "SparkSession"
         ({"since": "yesterday"}, "invalid time 'yesterday'; expected ISO 8601 such as 2026-01-31T12:00:00+00:00"),
     ],
 )
-def test_an_option_that_can_not_be_is_told_in_one_line_at_once(
-    session: "SparkSession", reading: str, options: dict[str, str], told: str
+def test_invalid_options_are_usage_errors_at_load(
+    session: "SparkSession", reading: str, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(Exception, match="UsageError") as raised:
         getattr(session, reading).format("penstock").options(**options).load()
-    assert root_cause(str(raised.value)).startswith(f"penstock.model.errors.UsageError: {told}")
+    assert root_cause(str(raised.value)).startswith(f"penstock.model.errors.UsageError: {message}")

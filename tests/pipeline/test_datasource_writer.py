@@ -45,7 +45,7 @@ def mapping(value: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("kinds", "told"),
+    ("kinds", "message"),
     [
         ({"Customer": "string", "x": "integer"}, "unknown columns: Customer, x; supported: "),
         ({"payload": None}, "missing columns: payload"),
@@ -57,35 +57,35 @@ def mapping(value: str) -> dict[str, Any]:
         ({"Payload": "string"}, "columns must be unique, got event_type, payload, payload"),
     ],
 )
-def test_columns_that_can_not_be_are_refused(kinds: dict[str, Any], told: str) -> None:
+def test_invalid_columns_are_refused(kinds: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as refused:
         check(struct(**kinds), TARGET, overwrite=False)
-    assert str(refused.value).startswith(told)
+    assert str(refused.value).startswith(message)
 
 
-def test_an_unknown_column_is_told_the_known_ones() -> None:
+def test_unknown_column_error_lists_supported_columns() -> None:
     with pytest.raises(UsageError, match=f"supported: {', '.join(COLUMNS)}$"):
         check(struct(body="string"), TARGET, overwrite=False)
 
 
-def test_columns_that_can_be_are_taken() -> None:
+def test_valid_columns_are_accepted() -> None:
     kinds = {"event_type": None, "Event_Type": "string", "delay_seconds": "decimal(4,1)", "priority": "byte"}
     check(struct(**kinds, headers=mapping("string")), TARGET, overwrite=False)
     check(struct(event_type=None), Target("s", event_type="order.placed"), overwrite=False)
 
 
-def test_events_are_never_overwritten() -> None:
+def test_overwrite_mode_is_refused() -> None:
     with pytest.raises(UsageError, match="events cannot be overwritten"):
         check(struct(), TARGET, overwrite=True)
 
 
-def test_an_option_for_reading_is_refused() -> None:
+def test_reading_options_are_refused_for_writing() -> None:
     given = {"store": "s", "limit": "7", "state": "dead", "checkpointLocation": "c", "queue": "q"}
     with pytest.raises(UsageError, match="reading only: limit, state; supported for writing: store, queue, event_type"):
         SourceOptions.parse(given).target()
 
 
-def test_a_batch_that_no_task_brought_anything_of_needs_no_store() -> None:
+def test_empty_batch_does_not_open_store() -> None:
     writer = StreamWriter(TARGET)
     writer.commit([], 3)
     writer.commit([None], 3)
@@ -105,7 +105,7 @@ def rows(**columns: list[Any]) -> "RecordBatch":
     return pa.RecordBatch.from_pydict(columns)
 
 
-def test_a_null_is_as_good_as_no_column() -> None:
+def test_null_means_default_value() -> None:
     batch = rows(
         payload=["text", b"bytes".decode()], event_type=[None, "b"], queue=[None, "q"], dedupe_seconds=[None, 5]
     )
@@ -116,7 +116,7 @@ def test_a_null_is_as_good_as_no_column() -> None:
 
 
 @pytest.mark.parametrize(
-    ("columns", "told"),
+    ("columns", "message"),
     [
         ({"payload": ["x", None]}, "payload must not be NULL; use an empty payload instead (row 8 of partition 3)"),
         ({"payload": ["x"], "event_id": ["42"]}, "invalid event id '42'; expected a UUID (row 7 of partition 3)"),
@@ -127,11 +127,11 @@ def test_a_null_is_as_good_as_no_column() -> None:
         ({"payload": ["x"], "event_type": [None]}, "event_type must be a string, got NoneType (row 7 of partition 3)"),
     ],
 )
-def test_a_row_that_is_no_event_is_named(columns: dict[str, list[Any]], told: str) -> None:
+def test_invalid_row_is_named_in_error(columns: dict[str, list[Any]], message: str) -> None:
     given = {"event_type": ["a"] * len(columns["payload"]), **columns}
     with pytest.raises(InvalidEvent) as refused:
         _events(rows(**given), TARGET, 3, 7)
-    assert str(refused.value) == told
+    assert str(refused.value) == message
 
 
 # With Spark
@@ -204,7 +204,7 @@ only_on_postgres = pytest.mark.parametrize("ground", ["postgresql"], indirect=Tr
 
 
 @pytest.mark.spark
-def test_every_column_becomes_a_field(ground: Ground) -> None:
+def test_columns_become_event_fields(ground: Ground) -> None:
     event_id, moment = uuid4(), datetime(2030, 1, 2, 3, 4, 5, 678901, UTC)
     columns = (
         "'order.placed' AS event_type, X'00FF' AS payload, 'mail' AS queue, map('origin', 'shop') AS headers, "
@@ -223,7 +223,7 @@ def test_every_column_becomes_a_field(ground: Ground) -> None:
 
 
 @pytest.mark.spark
-def test_options_stand_in_for_missing_columns(ground: Ground) -> None:
+def test_options_replace_missing_columns(ground: Ground) -> None:
     ground.write(ground.numbers(4).select("payload"), queue="mail", event_type="order.sent")
     assert Counter((one.queue, one.event_type) for one in ground.records()) == {("mail", "order.sent"): 4}
 
@@ -258,13 +258,13 @@ def test_batch_without_staging_is_appended(ground: Ground, small_batches: None) 
 
 @pytest.mark.spark
 @only_on_postgres
-def test_events_are_numbered_in_the_order_of_the_rows(ground: Ground) -> None:
+def test_seq_follows_row_order(ground: Ground) -> None:
     ground.write(ground.numbers(5_000))
     assert [int(one.payload) for one in reversed(ground.records())] == list(range(5_000))
 
 
 @pytest.mark.spark
-def test_what_is_read_can_be_written_on(ground: Ground) -> None:
+def test_rows_read_from_store_can_be_written(ground: Ground) -> None:
     """Copy events from one queue to another, as a DataFrame job would."""
     ground.write(ground.numbers(10))
     events = ground.spark.read.format("penstock").option("store", ground.url).load().where("queue = 'outbox'")
@@ -298,7 +298,7 @@ def small_batches(session: "SparkSession") -> Iterator[None]:
 
 @pytest.mark.spark
 @only_on_postgres
-def test_a_task_that_is_tried_again_doubles_nothing(ground: Ground, small_batches: None) -> None:
+def test_task_retry_does_not_duplicate_events(ground: Ground, small_batches: None) -> None:
     numbers = ground.numbers(1_000)
     ground.write(numbers.mapInArrow(failing(2), numbers.schema))
     assert ground.payloads() == list(range(1_000))
@@ -306,7 +306,7 @@ def test_a_task_that_is_tried_again_doubles_nothing(ground: Ground, small_batche
 
 
 @pytest.mark.spark
-def test_a_write_that_fails_emits_nothing_and_leaves_nothing(ground: Ground, small_batches: None) -> None:
+def test_failed_write_emits_nothing_and_leaves_no_staged_rows(ground: Ground, small_batches: None) -> None:
     # Only the failing task has rows: another task that Spark has not ended yet could stage rows after the abort, and
     # such rows remain until they are old enough to be purged.
     numbers = ground.numbers(1_000).where("CAST(payload AS INT) >= 700")
@@ -318,7 +318,7 @@ def test_a_write_that_fails_emits_nothing_and_leaves_nothing(ground: Ground, sma
 
 @pytest.mark.spark
 @only_on_postgres
-def test_a_refused_commit_emits_nothing_and_leaves_nothing(ground: Ground) -> None:
+def test_refused_commit_emits_nothing_and_leaves_no_staged_rows(ground: Ground) -> None:
     twice = ground.numbers(10).selectExpr("*", f"'{uuid4()}' AS event_id")
     with pytest.raises(Exception, match="an event with this event_id already exists"):
         ground.write(twice)
@@ -329,27 +329,27 @@ def test_a_refused_commit_emits_nothing_and_leaves_nothing(ground: Ground) -> No
 @pytest.mark.spark
 @only_on_postgres
 @pytest.mark.parametrize(
-    ("mode", "change", "options", "told"),
+    ("mode", "change", "options", "message"),
     [
         ("append", "id AS number", {}, "unknown columns: number; supported: event_type, payload, queue, "),
         ("append", "'x' AS queue", {"partitions": "3"}, "options for reading only: partitions; supported for "),
         ("overwrite", "'x' AS queue", {}, 'events cannot be overwritten; use mode("append")'),
     ],
 )
-def test_a_write_that_can_not_be_is_refused_before_any_job(
-    ground: Ground, mode: str, change: str, options: dict[str, str], told: str
+def test_invalid_write_is_refused_before_spark_job(
+    ground: Ground, mode: str, change: str, options: dict[str, str], message: str
 ) -> None:
     frame = ground.spark.range(3).selectExpr("'a' AS event_type", "'b' AS payload", change)
     tracker = ground.spark.sparkContext.statusTracker()
     before = len(tracker.getJobIdsForGroup(None))
     with pytest.raises(Exception, match="UsageError") as raised:
         frame.write.format("penstock").options(store=ground.url, **options).mode(mode).save()
-    assert root_cause(str(raised.value)).startswith(f"penstock.model.errors.UsageError: {told}")
+    assert root_cause(str(raised.value)).startswith(f"penstock.model.errors.UsageError: {message}")
     assert len(tracker.getJobIdsForGroup(None)) == before
 
 
 @pytest.mark.spark
-def test_a_stream_goes_on_where_it_stopped(ground: Ground) -> None:
+def test_restarted_stream_continues_from_checkpoint(ground: Ground) -> None:
     ground.arrive("a", 0, 50)
     ground.arrive("b", 50, 80)
     first = ground.stream()
@@ -362,7 +362,7 @@ def test_a_stream_goes_on_where_it_stopped(ground: Ground) -> None:
 
 @pytest.mark.spark
 @only_on_postgres
-def test_batches_without_rows_and_with_the_stream_s_options(ground: Ground) -> None:
+def test_stream_applies_options_and_accepts_empty_batches(ground: Ground) -> None:
     ground.arrive("a", 0, 10)
     ground.arrive("b", 10, 20)
     ground.stream(lambda frame: frame.where("payload >= 15").drop("event_type"), queue="mail", event_type="order.sent")
@@ -372,7 +372,7 @@ def test_batches_without_rows_and_with_the_stream_s_options(ground: Ground) -> N
 
 @pytest.mark.spark
 @only_on_postgres
-def test_a_batch_that_failed_comes_again_once(ground: Ground, small_batches: None) -> None:
+def test_failed_batch_is_written_once_after_restart(ground: Ground, small_batches: None) -> None:
     ground.arrive("a", 0, 300)
 
     def fail(frame: "DataFrame") -> "DataFrame":
@@ -388,12 +388,12 @@ def test_a_batch_that_failed_comes_again_once(ground: Ground, small_batches: Non
 
 @pytest.mark.spark
 @only_on_postgres
-def test_a_stream_with_a_column_that_can_not_be_stops_at_once(ground: Ground) -> None:
+def test_stream_with_unknown_column_is_refused(ground: Ground) -> None:
     ground.arrive("a", 0, 3)
     with pytest.raises(Exception, match="unknown columns: body; supported: event_type, payload"):
         ground.stream(lambda frame: frame.withColumnRenamed("payload", "body"))
 
 
-def test_a_message_says_which_part_of_which_write() -> None:
+def test_staged_rows_message_has_write_and_part_ids() -> None:
     message = StagedRows(UUID(int=1), UUID(int=2), 3)
     assert (message.write_id.int, message.part_id.int, message.count) == (1, 2, 3)

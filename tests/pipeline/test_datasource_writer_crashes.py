@@ -24,7 +24,7 @@ only_on_postgres = pytest.mark.parametrize("stream", ["postgresql"], indirect=Tr
 
 
 @only_on_postgres
-def test_killed_between_staging_and_commit(stream: NumberStream) -> None:
+def test_kill_between_staging_and_commit_emits_each_row_once(stream: NumberStream) -> None:
     assert stream.run(2, 4, crash="after-stage:1:family") == -signal.SIGKILL, stream.log
     assert (stream.emitted(), stream.committed(), stream.known_to_spark()) == ({}, [], [])
     assert stream.staged() > 0
@@ -33,7 +33,7 @@ def test_killed_between_staging_and_commit(stream: NumberStream) -> None:
 
 
 @only_on_postgres
-def test_killed_inside_the_commit(stream: NumberStream) -> None:
+def test_kill_during_commit_emits_each_row_once(stream: NumberStream) -> None:
     """The kill comes after the statement that turned rows into events, and before the commit."""
     assert stream.run(2, 2, crash="in-commit:6:family") == -signal.SIGKILL, stream.log
     assert (stream.emitted(), stream.committed(), stream.staged()) == ({}, [], ROWS)
@@ -41,7 +41,7 @@ def test_killed_inside_the_commit(stream: NumberStream) -> None:
     stream.assert_each_once()
 
 
-def test_killed_after_the_commit_and_before_spark_knew(stream: NumberStream) -> None:
+def test_kill_before_spark_logs_commit_emits_each_row_once(stream: NumberStream) -> None:
     assert stream.run(2, 3, crash="after-commit:1:family") == -signal.SIGKILL, stream.log
     assert (sum(stream.emitted().values()), stream.committed(), stream.known_to_spark()) == (ROWS, [0], [])
     assert stream.run(3, 2) == 0, stream.log
@@ -49,7 +49,7 @@ def test_killed_after_the_commit_and_before_spark_knew(stream: NumberStream) -> 
 
 
 @only_on_postgres
-def test_a_worker_that_dies_after_it_staged_is_replaced(stream: NumberStream) -> None:
+def test_worker_kill_after_staging_emits_each_row_once(stream: NumberStream) -> None:
     stream.plan.write_text("after-stage")
     assert stream.run(2, 3, crash=f"@{stream.plan}") == 0, stream.log
     assert stream.plan.with_name("plan.fired").exists()

@@ -42,9 +42,7 @@ def with_number(number: int) -> str:
 # Failing steps
 
 
-def test_a_step_that_always_fails_leaves_retries_with_their_reason(
-    ground: Ground, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failing_step_leaves_retries_with_reason(ground: Ground, caplog: pytest.LogCaptureFixture) -> None:
     emit(ground.outbox, 200)
 
     def fail(_: "DataFrame") -> "DataFrame":
@@ -53,14 +51,14 @@ def test_a_step_that_always_fails_leaves_retries_with_their_reason(
     with caplog.at_level(logging.WARNING, "penstock"):
         report = ground.relay(fail, retry=RetryPolicy.constant(3_600))
     assert (report.retried, report.published) == (200, 0)
-    told = "step failed: OSError: the table of prices is gone"
-    assert f'delivery_failed error="{told}"' in caplog.text
-    assert {(one.state, one.attempts, one.last_error) for one in ground.records()} == {(State.PENDING, 1, told)}
+    error = "step failed: OSError: the table of prices is gone"
+    assert f'delivery_failed error="{error}"' in caplog.text
+    assert {(one.state, one.attempts, one.last_error) for one in ground.records()} == {(State.PENDING, 1, error)}
     assert not ground.files.exists()
     ground.assert_nothing_held()
 
 
-def test_a_step_that_spark_can_not_plan_is_told_in_one_line_and_dies_visible(ground: Ground) -> None:
+def test_unplannable_step_error_is_one_line_in_dead_letters(ground: Ground) -> None:
     emit(ground.outbox, 20)
     report = ground.relay(lambda events: events.where("colour = 'red'"), retry=RetryPolicy.constant(0, max_attempts=2))
     assert (report.retried, report.dead) == (20, 20)
@@ -71,7 +69,7 @@ def test_a_step_that_spark_can_not_plan_is_told_in_one_line_and_dies_visible(gro
     assert "\n" not in error
 
 
-def test_an_event_that_the_store_refuses_to_settle_does_not_end_the_relay(embedded: Ground) -> None:
+def test_event_refused_by_store_does_not_end_relay(embedded: Ground) -> None:
     emit(embedded.outbox, 6)
     with embedded.outbox.store.transaction() as connection:
         connection.exec_driver_sql(
@@ -97,7 +95,7 @@ def test_an_event_that_the_store_refuses_to_settle_does_not_end_the_relay(embedd
     assert (dead.seq, dead.last_error) == (1, "lease expired")
 
 
-def test_an_event_that_the_step_can_not_take_fails_alone(ground: Ground) -> None:
+def test_event_failing_in_step_is_retried_alone(ground: Ground) -> None:
     """No event of the batch is published twice, because the step fails before the first is published."""
     emit(ground.outbox, 300)
 
@@ -115,7 +113,7 @@ def test_an_event_that_the_step_can_not_take_fails_alone(ground: Ground) -> None
     ground.assert_nothing_held()
 
 
-def test_what_stands_behind_a_failed_event_waits_for_it(ground: Ground) -> None:
+def test_later_events_of_key_wait_for_failed_event(ground: Ground) -> None:
     outbox = ground.outbox
     outbox.emit_many(outbox.event("x", {"number": number}, ordering_key=f"k{number % 10}") for number in range(100))
 
@@ -129,7 +127,7 @@ def test_what_stands_behind_a_failed_event_waits_for_it(ground: Ground) -> None:
     ground.assert_nothing_held()
 
 
-def test_a_row_that_belongs_to_no_event_is_a_failure_of_the_step(ground: Ground) -> None:
+def test_row_without_seq_is_step_failure(ground: Ground) -> None:
     emit(ground.outbox, 1)
     ground.relay(lambda events: events.withColumn("seq", _expression("NULL")), retry=RetryPolicy.constant(3_600))
     (record,) = ground.records()
@@ -145,7 +143,7 @@ def _expression(text: str) -> Any:
 # Leases
 
 
-def test_heartbeats_extend_the_leases_of_a_slow_batch_by_their_own_length(ground: Ground) -> None:
+def test_heartbeats_extend_leases_of_slow_batch(ground: Ground) -> None:
     """The relay's housekeeping reaps expired leases all the while, and so does the test."""
     ids = emit(ground.outbox, 100)
     reaped: list[int] = []
@@ -169,7 +167,7 @@ def test_heartbeats_extend_the_leases_of_a_slow_batch_by_their_own_length(ground
 
 
 @pytest.mark.parametrize("dropped", list(Dropped))
-def test_what_a_newer_driver_has_claimed_again_is_left_to_it(ground: Ground, dropped: Dropped) -> None:
+def test_events_claimed_by_newer_driver_are_not_settled(ground: Ground, dropped: Dropped) -> None:
     emit(ground.outbox, 100)
     taken: set[int] = set()
 
@@ -195,7 +193,7 @@ def take_over(ground: Ground, lease: str) -> set[int]:
     return {event.seq for event in claim.events}
 
 
-def test_a_partition_that_is_read_again_is_settled_under_its_new_token(ground: Ground) -> None:
+def test_recomputed_partition_is_settled_under_new_token(ground: Ground) -> None:
     """A lost executor with cached rows has the same effect: the run claims again, and the old tokens become invalid."""
     from penstock.runtime.store_cache import close_stores
 
@@ -214,7 +212,7 @@ def test_a_partition_that_is_read_again_is_settled_under_its_new_token(ground: G
 # Stopping
 
 
-def test_a_relay_told_to_stop_in_the_midst_of_a_step_gives_everything_back(ground: Ground) -> None:
+def test_stop_during_step_releases_all_events(ground: Ground) -> None:
     emit(ground.outbox, 100)
     started = threading.Event()
 
@@ -231,7 +229,7 @@ def test_a_relay_told_to_stop_in_the_midst_of_a_step_gives_everything_back(groun
     ground.assert_nothing_held()
 
 
-def test_a_relay_told_to_stop_in_the_midst_of_dispatch_settles_what_went_out(ground: Ground) -> None:
+def test_stop_during_dispatch_settles_published_events(ground: Ground) -> None:
     emit(ground.outbox, 20_000)
     with running(ground.options(unchanged, once=False, batch=10_000)) as reports:
         assert wait_until(lambda: ground.files.is_dir() and bool(lines(ground.files)), WAIT_SECONDS)
@@ -242,7 +240,7 @@ def test_a_relay_told_to_stop_in_the_midst_of_dispatch_settles_what_went_out(gro
     ground.assert_nothing_held()
 
 
-def test_an_idle_relay_wakes_up_for_a_new_event(ground: Ground) -> None:
+def test_idle_relay_wakes_for_new_event(ground: Ground) -> None:
     with running(ground.options(unchanged, once=False)) as reports:
         for count in range(1, 4):
             emit(ground.outbox, 1)
@@ -252,9 +250,7 @@ def test_an_idle_relay_wakes_up_for_a_new_event(ground: Ground) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("postgres_server")
-def test_a_store_that_goes_away_between_batches_and_within_one_is_waited_for(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_relay_waits_for_store_between_and_within_batches(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with PostgresServer(fsync=False) as server, connect(url := server.create_database()) as outbox:
         outbox.store.initialise()
         ground = Ground(url, outbox, tmp_path)
@@ -271,8 +267,8 @@ def test_a_store_that_goes_away_between_batches_and_within_one_is_waited_for(
             ids = emit(outbox, 100)
             assert wait_until(lambda: published(ground) == 100, WAIT_SECONDS)
             server.kill()
-            said = len(caplog.records)
-            assert wait_until(lambda: len(caplog.records) > said, WAIT_SECONDS)  # after many failed probes
+            logged = len(caplog.records)
+            assert wait_until(lambda: len(caplog.records) > logged, WAIT_SECONDS)  # after many failed probes
             server.start()
             assert wait_until(lambda: published(ground) == 100, WAIT_SECONDS)
             ids += emit(outbox, 100)
@@ -287,7 +283,7 @@ def published(ground: Ground) -> int:
     return -1
 
 
-def test_a_draining_relay_ends_while_events_keep_arriving(ground: Ground) -> None:
+def test_draining_relay_ends_while_events_keep_arriving(ground: Ground) -> None:
     ids = emit(ground.outbox, 500)
 
     def emit_more(events: "DataFrame") -> "DataFrame":

@@ -65,7 +65,7 @@ def events_in(outbox: Outbox, state: State, queue: str) -> set[EventId]:
     return {record.event_id for record in found.records}
 
 
-def test_each_destination_gets_its_own_events(outbox: Outbox, options: Options, tmp_path: Path) -> None:
+def test_each_destination_gets_events_routed_to_it(outbox: Outbox, options: Options, tmp_path: Path) -> None:
     orders = emit(outbox, 700, event_type="orders.created")
     users = emit(outbox, 300, event_type="users.created")
     report = run_relay(options(routes=routes_to(tmp_path, all="*", orders="orders.*", users="users.*")))
@@ -76,7 +76,7 @@ def test_each_destination_gets_its_own_events(outbox: Outbox, options: Options, 
     assert not any(outbox.store.stats().total(state) for state in ("pending", "claimed"))
 
 
-def test_a_failing_destination_neither_delays_nor_repeats_another(
+def test_failing_destination_does_not_affect_other_destinations(
     outbox: Outbox, options: Options, tmp_path: Path
 ) -> None:
     ids = emit(outbox, 200)
@@ -93,9 +93,7 @@ def test_a_failing_destination_neither_delays_nor_repeats_another(
     assert_delivered(ids, delivered(tmp_path / "good"), repeats=0)
 
 
-def test_what_no_route_matches_is_a_dead_letter_until_one_does(
-    outbox: Outbox, options: Options, tmp_path: Path
-) -> None:
+def test_unrouted_event_is_dead_letter_until_route_is_added(outbox: Outbox, options: Options, tmp_path: Path) -> None:
     (stray,) = emit(outbox, 1, event_type="users.created")
     orders = emit(outbox, 2, event_type="orders.created")
     report = run_relay(options(routes=routes_to(tmp_path, orders="orders.*")))
@@ -108,9 +106,7 @@ def test_what_no_route_matches_is_a_dead_letter_until_one_does(
     assert_delivered([stray, *orders], delivered(tmp_path / "orders"), repeats=0)
 
 
-def test_topics_come_from_the_route_then_the_destination_then_the_relay(
-    outbox: Outbox, options: Options, tmp_path: Path
-) -> None:
+def test_topic_of_route_precedes_destination_and_relay(outbox: Outbox, options: Options, tmp_path: Path) -> None:
     places = {name: f"file://{tmp_path}/{name}" for name in ("one", "two")}
     routes = Routes(
         destinations={
@@ -127,7 +123,7 @@ def test_topics_come_from_the_route_then_the_destination_then_the_relay(
     assert topics["two"] == {"a.x": "routed", "b.x": "relays.b.x"}
 
 
-def test_lines_stay_in_order_at_each_destination(outbox: Outbox, options: Options, tmp_path: Path) -> None:
+def test_events_of_key_stay_in_order_at_each_destination(outbox: Outbox, options: Options, tmp_path: Path) -> None:
     emitted: dict[str, list[str]] = {}
     for number in range(300):
         key = f"key-{number % 7}"
@@ -140,7 +136,7 @@ def test_lines_stay_in_order_at_each_destination(outbox: Outbox, options: Option
         assert found == emitted
 
 
-def test_a_destination_has_its_own_patience(outbox: Outbox, options: Options, tmp_path: Path) -> None:
+def test_retry_limits_are_set_per_destination(outbox: Outbox, options: Options, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     routes = Routes(
         destinations={
@@ -157,7 +153,7 @@ def test_a_destination_has_its_own_patience(outbox: Outbox, options: Options, tm
     assert all((record.available_at - outbox.store.now()).total_seconds() > 20 for record in waiting)
 
 
-def test_a_relay_has_one_destination_or_routes(url: str) -> None:
+def test_relay_needs_either_destination_or_routes(url: str) -> None:
     with pytest.raises(UsageError, match="set either a destination"):
         RelayOptions(store=url)
     with pytest.raises(UsageError, match="lake destinations do not support steps"):
@@ -168,7 +164,9 @@ def test_a_relay_has_one_destination_or_routes(url: str) -> None:
         RelayOptions(store=url, routes=parse_routes(["*=nowhere://x"]))
 
 
-def test_a_lake_may_be_one_of_them(outbox: Outbox, options: Options, tmp_path: Path, spark: "SparkSession") -> None:
+def test_lake_can_be_one_of_several_destinations(
+    outbox: Outbox, options: Options, tmp_path: Path, spark: "SparkSession"
+) -> None:
     ids = emit(outbox, 50)
     routes = Routes(
         destinations={
@@ -184,7 +182,7 @@ def test_a_lake_may_be_one_of_them(outbox: Outbox, options: Options, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.crash
-def test_a_relay_that_is_killed_routes_nothing_twice_and_loses_nothing(postgres_url: str, tmp_path: Path) -> None:
+def test_killed_relay_routes_each_event_once(postgres_url: str, tmp_path: Path) -> None:
     with connect(postgres_url) as outbox:
         outbox.store.initialise()
         routes = [f"*=file://{tmp_path}/one", f"*=file://{tmp_path}/two"]
@@ -201,7 +199,7 @@ def test_a_relay_that_is_killed_routes_nothing_twice_and_loses_nothing(postgres_
 
 
 @pytest.mark.slow
-def test_a_destination_that_hangs_holds_up_no_other(
+def test_hanging_destination_does_not_delay_others(
     postgres_url: str, valkey_server: ValkeyServer, tmp_path: Path
 ) -> None:
     """The relay runs in a separate process and chooses its number of task slots itself."""

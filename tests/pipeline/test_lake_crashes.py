@@ -90,9 +90,7 @@ def ground(spark: "SparkSession", postgres_url: str, tmp_path: Path) -> Iterator
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpoint", ["kept", "lost"])
 @pytest.mark.parametrize("crash", ["in-settle:1", "in-lake:2"])
-def test_a_relay_killed_between_writing_and_settling_leaves_each_event_once(
-    ground: Ground, crash: str, checkpoint: str
-) -> None:
+def test_relay_kill_before_settling_leaves_each_event_once(ground: Ground, crash: str, checkpoint: str) -> None:
     # Several types, so that each lease has several files.
     ids = ground.outbox.emit_many([Event(event_type=f"t{number % 3}") for number in range(300)])
     with RelayProcess(ground.folder, crash=crash, **ground.given) as relay:
@@ -119,7 +117,7 @@ def test_a_relay_killed_between_writing_and_settling_leaves_each_event_once(
 
 
 @dataclass(frozen=True)
-class Wreck:
+class AbandonedLake:
     """A lake in which a relay has died during its work."""
 
     ground: Ground
@@ -146,53 +144,53 @@ class Wreck:
 
 
 @pytest.fixture
-def wreck(ground: Ground) -> Wreck:
+def abandoned(ground: Ground) -> AbandonedLake:
     emit(ground.outbox, 3)
     folder = LakeFolder(ground.spark, str(ground.lake))
     store = ground.outbox.store
     claim = store.claim("outbox", limit=3, claimant="dead", lease_seconds=600)
-    return Wreck(ground, Sweep(store, folder), folder, claim)
+    return AbandonedLake(ground, Sweep(store, folder), folder, claim)
 
 
 ONE, TWO = "day=2026-01-31/event_type=a/1.parquet", "day=2026-01-31/event_type=b/2.parquet"
 
 
-def test_what_is_complete_is_settled(wreck: Wreck) -> None:
-    wreck.leave(ONE, TWO)
-    assert wreck.after_sweep() == ([ONE, TWO], 0, 3)
+def test_sweep_settles_complete_files(abandoned: AbandonedLake) -> None:
+    abandoned.leave(ONE, TWO)
+    assert abandoned.after_sweep() == ([ONE, TWO], 0, 3)
 
 
-def test_what_is_incomplete_is_left_to_whoever_holds_the_lease(wreck: Wreck) -> None:
-    wreck.leave(ONE, TWO, missing=1)
-    assert wreck.after_sweep() == ([TWO], 1, 0)
+def test_sweep_leaves_incomplete_files_of_open_lease(abandoned: AbandonedLake) -> None:
+    abandoned.leave(ONE, TWO, missing=1)
+    assert abandoned.after_sweep() == ([TWO], 1, 0)
 
 
-def test_what_was_settled_stays(wreck: Wreck) -> None:
-    wreck.leave(ONE)
-    store = wreck.ground.outbox.store
-    store.settle(wreck.claim.lease, {event.seq: PUBLISHED for event in wreck.claim.events})
-    assert wreck.after_sweep() == ([ONE], 0, 3)
+def test_sweep_keeps_files_of_settled_events(abandoned: AbandonedLake) -> None:
+    abandoned.leave(ONE)
+    store = abandoned.ground.outbox.store
+    store.settle(abandoned.claim.lease, {event.seq: PUBLISHED for event in abandoned.claim.events})
+    assert abandoned.after_sweep() == ([ONE], 0, 3)
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-def test_what_others_have_claimed_in_the_meantime_goes(wreck: Wreck, missing: int) -> None:
-    wreck.leave(ONE, TWO, missing=missing)
-    lease = wreck.claim.lease
-    again = wreck.ground.outbox.store.claim("outbox", limit=3, claimant="other", lease_id=lease.lease_id)
+def test_sweep_removes_files_of_events_claimed_again(abandoned: AbandonedLake, missing: int) -> None:
+    abandoned.leave(ONE, TWO, missing=missing)
+    lease = abandoned.claim.lease
+    again = abandoned.ground.outbox.store.claim("outbox", limit=3, claimant="other", lease_id=lease.lease_id)
     assert again
-    assert wreck.after_sweep() == ([], 0, 0)
+    assert abandoned.after_sweep() == ([], 0, 0)
 
 
-def test_what_was_reaped_goes(wreck: Wreck) -> None:
-    store = wreck.ground.outbox.store
-    store.release(wreck.claim.lease)
+def test_sweep_removes_files_of_reaped_lease(abandoned: AbandonedLake) -> None:
+    store = abandoned.ground.outbox.store
+    store.release(abandoned.claim.lease)
     claim = store.claim("outbox", limit=3, claimant="dead", lease_seconds=0.1)
-    wreck.leave(ONE, TWO, lease=claim.lease, missing=1)
+    abandoned.leave(ONE, TWO, lease=claim.lease, missing=1)
     assert wait_until(lambda: store.reap() == 3, WAIT_SECONDS)
-    assert wreck.after_sweep() == ([], 0, 0)
+    assert abandoned.after_sweep() == ([], 0, 0)
 
 
-def test_what_another_store_fills_the_lake_with_is_not_judged(wreck: Wreck) -> None:
+def test_sweep_ignores_files_of_another_store(abandoned: AbandonedLake) -> None:
     stranger = Lease(LeaseId(uuid4()), Token(uuid4()), "outbox", 60.0)
-    wreck.leave(ONE, TWO, lease=stranger, witness=uuid4(), missing=1)
-    assert wreck.after_sweep() == ([TWO], 1, 0)
+    abandoned.leave(ONE, TWO, lease=stranger, witness=uuid4(), missing=1)
+    assert abandoned.after_sweep() == ([TWO], 1, 0)

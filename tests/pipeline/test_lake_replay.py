@@ -31,7 +31,7 @@ ALL = Selection(everything=True)
 
 
 @dataclass(frozen=True)
-class Shore:
+class Archive:
     """An outbox with its events in a lake."""
 
     spark: "SparkSession"
@@ -54,13 +54,13 @@ class Shore:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def shore(request: pytest.FixtureRequest, spark: "SparkSession", tmp_path: Path) -> Iterator[Shore]:
+def archive(request: pytest.FixtureRequest, spark: "SparkSession", tmp_path: Path) -> Iterator[Archive]:
     url = f"sqlite:///{tmp_path}/penstock.db"
     if request.param == "postgresql":
         url = request.getfixturevalue("postgres_url")
     with connect(url) as outbox:
         outbox.store.initialise()
-        yield Shore(spark, outbox, tmp_path / "lake")
+        yield Archive(spark, outbox, tmp_path / "lake")
     close_stores()
 
 
@@ -70,10 +70,10 @@ def whole(record: Record) -> tuple[Any, ...]:
     return (*(getattr(record, name) for name in names), record.max_attempts)
 
 
-def test_each_event_comes_back_one_way_and_only_once(shore: Shore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_event_is_replayed_or_emitted_once(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lake_replay, "BATCH", 7)
-    store = shore.outbox.store
-    ids = shore.outbox.emit_many(
+    store = archive.outbox.store
+    ids = archive.outbox.emit_many(
         Event(
             event_type=f"t{number % 3}",
             payload=bytes(range(256)),
@@ -85,42 +85,42 @@ def test_each_event_comes_back_one_way_and_only_once(shore: Shore, monkeypatch: 
         )
         for number in range(30)
     )
-    before = shore.records()
-    assert shore.relay() == 30
+    before = archive.records()
+    assert archive.relay() == 30
     purged, pending = ids[:10], ids[10:15]
     assert store.purge(Selection(ids=frozenset(purged))) == 10
     assert store.replay(Selection(ids=frozenset(pending))) == 5
 
     expected = BroughtBack(replayed=15, emitted=10, waiting=5)
     seen: list[int] = []
-    assert shore.replay().judge() == expected
-    assert len(shore.records()) == 20
-    assert shore.replay().bring_back(by="me", progress=seen.append) == expected
+    assert archive.replay().judge() == expected
+    assert len(archive.records()) == 20
+    assert archive.replay().bring_back(by="me", progress=seen.append) == expected
     assert seen == [7, 14, 21, 28, 30]
-    after = shore.records()
+    after = archive.records()
     assert {record.state for record in after.values()} == {State.PENDING}
     assert {event_id: whole(record) for event_id, record in after.items()} == {
         event_id: whole(record) for event_id, record in before.items()
     }
     assert {after[event_id].replays for event_id in ids[15:]} == {1}
-    assert shore.replay().bring_back(by="me") == BroughtBack(waiting=30)
+    assert archive.replay().bring_back(by="me") == BroughtBack(waiting=30)
 
-    assert shore.relay() == 30
-    rows = read(shore.spark, shore.lake).collect()
+    assert archive.relay() == 30
+    rows = read(archive.spark, archive.lake).collect()
     assert sorted(row.event_id for row in rows) == sorted(map(str, ids))
     assert {row.seq for row in rows} == {record.seq for record in after.values()}
 
 
-def test_a_selection_is_by_what_was_emitted_and_when(shore: Shore) -> None:
-    emit = shore.outbox.emit
+def test_selection_filters_by_event_fields_and_time(archive: Archive) -> None:
+    emit = archive.outbox.emit
     ids = [emit("a"), emit("b"), emit("a", queue="mail")]
-    shore.relay()
-    options = {"store": shore.outbox.store.url, "destination": shore.lake, "queue": "mail"}
+    archive.relay()
+    options = {"store": archive.outbox.store.url, "destination": archive.lake, "queue": "mail"}
     run_relay(RelayOptions(once=True, **options))  # type: ignore[arg-type]
-    moment = shore.records()[ids[1]].created_at
+    moment = archive.records()[ids[1]].created_at
 
     def chosen(**selection: Any) -> list[tuple[str, str, int]]:
-        counts = shore.replay(Selection(**selection)).counts()
+        counts = archive.replay(Selection(**selection)).counts()
         assert all(count.day == moment.date() for count in counts)
         return [(count.event_type, count.queue, count.count) for count in counts]
 
@@ -132,42 +132,42 @@ def test_a_selection_is_by_what_was_emitted_and_when(shore: Shore) -> None:
     assert chosen(ids=frozenset(ids[:2])) == [("a", "outbox", 1), ("b", "outbox", 1)]
     assert chosen(since=datetime.now(UTC) + timedelta(days=1)) == []
     with pytest.raises(EventNotFound):
-        shore.replay(Selection(ids=frozenset({ids[0], EventId(uuid4())}))).counts()
+        archive.replay(Selection(ids=frozenset({ids[0], EventId(uuid4())}))).counts()
     for wrong in (Selection(states=frozenset({State.DEAD})), Selection(error="x"), Selection()):
         with pytest.raises(UsageError):
-            shore.replay(wrong)
+            archive.replay(wrong)
 
 
-def test_two_who_bring_back_the_same_at_once_emit_it_once(shore: Shore, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = shore.outbox.emit_many([Event(event_type="t") for _ in range(5)])
-    shore.relay()
-    store = shore.outbox.store
+def test_concurrent_replays_emit_each_event_once(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = archive.outbox.emit_many([Event(event_type="t") for _ in range(5)])
+    archive.relay()
+    store = archive.outbox.store
     store.purge(Selection(everything=True))
     append: Callable[..., Any] = store.append
     raced: list[BroughtBack] = []
 
     def other_first(events: list[Event]) -> list[EventId]:
         monkeypatch.setattr(store, "append", append)
-        raced.append(shore.replay(Selection(ids=frozenset(ids[:3]))).bring_back(by="other"))
+        raced.append(archive.replay(Selection(ids=frozenset(ids[:3]))).bring_back(by="other"))
         found: list[EventId] = append(events)
         return found
 
     monkeypatch.setattr(store, "append", other_first)
-    assert shore.replay().bring_back(by="me") == BroughtBack(emitted=2, waiting=3)
+    assert archive.replay().bring_back(by="me") == BroughtBack(emitted=2, waiting=3)
     assert raced == [BroughtBack(emitted=3)]
-    assert shore.records().keys() == set(ids)
+    assert archive.records().keys() == set(ids)
 
 
-def test_the_command_shows_it_first_and_then_does_it(shore: Shore, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_command_supports_dry_run_and_json(archive: Archive, capsys: pytest.CaptureFixture[str]) -> None:
     import json
 
-    shore.outbox.emit_many([Event(event_type="order.placed") for _ in range(3)])
-    shore.relay()
-    shore.outbox.store.purge(Selection(event_type="order.placed"))
-    (day,) = (path.name.partition("=")[2] for path in shore.path.glob("day=*"))
+    archive.outbox.emit_many([Event(event_type="order.placed") for _ in range(3)])
+    archive.relay()
+    archive.outbox.store.purge(Selection(event_type="order.placed"))
+    (day,) = (path.name.partition("=")[2] for path in archive.path.glob("day=*"))
 
     def penstock(*arguments: str) -> tuple[int, str, str]:
-        code = main(["replay", "--store", shore.outbox.store.url, "--from-lake", shore.lake, *arguments])
+        code = main(["replay", "--store", archive.outbox.store.url, "--from-lake", archive.lake, *arguments])
         return (code, *capsys.readouterr())
 
     capsys.readouterr()

@@ -93,7 +93,7 @@ def logged(payloads: list[bytes]) -> Log:
     return log
 
 
-def test_kafka(
+def test_keys_stay_in_order_at_kafka(
     outbox: Outbox,
     postgres_url: str,
     kafka_server: KafkaServer,
@@ -106,7 +106,7 @@ def test_kafka(
     record_property("repeated", repeated)
 
 
-def test_nats(
+def test_keys_stay_in_order_at_nats(
     outbox: Outbox,
     postgres_url: str,
     nats_server: NatsServer,

@@ -58,7 +58,7 @@ def in_state(outbox: Outbox, state: State) -> list[Record]:
     return list(outbox.store.find(Selection(states=frozenset({state})), limit=10_000).records)
 
 
-def test_everything_pending_is_delivered_once_and_counted(outbox: Outbox, options: Options, tmp_path: Path) -> None:
+def test_pending_events_are_delivered_once_and_counted(outbox: Outbox, options: Options, tmp_path: Path) -> None:
     ids = emit(outbox, 2_500)
     seen: list[int] = []
     report = run_relay(options(), progress=lambda so_far: seen.append(so_far.published))
@@ -72,7 +72,7 @@ def test_everything_pending_is_delivered_once_and_counted(outbox: Outbox, option
     assert run_relay(options()).claimed == 0
 
 
-def test_an_embedded_store_is_drained_too(options: Options, tmp_path: Path) -> None:
+def test_embedded_store_is_drained(options: Options, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/penstock.db"
     with connect(url) as outbox:
         outbox.store.initialise()
@@ -81,14 +81,14 @@ def test_an_embedded_store_is_drained_too(options: Options, tmp_path: Path) -> N
     assert_delivered(ids, delivered(tmp_path / "out"), repeats=0)
 
 
-def test_only_its_own_queue_is_carried(outbox: Outbox, options: Options, tmp_path: Path) -> None:
+def test_relay_publishes_only_selected_queue(outbox: Outbox, options: Options, tmp_path: Path) -> None:
     ids = emit(outbox, 10, queue="mail")
     emit(outbox, 10)
     assert run_relay(options(queue="mail")).published == 10
     assert delivered(tmp_path / "out").keys() == {str(event_id) for event_id in ids}
 
 
-def test_a_failing_destination_leaves_retries_and_its_reason_in_the_log(
+def test_failing_destination_leaves_retries_and_logs_reason(
     outbox: Outbox, options: Options, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ids = emit(outbox, 100)
@@ -106,7 +106,7 @@ def test_a_failing_destination_leaves_retries_and_its_reason_in_the_log(
     assert_delivered(ids, delivered(tmp_path / "out"), repeats=0)
 
 
-def test_an_event_that_fails_too_often_dies_with_its_story_told(
+def test_exhausted_event_is_dead_letter_with_history(
     outbox: Outbox, options: Options, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (first, *_) = emit(outbox, 10)
@@ -119,7 +119,7 @@ def test_an_event_that_fails_too_often_dies_with_its_story_told(
     assert [entry.what for entry in outbox.store.history(first)] == ["retried", "retried", "died"]
 
 
-def test_events_of_a_key_arrive_in_order_under_topics_of_their_own(
+def test_events_of_key_arrive_in_order_under_topic_of_key(
     outbox: Outbox, options: Options, valkey_server: ValkeyServer
 ) -> None:
     keys = [f"customer-{number}" for number in range(20)]
@@ -134,26 +134,26 @@ def test_events_of_a_key_arrive_in_order_under_topics_of_their_own(
         client.flushdb()
 
 
-def test_the_highest_priority_goes_first(outbox: Outbox, options: Options, tmp_path: Path) -> None:
+def test_highest_priority_is_published_first(outbox: Outbox, options: Options, tmp_path: Path) -> None:
     for priority in (0, -5, 10):
         emit(outbox, 30, priority=priority)
     run_relay(options(parallelism=1, batch=20))
     assert [line["priority"] for line in lines(tmp_path / "out")] == [10] * 30 + [0] * 30 + [-5] * 30
 
 
-def test_a_template_makes_the_topic(outbox: Outbox, options: Options, tmp_path: Path) -> None:
+def test_topic_is_rendered_from_template(outbox: Outbox, options: Options, tmp_path: Path) -> None:
     emit(outbox, 5, event_type="order.placed", partition_key="eu")
     run_relay(options(topic="{partition_key}/{event_type}"))
     assert {line["topic"] for line in lines(tmp_path / "out")} == {"eu/order.placed"}
 
 
-def test_delayed_events_are_left_alone(outbox: Outbox, options: Options) -> None:
+def test_delayed_events_are_not_claimed(outbox: Outbox, options: Options) -> None:
     emit(outbox, 3, delay=3_600)
     assert run_relay(options()).claimed == 0
     assert len(in_state(outbox, State.PENDING)) == 3
 
 
-def test_standard_output_is_this_process_own(
+def test_stdout_destination_writes_to_driver_stdout(
     outbox: Outbox, options: Options, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ids = emit(outbox, 50)
@@ -162,7 +162,7 @@ def test_standard_output_is_this_process_own(
     assert_delivered(ids, Counter(printed), repeats=0)
 
 
-def test_two_tasks_print_whole_lines_into_one_pipe(outbox: Outbox, options: Options, tmp_path: Path) -> None:
+def test_concurrent_tasks_write_whole_lines_to_pipe(outbox: Outbox, options: Options, tmp_path: Path) -> None:
     ids = emit(outbox, 6_000)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -181,7 +181,7 @@ def test_two_tasks_print_whole_lines_into_one_pipe(outbox: Outbox, options: Opti
     assert_delivered(ids, Counter(json.loads(line)["event_id"] for line in read), repeats=0)
 
 
-def test_a_draining_relay_ends_while_events_keep_arriving(outbox: Outbox, options: Options, tmp_path: Path) -> None:
+def test_draining_relay_ends_while_events_keep_arriving(outbox: Outbox, options: Options, tmp_path: Path) -> None:
     ids = emit(outbox, 1_000)
     over = threading.Event()
 
@@ -202,7 +202,7 @@ def test_a_draining_relay_ends_while_events_keep_arriving(outbox: Outbox, option
     assert_delivered(ids, delivered(tmp_path / "out"), repeats=0)
 
 
-def test_a_draining_relay_does_not_mistake_a_flood_of_urgent_news_for_the_end(
+def test_draining_relay_delivers_low_priority_despite_burst(
     outbox: Outbox, options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = emit(outbox, 5, priority=-10)
@@ -217,9 +217,7 @@ def test_a_draining_relay_does_not_mistake_a_flood_of_urgent_news_for_the_end(
     assert_delivered(ids, delivered(tmp_path / "out"), repeats=0)
 
 
-def test_what_a_dead_relay_left_claimed_is_drained_once_its_lease_is_over(
-    outbox: Outbox, options: Options, tmp_path: Path
-) -> None:
+def test_events_of_expired_lease_are_drained(outbox: Outbox, options: Options, tmp_path: Path) -> None:
     ids = emit(outbox, 100)
     outbox.store.claim("outbox", limit=100, claimant="dead", lease_seconds=0.2)
     assert wait_until(lambda: outbox.store.stats().expired_leases == 1, WAIT_SECONDS)
@@ -227,9 +225,7 @@ def test_what_a_dead_relay_left_claimed_is_drained_once_its_lease_is_over(
     assert_delivered(ids, delivered(tmp_path / "out"), repeats=0)
 
 
-def test_an_idle_relay_announces_itself_and_wakes_up_for_a_new_event(
-    outbox: Outbox, options: Options, tmp_path: Path
-) -> None:
+def test_idle_relay_is_registered_and_wakes_for_new_event(outbox: Outbox, options: Options, tmp_path: Path) -> None:
     def relays() -> list[tuple[str, str]]:
         return [(relay.queue, relay.destination) for relay in outbox.store.stats().relays]
 
@@ -242,7 +238,7 @@ def test_an_idle_relay_announces_itself_and_wakes_up_for_a_new_event(
     assert reports[0].published == 5
 
 
-def test_two_relays_share_the_work(outbox: Outbox, options: Options, tmp_path: Path) -> None:
+def test_two_relays_share_queue(outbox: Outbox, options: Options, tmp_path: Path) -> None:
     folders = [tmp_path / "one", tmp_path / "other"]
     one, other = (options(once=False, destination=f"file://{folder}", parallelism=1, batch=100) for folder in folders)
     ids: list[EventId] = []
@@ -257,7 +253,7 @@ def test_two_relays_share_the_work(outbox: Outbox, options: Options, tmp_path: P
     assert_delivered(ids, delivered(folders[0]) + delivered(folders[1]), repeats=0)
 
 
-def test_a_relay_told_to_stop_gives_back_what_it_had_not_begun(
+def test_stopped_relay_releases_unpublished_events(
     outbox: Outbox, options: Options, tmp_path: Path, spark: "SparkSession"
 ) -> None:
     emit(outbox, 20_000)
@@ -271,7 +267,7 @@ def test_a_relay_told_to_stop_gives_back_what_it_had_not_begun(
     assert not spark.streams.active
 
 
-def test_a_lost_commit_and_a_lost_checkpoint_cost_nothing(outbox: Outbox, options: Options, tmp_path: Path) -> None:
+def test_lost_commit_or_checkpoint_causes_no_loss_or_repeat(outbox: Outbox, options: Options, tmp_path: Path) -> None:
     checkpoint, ids = tmp_path / "checkpoint", list[EventId]()
 
     def commits() -> list[Path]:
@@ -292,7 +288,7 @@ def test_a_lost_commit_and_a_lost_checkpoint_cost_nothing(outbox: Outbox, option
     assert_delivered(ids, delivered(tmp_path / "out"), repeats=0)
 
 
-def test_workers_that_can_not_import_end_the_relay_with_one_line(
+def test_import_failure_in_workers_is_one_line_error(
     outbox: Outbox, options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "known_to_the_driver_only.py").write_text("def deliver(spec, current): ...\n")

@@ -136,7 +136,7 @@ def steady(server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> 
         ("after-settle", 0),
     ],
 )
-def test_a_worker_that_is_killed_loses_nothing(steady: Steady, crash: str, repeats: int) -> None:
+def test_no_event_is_lost_if_worker_is_killed(steady: Steady, crash: str, repeats: int) -> None:
     struck = steady.strike(crash)
     ids = emit(steady.outbox, 2_000)
     assert wait_until(struck, WAIT_SECONDS), steady.process.log
@@ -146,10 +146,8 @@ def test_a_worker_that_is_killed_loses_nothing(steady: Steady, crash: str, repea
 
 
 @pytest.mark.parametrize("how", ["restarted", "killed"])
-def test_postgres_goes_away_under_load_and_the_relay_waits_for_it(
-    steady: Steady, server: PostgresServer, how: str
-) -> None:
-    said = len(steady.process.log)
+def test_relay_waits_for_postgres_outage_under_load(steady: Steady, server: PostgresServer, how: str) -> None:
+    log_length = len(steady.process.log)
     with emitting(steady.url) as ids:
         assert wait_until(lambda: len(ids) > 500, WAIT_SECONDS)
         ids.extend(emit(steady.outbox, 5_000))
@@ -157,9 +155,9 @@ def test_postgres_goes_away_under_load_and_the_relay_waits_for_it(
             server.restart()
         else:
             server.kill()
-            steady.process.await_log("WARNING .*cannot reach postgresql", after=said)
+            steady.process.await_log("WARNING .*cannot reach postgresql", after=log_length)
             server.start()
-            steady.process.await_log("store_available", after=said)
+            steady.process.await_log("store_available", after=log_length)
         before = len(ids)
         assert wait_until(lambda: len(ids) > before + 1_000, WAIT_SECONDS)
     await_settled(steady.outbox.store, steady.process)
@@ -167,7 +165,7 @@ def test_postgres_goes_away_under_load_and_the_relay_waits_for_it(
     assert not steady.in_state(State.DEAD)
 
 
-def test_a_checkpoint_deleted_under_a_running_relay_is_not_missed(steady: Steady) -> None:
+def test_running_relay_survives_deleted_checkpoint(steady: Steady) -> None:
     shutil.rmtree(steady.folder / "checkpoint")
     ids = emit(steady.outbox, 1_000)
     assert wait_until(lambda: any((steady.folder / "checkpoint").glob("commits/[0-9]*")), WAIT_SECONDS)
@@ -175,7 +173,7 @@ def test_a_checkpoint_deleted_under_a_running_relay_is_not_missed(steady: Steady
     assert_delivered(ids, delivered(steady.files), repeats=0)
 
 
-def test_events_that_kill_their_worker_die_and_take_nobody_along(steady: Steady) -> None:
+def test_poison_events_become_dead_letters_alone(steady: Steady) -> None:
     """The test uses more poison events than the failures that Spark allows a task in one slice."""
     outbox = steady.outbox
     poison = [outbox.event("poison", {"dose": "arsenic"}, max_attempts=4) for _ in range(5)]
@@ -188,7 +186,7 @@ def test_events_that_kill_their_worker_die_and_take_nobody_along(steady: Steady)
     assert steady.process.running
 
 
-def test_ctrl_c_in_the_midst_of_work_ends_in_good_order(steady: Steady) -> None:
+def test_ctrl_c_ends_busy_relay_without_open_leases(steady: Steady) -> None:
     emit(steady.outbox, 20_000)
     before = steady.in_state(State.PUBLISHED).total()
     assert wait_until(lambda: steady.outbox.store.stats().total("published") > before, WAIT_SECONDS)
@@ -205,7 +203,7 @@ def test_ctrl_c_in_the_midst_of_work_ends_in_good_order(steady: Steady) -> None:
 @pytest.mark.parametrize(
     "crash", ["after-claim:2:family", "after-publish:2:driver", "in-settle:5:family", "after-settle:2:family"]
 )
-def test_a_driver_that_is_killed_loses_nothing(ground: Ground, spark: "SparkSession", crash: str) -> None:
+def test_no_event_is_lost_if_driver_is_killed(ground: Ground, spark: "SparkSession", crash: str) -> None:
     """A crash after a settle comes before the entry in Spark's commit log. The next relay has the same checkpoint."""
     checkpoint = f"{ground.folder}/checkpoint"
     ids = emit(ground.outbox, 3_000)
@@ -218,7 +216,7 @@ def test_a_driver_that_is_killed_loses_nothing(ground: Ground, spark: "SparkSess
     assert ground.outbox.store.stats().open_leases == 0
 
 
-def test_a_relay_whose_java_is_killed_says_so_and_loses_nothing(ground: Ground, spark: "SparkSession") -> None:
+def test_killed_jvm_is_reported_and_no_event_is_lost(ground: Ground, spark: "SparkSession") -> None:
     with ground.relay() as process, emitting_to(ground, process) as ids:
         (java,) = [pid for pid in process.processes() if b"pyspark-shell" in command_of(pid)]
         os.kill(java, signal.SIGKILL)
@@ -230,7 +228,7 @@ def test_a_relay_whose_java_is_killed_says_so_and_loses_nothing(ground: Ground, 
     assert_delivered(ids, delivered(ground.files), repeats=IN_HAND)
 
 
-def test_a_relay_told_to_stop_while_spark_starts_ends_at_once(ground: Ground) -> None:
+def test_relay_stopped_during_spark_start_ends_promptly(ground: Ground) -> None:
     with ground.relay() as process:
         process.await_log("relay_started")
         process.terminate()
@@ -239,7 +237,7 @@ def test_a_relay_told_to_stop_while_spark_starts_ends_at_once(ground: Ground) ->
         assert time.monotonic() - started < END_SECONDS
 
 
-def test_a_slow_reader_of_standard_output_does_not_keep_the_relay_from_ending(
+def test_relay_ends_despite_slow_stdout_reader(
     ground: Ground,
     spark: "SparkSession",
 ) -> None:
@@ -263,7 +261,7 @@ def test_a_slow_reader_of_standard_output_does_not_keep_the_relay_from_ending(
     assert_delivered(ids, printed + delivered(ground.files), repeats=0)
 
 
-def test_a_destination_may_go_away_come_back_and_be_slow(ground: Ground, spark: "SparkSession") -> None:
+def test_relay_survives_destination_outage_and_slowness(ground: Ground, spark: "SparkSession") -> None:
     with ValkeyServer(fsync=False) as valkey, ground.relay(destination=valkey.url(), topic="all") as process:
         emit(ground.outbox, 1)
         assert wait_until(lambda: length(valkey) == 1, WAIT_SECONDS), process.log
@@ -321,7 +319,7 @@ def slowed(valkey: ValkeyServer) -> Iterator[None]:
             client.client_unpause()
 
 
-def test_an_executor_that_is_killed_loses_nothing(ground: Ground) -> None:
+def test_no_event_is_lost_if_executor_is_killed(ground: Ground) -> None:
     apps = spark_home() / "work"  # log folder of a local-cluster
     before = set(apps.glob("app-*"))
     try:

@@ -32,17 +32,17 @@ from penstock.testing.events import delivery
 
 
 @pytest.mark.parametrize("name", ["batch", "parallelism", "lease_seconds", "slice_seconds", "max_deliveries"])
-def test_numbers_that_can_not_be_are_refused(name: str) -> None:
+def test_zero_is_refused_for_numeric_options(name: str) -> None:
     with pytest.raises(UsageError, match=f"^{name} must be greater than 0, got 0$"):
         RelayOptions(store="sqlite://", destination="null:", **{name: 0})  # type: ignore[arg-type]
 
 
-def test_a_destination_that_nobody_knows_is_refused_before_anything_starts() -> None:
+def test_unknown_destination_scheme_is_refused_by_options() -> None:
     with pytest.raises(UnknownScheme, match="unknown destination scheme 'carrier-pigeon'"):
         RelayOptions(store="sqlite://", destination="carrier-pigeon://loft")
 
 
-def test_a_store_without_tables_is_told_before_spark_starts(postgres_url: str) -> None:
+def test_uninitialised_store_is_refused_before_spark_starts(postgres_url: str) -> None:
     with pytest.raises(NotInitialised, match="penstock init"):
         run_relay(RelayOptions(store=postgres_url, destination="null:", once=True))
 
@@ -54,7 +54,7 @@ def pace_of_a_fast_destination() -> Pace:
     return pace
 
 
-def test_a_destination_is_handed_more_while_it_is_quick() -> None:
+def test_piece_grows_while_destination_is_fast() -> None:
     pace = Pace()
     assert pace.size == FIRST_PIECE
     pace.learn(FIRST_PIECE, 0.001)
@@ -63,20 +63,20 @@ def test_a_destination_is_handed_more_while_it_is_quick() -> None:
     assert pace.size == 2 * FIRST_PIECE
 
 
-def test_a_short_piece_says_nothing_about_long_ones() -> None:
+def test_short_piece_does_not_change_pace() -> None:
     pace = pace_of_a_fast_destination()
     pace.learn(1, 0.001)
     assert pace.size == PIECE
 
 
-def test_a_destination_that_takes_long_for_each_event_is_handed_fewer() -> None:
+def test_piece_shrinks_if_events_are_slow() -> None:
     pace = pace_of_a_fast_destination()
     for _ in range(10):
         pace.learn(pace.size, pace.size * 0.1)
     assert pace.size * 0.1 <= SLOW_SECONDS
 
 
-def test_a_destination_that_takes_long_for_any_call_is_not_handed_ever_fewer() -> None:
+def test_piece_does_not_shrink_if_only_calls_are_slow() -> None:
     pace = pace_of_a_fast_destination()
     sizes = []
     for _ in range(20):
@@ -85,14 +85,14 @@ def test_a_destination_that_takes_long_for_any_call_is_not_handed_ever_fewer() -
     assert min(sizes) >= PIECE // 4
 
 
-def test_what_was_released_holds_up_its_key_under_either_policy() -> None:
+def test_released_event_blocks_key_under_both_policies() -> None:
     failed, behind, dead = delivery(ordering_key="a"), delivery(ordering_key="b"), delivery(ordering_key="c")
     outcomes = {failed.seq: Retry("down"), behind.seq: RELEASED, dead.seq: Dead("bad")}
     assert blocked_keys([failed, behind, dead], outcomes, OrderPolicy.BLOCK) == {"a", "b"}
     assert blocked_keys([failed, behind, dead], outcomes, OrderPolicy.SKIP) == {"b"}
 
 
-def test_counts_name_each_error_once_and_not_all_of_a_thousand() -> None:
+def test_slice_counts_keep_limited_distinct_errors() -> None:
     counts = SliceCounts()
     for number in range(1_000):
         counts.note_error(f"trouble {number % 100}")
@@ -136,7 +136,7 @@ def refuse_to_settle(outbox: Outbox, condition: str) -> None:
         )
 
 
-def test_an_event_that_the_store_refuses_to_settle_does_not_stop_the_others(outbox: Outbox) -> None:
+def test_event_refused_by_store_does_not_stop_others(outbox: Outbox) -> None:
     outbox.emit_many([outbox.event("x", str(number)) for number in range(5)])
     refuse_to_settle(outbox, "NEW.seq IN (1, 4)")
     counts = drain(outbox)
@@ -145,7 +145,7 @@ def test_an_event_that_the_store_refuses_to_settle_does_not_stop_the_others(outb
     assert error.endswith("rejected the statement: not this one")
 
 
-def test_a_relay_that_drains_ends_when_the_store_refuses_everything(outbox: Outbox) -> None:
+def test_draining_relay_ends_if_store_refuses_all_events(outbox: Outbox) -> None:
     outbox.emit_many([outbox.event("x", str(number)) for number in range(2 * MAX_REFUSALS)])
     refuse_to_settle(outbox, "true")
     with pytest.raises(StoreError, match="rejected the statement: not this one"):
@@ -153,7 +153,7 @@ def test_a_relay_that_drains_ends_when_the_store_refuses_everything(outbox: Outb
     assert len(outbox.store.find(Selection(states=frozenset({State.CLAIMED}))).records) == MAX_REFUSALS
 
 
-def test_a_relay_whose_tables_are_gone_ends(outbox: Outbox) -> None:
+def test_relay_ends_if_tables_are_dropped(outbox: Outbox) -> None:
     outbox.emit("x")
     with outbox.store.transaction() as connection:
         connection.exec_driver_sql("DROP TABLE penstock_leases")

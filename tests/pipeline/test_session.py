@@ -40,12 +40,12 @@ if TYPE_CHECKING:
         ("yarn", "yarn"),
     ],
 )
-def test_local_masters_retry_tasks_as_clusters_do(master: str, given: str) -> None:
+def test_local_masters_get_task_retries(master: str, given: str) -> None:
     assert with_attempts(master) == given
 
 
 @pytest.mark.parametrize("master", ["local", "local[2]", "local[*,4]", "local-cluster[2,1,1024]"])
-def test_masters_on_this_machine(master: str) -> None:
+def test_local_session_has_local_driver_settings(master: str) -> None:
     assert is_local(master)
     settings = session_settings(master)
     assert settings["spark.driver.host"] == "127.0.0.1"
@@ -55,7 +55,7 @@ def test_masters_on_this_machine(master: str) -> None:
 
 
 @pytest.mark.parametrize("master", ["yarn", "spark://local:7077", "k8s://https://local", "localhost"])
-def test_a_cluster_keeps_what_its_administrators_chose(master: str) -> None:
+def test_cluster_settings_are_not_overridden(master: str) -> None:
     assert not is_local(master)
     settings = session_settings(master)
     assert settings["spark.speculation"] == "false"
@@ -69,26 +69,26 @@ class Builder:
     """A session builder that records its settings."""
 
     def __init__(self) -> None:
-        self.told: dict[str, str] = {}
+        self.settings: dict[str, str] = {}
 
     def config(self, name: str, value: str) -> "Builder":
-        self.told[name] = value
+        self.settings[name] = value
         return self
 
     def master(self, master: str) -> "Builder":
         return self.config("spark.master", master)
 
 
-def test_configure_applies_the_settings_and_the_master() -> None:
+def test_configure_applies_settings_and_master() -> None:
     builder = Builder()
     configure(builder, master="local[2]")  # type: ignore[arg-type]
-    assert builder.told == {**session_settings("local[2,4]"), "spark.master": "local[2,4]"}
+    assert builder.settings == {**session_settings("local[2,4]"), "spark.master": "local[2,4]"}
 
 
-def test_configure_without_a_master_leaves_it_to_the_builder() -> None:
+def test_configure_without_master_sets_no_master() -> None:
     builder = Builder()
     configure(builder)  # type: ignore[arg-type]
-    assert "spark.master" not in builder.told
+    assert "spark.master" not in builder.settings
 
 
 @pytest.mark.spark
@@ -99,16 +99,16 @@ def test_sockets_to_python_workers_are_private(spark: "SparkSession") -> None:
     assert folder.stat().st_mode & 0o777 == 0o700
 
 
-def test_the_package_imports_without_spark() -> None:
+def test_package_imports_without_spark() -> None:
     code = "import sys, penstock.pipeline, penstock.pipeline.spark.session; sys.exit('pyspark' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_the_log_settings_ship_with_the_package() -> None:
+def test_package_contains_log_settings() -> None:
     assert "rootLogger.level = error" in LOG_SETTINGS.read_text()
 
 
-def test_settings_that_a_spark_has_never_heard_of_would_be_ignored_silently() -> None:
+def test_session_settings_exist_in_spark_jars() -> None:
     """Check that the jars contain each setting's name, because Spark ignores unknown settings silently."""
     jars = [jar for part in ("core", "catalyst") for jar in (spark_home({}) / "jars").glob(f"spark-{part}_*.jar")]
     assert len(jars) == 2
@@ -128,7 +128,7 @@ def make_installation(folder: Path) -> tuple[Path, Path]:
     return java, spark
 
 
-def test_archive_belongs_to_one_java_and_one_spark(tmp_path: Path) -> None:
+def test_archive_path_depends_on_jvm_and_spark(tmp_path: Path) -> None:
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
     java, spark = make_installation(tmp_path / "one")
     other_java, other_spark = make_installation(tmp_path / "other")
@@ -152,7 +152,7 @@ def test_archive_is_written_once_and_then_used(tmp_path: Path) -> None:
     assert set(archive.parent.iterdir()) == {archive, unfinished}
 
 
-def test_start_without_archive(tmp_path: Path) -> None:
+def test_archive_options_are_empty_if_archive_is_unusable(tmp_path: Path) -> None:
     environment = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     java, spark = make_installation(tmp_path)
     assert archive_options(java, spark, environment)
@@ -192,7 +192,7 @@ exit 3
 """
 
 
-def test_jvm_that_fails_to_start_is_one_line_and_keeps_the_users_settings(tmp_path: Path) -> None:
+def test_failed_jvm_start_is_one_line_and_keeps_user_settings(tmp_path: Path) -> None:
     (tmp_path / "release").write_text('JAVA_VERSION="17.0.15"\n')
     (tmp_path / "bin").mkdir()
     java = tmp_path / "bin" / "java"
@@ -208,7 +208,7 @@ def test_jvm_that_fails_to_start_is_one_line_and_keeps_the_users_settings(tmp_pa
 
 
 @pytest.mark.parametrize("master", ["sparc://host:7077", "host:7077", "yarn-cluster"])
-def test_unknown_master_is_refused_before_the_jvm_starts(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_master_is_refused_before_jvm_starts(master: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     with pytest.raises(UsageError, match=f"unknown Spark master '{master}'; expected local"):
         open_session(master)
@@ -234,7 +234,7 @@ print(open_session("local[1]").range(3).count())
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize("command", ["relay --to null: --once", "streams run shop:app --once"])
-def test_command_ends_with_one_line_if_spark_cannot_start(command: str, tmp_path: Path) -> None:
+def test_command_error_is_one_line_if_spark_cannot_start(command: str, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(STREAM)
     assert python("-m", "penstock", "init", folder=tmp_path).returncode == 0
     master = "local-cluster[1,1,100]"
@@ -250,7 +250,7 @@ def test_command_ends_with_one_line_if_spark_cannot_start(command: str, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_session_can_be_opened_after_a_master_refused_the_application(tmp_path: Path) -> None:
+def test_session_can_be_opened_after_master_refusal(tmp_path: Path) -> None:
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
         master = f"spark://127.0.0.1:{reserved.getsockname()[1]}"

@@ -25,22 +25,20 @@ def _fails() -> NoReturn:
     raise PipelineError("Java ended with code -15")
 
 
-def test_a_java_that_a_signal_to_the_whole_group_ended_is_no_error() -> None:
+def test_jvm_ended_by_stop_signal_is_no_error() -> None:
     ending = threading.Event()
     ending.set()
     assert open_unless(ending, _fails) is None
 
 
-def test_any_other_failure_to_start_is_one() -> None:
+def test_failure_to_start_without_stop_is_error() -> None:
     with pytest.raises(PipelineError, match="-15"):
         open_unless(threading.Event(), _fails)
 
 
 @pytest.mark.spark
 @pytest.mark.parametrize("seconds", [0.0, 0.3, 1.0])
-def test_stream_stopped_while_it_starts_ends_and_leaves_no_process(
-    spark: "SparkSession", embedded: Ground, seconds: float
-) -> None:
+def test_stream_stopped_during_start_leaves_no_process(spark: "SparkSession", embedded: Ground, seconds: float) -> None:
     app = Streams(embedded.url, state=f"sqlite:///{embedded.folder}/state")
     app.stream("orders", parts=2)(lambda event, ctx: None)
     ending = threading.Event()
@@ -51,9 +49,9 @@ def test_stream_stopped_while_it_starts_ends_and_leaves_no_process(
         ending.set()
 
     with ThreadPoolExecutor(1) as thread:
-        told = thread.submit(end)
+        future = thread.submit(end)
         run_streams(app, spark=spark, stop=ending)
-        told.result(SECONDS)
+        future.result(SECONDS)
     close_stores()
     assert wait_until(lambda: not runners(spark), SECONDS)
 

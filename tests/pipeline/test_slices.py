@@ -65,11 +65,11 @@ PYTHONPATH was:
         ("", "Spark reported no error message"),
     ],
 )
-def test_the_root_cause_is_one_line(text: str, line: str) -> None:
+def test_root_cause_is_one_line(text: str, line: str) -> None:
     assert root_cause(text) == line
 
 
-def test_a_slice_ends_at_its_deadline() -> None:
+def test_slice_ends_at_deadline() -> None:
     with StopChannel("127.0.0.1", "127.0.0.1") as channel:
         current = Slice(0, 0, 0.05, connection_to(channel.address))
         assert not current.over
@@ -79,7 +79,7 @@ def test_a_slice_ends_at_its_deadline() -> None:
         assert current.remaining_seconds == 0
 
 
-def test_a_slice_ends_when_the_driver_hangs_up() -> None:
+def test_slice_ends_if_driver_closes_stop_channel() -> None:
     with StopChannel("127.0.0.1", "127.0.0.1") as channel:
         answered, waiting = (Slice(0, 0, 60, connection_to(channel.address)) for _ in range(2))
         channel.answer()
@@ -91,13 +91,13 @@ def test_a_slice_ends_when_the_driver_hangs_up() -> None:
 
 
 @pytest.mark.parametrize("function", [lambda _, __: None, threading.Lock().acquire])
-def test_a_function_that_workers_could_not_import_is_refused(function: Any) -> None:
+def test_unimportable_slice_function_is_refused(function: Any) -> None:
     with pytest.raises(UsageError, match="slice function must be importable by name"):
         run_slices(None, function, None, parallelism=1, slice_seconds=1, on_slice=lambda *_: False)  # type: ignore[arg-type]
 
 
 @pytest.mark.spark
-def test_each_slice_runs_on_all_partitions_in_workers_that_stay(spark: "SparkSession") -> None:
+def test_slices_run_on_all_partitions_in_same_workers(spark: "SparkSession") -> None:
     slices: list[tuple[int, list[Any]]] = []
 
     def on_slice(number: int, results: list[Any]) -> bool:
@@ -114,7 +114,7 @@ def test_each_slice_runs_on_all_partitions_in_workers_that_stay(spark: "SparkSes
 
 
 @pytest.mark.spark
-def test_a_stop_ends_the_running_slice_and_hands_over_its_results(spark: "SparkSession", tmp_path: Path) -> None:
+def test_stop_ends_running_slice_and_returns_results(spark: "SparkSession", tmp_path: Path) -> None:
     stop, results = threading.Event(), list[str]()
     watcher = threading.Thread(target=lambda: (wait_for(tmp_path, "running-*", 2), stop.set()))
     watcher.start()
@@ -133,7 +133,7 @@ def test_a_stop_ends_the_running_slice_and_hands_over_its_results(spark: "SparkS
 
 
 @pytest.mark.spark
-def test_a_function_that_does_not_stop_is_cut_short(spark: "SparkSession", tmp_path: Path) -> None:
+def test_slice_ignoring_stop_ends_after_grace_period(spark: "SparkSession", tmp_path: Path) -> None:
     stop = threading.Event()
     watcher = threading.Thread(target=lambda: (wait_for(tmp_path, "running-*", 1), stop.set()))
     watcher.start()
@@ -153,7 +153,7 @@ def test_a_function_that_does_not_stop_is_cut_short(spark: "SparkSession", tmp_p
 
 
 @pytest.mark.spark
-def test_spark_retries_a_task_whose_worker_died(spark: "SparkSession", tmp_path: Path) -> None:
+def test_spark_retries_task_of_dead_worker(spark: "SparkSession", tmp_path: Path) -> None:
     results: list[str] = []
     run_slices(
         spark,
@@ -174,21 +174,21 @@ def test_spark_retries_a_task_whose_worker_died(spark: "SparkSession", tmp_path:
         (slice_functions.die, r"^slice failed: .*Python worker exited unexpectedly.*$"),
     ],
 )
-def test_a_slice_that_keeps_failing_raises_one_line(spark: "SparkSession", function: Any, message: str) -> None:
+def test_persistent_slice_failure_is_one_line_error(spark: "SparkSession", function: Any, message: str) -> None:
     with pytest.raises(PipelineError, match=message) as raised:
         run_slices(spark, function, "the reason", parallelism=1, slice_seconds=0.1, on_slice=lambda *_: True)
     assert "\n" not in str(raised.value)
     assert not spark.streams.active
 
 
-def test_pauses_after_failures_grow_up_to_a_limit() -> None:
+def test_pauses_after_failures_grow_up_to_limit() -> None:
     patience = Patience(first_seconds=0.5, cap_seconds=3.0)
     assert [patience.pause_seconds(failures) for failures in (1, 2, 3, 4, 5_000)] == [0.5, 1.0, 2.0, 3.0, 3.0]
 
 
 @pytest.mark.spark
-def test_patience_bears_some_failures_in_a_row_and_tells_of_them(spark: "SparkSession") -> None:
-    told: list[tuple[str, float]] = []
+def test_patience_limits_and_reports_consecutive_failures(spark: "SparkSession") -> None:
+    reported: list[tuple[str, float]] = []
     with pytest.raises(PipelineError, match=r"^slice failed: ValueError: the reason$"):
         run_slices(
             spark,
@@ -199,16 +199,16 @@ def test_patience_bears_some_failures_in_a_row_and_tells_of_them(spark: "SparkSe
             on_slice=lambda *_: True,
             options=QueryOptions(
                 patience=Patience(failures=3, through_deaths=True, first_seconds=0.1),
-                on_failure=lambda cause, seconds: told.append((cause, seconds)),
+                on_failure=lambda cause, seconds: reported.append((cause, seconds)),
             ),
         )
-    assert told == [("ValueError: the reason", 0.1), ("ValueError: the reason", 0.2)]
+    assert reported == [("ValueError: the reason", 0.1), ("ValueError: the reason", 0.2)]
     assert not spark.streams.active
 
 
 @pytest.mark.spark
-def test_workers_that_die_at_their_work_do_not_end_it(spark: "SparkSession", tmp_path: Path) -> None:
-    told: list[str] = []
+def test_dead_workers_do_not_end_query(spark: "SparkSession", tmp_path: Path) -> None:
+    reported: list[str] = []
     results: list[str] = []
     run_slices(
         spark,
@@ -219,27 +219,27 @@ def test_workers_that_die_at_their_work_do_not_end_it(spark: "SparkSession", tmp
         on_slice=lambda _, found: bool(results.extend(found)),
         options=QueryOptions(
             patience=Patience(failures=1, through_deaths=True, first_seconds=0.1),
-            on_failure=lambda cause, _: told.append(cause),
+            on_failure=lambda cause, _: reported.append(cause),
         ),
     )
     assert results == ["alive"]
-    assert told == ["org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)."]
+    assert reported == ["org.apache.spark.SparkException: Python worker exited unexpectedly (crashed)."]
 
 
 @pytest.mark.spark
-def test_a_query_that_failed_by_itself_is_started_again(spark: "SparkSession", tmp_path: Path) -> None:
+def test_failed_query_is_restarted(spark: "SparkSession", tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
-    told: list[str] = []
+    reported: list[str] = []
 
     def mend(cause: str, _: float) -> None:
-        told.append(cause)
+        reported.append(cause)
         checkpoint.unlink()
 
     def on_slice(number: int, _: list[Any]) -> bool:
-        if not told and number == 1:
+        if not reported and number == 1:
             shutil.rmtree(checkpoint)
             checkpoint.write_text("in the way")
-        return not (told and number == 1)
+        return not (reported and number == 1)
 
     run_slices(
         spark,
@@ -252,12 +252,12 @@ def test_a_query_that_failed_by_itself_is_started_again(spark: "SparkSession", t
             checkpoint=str(checkpoint), patience=Patience(failures=2, first_seconds=0.1), on_failure=mend
         ),
     )
-    assert len(told) == 1
+    assert len(reported) == 1
     assert not spark.streams.active
 
 
 @pytest.mark.spark
-def test_an_error_of_the_callers_own_comes_back_as_it_is(spark: "SparkSession") -> None:
+def test_error_in_on_slice_is_raised_unchanged(spark: "SparkSession") -> None:
     def on_slice(_: int, __: list[Any]) -> bool:
         raise LookupError("mine")
 
@@ -267,7 +267,7 @@ def test_an_error_of_the_callers_own_comes_back_as_it_is(spark: "SparkSession") 
 
 
 @pytest.mark.spark
-def test_a_checkpoint_carries_the_numbers_on(spark: "SparkSession", tmp_path: Path) -> None:
+def test_checkpoint_continues_slice_numbers(spark: "SparkSession", tmp_path: Path) -> None:
     numbers: list[int] = []
 
     def two_more(number: int, _: list[Any]) -> bool:
@@ -327,11 +327,11 @@ def a_driver(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
 @pytest.mark.crash
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_to_the_process_group_let_the_slice_end_in_good_order(tmp_path: Path, number: signal.Signals) -> None:
+def test_signal_to_process_group_ends_slice_cleanly(tmp_path: Path, number: signal.Signals) -> None:
     with a_driver(tmp_path) as (driver, others):
         os.killpg(driver.pid, number)
-        said, _ = driver.communicate(timeout=60)
-    assert said == "left in good order; left in good order\n"
+        output, _ = driver.communicate(timeout=60)
+    assert output == "left in good order; left in good order\n"
     assert driver.returncode == 0
     assert_gone(others)
 
@@ -339,7 +339,7 @@ def test_signals_to_the_process_group_let_the_slice_end_in_good_order(tmp_path: 
 @pytest.mark.spark
 @pytest.mark.crash
 @pytest.mark.slow
-def test_nothing_outlives_a_driver_that_was_killed(tmp_path: Path) -> None:
+def test_no_process_survives_killed_driver(tmp_path: Path) -> None:
     with a_driver(tmp_path) as (driver, others):
         driver.kill()
     assert_gone(others)

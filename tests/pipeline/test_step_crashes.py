@@ -33,7 +33,7 @@ def process(ground: Ground, **given: object) -> RelayProcess:
 
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize("crash", ["in-publish:2:family", "in-settle:1:family", "after-settle:1:family"])
-def test_a_driver_that_is_killed_loses_nothing(ground: Ground, crash: str) -> None:
+def test_no_event_is_lost_if_driver_is_killed(ground: Ground, crash: str) -> None:
     """The driver is killed during dispatch; after it, but before settling; and after settling one lease of two.
 
     In no case has Spark's log recorded the batch. The next driver has the same checkpoint: it runs the batch again and
@@ -50,7 +50,7 @@ def test_a_driver_that_is_killed_loses_nothing(ground: Ground, crash: str) -> No
     ground.assert_nothing_held()
 
 
-def test_an_event_that_kills_its_worker_dies_and_takes_nobody_along(ground: Ground) -> None:
+def test_poison_event_becomes_dead_letter_alone(ground: Ground) -> None:
     outbox = ground.outbox
     events = [outbox.event("food", {"number": number}) for number in range(30)]
     ids = outbox.emit_many([*events, outbox.event("poison", {"dose": "arsenic"}, max_attempts=1)])
@@ -63,7 +63,7 @@ def test_an_event_that_kills_its_worker_dies_and_takes_nobody_along(ground: Grou
     assert dead.last_error.startswith("step failed: ")
 
 
-def test_sigterm_in_the_midst_of_work_ends_in_good_order(ground: Ground) -> None:
+def test_sigterm_ends_busy_relay_without_open_leases(ground: Ground) -> None:
     emit(ground.outbox, 20_000)
     with process(ground, lease_seconds=60.0, batch=1_000) as relay:
         assert wait_until(lambda: ground.outbox.store.stats().total("published") > 0, WAIT_SECONDS), relay.log

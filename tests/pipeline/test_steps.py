@@ -39,7 +39,7 @@ def number_of() -> Any:
 
 
 @pytest.mark.parametrize("step", ["step_functions:unchanged", unchanged])
-def test_a_step_that_changes_nothing_is_an_ordinary_relay(ground: Ground, step: Any) -> None:
+def test_identity_step_publishes_all_events_unchanged(ground: Ground, step: Any) -> None:
     ids = emit(ground.outbox, 2_500, headers={"origin": "shop"}, partition_key="eu", priority=3)
     report = ground.relay(step)
     assert_delivered(ids, ground.published(), repeats=0)
@@ -52,7 +52,7 @@ def test_a_step_that_changes_nothing_is_an_ordinary_relay(ground: Ground, step: 
     assert (found["partition_key"], found["created_at"]) == ("eu", record.created_at.isoformat())
 
 
-def test_a_filter_on_an_embedded_store(embedded: Ground) -> None:
+def test_filter_step_works_on_embedded_store(embedded: Ground) -> None:
     emit(embedded.outbox, 100)
     report = embedded.relay(even, parallelism=None)
     assert (report.published, report.dead) == (50, 50)
@@ -62,7 +62,7 @@ def test_a_filter_on_an_embedded_store(embedded: Ground) -> None:
 
 
 @pytest.mark.parametrize("dropped", list(Dropped))
-def test_what_a_filter_drops_is_dead_discarded_or_released(ground: Ground, dropped: Dropped) -> None:
+def test_dropped_events_are_dead_discarded_or_released(ground: Ground, dropped: Dropped) -> None:
     emit(ground.outbox, 100)
     report = ground.relay(even, dropped=dropped)
     assert ground.numbers() == list(range(0, 100, 2))
@@ -79,27 +79,29 @@ def test_what_a_filter_drops_is_dead_discarded_or_released(ground: Ground, dropp
             assert {(one.state, one.attempts, one.deliveries) for one in odd} == {(State.PENDING, 0, 0)}
 
 
-def test_discarded_events_are_counted_in_the_output_and_in_the_log(
-    ground: Ground, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_discarded_events_are_counted_in_output_and_log(ground: Ground, caplog: pytest.LogCaptureFixture) -> None:
     emit(ground.outbox, 100)
     with caplog.at_level(logging.INFO, "penstock"):
         report = ground.relay(lambda events: events.where("seq < 0"), dropped=Dropped.DISCARD)
     assert summary(report).startswith("100 discarded in ")
     assert ground.numbers() == []
-    said = [record.getMessage() for record in caplog.records]
-    assert any("relay_stopped" in line and "discarded=100" in line and "published=0" in line for line in said), said
-    assert any(line.startswith("slice") and "discarded=" in line and "published=" not in line for line in said), said
+    messages = [record.getMessage() for record in caplog.records]
+    assert any("relay_stopped" in line and "discarded=100" in line and "published=0" in line for line in messages), (
+        messages
+    )
+    assert any(line.startswith("slice") and "discarded=" in line and "published=" not in line for line in messages), (
+        messages
+    )
 
 
-def test_a_limit_takes_events_in_portions(ground: Ground) -> None:
+def test_limit_step_publishes_events_in_portions(ground: Ground) -> None:
     ids = emit(ground.outbox, 50)
     ground.relay(lambda events: events.limit(20), dropped=Dropped.RELEASE)
     assert_delivered(ids, ground.published(), repeats=0)
     assert ground.states() == {State.PUBLISHED: 50}
 
 
-def test_draining_relay_does_not_end_while_a_batch_holds_events(ground: Ground) -> None:
+def test_draining_relay_does_not_end_during_batch(ground: Ground) -> None:
     """The store looks drained while all ready events are claimed; some of them are released afterwards."""
     ids = emit(ground.outbox, 50)
     looks = 3
@@ -118,14 +120,14 @@ def test_draining_relay_does_not_end_while_a_batch_holds_events(ground: Ground) 
     [lambda events: events.coalesce(1), lambda events: events.repartition(5)],
     ids=["coalesce", "repartition"],
 )
-def test_rows_may_move(ground: Ground, reshape: Any) -> None:
+def test_step_can_repartition_rows(ground: Ground, reshape: Any) -> None:
     ids = emit(ground.outbox, 1_000)
     ground.relay(reshape)
     assert_delivered(ids, ground.published(), repeats=0)
     assert ground.states() == {State.PUBLISHED: 1_000}
 
 
-def test_exploded_copies_are_all_published_under_one_id(ground: Ground) -> None:
+def test_exploded_copies_are_published_under_one_event_id(ground: Ground) -> None:
     from pyspark.sql import functions as on
 
     ids = emit(ground.outbox, 100)
@@ -140,7 +142,7 @@ def test_exploded_copies_are_all_published_under_one_id(ground: Ground) -> None:
     assert ground.states() == {State.PUBLISHED: 100}
 
 
-def test_a_join_with_a_static_table_changes_what_is_published_and_not_what_is_stored(ground: Ground) -> None:
+def test_join_changes_published_but_not_stored_events(ground: Ground) -> None:
     from pyspark.sql import functions as on
 
     emit(ground.outbox, 30)
@@ -154,13 +156,13 @@ def test_a_join_with_a_static_table_changes_what_is_published_and_not_what_is_st
 
     report = ground.relay(name_them)
     assert (report.published, report.dead) == (20, 10)
-    told = Counter((line["topic"], line["payload"]) for line in lines(ground.files))
-    assert told == {("numbered.zero", '{"name":"zero"}'): 10, ("numbered.one", '{"name":"one"}'): 10}
+    published = Counter((line["topic"], line["payload"]) for line in lines(ground.files))
+    assert published == {("numbered.zero", '{"name":"zero"}'): 10, ("numbered.one", '{"name":"one"}'): 10}
     assert {record.event_type for record in ground.records()} == {"crash.tested"}
     assert sorted(json.loads(record.payload)["number"] for record in ground.records()) == list(range(30))
 
 
-def test_order_survives_a_step_that_shuffles(ground: Ground) -> None:
+def test_order_of_keys_survives_shuffling_step(ground: Ground) -> None:
     from pyspark.sql import functions as on
 
     keys = [f"customer-{number}" for number in range(10)]
@@ -180,7 +182,7 @@ def test_order_survives_a_step_that_shuffles(ground: Ground) -> None:
         assert came == sorted([*range(20), *range(20)])
 
 
-def test_a_step_may_leave_out_all_that_is_not_needed(ground: Ground) -> None:
+def test_step_can_drop_optional_columns(ground: Ground) -> None:
     emit(ground.outbox, 10, headers={"origin": "shop"}, priority=4)
     ground.relay(lambda events: events.select("payload", "seq", "event_type", "event_id"))
     assert {(line["priority"], line["deliveries"], len(line["headers"])) for line in lines(ground.files)} == {(4, 1, 0)}
@@ -198,7 +200,7 @@ def by_parity(ground: Ground) -> Callable[["DataFrame"], "dict[str, DataFrame]"]
     }
 
 
-def test_a_batch_may_go_to_several_destinations(ground: Ground) -> None:
+def test_step_can_send_batch_to_several_destinations(ground: Ground) -> None:
     emit(ground.outbox, 100)
     report = ground.relay(by_parity(ground))
     assert ground.numbers("here") == list(range(0, 100, 2))
@@ -206,7 +208,7 @@ def test_a_batch_may_go_to_several_destinations(ground: Ground) -> None:
     assert (report.published, report.dead) == (100, 0)
 
 
-def test_one_failing_destination_makes_its_events_come_again_at_all_of_theirs(ground: Ground) -> None:
+def test_failing_destination_repeats_events_at_all_destinations(ground: Ground) -> None:
     emit(ground.outbox, 100)
     (ground.folder / "there").write_text("in the way")
     report = ground.relay(by_parity(ground), retry=RetryPolicy.constant(0.5))
@@ -223,7 +225,7 @@ def test_one_failing_destination_makes_its_events_come_again_at_all_of_theirs(gr
 # Rejected steps
 
 
-def told_by(ground: Ground, step: Any) -> str:
+def error_of(ground: Ground, step: Any) -> str:
     """Run a relay with the step; return its one-line error. Assert that no event was published or is still claimed."""
     emit(ground.outbox, 10)
     with pytest.raises(UsageError) as refused:
@@ -234,16 +236,16 @@ def told_by(ground: Ground, step: Any) -> str:
     return str(refused.value)
 
 
-def test_columns_that_are_missing_are_named_before_anything_is_published(ground: Ground) -> None:
-    told = told_by(ground, lambda events: events.drop("seq", "payload"))
-    assert told == (
+def test_missing_columns_are_named_before_publishing(ground: Ground) -> None:
+    error = error_of(ground, lambda events: events.drop("seq", "payload"))
+    assert error == (
         f"missing columns in the step's result for file://{ground.files}: seq, payload; "
         "a step must keep seq, event_id, event_type, payload"
     )
 
 
 @pytest.mark.parametrize(
-    ("step", "told"),
+    ("step", "message"),
     [
         (
             lambda _: None,
@@ -257,12 +259,12 @@ def test_columns_that_are_missing_are_named_before_anything_is_published(ground:
         (lambda events: {"pigeon://x": events}, "unknown destination scheme 'pigeon'"),
     ],
 )
-def test_a_result_that_can_not_be_is_told(ground: Ground, step: Any, told: str) -> None:
-    assert told in told_by(ground, step)
+def test_invalid_step_result_is_usage_error(ground: Ground, step: Any, message: str) -> None:
+    assert message in error_of(ground, step)
 
 
 @pytest.mark.parametrize(
-    ("step", "told"),
+    ("step", "message"),
     [
         ("steps", "invalid step 'steps'; expected a name such as shop.steps:only_paid"),
         ("no_such_module:f", "module 'no_such_module' not found in "),
@@ -273,7 +275,7 @@ def test_a_result_that_can_not_be_is_told(ground: Ground, step: Any, told: str) 
         ),
     ],
 )
-def test_a_step_that_is_not_there_is_told_at_once(step: str, told: str) -> None:
+def test_unknown_step_is_usage_error(step: str, message: str) -> None:
     with pytest.raises(UsageError) as refused:
         RelayOptions(store="sqlite:///x.db", destination="null:", step=step)
-    assert told in str(refused.value)
+    assert message in str(refused.value)

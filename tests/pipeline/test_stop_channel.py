@@ -13,7 +13,7 @@ from tests.support.processes import wait_until
 
 SECONDS = 60.0
 # More connections than select() can watch, and more than the driver keeps.
-CROWD = 1_100
+IDLE_CONNECTIONS = 1_100
 
 
 @pytest.fixture
@@ -23,13 +23,13 @@ def channel() -> Iterator[StopChannel]:
 
 
 @pytest.fixture
-def crowd(channel: StopChannel) -> Iterator[list[socket.socket]]:
+def idle_connections(channel: StopChannel) -> Iterator[list[socket.socket]]:
     """Open connections as another user would, without sending anything."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8_192), hard))
     try:
         with ExitStack() as stack:
-            yield [stack.enter_context(connected(channel)) for _ in range(CROWD)]
+            yield [stack.enter_context(connected(channel)) for _ in range(IDLE_CONNECTIONS)]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -46,11 +46,11 @@ def closed(connections: list[socket.socket]) -> int:
     return len(poll.poll(0))
 
 
-def test_tasks_are_served_beside_idle_connections_of_others(channel: StopChannel, crowd: list[socket.socket]) -> None:
+def test_tasks_are_served_despite_idle_connections(channel: StopChannel, idle_connections: list[socket.socket]) -> None:
     task = connection_to(channel.address)
     assert wait_until(lambda: channel.answer() == 1, SECONDS)
     assert task is not None
-    assert wait_until(lambda: closed(crowd) >= CROWD - MOST_UNKNOWN, SECONDS)
+    assert wait_until(lambda: closed(idle_connections) >= IDLE_CONNECTIONS - MOST_UNKNOWN, SECONDS)
     assert closed([task]) == 0
     channel.hang_up()
     assert closed([task]) == 1
@@ -83,7 +83,7 @@ def test_token_may_arrive_in_pieces(channel: StopChannel) -> None:
         assert closed([task]) == 0
 
 
-def test_worker_connects_again_after_it_lost_its_connection(channel: StopChannel) -> None:
+def test_worker_reconnects_after_lost_connection(channel: StopChannel) -> None:
     lost = connection_to(channel.address)
     assert lost is not None
     lost.shutdown(socket.SHUT_RDWR)

@@ -66,7 +66,7 @@ def emitted(ground: Ground) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["queue", "dataframe"])
-def test_every_event_counts_once(spark: "SparkSession", embedded: Ground, tmp_path: Path, kind: str) -> None:
+def test_events_are_applied_once(spark: "SparkSession", embedded: Ground, tmp_path: Path, kind: str) -> None:
     source = source_of(kind, embedded, tmp_path / "in", range(EVENTS))
     shop = Shop(spark, embedded, source, count, batch="arrow", fields={"number": "int64"})
     shop.run()
@@ -78,7 +78,9 @@ def test_every_event_counts_once(spark: "SparkSession", embedded: Ground, tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["queue", "dataframe"])
-def test_one_at_fault_fails_alone(spark: "SparkSession", embedded: Ground, tmp_path: Path, kind: str) -> None:
+def test_failing_event_becomes_dead_letter_alone(
+    spark: "SparkSession", embedded: Ground, tmp_path: Path, kind: str
+) -> None:
     def fail(orders: Any, ctx: BatchContext) -> None:
         count(orders, ctx)
         for number, attempts in zip(orders["number"].to_pylist(), orders["attempts"].to_pylist(), strict=True):
@@ -100,7 +102,9 @@ def test_one_at_fault_fails_alone(spark: "SparkSession", embedded: Ground, tmp_p
 
 @pytest.mark.crash
 @pytest.mark.parametrize("kind", ["queue", "dataframe"])
-def test_one_that_kills_dies_alone(spark: "SparkSession", embedded: Ground, tmp_path: Path, kind: str) -> None:
+def test_poison_event_becomes_dead_letter_alone(
+    spark: "SparkSession", embedded: Ground, tmp_path: Path, kind: str
+) -> None:
     def kill(orders: Any, ctx: BatchContext) -> None:
         count(orders, ctx)
         if KILLS in orders["number"].to_pylist():

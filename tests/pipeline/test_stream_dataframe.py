@@ -42,7 +42,7 @@ def orders(numbers: range) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("kept", [True, False], ids=["checkpoint kept", "checkpoint lost"])
 @pytest.mark.parametrize("known_by", ["event_id STRING", "line STRING, offset BIGINT"])
-def test_files_that_appear_count_once(
+def test_rows_of_new_files_are_applied_once(
     spark: "SparkSession", embedded: Ground, tmp_path: Path, known_by: str, kept: bool
 ) -> None:
     source = Frame(json_files(tmp_path / "in", f"{known_by}, partition_key STRING, number INT"))
@@ -58,9 +58,7 @@ def test_files_that_appear_count_once(
         assert all(numbers == sorted(numbers) for numbers in seen.values())
 
 
-def test_a_line_has_an_order_and_a_row_that_comes_again_is_known(
-    spark: "SparkSession", embedded: Ground, tmp_path: Path
-) -> None:
+def test_rows_with_offsets_are_applied_once_in_order(spark: "SparkSession", embedded: Ground, tmp_path: Path) -> None:
     source = Frame(json_files(tmp_path / "in", "line STRING, offset BIGINT, number INT"))
     shop = Shop(spark, embedded, source, key=lambda event: "all")
     write(tmp_path / "in", "first", list(reversed(orders(range(20)))))
@@ -69,7 +67,7 @@ def test_a_line_has_an_order_and_a_row_that_comes_again_is_known(
     assert shop.seen() == {"all": list(range(30))}
 
 
-def test_parquet_with_all_fields_of_an_event(spark: "SparkSession", embedded: Ground, tmp_path: Path) -> None:
+def test_all_event_fields_are_read_from_parquet(spark: "SparkSession", embedded: Ground, tmp_path: Path) -> None:
     schema = (
         "event_id STRING, event_type STRING, payload BINARY, headers MAP<STRING, STRING>, partition_key STRING, "
         "ordering_key STRING, created_at TIMESTAMP, lease STRING, seq INT"
@@ -98,7 +96,7 @@ def test_parquet_with_all_fields_of_an_event(spark: "SparkSession", embedded: Gr
     ],
     ids=["other columns", "text", "struct", "array"],
 )
-def test_what_the_payload_is(
+def test_payload_is_payload_column_or_other_columns(
     spark: "SparkSession", embedded: Ground, tmp_path: Path, schema: str, row: dict[str, Any], payload: Any
 ) -> None:
     def look(event: StreamEvent, ctx: Context) -> None:
@@ -111,9 +109,7 @@ def test_what_the_payload_is(
     assert shop.seen() == {"all": payload}
 
 
-def test_failures_are_tried_again_die_and_are_driven_anew(
-    spark: "SparkSession", embedded: Ground, tmp_path: Path
-) -> None:
+def test_failed_events_are_retried_dead_and_redriven(spark: "SparkSession", embedded: Ground, tmp_path: Path) -> None:
     """Failed events are retried, dead and replayed in the retry queue, because a DataFrame has no retries."""
     mended = tmp_path / "mended"
 
@@ -150,7 +146,7 @@ def test_failures_are_tried_again_die_and_are_driven_anew(
     assert not shop.records(DEAD)
 
 
-def test_the_rate_source_by_its_own_count(spark: "SparkSession", embedded: Ground, tmp_path: Path) -> None:
+def test_rate_source_values_are_applied_once(spark: "SparkSession", embedded: Ground, tmp_path: Path) -> None:
     """The rate source never ends and restarts its count without its checkpoint; each number still counts once."""
 
     def rate(session: "SparkSession") -> "DataFrame":
@@ -185,7 +181,9 @@ NOT_USABLE: dict[str, tuple[Any, type[PenstockError], str]] = {
 
 
 @pytest.mark.parametrize("case", NOT_USABLE)
-def test_what_is_no_source_is_named(spark: "SparkSession", embedded: Ground, tmp_path: Path, case: str) -> None:
+def test_unusable_dataframe_source_is_named_in_error(
+    spark: "SparkSession", embedded: Ground, tmp_path: Path, case: str
+) -> None:
     given, kind, message = NOT_USABLE[case]
     open_frame = json_files(tmp_path / "in", given) if isinstance(given, str) else given
     (tmp_path / "in").mkdir(exist_ok=True)
@@ -194,7 +192,7 @@ def test_what_is_no_source_is_named(spark: "SparkSession", embedded: Ground, tmp
         Shop(spark, embedded, Frame(open_frame)).run()
 
 
-def test_an_offset_below_nought_is_refused(spark: "SparkSession", embedded: Ground, tmp_path: Path) -> None:
+def test_negative_offset_is_refused(spark: "SparkSession", embedded: Ground, tmp_path: Path) -> None:
     """A negative offset is below every offset in the state, so its event would never be processed."""
     source = Frame(json_files(tmp_path / "in", "line STRING, offset BIGINT, number INT"))
     write(tmp_path / "in", "one", [{"line": "a", "offset": -1, "number": 1}])

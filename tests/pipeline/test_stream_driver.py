@@ -21,7 +21,7 @@ from penstock.streams.state.registry import open_state
 
 @pytest.mark.parametrize("scheme", ["sqlite", "rocksdb"])
 @pytest.mark.parametrize("master", ["spark://127.0.0.1:7077", "yarn", "k8s://https://127.0.0.1:6443"])
-def test_state_on_one_machines_disk_is_refused_on_a_cluster(tmp_path: Path, scheme: str, master: str) -> None:
+def test_local_state_is_refused_on_cluster(tmp_path: Path, scheme: str, master: str) -> None:
     """The refusal comes before Spark starts: no cluster exists at this address."""
     state = tmp_path / "state"
     app = Streams(state=f"{scheme}:///{state}")
@@ -31,7 +31,7 @@ def test_state_on_one_machines_disk_is_refused_on_a_cluster(tmp_path: Path, sche
     assert not state.exists()
 
 
-def test_events_on_one_machines_disk_are_refused_on_a_cluster() -> None:
+def test_local_event_store_is_refused_on_cluster() -> None:
     app = Streams("sqlite:///shop.db", state="postgresql://someone@127.0.0.1/somewhere")
     app.stream("orders", name="total")(lambda event, ctx: None)
     with pytest.raises(
@@ -57,19 +57,19 @@ def test_store_without_staging_is_refused() -> None:
         ("postgresql://someone@127.0.0.1/somewhere", "spark://127.0.0.1:7077"),
     ],
 )
-def test_state_that_all_tasks_reach_is_taken(state: str, master: str) -> None:
+def test_state_reachable_by_all_tasks_is_accepted(state: str, master: str) -> None:
     require_reachable(open_state(state), master)
 
 
 @pytest.mark.parametrize(
-    ("names", "told"),
+    ("names", "message"),
     [(["totl"], "stream 'totl' is not defined; defined streams: total"), (None, "application has no streams")],
 )
-def test_streams_that_are_not_there_are_told(names: list[str] | None, told: str) -> None:
+def test_unknown_or_no_streams_are_usage_errors(names: list[str] | None, message: str) -> None:
     app = Streams()
     if names:
         app.stream("orders", name="total")(lambda event, ctx: None)
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         run_streams(app, names=names)
 
 
@@ -97,19 +97,19 @@ def names_in(path: Path | None) -> set[str]:
         return set(archive.namelist())
 
 
-def test_a_package_goes_as_a_whole(modules: Callable[[str], Any]) -> None:
+def test_package_of_handler_is_shipped_completely(modules: Callable[[str], Any]) -> None:
     handle = modules("ship_package.inner.streams").handle
     wanted = {"ship_package/__init__.py", "ship_package/inner/streams.py", "ship_package/prices.json"}
     assert names_in(parcel_of([handle, default_key])) == wanted
     assert names_in(parcel_of([partial(handle, None)])) == wanted
 
 
-def test_a_module_goes_with_what_was_imported_from_beside_it(modules: Callable[[str], Any]) -> None:
+def test_module_is_shipped_with_imported_sibling_modules(modules: Callable[[str], Any]) -> None:
     handle = modules("ship_alone").handle
     assert names_in(parcel_of([handle])) == {"ship_alone.py", "ship_beside.py"}
 
 
-def test_what_is_installed_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_modules_are_not_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     in_the_script = lambda event: "a"  # noqa: E731
     in_the_script.__module__ = "__main__"
     assert parcel_of([default_key, itemgetter("a"), pytest.fixture, in_the_script]) is None

@@ -39,9 +39,7 @@ def expected(*numbers: range) -> dict[str, list[int]]:
     return dict(found)
 
 
-def test_every_record_counts_once_and_in_the_order_of_its_key(
-    spark: "SparkSession", embedded: Ground, topics: Topics
-) -> None:
+def test_records_are_applied_once_in_key_order(spark: "SparkSession", embedded: Ground, topics: Topics) -> None:
     topic = topics.create(3)
     shop = Shop(spark, embedded, Kafka(topics.servers, topic, {"maxOffsetsPerTrigger": "150"}))
     topics.put_orders(topic, range(500))
@@ -53,7 +51,7 @@ def test_every_record_counts_once_and_in_the_order_of_its_key(
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_a_checkpoint_that_is_lost_costs_nothing(
+def test_records_are_applied_once_if_checkpoint_is_lost(
     spark: "SparkSession", embedded: Ground, topics: Topics, tmp_path: Path, kept: bool
 ) -> None:
     topic = topics.create()
@@ -65,7 +63,7 @@ def test_a_checkpoint_that_is_lost_costs_nothing(
     assert len(records(embedded.outbox, "seen")) == 300
 
 
-def test_a_failure_lets_later_ones_pass_and_dies_with_its_origin_on_it(
+def test_failed_record_blocks_no_others_and_keeps_origin(
     spark: "SparkSession", embedded: Ground, topics: Topics, tmp_path: Path
 ) -> None:
     """Failed events are retried and replayed in the retry queue; reading Kafka again applies no event twice."""
@@ -104,7 +102,7 @@ def test_a_failure_lets_later_ones_pass_and_dies_with_its_origin_on_it(
     assert len(records(embedded.outbox, "seen")) == 20
 
 
-def test_a_topic_that_was_deleted_and_made_anew_is_another_one(
+def test_recreated_topic_is_read_as_new_topic(
     spark: "SparkSession", embedded: Ground, topics: Topics, tmp_path: Path
 ) -> None:
     """A recreated topic starts again at offset 0. By name and offset alone its records would count as applied.
@@ -123,9 +121,7 @@ def test_a_topic_that_was_deleted_and_made_anew_is_another_one(
     assert shop.seen() == expected(range(50), range(100, 200))
 
 
-def test_a_topic_that_is_made_anew_while_it_is_read_ends_the_stream(
-    spark: "SparkSession", embedded: Ground, topics: Topics
-) -> None:
+def test_topic_recreated_while_reading_ends_stream(spark: "SparkSession", embedded: Ground, topics: Topics) -> None:
     topic = topics.create()
     source = KafkaSource(Kafka(topics.servers, topic))
     source.load(spark)
@@ -136,7 +132,7 @@ def test_a_topic_that_is_made_anew_while_it_is_read_ends_the_stream(
     source.close()
 
 
-def test_records_that_are_no_plain_text(spark: "SparkSession", embedded: Ground, topics: Topics) -> None:
+def test_non_text_keys_headers_and_payloads_are_mapped(spark: "SparkSession", embedded: Ground, topics: Topics) -> None:
     def look(event: StreamEvent, ctx: Context) -> None:
         payload = event.payload.decode() if event.payload else "none"
         ctx.state["seen"] = [
@@ -168,7 +164,7 @@ def test_records_that_are_no_plain_text(spark: "SparkSession", embedded: Ground,
     }
 
 
-def test_topics_by_a_pattern_and_records_of_transactions(
+def test_pattern_topics_and_committed_transactions_are_read(
     spark: "SparkSession", embedded: Ground, topics: Topics
 ) -> None:
     """Topics created later are read, too, if they match the pattern. Records of aborted transactions are skipped."""
@@ -202,7 +198,7 @@ def test_topics_by_a_pattern_and_records_of_transactions(
         ),
     ],
 )
-def test_what_can_not_be_read_is_named(
+def test_unusable_kafka_source_is_named_in_error(
     spark: "SparkSession", embedded: Ground, topics: Topics, given: dict[str, Any], kind: type[Exception], message: str
 ) -> None:
     source = Kafka(**({"servers": topics.servers, "topics": topics.create(1)} | given))
@@ -211,7 +207,7 @@ def test_what_can_not_be_read_is_named(
 
 
 @pytest.mark.slow
-def test_new_session_adds_connector_to_submit_arguments_of_the_user(embedded: Ground, topics: Topics) -> None:
+def test_new_session_adds_connector_to_submit_arguments(embedded: Ground, topics: Topics) -> None:
     variables = {"PYSPARK_SUBMIT_ARGS": "--driver-memory 1g pyspark-shell"}
     topic = topics.create(1)
     topics.put_orders(topic, range(10))
@@ -221,7 +217,7 @@ def test_new_session_adds_connector_to_submit_arguments_of_the_user(embedded: Gr
 
 
 @pytest.mark.slow
-def test_a_session_that_runs_without_the_connector_is_told(embedded: Ground, topics: Topics) -> None:
+def test_running_session_without_connector_is_usage_error(embedded: Ground, topics: Topics) -> None:
     ended = run_session(embedded, topics, topics.create(1), {}, "before")
     assert ended.returncode == 1
     assert "UsageError: the running Spark session lacks Spark's Kafka connector" in ended.stderr

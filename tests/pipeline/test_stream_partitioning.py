@@ -52,20 +52,20 @@ def _own_key(event: StreamEvent) -> str:
     return default_key(event)
 
 
-def _told(frame: "DataFrame") -> dict[str, tuple[int, str, str | None]]:
+def _assigned(frame: "DataFrame") -> dict[str, tuple[int, str, str | None]]:
     rows = frame.select("event_id", "part", "stream_key", "headers").collect()
     return {row.event_id: (row.part, row.stream_key or "", row.headers) for row in rows}
 
 
-def test_an_events_own_key_is_told_by_spark_as_python_would(spark: "SparkSession") -> None:
+def test_spark_and_python_compute_same_default_key(spark: "SparkSession") -> None:
     events = spark.createDataFrame([(*fields, bytearray(b"{}")) for fields in EVENTS], SCHEMA)
-    by_spark = _told(keyed(events, _spec()))
-    assert by_spark == _told(keyed(events, _spec(key=_own_key)))
+    by_spark = _assigned(keyed(events, _spec()))
+    assert by_spark == _assigned(keyed(events, _spec(key=_own_key)))
     assert {key for _, key, _ in by_spark.values()} == {"ada", "Žofie 🚰", "grace", "alan", ""}
 
 
 @pytest.mark.parametrize("options", [{}, {"key": _own_key}], ids=["Spark", "Python"])
-def test_what_a_source_has_not_is_blank(spark: "SparkSession", options: dict[str, Any]) -> None:
+def test_missing_source_columns_are_blank(spark: "SparkSession", options: dict[str, Any]) -> None:
     import pyarrow as pa
 
     source = spark.sql(
@@ -85,13 +85,13 @@ def test_what_a_source_has_not_is_blank(spark: "SparkSession", options: dict[str
     assert widened(pa.table({"part": [1]}).slice(0, 0)).num_rows == 0
 
 
-def test_a_partition_key_that_is_the_key_is_not_told_twice(spark: "SparkSession") -> None:
+def test_partition_key_used_as_key_is_not_duplicated(spark: "SparkSession") -> None:
     keys = ["ada", "", "a\x00b", None]
     source = spark.createDataFrame(
         [(str(place), key) for place, key in enumerate(keys)], "event_id STRING, partition_key STRING"
     )
     rows = keyed(source, _spec())
     assert "stream_key" not in rows.columns
-    told = sorted(widened(rows.toArrow()).to_pylist(), key=itemgetter("event_id"))
-    assert [one["stream_key"] for one in told] == ["ada", None, None, None]
-    assert [one["part"] for one in told] == [part_of("ada", 7), 0, 0, 0]
+    events = sorted(widened(rows.toArrow()).to_pylist(), key=itemgetter("event_id"))
+    assert [one["stream_key"] for one in events] == ["ada", None, None, None]
+    assert [one["part"] for one in events] == [part_of("ada", 7), 0, 0, 0]

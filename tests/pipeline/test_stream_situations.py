@@ -111,7 +111,7 @@ def drain(spark: "SparkSession", app: Streams, outbox: Outbox, **options: Any) -
 
 @pytest.mark.crash
 @pytest.mark.slow
-def test_the_number_of_cores_changes(outbox: Outbox, postgres_url: str, state: str) -> None:
+def test_core_count_change_keeps_exact_sums(outbox: Outbox, postgres_url: str, state: str) -> None:
     emit_orders(outbox)
     for cores, left in ((1, EVENTS - 1), (3, 0)):
         driver = start(postgres_url, state, cores)
@@ -123,17 +123,17 @@ def test_the_number_of_cores_changes(outbox: Outbox, postgres_url: str, state: s
     check(outbox, state)
 
 
-def test_the_older_of_two_drivers_stops_and_says_why(
+def test_superseded_driver_stops_with_reason(
     spark: "SparkSession", outbox: Outbox, postgres_url: str, state: str
 ) -> None:
     app = adding(postgres_url, state, lease_seconds=5.0)
-    told: list[BaseException] = []
+    errors: list[BaseException] = []
 
     def drive() -> None:
         try:
             run_streams(app, spark=spark)
         except BaseException as error:
-            told.append(error)
+            errors.append(error)
 
     driver = threading.Thread(target=drive)
     driver.start()
@@ -143,7 +143,7 @@ def test_the_older_of_two_drivers_stops_and_says_why(
     emit(outbox, 2)
     driver.join(SECONDS)
     assert not driver.is_alive()
-    (error,) = told
+    (error,) = errors
     assert isinstance(error, Superseded)
     assert "another driver has started stream 'total'" in str(error)
     assert total(state) == 1
@@ -151,7 +151,7 @@ def test_the_older_of_two_drivers_stops_and_says_why(
     assert (total(state), added(outbox)) == (3, [1, 2])
 
 
-def test_what_a_dead_driver_held_comes_back(
+def test_expired_lease_returns_events_to_queue(
     spark: "SparkSession", outbox: Outbox, postgres_url: str, state: str
 ) -> None:
     """The new driver reaps the lease itself, because no other process runs."""
@@ -167,7 +167,7 @@ def test_what_a_dead_driver_held_comes_back(
     assert total(state) == 6
 
 
-def test_the_checkpoint_is_lost(
+def test_lost_checkpoint_does_not_repeat_events(
     spark: "SparkSession", outbox: Outbox, postgres_url: str, state: str, tmp_path: Path
 ) -> None:
     """Without a checkpoint a DataFrame is read from its beginning; the inbox ignores the applied events."""
@@ -180,7 +180,7 @@ def test_the_checkpoint_is_lost(
     assert (total(state), added(outbox)) == (15, [-3, 1, 2, 4, 5, 6])
 
 
-def test_half_a_checkpoint_is_told_and_not_taken(
+def test_incomplete_checkpoint_is_refused(
     spark: "SparkSession", outbox: Outbox, postgres_url: str, state: str, tmp_path: Path
 ) -> None:
     (tmp_path / "checkpoint" / "total" / "offsets").mkdir(parents=True)
@@ -193,7 +193,9 @@ def test_half_a_checkpoint_is_told_and_not_taken(
 
 
 @pytest.mark.crash
-def test_an_event_that_kills_dies_alone(spark: "SparkSession", outbox: Outbox, postgres_url: str, state: str) -> None:
+def test_poison_event_becomes_dead_letter_alone(
+    spark: "SparkSession", outbox: Outbox, postgres_url: str, state: str
+) -> None:
     """The other events of the batch are settled without waiting for the expiry of their lease."""
     emit(outbox, *range(8, 20), -1)
     run_streams(adding(postgres_url, state), spark=spark, once=True)
@@ -210,7 +212,7 @@ def test_an_event_that_kills_dies_alone(spark: "SparkSession", outbox: Outbox, p
 
 
 @pytest.mark.crash
-def test_an_event_of_a_dataframe_that_kills_dies_alone(
+def test_poison_event_of_dataframe_becomes_dead_letter_alone(
     spark: "SparkSession", outbox: Outbox, postgres_url: str, state: str, tmp_path: Path
 ) -> None:
     app = adding(postgres_url, state, Frame(folder_of(tmp_path, *range(10, 16))))
@@ -224,7 +226,7 @@ def test_an_event_of_a_dataframe_that_kills_dies_alone(
     assert found(outbox, "streams/total") == [dead]
 
 
-def test_leases_are_kept_while_a_handler_takes_its_time(outbox: Outbox, postgres_url: str, state: str) -> None:
+def test_leases_are_extended_during_slow_handler(outbox: Outbox, postgres_url: str, state: str) -> None:
     """The handler runs three times as long as the lease, and a reap finds nothing. The task is run without Spark."""
     reaped: list[int] = []
     app = Streams(postgres_url, state=state)
@@ -240,8 +242,8 @@ def test_leases_are_kept_while_a_handler_takes_its_time(outbox: Outbox, postgres
     started = open_state(state).start("total", 1)
     spec = StreamTaskSpec(app.streams["total"], started, postgres_url, state)
     claim = outbox.store.claim("orders", limit=1, claimant="task", lease_seconds=LEASE_SECONDS)
-    (told,) = process(spec)(assign(spec)(iter([claimed(claim)])))
-    assert told.column("outcome").to_pylist() == ["PUBLISHED"]
+    (result,) = process(spec)(assign(spec)(iter([claimed(claim)])))
+    assert result.column("outcome").to_pylist() == ["PUBLISHED"]
     assert reaped == [0]
     assert outbox.store.settle(claim.lease, {claim.events[0].seq: PUBLISHED}).published
     assert total(state) == 7
@@ -294,9 +296,7 @@ def flaky_source(folder: Path, message: str) -> type:
 
 
 @pytest.mark.parametrize("message", ["Python worker failed to connect back.", KILLED, "something else"])
-def test_a_query_that_failed_by_what_passes_is_started_again(
-    spark: "SparkSession", tmp_path: Path, message: str
-) -> None:
+def test_query_is_restarted_after_transient_failure(spark: "SparkSession", tmp_path: Path, message: str) -> None:
     spark.dataSource.register(flaky_source(tmp_path, message))
     with connect(f"sqlite:///{tmp_path / 'events.db'}") as outbox:
         outbox.store.initialise()

@@ -60,7 +60,7 @@ def keep(url: str, kept: dict[str, Saved]) -> None:
 # Without Spark
 
 
-def test_only_the_parts_that_have_the_keys_are_read(state: str) -> None:
+def test_only_state_partitions_of_keys_are_read(state: str) -> None:
     everything = StateReader(StateOptions("total", state))
     assert [partition.number for partition in everything.partitions()] == [0, 1, 2]
     reader = StateReader(StateOptions("total", state, frozenset({KEYS[7]})))
@@ -75,7 +75,7 @@ def test_only_the_parts_that_have_the_keys_are_read(state: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({}, "missing option 'stream'"),
         (
@@ -86,8 +86,8 @@ def test_only_the_parts_that_have_the_keys_are_read(state: str) -> None:
         ({"stream": "total", "keys": "[1]"}, "expected a JSON array of strings"),
     ],
 )
-def test_options_that_can_not_be_are_told(options: dict[str, str], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_invalid_options_are_usage_errors(options: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         StateDataSource(options)
 
 
@@ -99,12 +99,12 @@ def by_key(frame: "DataFrame") -> dict[str, tuple[Any, ...]]:
 
 
 @pytest.mark.spark
-def test_state_is_a_dataframe(spark: "SparkSession", state: str) -> None:
+def test_state_can_be_read_as_dataframe(spark: "SparkSession", state: str) -> None:
     frame = read(spark, "total", state=state)
     assert frame.schema.simpleString() == "struct<key:string,part:int,state:string,expires_at:timestamp>"
     assert frame.rdd.getNumPartitions() == PARTS
     found = by_key(frame)
-    assert {key: told[:2] for key, told in found.items() if key != "later"} == {
+    assert {key: row[:2] for key, row in found.items() if key != "later"} == {
         key: (part_of(key, PARTS), f'{{"number":{number}}}') for number, key in enumerate(KEYS)
     }
     moment = found["later"][2]
@@ -117,7 +117,7 @@ def test_state_is_a_dataframe(spark: "SparkSession", state: str) -> None:
 
 
 @pytest.mark.spark
-def test_the_format_is_there_once_registered(spark: "SparkSession", state: str) -> None:
+def test_registered_format_reads_state(spark: "SparkSession", state: str) -> None:
     register(spark)
     frame = spark.read.format("penstock-state").option("stream", "total").option("state", state).load()
     assert frame.count() == len(KEYS) + 1
@@ -143,7 +143,7 @@ def running(app: Streams, spark: "SparkSession") -> Iterator["Future[Any]"]:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("scheme", ["sqlite", "rocksdb", "postgresql"])
-def test_state_is_read_while_the_stream_runs(
+def test_state_can_be_read_while_stream_runs(
     spark: "SparkSession", ground: Ground, tmp_path: Path, scheme: str
 ) -> None:
     app = Streams(ground.url, state=ground.url if scheme == "postgresql" else f"{scheme}:///{tmp_path / 'state'}")

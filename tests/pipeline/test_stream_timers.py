@@ -101,7 +101,7 @@ def running(app: Streams, spark: "SparkSession", *names: str) -> Iterator[None]:
     assert ended == []
 
 
-def test_timers_fire_without_events_and_once(spark: "SparkSession", outbox: Outbox, tmp_path: Path) -> None:
+def test_timers_fire_once_without_new_events(spark: "SparkSession", outbox: Outbox, tmp_path: Path) -> None:
     app = application(tmp_path)
     keys = [f"key {number}" for number in range(KEYS)]
     emit(outbox, "orders", keys, after=0)
@@ -125,7 +125,9 @@ def dead(outbox: Outbox) -> dict[str, str]:
 
 
 @pytest.mark.crash
-def test_timers_that_fail_or_kill_die_alone(spark: "SparkSession", outbox: Outbox, tmp_path: Path) -> None:
+def test_failing_and_poison_timers_become_dead_letters_alone(
+    spark: "SparkSession", outbox: Outbox, tmp_path: Path
+) -> None:
     app = application(tmp_path)
     keys = ["failing", "killing", *(f"key {number}" for number in range(KEYS))]
     emit(outbox, "orders", keys, after=0)
@@ -142,7 +144,7 @@ def test_timers_that_fail_or_kill_die_alone(spark: "SparkSession", outbox: Outbo
     assert dead(outbox).keys() == {"killing"}
 
 
-def test_windows_close_once_also_under_another_driver(spark: "SparkSession", outbox: Outbox, tmp_path: Path) -> None:
+def test_windows_close_once_across_drivers(spark: "SparkSession", outbox: Outbox, tmp_path: Path) -> None:
     app = application(tmp_path)
     keys = [f"key {number}" for number in range(KEYS)]
     emit(outbox, "visits", keys)
@@ -159,9 +161,7 @@ def test_windows_close_once_also_under_another_driver(spark: "SparkSession", out
     assert payloads(outbox, "visits/late") == []
 
 
-def test_driver_closes_no_window_before_it_has_read_its_source(
-    spark: "SparkSession", outbox: Outbox, tmp_path: Path
-) -> None:
+def test_windows_stay_open_until_source_has_been_read(spark: "SparkSession", outbox: Outbox, tmp_path: Path) -> None:
     emit(outbox, "visits", ["key"])
     run_streams(application(tmp_path, idle_close_seconds=60.0), spark=spark, names=["visits"], once=True)
     emit(outbox, "visits", ["key"])  # not yet read when the driver has run for longer than `idle_close_seconds`

@@ -101,7 +101,7 @@ def test_entries_are_applied_once_and_acknowledged(ground: Ground) -> None:
     assert ground.pending() == 0
 
 
-def test_ids_are_numbers_and_older_entries_that_are_taken_over_count(ground: Ground) -> None:
+def test_older_entries_taken_over_from_consumer_are_applied(ground: Ground) -> None:
     ground.add(1, "9-1")
     ground.valkey.client.xgroup_create("orders", GROUP, "0")
     ground.valkey.client.xreadgroup(GROUP, "one that died", {"orders": ">"})
@@ -116,7 +116,7 @@ def test_ids_are_numbers_and_older_entries_that_are_taken_over_count(ground: Gro
     assert ground.pending() == 0
 
 
-def test_one_that_fails_is_moved_and_tried_again_while_the_next_succeeds(ground: Ground) -> None:
+def test_failed_entry_is_retried_without_blocking_next_entry(ground: Ground) -> None:
     first = ground.add(1, fails=2)
     ground.add(2)
     ground.drain()
@@ -127,7 +127,7 @@ def test_one_that_fails_is_moved_and_tried_again_while_the_next_succeeds(ground:
     assert ground.counted() == [1, 2]
 
 
-def test_one_that_never_succeeds_is_a_dead_letter_and_can_be_redriven(ground: Ground) -> None:
+def test_failing_entry_is_dead_letter_and_can_be_redriven(ground: Ground) -> None:
     ground.add(1, fails=5)
     ground.add(2)
     ground.drain()
@@ -139,9 +139,7 @@ def test_one_that_never_succeeds_is_a_dead_letter_and_can_be_redriven(ground: Gr
     assert (ground.own(State.DEAD), ground.sums()) == ([], {"a": 3})
 
 
-def test_what_was_committed_and_not_acknowledged_changes_nothing_when_it_comes_again(
-    ground: Ground, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_committed_unacknowledged_entries_are_not_reapplied(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
     from penstock.pipeline.streams.sources.valkey import source as valkey_source
 
     ground.add(1)

@@ -33,7 +33,9 @@ def outbox(postgres_url: str) -> Iterator[Outbox]:
     close_stores()
 
 
-def test_sums_are_right(spark: "SparkSession", outbox: Outbox, postgres_url: str, state: str, tmp_path: Path) -> None:
+def test_state_events_and_dead_letters_are_exact(
+    spark: "SparkSession", outbox: Outbox, postgres_url: str, state: str, tmp_path: Path
+) -> None:
     emit_orders(outbox)
     app = application(postgres_url, state)
     until = time.monotonic() + SECONDS

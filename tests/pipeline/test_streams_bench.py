@@ -36,7 +36,7 @@ def trial(spark: "SparkSession", ground: Ground, given: Input, tmp_path: Path) -
     return Trial(spark, ground, given, tmp_path / "run", 2)
 
 
-def test_the_input_is_as_large_as_was_asked_for_and_adds_up(given: Input) -> None:
+def test_input_has_requested_size_and_sums(given: Input) -> None:
     events = list(read(given))
     assert (given.batches, given.events, len(events)) == (3, 1_200, 1_200)
     assert (given.expected.keys, given.expected.events) == (len({key for key, _ in events}), 1_200)
@@ -44,27 +44,27 @@ def test_the_input_is_as_large_as_was_asked_for_and_adds_up(given: Input) -> Non
 
 
 @pytest.mark.parametrize("contender", OURS.values(), ids=OURS)
-def test_streams_come_to_the_right_sums(contender: Contender, trial: Trial) -> None:
+def test_streams_compute_expected_sums(contender: Contender, trial: Trial) -> None:
     run = _run(contender, trial)
     assert min(run) > 0
 
 
-def test_a_queue_comes_to_the_right_sums(trial: Trial) -> None:
+def test_queue_computes_expected_sums(trial: Trial) -> None:
     trial.folder.mkdir()
     assert penstock_queue(trial).totals == trial.given.expected
 
 
-def test_sparks_own_comes_to_the_right_sums(trial: Trial) -> None:
+def test_transform_with_state_computes_expected_sums(trial: Trial) -> None:
     run = _run(transform_with_state, trial)
     assert min(run) > 0
 
 
-def test_so_few_events_that_nothing_could_be_timed_are_refused() -> None:
+def test_too_few_events_are_refused() -> None:
     with pytest.raises(UsageError, match="at least 60,000"):
         StreamsPlan(events=59_999)
 
 
-def test_wrong_sums_are_found_out(trial: Trial, given: Input) -> None:
+def test_wrong_sums_are_detected(trial: Trial, given: Input) -> None:
     wrong = replace(given, expected=given.expected._replace(amount=1))
     with pytest.raises(PenstockError, match="wrong sums"):
         _run(PENSTOCK["SQLite"], replace(trial, given=wrong))

@@ -18,7 +18,7 @@ from tests.support.servers import ValkeyServer
 SOON = 50
 
 
-def test_entries_come_in_order_and_only_once_acknowledged_no_more(valkey):
+def test_entries_are_read_in_order_until_acknowledged(valkey):
     added = valkey.add(5)
     query = valkey.query()
     rows = query.batch()
@@ -31,7 +31,7 @@ def test_entries_come_in_order_and_only_once_acknowledged_no_more(valkey):
     assert valkey.pending() == 0
 
 
-def test_what_our_publisher_appends_comes_as_its_events(valkey):
+def test_entries_of_penstock_publisher_become_events(valkey):
     publisher = open_publisher(valkey.url)
     event = delivery(event_type="orders", headers={"trace": "1"}, partition_key="ada", ordering_key="line")
     publisher.publish(messages([event]))
@@ -43,7 +43,7 @@ def test_what_our_publisher_appends_comes_as_its_events(valkey):
     assert (headers["trace"], headers["event_id"]) == ("1", str(event.event_id))
 
 
-def test_a_group_begins_with_all_entries_or_only_with_new_ones(valkey):
+def test_new_group_starts_with_all_or_only_new_entries(valkey):
     old = valkey.add(3)
     late = valkey.query(start="new")
     assert late.batch() is None
@@ -52,14 +52,14 @@ def test_a_group_begins_with_all_entries_or_only_with_new_ones(valkey):
     assert valkey.query(group="others").ids() == old + new
 
 
-def test_a_stream_that_is_not_there_yet_is_waited_for(valkey):
+def test_query_waits_for_nonexistent_stream(valkey):
     query = valkey.query()
     assert query.batch() is None
     added = valkey.add(1)
     assert query.work() == added
 
 
-def test_a_batch_has_at_most_so_many_entries(valkey):
+def test_batch_size_is_limited(valkey):
     added = valkey.add(2_500)
     query = valkey.query(limit=1_200)
     assert [query.work(), query.work(), query.work(), query.work()] == [
@@ -70,7 +70,7 @@ def test_a_batch_has_at_most_so_many_entries(valkey):
     ]
 
 
-def test_several_streams_are_read_together_and_none_starves(valkey):
+def test_several_streams_are_read_without_starvation(valkey):
     orders, refunds = valkey.add(100), valkey.add(3, "shop/refunds")
     query = valkey.query(stream="orders,shop/refunds", limit=10)
     first_two = {event_id for _ in range(2) for event_id in query.work()}
@@ -82,7 +82,7 @@ def test_several_streams_are_read_together_and_none_starves(valkey):
     assert (valkey.pending(), valkey.pending("shop/refunds")) == (0, 0)
 
 
-def test_ids_of_several_streams_are_in_order_as_numbers(valkey):
+def test_entries_of_several_streams_are_ordered_numerically(valkey):
     for entry_id, stream in [("9-1", "orders"), ("10-1", "refunds"), ("10-10", "orders")]:
         valkey.add_as(entry_id, stream)
     valkey.add_as("100-1", "refunds")
@@ -91,7 +91,7 @@ def test_ids_of_several_streams_are_in_order_as_numbers(valkey):
     assert query.batch() is None
 
 
-def test_new_entries_are_seen_though_their_ids_sort_before_the_last_as_strings(valkey):
+def test_new_entries_with_smaller_string_ids_are_read(valkey):
     valkey.add_as("9-1")
     query = valkey.query()
     assert query.work() == ["orders/9-1"]
@@ -100,7 +100,7 @@ def test_new_entries_are_seen_though_their_ids_sort_before_the_last_as_strings(v
     assert query.batch() is None
 
 
-def test_a_batch_that_runs_again_has_what_is_left_of_it_and_counts_its_attempts(valkey):
+def test_repeated_batch_has_unacknowledged_entries_and_attempts(valkey):
     added = valkey.add(4)
     query = valkey.query()
     start = query.offset
@@ -112,7 +112,7 @@ def test_a_batch_that_runs_again_has_what_is_left_of_it_and_counts_its_attempts(
     assert [row["attempts"] for row in again] == [1, 1, 1, 0]
 
 
-def test_attempts_are_known_beyond_one_page(valkey):
+def test_attempts_are_counted_beyond_one_page(valkey):
     added = valkey.add(2_300)
     query = valkey.query()
     query.batch()
@@ -121,7 +121,7 @@ def test_attempts_are_known_beyond_one_page(valkey):
     assert {row["attempts"] for row in again} == {1}
 
 
-def test_what_a_batch_did_not_acknowledge_is_in_the_next(valkey):
+def test_unacknowledged_entries_are_in_next_batch(valkey):
     added = valkey.add(3)
     query = valkey.query()
     assert query.ids() == added
@@ -130,25 +130,25 @@ def test_what_a_batch_did_not_acknowledge_is_in_the_next(valkey):
     assert query.batch() is None
 
 
-def test_with_a_name_of_its_own_a_query_without_its_checkpoint_has_its_entries_at_once(valkey):
+def test_named_consumer_resumes_entries_without_checkpoint(valkey):
     added = valkey.add(3)
     assert valkey.query(consumer="shop").ids() == added
     later = valkey.add(1)
     assert valkey.query(consumer="shop").work() == added + later
 
 
-def test_without_a_checkpoint_or_a_name_entries_come_once_they_are_idle(valkey):
+def test_unnamed_consumer_takes_over_entries_once_idle(valkey):
     added = valkey.add(3)
     assert valkey.query().ids() == added
     stranger = valkey.query(min_idle_time_ms=600_000)
     assert stranger.batch() is None
-    heir = valkey.query(min_idle_time_ms=SOON)
-    assert [row["event_id"] for row in heir.awaited()] == added
+    successor = valkey.query(min_idle_time_ms=SOON)
+    assert [row["event_id"] for row in successor.awaited()] == added
     valkey.acknowledge(added)
-    assert heir.batch() is None
+    assert successor.batch() is None
 
 
-def test_what_a_dead_consumer_left_is_taken_over_though_newer_entries_are_acknowledged(valkey):
+def test_older_entries_of_dead_consumer_are_taken_over(valkey):
     valkey.group()
     old = valkey.add(3)
     assert valkey.read_as("dead", 2) == old[:2]
@@ -157,14 +157,14 @@ def test_what_a_dead_consumer_left_is_taken_over_though_newer_entries_are_acknow
     newer = valkey.add(2)
     assert query.work() == newer
     assert query.batch() is None
-    heir = valkey.query(min_idle_time_ms=SOON)
-    assert [(row["event_id"], row["attempts"]) for row in heir.awaited()] == [(old[0], 1), (old[1], 1)]
+    successor = valkey.query(min_idle_time_ms=SOON)
+    assert [(row["event_id"], row["attempts"]) for row in successor.awaited()] == [(old[0], 1), (old[1], 1)]
     valkey.acknowledge(old)
-    assert heir.batch() is None
+    assert successor.batch() is None
     assert valkey.pending() == 0
 
 
-def test_more_idle_entries_than_a_page_are_all_taken_over(valkey):
+def test_more_than_one_page_of_idle_entries_is_taken_over(valkey):
     valkey.group()
     added = valkey.add(2_300)
     valkey.read_as("dead", 2_300)
@@ -177,7 +177,7 @@ def test_more_idle_entries_than_a_page_are_all_taken_over(valkey):
     assert query.batch() is None
 
 
-def test_consumers_of_partitions_that_are_no_more_are_inherited_from(valkey):
+def test_entries_of_removed_partitions_are_taken_over(valkey):
     valkey.add(6)
     wide = valkey.query(consumer="shop", partitions=3, limit=2)
     assert len(wide.ids()) == 6
@@ -187,14 +187,14 @@ def test_consumers_of_partitions_that_are_no_more_are_inherited_from(valkey):
     assert narrow.batch() is None
 
 
-def test_partitions_share_the_entries(valkey):
+def test_partitions_share_entries(valkey):
     added = valkey.add(10)
     query = valkey.query(partitions=3, limit=4)
     assert sorted(query.work()) == sorted(added)
     assert query.batch() is None
 
 
-def test_two_queries_of_a_group_have_each_entry_once(valkey):
+def test_two_queries_of_group_read_each_entry_once(valkey):
     added = valkey.add(100)
     one, other = valkey.query(limit=7), valkey.query(limit=9)
     seen = []
@@ -204,7 +204,7 @@ def test_two_queries_of_a_group_have_each_entry_once(valkey):
     assert sorted(seen) == sorted(added)
 
 
-def test_deleted_entries_are_acknowledged_away(valkey):
+def test_deleted_entries_are_acknowledged(valkey):
     added = valkey.add(5)
     query = valkey.query()
     assert query.ids() == added
@@ -214,7 +214,7 @@ def test_deleted_entries_are_acknowledged_away(valkey):
     assert valkey.pending() == 1
 
 
-def test_deleted_entries_that_a_dead_consumer_left_are_forgotten(valkey):
+def test_deleted_entries_of_dead_consumer_are_dropped(valkey):
     valkey.group()
     added = valkey.add(3)
     valkey.read_as("dead", 3)
@@ -224,7 +224,7 @@ def test_deleted_entries_that_a_dead_consumer_left_are_forgotten(valkey):
     assert valkey.pending() == 1
 
 
-def test_new_entries_that_were_deleted_before_anyone_read_them_make_no_batch(valkey):
+def test_entries_deleted_before_reading_make_no_batch(valkey):
     """The stream's last id stays higher than the last delivered id, although no entry is left to deliver."""
     query = valkey.query()
     valkey.add(1)
@@ -233,7 +233,7 @@ def test_new_entries_that_were_deleted_before_anyone_read_them_make_no_batch(val
     assert query.batch() is None
 
 
-def test_entries_that_others_are_busy_with_make_no_batch(valkey):
+def test_entries_pending_at_other_consumers_make_no_batch(valkey):
     valkey.group()
     valkey.add(3)
     valkey.read_as("busy", 3)
@@ -250,7 +250,7 @@ def test_acknowledged_entries_can_be_deleted(valkey):
     assert valkey.acknowledge([]) == 0
 
 
-def test_a_group_that_was_destroyed_is_an_error_that_says_what_to_do(valkey):
+def test_destroyed_group_is_error_with_remedy(valkey):
     added = valkey.add(2)
     query = valkey.query(patient="true")
     assert query.work() == added
@@ -265,7 +265,7 @@ def test_a_group_that_was_destroyed_is_an_error_that_says_what_to_do(valkey):
     assert query.work() == added[1:]
 
 
-def test_a_deleted_stream_is_an_error_too(valkey):
+def test_deleted_stream_is_error(valkey):
     valkey.add(1)
     query = valkey.query()
     query.work()
@@ -274,7 +274,7 @@ def test_a_deleted_stream_is_an_error_too(valkey):
         query.batch()
 
 
-def test_a_key_that_is_no_stream_is_told(valkey):
+def test_key_that_is_no_stream_is_usage_error(valkey):
     valkey.client.set("orders", "text")
     with pytest.raises(UsageError, match=r"^key 'orders' at valkey:\S+ is not a stream; use the key of a stream$"):
         valkey.query(patient="true").batch()
@@ -283,7 +283,7 @@ def test_a_key_that_is_no_stream_is_told(valkey):
 
 
 @pytest.mark.parametrize("credentials", ["", ":wrong@"])
-def test_a_wrong_password_is_told_and_not_shown(valkey, credentials):
+def test_rejected_credentials_are_reported_without_password(valkey, credentials):
     valkey.client.config_set("requirepass", "right")
     query = valkey.query(url=f"redis://{credentials}127.0.0.1:{valkey.server.port}", patient="true")
     with pytest.raises(UsageError, match="rejected the credentials") as refused:
@@ -293,7 +293,7 @@ def test_a_wrong_password_is_told_and_not_shown(valkey, credentials):
     assert trusted.batch() is None
 
 
-def test_a_server_too_old_for_autoclaim_is_told(valkey, tmp_path):
+def test_server_without_autoclaim_is_usage_error(valkey, tmp_path):
     (tmp_path / "old.conf").write_text('rename-command XAUTOCLAIM ""\n')
     with ValkeyServer(fsync=False, settings={"include": tmp_path / "old.conf"}) as server:
         valkey.url = server.url()
@@ -307,7 +307,7 @@ def test_a_server_too_old_for_autoclaim_is_told(valkey, tmp_path):
         client.close()
 
 
-def test_a_server_that_is_away_ends_only_the_impatient(valkey):
+def test_server_outage_ends_only_impatient_queries(valkey):
     added = valkey.add(2)
     patient, impatient = valkey.query(patient="true"), valkey.query()
     assert patient.ids() == added
@@ -322,7 +322,7 @@ def test_a_server_that_is_away_ends_only_the_impatient(valkey):
     assert impatient.batch() is None
 
 
-def test_a_task_waits_for_a_server_that_went_away_before_it_read(valkey):
+def test_patient_task_waits_for_server_outage(valkey):
     added = valkey.add(3)
     query = valkey.query(patient="true")
     start = query.offset
@@ -334,7 +334,7 @@ def test_a_task_waits_for_a_server_that_went_away_before_it_read(valkey):
     later.join()
 
 
-def test_a_lost_answer_costs_no_entry(valkey):
+def test_lost_server_response_loses_no_entry(valkey):
     """The server has assigned the entries to the query's own consumer, but the query did not get the response."""
     valkey.group()
     query = valkey.query()
@@ -344,7 +344,7 @@ def test_a_lost_answer_costs_no_entry(valkey):
     assert valkey.pending() == 0
 
 
-def test_headers_that_are_not_text_are_reported(valkey, caplog):
+def test_dropped_non_text_headers_are_logged(valkey, caplog):
     valkey.add(2, bad=b"\xff")
     assert [dict(row["headers"]) for row in valkey.query().batch()] == [{}, {}]
     assert "headers_dropped stream=orders count=2" in caplog.text

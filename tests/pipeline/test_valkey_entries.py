@@ -31,31 +31,31 @@ def test_ids_compare_as_numbers():
 
 
 @pytest.mark.parametrize("entry_id", [f"{2**64 - 1}-{2**64 - 1}", f"{2**43}-0"])
-def test_an_id_that_no_column_holds_is_the_last_that_one_does(entry_id):
+def test_seq_of_oversized_id_is_maximum(entry_id):
     assert EntryId.parse(entry_id).seq() == 2**63 - 1
     assert EntryId.parse(entry_id).time().year in (2248, 9999)
 
 
-def test_more_entries_in_a_millisecond_than_can_be_told_apart_stay_within_it():
+def test_seq_overflow_stays_within_millisecond():
     assert EntryId(5, 2**20 + 7).seq() == EntryId(5, 2**20 - 1).seq() < EntryId(6, 0).seq()
 
 
-def test_an_id_tells_the_time():
+def test_entry_time_is_read_from_id():
     assert EntryId.parse("1767225600123-0").time() == datetime(2026, 1, 1, 0, 0, 0, 123000, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("stream", ["orders", "shop/orders", "/", "ä b"])
-def test_an_event_id_holds_the_stream_and_the_entry(stream):
+def test_event_id_contains_stream_and_entry_id(stream):
     assert entry_of(entry("12-3", stream).event_id) == (stream, "12-3")
 
 
 @pytest.mark.parametrize("event_id", ["12-3", "orders", "orders/12", "orders/a-b", "orders/12-3/"])
-def test_an_event_id_of_another_source_is_refused(event_id):
+def test_event_id_of_another_source_is_refused(event_id):
     with pytest.raises(UsageError, match=r"^invalid event id '.*'; expected an id such as orders/1767225600000-0$"):
         entry_of(event_id)
 
 
-def test_what_our_own_publisher_writes_comes_back_as_it_was():
+def test_entry_of_penstock_publisher_is_decoded_unchanged():
     found = row(
         event_id="0199", event_type="order.placed", queue="outbox", payload=b"\xff\x00", headers='{"trace":"ä"}',
         created_at="2026-01-01T00:00:00+00:00", partition_key="p", ordering_key="o",
@@ -70,42 +70,42 @@ def test_what_our_own_publisher_writes_comes_back_as_it_was():
     }
 
 
-def test_an_entry_of_others_has_its_streams_name_for_a_type_and_fields_for_headers():
+def test_foreign_entry_has_stream_as_type_and_fields_as_headers():
     found = row(payload="{}", tenant="ada")
     assert (found["event_type"], found["partition_key"], found["ordering_key"]) == ("orders", None, None)
     assert dict(found["headers"]) == {"tenant": "ada"}
 
 
-def test_an_entry_without_a_payload_is_the_payload():
+def test_entry_without_payload_field_becomes_json_payload():
     found = row(amount="12", who="Žofie", broken=b"\xff")
     assert json.loads(found["payload"]) == {"amount": "12", "who": "Žofie", "broken": "\\xff"}
     assert found["headers"] == []
 
 
-def test_the_payload_may_be_in_another_field():
+def test_payload_field_can_be_configured():
     found = Rows("body").row(entry(body="b", payload="p"))
     assert (found["payload"], found["headers"]) == (b"b", [("payload", "p")])
 
 
 @pytest.mark.parametrize("text", ["plain", "[1]", '{"a":1}', '{"a":"\\ud800"}', "[" * 100_000])
-def test_headers_that_are_no_json_object_of_texts_are_a_header_of_that_name(text):
+def test_invalid_headers_field_becomes_header(text):
     assert row(payload="p", headers=text)["headers"] == [("headers", text)]
 
 
-def test_headers_that_are_not_text_are_dropped_and_counted():
+def test_non_text_headers_are_dropped_and_counted():
     rows = Rows("payload")
     found = rows.row(entry(payload=b"\xff", bad=b"\xff", good="yes"))
     assert (found["payload"], found["headers"], rows.dropped_headers) == (b"\xff", [("good", "yes")], 1)
 
 
-def test_keys_that_are_not_text_stay_apart():
+def test_different_non_text_keys_stay_different():
     assert (
         row(payload="", partition_key=b"\xff")["partition_key"]
         != row(payload="", partition_key=b"\xfe")["partition_key"]
     )
 
 
-def test_entries_come_once_and_the_oldest_first():
+def test_entries_are_unique_and_oldest_first():
     found = in_order([entry("10-1"), entry("9-1"), entry("10-1"), entry("9-1", "other")])
     assert [one.event_id for one in found] == ["orders/9-1", "other/9-1", "orders/10-1"]
 
@@ -118,13 +118,13 @@ def test_pages_are_bounded_by_rows_and_bytes():
     assert list(pages([])) == []
 
 
-def test_options_are_read_in_any_spelling():
+def test_options_accept_camel_case_and_upper_case():
     options = StreamOptions.parse({**NEEDED, "minIdleTimeMs": "5", "LIMIT": "7", "payload_field": "body"})
     assert (options.min_idle_time_ms, options.limit, options.payload_field, options.partitions) == (5, 7, "body", 1)
     assert not options.patient
 
 
-def test_several_streams_are_told_by_commas():
+def test_streams_are_separated_by_commas():
     options = StreamOptions.parse({**NEEDED, "stream": "a, b,a,"})
     assert [group.stream for group in options.groups()] == ["a", "b"]
 
@@ -147,7 +147,7 @@ def test_several_streams_are_told_by_commas():
         ({"url": "valkey://here?maxlen=5"}, "unknown option 'maxlen' for valkey:; supported: ssl_ca_certs"),
     ],
 )
-def test_a_wrong_option_is_told_at_once(given, message):
+def test_invalid_options_are_usage_errors(given, message):
     with pytest.raises(UsageError) as refused:
         StreamOptions.parse({**NEEDED, **given})
     assert message in str(refused.value)
@@ -173,8 +173,8 @@ def test_a_wrong_option_is_told_at_once(given, message):
         (ResponseError("OOM"), PipelineError, "rejected a command on stream 'orders': OOM"),
     ],
 )
-def test_errors_say_what_happened_without_the_password(error, kind, message):
-    told = plain_error(error, URL, "orders", "totals")
-    assert type(told) is kind
-    assert message in str(told)
-    assert "secret" not in str(told)
+def test_server_errors_are_classified_without_password(error, kind, message):
+    plain = plain_error(error, URL, "orders", "totals")
+    assert type(plain) is kind
+    assert message in str(plain)
+    assert "secret" not in str(plain)

@@ -78,7 +78,7 @@ def die(batch: "DataFrame", _number: int) -> None:
     raise LookupError("died here")
 
 
-def test_a_query_has_the_entries_with_all_their_columns(queries: Queries) -> None:
+def test_query_returns_entries_with_all_columns(queries: Queries) -> None:
     added = queries.valkey.add(3, event_type="order.placed", partition_key="ada", tenant="shop")
     assert queries.load().columns == list(COLUMNS)
     queries.run(queries.work)
@@ -89,7 +89,7 @@ def test_a_query_has_the_entries_with_all_their_columns(queries: Queries) -> Non
     assert queries.valkey.pending() == 0
 
 
-def test_a_batch_that_failed_comes_again_before_what_is_new(queries: Queries) -> None:
+def test_failed_batch_is_repeated_before_new_entries(queries: Queries) -> None:
     added = queries.valkey.add(3)
     with pytest.raises(Exception, match="died here"):
         queries.run(die)
@@ -99,7 +99,7 @@ def test_a_batch_that_failed_comes_again_before_what_is_new(queries: Queries) ->
     assert [row.attempts for row in queries.seen] == [1, 1, 1, 0, 0]
 
 
-def test_without_its_checkpoint_a_query_loses_nothing(queries: Queries) -> None:
+def test_query_without_checkpoint_loses_no_entry(queries: Queries) -> None:
     added = queries.valkey.add(3)
     with pytest.raises(Exception, match="died here"):
         queries.run(die, "lost")
@@ -109,7 +109,7 @@ def test_without_its_checkpoint_a_query_loses_nothing(queries: Queries) -> None:
     assert queries.valkey.pending() == 0
 
 
-def test_a_batch_evaluated_twice_has_the_same_entries(queries: Queries) -> None:
+def test_batch_evaluated_twice_has_same_entries(queries: Queries) -> None:
     queries.valkey.add(5)
     counts = []
 
@@ -123,27 +123,27 @@ def test_a_batch_evaluated_twice_has_the_same_entries(queries: Queries) -> None:
     assert queries.valkey.pending() == 0
 
 
-def test_a_patient_query_outlives_a_restart_of_the_server(queries: Queries) -> None:
+def test_patient_query_survives_server_restart(queries: Queries) -> None:
     valkey = queries.valkey
     first = valkey.add(3)
     query = queries.start(queries.work, patient=True)
     assert wait_until(lambda: len(queries.seen) == 3 and valkey.pending() == 0, SECONDS)
     valkey.server.kill()
-    await_a_knock(valkey.server.port)
+    await_connection(valkey.server.port)
     valkey.server.start()
     second = valkey.add(3)
     assert wait_until(lambda: len(queries.seen) == 6, SECONDS), query.exception()
     assert queries.seen_ids() == first + second
 
 
-def await_a_knock(port: int) -> None:
+def await_connection(port: int) -> None:
     """Wait until a client tries to connect to the port of the stopped server."""
-    with socket.create_server(("127.0.0.1", port)) as door:
-        door.settimeout(SECONDS)
-        door.accept()[0].close()
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        listener.settimeout(SECONDS)
+        listener.accept()[0].close()
 
 
-def test_two_queries_of_a_group_share_its_entries(queries: Queries) -> None:
+def test_two_queries_of_group_share_entries(queries: Queries) -> None:
     queries.start(queries.work, "one", limit=20)
     queries.start(queries.work, "other", limit=20, partitions=2)
     added = queries.valkey.add(500)
@@ -152,7 +152,7 @@ def test_two_queries_of_a_group_share_its_entries(queries: Queries) -> None:
     assert wait_until(lambda: queries.valkey.pending() == 0, SECONDS)
 
 
-def test_a_wrong_option_is_told_when_the_stream_is_loaded(queries: Queries) -> None:
+def test_invalid_option_is_refused_at_load(queries: Queries) -> None:
     with pytest.raises(Exception, match="unknown option 'topic' for format penstock-valkey") as refused:
         queries.load(topic="orders")
     assert root_cause(str(refused.value)).startswith(
@@ -160,7 +160,7 @@ def test_a_wrong_option_is_told_when_the_stream_is_loaded(queries: Queries) -> N
     )
 
 
-def test_what_is_wrong_with_a_stream_is_one_line_in_the_end(queries: Queries) -> None:
+def test_query_error_has_one_line_root_cause(queries: Queries) -> None:
     queries.valkey.client.set("orders", "text")
     with pytest.raises(Exception, match="is not a stream") as refused:
         queries.run(queries.work)

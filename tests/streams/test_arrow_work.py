@@ -89,7 +89,7 @@ def in_place(event: StreamEvent) -> tuple[str, int]:
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(batches=st.lists(st.lists(events, min_size=1, max_size=12), min_size=1, max_size=4))
-def test_both_ways_come_to_the_same(batches: list[list[StreamEvent]], tmp_path: Path) -> None:
+def test_batch_and_event_handlers_have_same_results(batches: list[list[StreamEvent]], tmp_path: Path) -> None:
     """Both ways agree for events that are duplicated, out of order, or mixed with events of earlier batches."""
     handled = stream(total)
     folder = tmp_path / uuid4().hex
@@ -125,13 +125,13 @@ def test_both_ways_come_to_the_same(batches: list[list[StreamEvent]], tmp_path: 
         (" ".join(f"{chr(20_100 - n)}1" for n in range(101)), " ".join(f"{chr(n)}1" for n in range(20_000, 20_101))),
     ],
 )
-def test_events_are_put_in_the_order_of_their_source_partitions(given: str, ordered: str) -> None:
+def test_events_are_ordered_by_source_partition_and_offset(given: str, ordered: str) -> None:
     found = in_order(rows([placed("ada", place[0], int(place[1]), 1) for place in given.split()]))
     partitions, offsets = found.column("source_partition").to_pylist(), found.column("offset").to_pylist()
     assert [f"{name}{offset}" for name, offset in zip(partitions, offsets, strict=True)] == ordered.split()
 
 
-def test_the_handler_is_given_the_same_either_way(state: str) -> None:
+def test_handler_gets_same_table_from_arrow_and_events(state: str) -> None:
     seen: list[Any] = []
     handled = stream(lambda events, _ctx: seen.append(events))
     came = StreamEvent(
@@ -146,7 +146,7 @@ def test_the_handler_is_given_the_same_either_way(state: str) -> None:
     assert seen[0].schema == as_table([came], {"amount": "int64"}).schema
 
 
-def test_headers_are_maps(state: str) -> None:
+def test_headers_column_contains_maps(state: str) -> None:
     seen: list[Any] = []
     table = rows([StreamEvent("1", "a", b"{}"), StreamEvent("2", "a", b"{}")])
     at = table.schema.get_field_index("headers")
@@ -159,7 +159,7 @@ def test_headers_are_maps(state: str) -> None:
     assert seen == [[[("x", "y")], []]]
 
 
-def test_nothing_remains_of_a_handler_that_fails(state: str) -> None:
+def test_failed_handler_leaves_no_effects(state: str) -> None:
     def fail(events: "pa.Table", ctx: BatchContext) -> None:
         total(events, ctx)
         ctx.states["a"]["odd"] = object()
@@ -175,7 +175,7 @@ def test_nothing_remains_of_a_handler_that_fails(state: str) -> None:
         assert dict(opened.read("total")) == {"a": Saved(b'{"count":1,"sum":5}')}
 
 
-def test_state_that_has_expired_is_not_seen_and_written_state_expires(state: str) -> None:
+def test_state_expires_after_ttl(state: str) -> None:
     handled = stream(total, ttl_seconds=10)
     with closing(open_state(state)) as opened:
         part = opened.open_part(opened.start("total", 1), 0)
@@ -195,7 +195,7 @@ def test_state_that_has_expired_is_not_seen_and_written_state_expires(state: str
         ("headers", pa.array([f'{{"{KEY_HEADER}": "a"}}'])),
     ],
 )
-def test_what_failed_before_or_has_no_key_goes_the_other_way(column: str, value: Any) -> None:
+def test_failed_or_keyless_events_are_not_plain(column: str, value: Any) -> None:
     table = rows([placed("a", "x", 1, 5)])
     assert is_plain(table)
     assert not is_plain(table.set_column(table.schema.get_field_index(column), column, value))
@@ -224,7 +224,7 @@ class TestStates:
         objects = {"a": KeyState(SAVED["a"]), "b": KeyState(), "c": KeyState()}
         return States(objects.__getitem__, list(objects))
 
-    def test_columns_have_nulls_for_what_is_not_there(self, states: States) -> None:
+    def test_missing_keys_and_fields_are_null(self, states: States) -> None:
         found = states.table(["c", "a", "b"], {"sum": "int64", "name": "string"})
         assert found.to_pylist() == [
             {"sum": None, "name": None},
@@ -233,7 +233,7 @@ class TestStates:
         ]
 
     @pytest.mark.parametrize("kind", ["arrow", "pandas"])
-    def test_what_is_put_is_all_there_is(self, states: States, kind: str) -> None:
+    def test_put_replaces_state(self, states: States, kind: str) -> None:
         given = {
             "key": ["a", "c"],
             "sum": [7, 8],
@@ -246,13 +246,13 @@ class TestStates:
         assert dict(states["c"]) == {"sum": 8, "share": 1e300, "name": "", "open": False}
         assert states.table(["c"], {"sum": "int64"}).to_pylist() == [{"sum": 8}]
 
-    def test_nulls_are_left_out(self, states: States) -> None:
+    def test_put_omits_nulls(self, states: States) -> None:
         states.put(
             pa.table({"key": ["a", "b"], "sum": pa.array([None, 3]), "name": pa.array([None, None], pa.string())})
         )
         assert (dict(states["a"]), dict(states["b"])) == ({}, {"sum": 3})
 
-    def test_columns_and_states_one_by_one_see_each_other(self, states: States) -> None:
+    def test_column_and_key_access_see_same_state(self, states: States) -> None:
         states["a"]["sum"] = 10
         assert states.table(["a"], {"sum": "int64", "count": "int64"}).to_pylist() == [{"sum": 10, "count": 1}]
         states.put(pa.table({"key": ["a", "b"], "sum": [11, 1]}))
@@ -260,7 +260,7 @@ class TestStates:
         states["b"]["sum"] += 1
         assert states.table(["b", "a"], {"sum": "int64"}).to_pylist() == [{"sum": 2}, {"sum": 11}]
 
-    def test_keys_are_those_of_the_batch(self, states: States) -> None:
+    def test_keys_outside_batch_are_refused(self, states: States) -> None:
         with pytest.raises(KeyError, match="key 'z' does not occur in this batch"):
             states.table(["a", "z"], {"sum": "int64"})
         with pytest.raises(KeyError, match="key 'z' does not occur in this batch"):
@@ -269,17 +269,17 @@ class TestStates:
             states.put(pa.table({"sum": [1]}))
 
     @pytest.mark.parametrize("column", [[float("nan")], [datetime(2026, 1, 1)], [b"bytes"]])
-    def test_what_json_can_not_say_is_refused(self, states: States, column: list[Any]) -> None:
+    def test_put_refuses_values_that_json_cannot_encode(self, states: States, column: list[Any]) -> None:
         with pytest.raises(UsageError, match="cannot encode state as JSON"):
             states.put(pa.table({"key": ["a"], "odd": column}))
 
-    def test_no_keys_and_no_names(self, states: States) -> None:
+    def test_empty_tables_are_accepted(self, states: States) -> None:
         assert states.table([], {"sum": "int64"}).num_rows == 0
         states.put(pa.table({"key": ["a"]}))
         assert dict(states["a"]) == {}
 
 
-def test_only_what_changed_is_written(saved: PartTransaction) -> None:
+def test_only_changed_states_are_saved(saved: PartTransaction) -> None:
     saved.save({"a": Saved(b'{"n":1}'), "b": Saved(b'{"n":2}')})
     states = TableStates(pa.array(["b", "a", "c"]), saved, NOW)
     states["a"].get("n")

@@ -47,13 +47,13 @@ def emitted(harness: StreamHarness) -> list[int]:
 
 
 @pytest.mark.parametrize("crash", [CRASH, LOST_COMMIT])
-def test_effects_happen_once(harness: StreamHarness, crash: str) -> None:
+def test_effects_happen_once_after_crash(harness: StreamHarness, crash: str) -> None:
     harness.run([order(1), order(2, "b"), crash, order(3), crash, order(4, "b")])
     assert (harness.state("a"), harness.state("b")) == ({"sum": 4}, {"sum": 6})
     assert emitted(harness) == [1, 2, 3, 4]
 
 
-def test_one_that_fails_dies_alone_and_leaves_nothing(harness: StreamHarness) -> None:
+def test_failing_event_becomes_dead_letter_without_effects(harness: StreamHarness) -> None:
     report = harness.run([order(1), order(2), order(-5), order(4), order(-6, "b"), order(7, "b")])
     assert (harness.state("a"), harness.state("b")) == ({"sum": 7}, {"sum": 7})
     assert emitted(harness) == [1, 2, 4, 7]
@@ -62,19 +62,19 @@ def test_one_that_fails_dies_alone_and_leaves_nothing(harness: StreamHarness) ->
 
 
 @pytest.mark.parametrize("payload", [b"", b" ", b"{", b'{"amount": 1} {"amount": 2}', b'{"amount": "much"}', b"[1]"])
-def test_a_payload_that_is_no_such_object_fails_alone(harness: StreamHarness, payload: bytes) -> None:
+def test_event_with_unusable_payload_fails_alone(harness: StreamHarness, payload: bytes) -> None:
     report = harness.run([order(1), StreamEvent("odd", "a", payload=payload), order(2)])
     assert harness.state("a") == {"sum": 3}
     assert [event.event_id for event, _ in report.dead] == ["odd"]
 
 
-def test_payloads_that_would_make_up_for_one_another_are_both_refused() -> None:
+def test_each_payload_must_be_one_json_object() -> None:
     events = [StreamEvent("1", "a", payload=b""), StreamEvent("2", "a", payload=b'{"amount":1}{"amount":2}')]
     with pytest.raises(ValueError, match="JSON object"):
         as_table(events, {"amount": "int64"})
 
 
-def test_a_table_has_a_row_for_each_event() -> None:
+def test_table_has_one_row_per_event() -> None:
     events = [StreamEvent("1", "a", payload=b'{\n"amount": 5, "other": [1]}', headers={"x": "y"}, attempts=2)]
     (row,) = as_table(events, {"amount": "int64", "missing": "string"}).to_pylist()
     assert (row["event_id"], row["key"], row["amount"], row["missing"], row["attempts"]) == ("1", "a", 5, None, 2)
@@ -82,7 +82,7 @@ def test_a_table_has_a_row_for_each_event() -> None:
     assert as_table(events, {}).column_names[-1] == "ordering_key"
 
 
-def test_states_are_of_the_batches_keys() -> None:
+def test_invalid_batch_options_are_usage_errors() -> None:
     app = Streams("sqlite:///unused.db")
 
     @app.stream("orders", batch="arrow")
@@ -97,7 +97,7 @@ def test_states_are_of_the_batches_keys() -> None:
         app.stream("orders", name="other", fields={"amount": "int64"})(total)
 
 
-def test_a_key_of_no_event_has_no_state(tmp_path: Path) -> None:
+def test_state_of_key_outside_batch_is_refused(tmp_path: Path) -> None:
     app = Streams("sqlite:///unused.db")
 
     @app.stream("orders", key=lambda event: event.json()["key"], batch="arrow", max_retries=0)

@@ -25,13 +25,13 @@ from penstock.streams.event import StreamEvent, decode_json
         b"12",
     ],
 )
-def test_a_payload_is_decoded_as_json_loads_does(data: bytes) -> None:
+def test_payload_is_decoded_like_json_loads(data: bytes) -> None:
     assert repr(decode_json(data)) == repr(json.loads(data))
     assert repr(StreamEvent("id", "key", data).json()) == repr(json.loads(data))
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"1 2", b"\xff\xfe\xff", b"{'a': 1}", b'{"a": 1}}'])
-def test_what_is_no_json_fails_as_json_loads_does(data: bytes) -> None:
+def test_invalid_json_fails_like_json_loads(data: bytes) -> None:
     with pytest.raises(ValueError) as expected:  # noqa: PT011
         json.loads(data)
     with pytest.raises(type(expected.value)):
@@ -39,7 +39,7 @@ def test_what_is_no_json_fails_as_json_loads_does(data: bytes) -> None:
 
 
 @pytest.mark.parametrize("value", [1, -1, 2**63, "text", "\ud800", True, None, 1.5, [1, {"a": "\udfff"}], {"a": [1]}])
-def test_what_json_can_say_is_read_as_it_was_written(value: Any) -> None:
+def test_json_values_are_kept_unchanged(value: Any) -> None:
     state = KeyState()
     state["value"] = value
     state.check()
@@ -51,7 +51,7 @@ def test_what_json_can_say_is_read_as_it_was_written(value: Any) -> None:
     "value",
     [float("nan"), float("inf"), pytest.param(10**5_000, id="many digits"), b"bytes", {1, 2}, object(), [object()]],
 )
-def test_what_json_cant_say_is_refused_before_it_is_written(value: Any) -> None:
+def test_non_json_values_are_refused_before_writing(value: Any) -> None:
     state = KeyState()
     state["kept"] = 1
     state.check()
@@ -63,7 +63,7 @@ def test_what_json_cant_say_is_refused_before_it_is_written(value: Any) -> None:
     assert dict(state) == {"kept": 1}
 
 
-def test_a_value_is_got_as_it_stands_in_this_event() -> None:
+def test_get_sees_changes_of_current_event() -> None:
     state = KeyState()
     assert state.get("sum", 0) == 0
     state["sum"] = 1
@@ -76,7 +76,7 @@ def test_a_value_is_got_as_it_stands_in_this_event() -> None:
     assert state.get("sum") == 1
 
 
-def test_a_list_that_is_got_may_be_changed_and_the_change_undone() -> None:
+def test_changes_to_list_values_can_be_undone() -> None:
     state = KeyState()
     state["seen"] = [1]
     state.settle()

@@ -57,7 +57,7 @@ def test_state_is_kept_by_key(harness: StreamHarness) -> None:
 
 
 @pytest.mark.parametrize("crash", [CRASH, LOST_COMMIT])
-def test_a_crash_neither_loses_nor_doubles(harness: StreamHarness, crash: str) -> None:
+def test_events_are_applied_once_after_crash(harness: StreamHarness, crash: str) -> None:
     items = [order(1), order(2, "b"), crash, order(3), order(4, "b"), crash, crash, order(5)]
     report = harness.run(items)
     assert harness.state("a") == {"sum": 9, "seen": [1, 3, 5]}
@@ -65,14 +65,14 @@ def test_a_crash_neither_loses_nor_doubles(harness: StreamHarness, crash: str) -
     assert len(report.emitted) == len({event.event_id for event in report.emitted}) == 5
 
 
-def test_an_event_that_fails_leaves_nothing_and_comes_again(harness: StreamHarness) -> None:
+def test_failed_event_has_no_effects_and_is_retried(harness: StreamHarness) -> None:
     report = harness.run([order(1, fails=2), order(2)])
     assert harness.state("a") == {"sum": 3, "seen": [2, 1]}, "what stood behind it went on"
     assert [event.payload for event in report.emitted] == [b'{"sum":2}', b'{"sum":3}']
     assert report.dead == []
 
 
-def test_one_that_fails_too_often_is_dead_and_blocks_nobody(harness: StreamHarness) -> None:
+def test_exhausted_event_is_dead_letter_and_blocks_no_others(harness: StreamHarness) -> None:
     report = harness.run([order(1, fails=99), order(2), CRASH, order(3)])
     assert harness.state("a") == {"sum": 5, "seen": [2, 3]}
     ((dead, error),) = report.dead
@@ -81,7 +81,7 @@ def test_one_that_fails_too_often_is_dead_and_blocks_nobody(harness: StreamHarne
     assert "in total" in error
 
 
-def test_an_event_of_a_source_without_retries_is_tried_as_often(state: str) -> None:
+def test_source_without_retries_has_same_number_of_attempts(state: str) -> None:
     app, tries = Streams("sqlite:///unused.db"), list[int]()
 
     @app.stream("orders", key=lambda event: "a")
@@ -101,7 +101,7 @@ def test_an_event_of_a_source_without_retries_is_tried_as_often(state: str) -> N
     harness.close()
 
 
-def test_an_event_that_comes_twice_counts_once_and_its_replay_again(harness: StreamHarness) -> None:
+def test_repeated_event_is_applied_once_and_replay_again(harness: StreamHarness) -> None:
     event = StreamEvent("9-0", "a", payload=b'{"key": "a", "amount": 1}')
     later = StreamEvent("10-0", "a", payload=b'{"key": "a", "amount": 10}')
     harness.run([later, event, event])
@@ -111,7 +111,7 @@ def test_an_event_that_comes_twice_counts_once_and_its_replay_again(harness: Str
     assert harness.state("a")["sum"] == 12
 
 
-def test_positions_only_go_forward(harness: StreamHarness) -> None:
+def test_events_at_older_positions_are_ignored(harness: StreamHarness) -> None:
     def at(offset: int, partition: str = "topic-0") -> StreamEvent:
         return StreamEvent("", "a", payload=b'{"key": "a", "amount": 1}', position=Position(partition, offset))
 
@@ -120,7 +120,7 @@ def test_positions_only_go_forward(harness: StreamHarness) -> None:
     assert harness.state("a")["sum"] == 5
 
 
-def test_state_that_json_can_not_say_fails_its_event_only(state: str) -> None:
+def test_non_json_state_fails_only_its_event(state: str) -> None:
     app = Streams("sqlite:///unused.db")
 
     @app.stream("orders", key=lambda event: "a", max_retries=0)
@@ -134,7 +134,7 @@ def test_state_that_json_can_not_say_fails_its_event_only(state: str) -> None:
     harness.close()
 
 
-def test_state_is_forgotten_in_time(state: str) -> None:
+def test_state_expires_after_ttl(state: str) -> None:
     app = Streams("sqlite:///unused.db")
 
     @app.stream("orders", key=lambda event: "a", ttl_seconds=5)
@@ -159,7 +159,7 @@ def test_state_is_forgotten_in_time(state: str) -> None:
     harness.close()
 
 
-def test_mistakes_are_told() -> None:
+def test_invalid_stream_options_are_usage_errors() -> None:
     app = Streams("sqlite:///unused.db")
     app.stream("a", name="one")(lambda event, ctx: None)
     with pytest.raises(UsageError, match="'one' is already defined"):
@@ -175,7 +175,7 @@ def nothing(event: StreamEvent, ctx: Context) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "told"),
+    ("first", "second", "message"),
     [
         ("orders", "orders", "queue 'orders' is already read by stream 'one'; use a separate queue for each stream"),
         ("orders", Queue("orders"), "queue 'orders' is already read by stream 'one'"),
@@ -188,18 +188,16 @@ def nothing(event: StreamEvent, ctx: Context) -> None:
         ),
     ],
 )
-def test_two_streams_on_what_gives_each_event_to_one_reader_are_refused(
-    first: str | Source, second: str | Source, told: str
-) -> None:
+def test_streams_cannot_share_single_reader_source(first: str | Source, second: str | Source, message: str) -> None:
     app = Streams("sqlite:///unused.db")
     app.stream(first, name="one")(nothing)
-    with pytest.raises(UsageError, match=told) as refused:
+    with pytest.raises(UsageError, match=message) as refused:
         app.stream(second, name="two")(nothing)
     assert "secret" not in str(refused.value)
     assert list(app.streams) == ["one"]
 
 
-def test_two_streams_may_read_what_each_of_them_has_to_itself() -> None:
+def test_streams_can_read_separate_or_shareable_sources() -> None:
     app = Streams("sqlite:///unused.db")
     for number, source in enumerate(
         [
@@ -215,7 +213,7 @@ def test_two_streams_may_read_what_each_of_them_has_to_itself() -> None:
     assert len(app.streams) == 6
 
 
-def test_waits_double_and_an_event_that_is_given_up_does_not_wait(state: str) -> None:
+def test_retry_delay_doubles_and_dead_event_has_none(state: str) -> None:
     app = Streams("sqlite:///unused.db")
 
     @app.stream("orders", key=lambda event: "a", parts=1, retry_seconds=7)

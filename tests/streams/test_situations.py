@@ -66,7 +66,7 @@ def emitted(part: StatePartition) -> list[bytes]:
     return [event.payload for outgoing in part.outgoing() for event in outgoing.events]
 
 
-def test_of_a_task_that_runs_twice_the_older_one_is_fenced(store: StateStore, state: str) -> None:
+def test_older_of_two_tasks_is_fenced(store: StateStore, state: str) -> None:
     started = store.start("total", 1)
     events = numbered(1, 2, 3)
     with closing(store.open_part(started, 0)) as older, closing(open_state(state).open_part(started, 0)) as newer:
@@ -77,7 +77,7 @@ def test_of_a_task_that_runs_twice_the_older_one_is_fenced(store: StateStore, st
         assert len(emitted(newer)) == 3
 
 
-def test_a_second_task_waits_for_the_commit_of_the_first_and_finds_all_done(store: StateStore, state: str) -> None:
+def test_second_task_waits_for_commit_of_first(store: StateStore, state: str) -> None:
     """The second task opens the state partition while the first task is running its handlers."""
     started, events = store.start("total", 1), numbered(1, 2, 3)
     halfway, go_on = threading.Event(), threading.Event()
@@ -105,7 +105,7 @@ def test_a_second_task_waits_for_the_commit_of_the_first_and_finds_all_done(stor
         assert len(emitted(first)) == 3
 
 
-def test_of_two_drivers_the_older_one_is_told_by_name(store: StateStore, state: str) -> None:
+def test_older_driver_is_superseded(store: StateStore, state: str) -> None:
     older = store.start("total", 1)
     part = store.open_part(older, 0)
     newer = open_state(state).start("total", 1)
@@ -117,7 +117,7 @@ def test_of_two_drivers_the_older_one_is_told_by_name(store: StateStore, state: 
     assert total(store)["sum"] == 1
 
 
-def test_the_first_fails_and_the_second_succeeds(store: StateStore) -> None:
+def test_failed_event_is_applied_after_later_event(store: StateStore) -> None:
     """A failed event is applied later, although the event after it succeeded. Progress stored as an offset would lose
     the failed event."""
     bad, good = StreamEvent("1-0", "a", payload=b"bad1"), StreamEvent("2-0", "a", payload=b"2")
@@ -133,7 +133,7 @@ def test_the_first_fails_and_the_second_succeeds(store: StateStore) -> None:
 
 
 @pytest.mark.parametrize("settles", [True, False])
-def test_a_task_that_is_run_again_counts_a_failure_once(store: StateStore, settles: bool) -> None:
+def test_repeated_task_counts_failure_once(store: StateStore, settles: bool) -> None:
     """Repeats of one delivery count one failure. A task that died after its commit repeats its delivery, and these
     repeats must not make the event dead."""
     bad = StreamEvent("1-0", "a", payload=b"bad1", settles=settles)
@@ -150,7 +150,7 @@ def test_a_task_that_is_run_again_counts_a_failure_once(store: StateStore, settl
     assert total(store)["sum"] == 1
 
 
-def test_older_entries_that_come_after_newer_ones_are_processed(store: StateStore) -> None:
+def test_older_entries_after_newer_ones_are_applied(store: StateStore) -> None:
     """Older entries are applied after newer ones, as when a consumer takes over the entries of a dead one."""
     with closing(store.open_part(store.start("total", 1), 0)) as part:
         for event in reversed(numbered(1, 2, 3, 4)):
@@ -159,7 +159,7 @@ def test_older_entries_that_come_after_newer_ones_are_processed(store: StateStor
     assert total(store) == {"sum": 10, "order": ["4-0", "3-0", "2-0", "1-0"]}
 
 
-def test_ids_that_sort_as_strings_the_other_way_round(store: StateStore) -> None:
+def test_inbox_does_not_depend_on_string_order_of_ids(store: StateStore) -> None:
     """The inbox does not order ids: 9-0 comes before 10-0 and 100-0, but sorts after them as a string."""
     with closing(store.open_part(store.start("total", 1), 0)) as part:
         for number in (9, 10, 100, 99, 101):
@@ -170,7 +170,7 @@ def test_ids_that_sort_as_strings_the_other_way_round(store: StateStore) -> None
 
 
 @pytest.mark.parametrize("crash", [CRASH, LOST_COMMIT])
-def test_a_handler_that_always_fails_blocks_nobody(state: str, crash: str) -> None:
+def test_failing_events_do_not_block_later_events(state: str, crash: str) -> None:
     app = Streams("sqlite:///unused.db")
 
     @app.stream("orders", key=lambda event: "a", parts=1, name="total")
@@ -185,7 +185,7 @@ def test_a_handler_that_always_fails_blocks_nobody(state: str, crash: str) -> No
         assert [event.text() for event, _ in report.dead] == ["never", "never"]
 
 
-def test_inbox_entries_go_only_after_the_acknowledgement(store: StateStore) -> None:
+def test_inbox_entries_are_kept_until_acknowledgement(store: StateStore) -> None:
     """An inbox entry is kept until the acknowledgement: before that, the source may deliver the event again."""
     event = numbered(5)
     arrivals = [one.arrival for one in event]

@@ -46,7 +46,7 @@ class TestPostgresState(StateStoreConformance):
         yield from opener(postgres_url)
 
 
-def test_the_url_names_the_store(tmp_path: Path) -> None:
+def test_url_selects_state_store(tmp_path: Path) -> None:
     for url, shared in [
         ("sqlite:///state", False),
         ("rocksdb:///state", False),
@@ -68,18 +68,18 @@ def test_the_url_names_the_store(tmp_path: Path) -> None:
         ("rocksdb://state", "expected a folder"),
     ],
 )
-def test_a_url_that_can_not_be_says_why(url: str, message: str) -> None:
+def test_invalid_state_urls_are_usage_errors(url: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         registry.open_state(url)
 
 
-def test_a_server_that_is_not_there_is_named() -> None:
+def test_unreachable_server_is_named_in_error() -> None:
     with pytest.raises(StoreUnavailable, match=r"someone:\*\*\*@127\.0\.0\.1"):
         registry.open_state("postgresql://someone:secret@127.0.0.1:1/x?connect_timeout=2").streams()
 
 
 @pytest.mark.parametrize("scheme", ["sqlite", "rocksdb"])
-def test_a_part_that_is_lost_is_not_taken_for_an_empty_one(tmp_path: Path, scheme: str) -> None:
+def test_missing_state_partition_is_error(tmp_path: Path, scheme: str) -> None:
     store = registry.open_state(f"{scheme}:///{tmp_path}")
     started = store.start("orders", 2)
     for path in (tmp_path / "orders").glob("part-00001.*"):
@@ -101,9 +101,7 @@ part.close()
 """
 
 
-def test_a_process_that_keeps_a_database_open_fences_others_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_database_open_in_another_process_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A state partition cannot be opened while another process has its database open, and can be opened afterwards."""
     monkeypatch.setattr(rocks_files, "OPEN_SECONDS", 0.1)
     store = registry.open_state(f"rocksdb:///{tmp_path}")
@@ -118,7 +116,7 @@ def test_a_process_that_keeps_a_database_open_fences_others_out(
     store.open_part(started, 0).close()
 
 
-def test_what_rocksdb_merges_is_not_thrown_away(tmp_path: Path) -> None:
+def test_rocksdb_compactions_finish_after_tasks_end(tmp_path: Path) -> None:
     """Compactions finish although tasks end before. If closing interrupted them, half of them would be discarded and
     begun again. One may be interrupted if the machine is too busy to start it soon."""
     store = registry.open_state(f"rocksdb:///{tmp_path}")
@@ -136,7 +134,7 @@ def test_what_rocksdb_merges_is_not_thrown_away(tmp_path: Path) -> None:
     assert 4 * cut_short < merges
 
 
-def test_tasks_of_one_process_come_and_go_while_a_part_is_being_closed(tmp_path: Path) -> None:
+def test_tasks_can_reopen_state_partition_during_close(tmp_path: Path) -> None:
     store = registry.open_state(f"rocksdb:///{tmp_path}")
     started = store.start("orders", 1)
 

@@ -13,12 +13,12 @@ PAGES = Path(__file__).parents[2] / "docs" / "guides"
 
 
 @pytest.mark.parametrize(("page", "count"), [("streams.md", 4), ("windows.md", 3)])
-def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, count: int) -> None:
+def test_streams_page_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str, count: int) -> None:
     monkeypatch.chdir(tmp_path)
     assert _run(page, count)["harness"] is not None
 
 
-def test_states_as_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_as_columns_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     harness = StreamHarness(_run("streams.md", 4)["app"], "refunded", f"sqlite:///{tmp_path}/refunds")
     harness.run([StreamEvent(f"{number}", "ada", b'{"amount": 4}') for number in range(3)])

@@ -76,7 +76,7 @@ def names(harness: StreamHarness) -> list[str]:
     return [json.loads(event.payload)["name"] for event in harness.report.emitted]
 
 
-def test_timers_fire_in_order_and_once(harness: StreamHarness) -> None:
+def test_timers_fire_once_in_order(harness: StreamHarness) -> None:
     harness.run([order(set={"late": 20, "soon": 10, "at once": 0}), order("b", set={"soon": 10})])
     assert fired(harness) == [["at once", 0]]
     harness.advance(9.5)
@@ -90,7 +90,7 @@ def test_timers_fire_in_order_and_once(harness: StreamHarness) -> None:
     assert sorted(names(harness)) == ["at once", "late", "soon", "soon"]
 
 
-def test_timers_are_moved_and_cancelled(harness: StreamHarness) -> None:
+def test_timers_can_be_moved_and_cancelled(harness: StreamHarness) -> None:
     harness.run([order(set={"x": 10, "y": 10, "z": 10}), order("b", set={"x": 10})])
     harness.run([order(set={"x": 30}, cancel=["y", "unknown"]), order(set={"z": 5})])
     harness.advance(10)
@@ -101,7 +101,7 @@ def test_timers_are_moved_and_cancelled(harness: StreamHarness) -> None:
     assert fired(harness, "b") == [["x", 10]]
 
 
-def test_an_event_that_fails_sets_and_cancels_nothing(harness: StreamHarness) -> None:
+def test_failed_event_does_not_change_timers(harness: StreamHarness) -> None:
     harness.run([order(set={"x": 10})])
     report = harness.run([order(set={"y": 5}, cancel=["x"], fails=True)])
     harness.advance(20)
@@ -109,14 +109,14 @@ def test_an_event_that_fails_sets_and_cancels_nothing(harness: StreamHarness) ->
     assert harness.state("a") == {"events": 1, "fired": [["x", 10]]}
 
 
-def test_what_is_due_fires_after_the_events_of_its_transaction(harness: StreamHarness) -> None:
+def test_due_timers_fire_after_events_of_transaction(harness: StreamHarness) -> None:
     harness.run([order(set={"x": 10})])
     harness.now += timedelta(seconds=10)
     harness.run([order(cancel=["x"])])
     assert fired(harness) == [], "the event came first"
 
 
-def test_a_timer_sets_others_that_may_be_due_at_once(state: str) -> None:
+def test_timer_can_set_other_timers(state: str) -> None:
     harness = StreamHarness(application(), "orders", state)
     harness.run([order(set={"chain": 10, "x": 10.5, "y": 12})])
     harness.advance(10)
@@ -126,7 +126,7 @@ def test_a_timer_sets_others_that_may_be_due_at_once(state: str) -> None:
     harness.close()
 
 
-def test_in_event_time_a_chain_is_in_order_too(state: str) -> None:
+def test_chained_timers_fire_in_order_in_event_time(state: str) -> None:
     harness = StreamHarness(application(event_time=True), "orders", state)
     first = StreamEvent("1", "a", json.dumps(order(set={"chain": 10, "x": 10.5, "y": 12})).encode(), created_at=NOW)
     later = StreamEvent("2", "a", json.dumps(order()).encode(), created_at=NOW + timedelta(seconds=100))
@@ -136,7 +136,7 @@ def test_in_event_time_a_chain_is_in_order_too(state: str) -> None:
 
 
 @pytest.mark.parametrize("crash", [CRASH, LOST_COMMIT])
-def test_a_crash_neither_loses_nor_doubles_a_timer(harness: StreamHarness, crash: str) -> None:
+def test_timers_fire_once_after_crash(harness: StreamHarness, crash: str) -> None:
     harness.run([order(set={"x": 10}), order("b", set={"x": 10}), crash, order("c", set={"x": 10}), crash])
     harness.advance(10, crash=crash)
     harness.advance(0, crash=crash)
@@ -146,13 +146,13 @@ def test_a_crash_neither_loses_nor_doubles_a_timer(harness: StreamHarness, crash
     assert names(harness) == ["x"] * 3
 
 
-def test_a_timer_cancels_and_moves_others_that_are_due(harness: StreamHarness) -> None:
+def test_timer_can_cancel_and_move_due_timers(harness: StreamHarness) -> None:
     harness.run([order(set={"first": 10, "second": 20, "third": 20, "fourth": 25})])
     harness.advance(100)
     assert fired(harness) == [["first", 10], ["fourth", 25], ["third", 30], ["then", 50]]
 
 
-def test_what_is_set_by_a_timer_waits_for_what_is_due_before(harness: StreamHarness) -> None:
+def test_timer_set_by_timer_fires_after_earlier_timers(harness: StreamHarness) -> None:
     """A timer set by another timer fires after all earlier ones, even if one transaction cannot fire all of them."""
     many = {f"{number:05}": 40 for number in range(LIMIT + 10)}
     harness.run([order(set={"first": 10, "second": 20, "third": 20, **many})])
@@ -160,7 +160,7 @@ def test_what_is_set_by_a_timer_waits_for_what_is_due_before(harness: StreamHarn
     assert fired(harness) == [["first", 10], ["third", 30], *([name, 40] for name in many), ["then", 50]]
 
 
-def test_more_than_fit_in_one_transaction(harness: StreamHarness) -> None:
+def test_timers_beyond_transaction_limit_fire_in_order(harness: StreamHarness) -> None:
     many = {f"{number:05}": 10 + number // 100 for number in range(2 * LIMIT + 10)}
     harness.run([order(set=many)])
     harness.advance(100)
@@ -168,7 +168,7 @@ def test_more_than_fit_in_one_transaction(harness: StreamHarness) -> None:
     assert names(harness) == list(many)
 
 
-def test_a_timer_that_fails_is_dead_in_the_end_and_can_be_replayed(state: str) -> None:
+def test_failing_timer_is_dead_letter_and_can_be_replayed(state: str) -> None:
     harness = StreamHarness(application(max_retries=2), "orders", state)
     harness.run([order(set={"bad": 10, "good": 11})])
     report = harness.advance(20)
@@ -202,7 +202,7 @@ def forgiving() -> Streams:
     return app
 
 
-def test_without_retries_a_timer_is_dead_at_once(state: str) -> None:
+def test_failing_timer_without_retries_is_dead_immediately(state: str) -> None:
     harness = StreamHarness(application(max_retries=0), "orders", state)
     harness.run([order(set={"bad": 10})])
     report = harness.advance(10)
@@ -214,7 +214,7 @@ def test_without_retries_a_timer_is_dead_at_once(state: str) -> None:
 
 
 @pytest.mark.parametrize("crash", [CRASH, LOST_COMMIT])
-def test_a_failing_timer_survives_a_crash(state: str, crash: str) -> None:
+def test_failing_timer_is_dead_letter_once_after_crash(state: str, crash: str) -> None:
     harness = StreamHarness(application(max_retries=1), "orders", state)
     harness.run([order(set={"bad": 10})])
     harness.advance(10, crash=crash)
@@ -223,7 +223,7 @@ def test_a_failing_timer_survives_a_crash(state: str, crash: str) -> None:
     harness.close()
 
 
-def test_a_timer_that_nobody_can_read_is_dead(harness: StreamHarness) -> None:
+def test_unreadable_timer_is_dead_letter(harness: StreamHarness) -> None:
     forged = {"penstock-stream": "orders", "penstock-stream-key": "a"}
     report = harness.run([StreamEvent("1", "a", b"{}", "stream.timer", forged)])
     assert report.dead[0][1].startswith("invalid timer or window in the retry queue: KeyError")
@@ -232,7 +232,7 @@ def test_a_timer_that_nobody_can_read_is_dead(harness: StreamHarness) -> None:
     assert harness.state("a") == {"events": 1}, "another stream's is an event like any other"
 
 
-def test_event_time_is_that_of_the_events(state: str) -> None:
+def test_event_time_timers_follow_watermark(state: str) -> None:
     def at(seconds: float, **given: Any) -> StreamEvent:
         moment = NOW + timedelta(seconds=seconds)
         return StreamEvent(str(seconds), "a", json.dumps(order(**given)).encode(), created_at=moment)
@@ -248,7 +248,7 @@ def test_event_time_is_that_of_the_events(state: str) -> None:
     harness.close()
 
 
-def test_the_time_may_be_told_by_a_function(state: str) -> None:
+def test_event_time_can_be_computed_by_function(state: str) -> None:
     def time(event: StreamEvent) -> datetime | float:
         moment = event.json()["at"]
         return datetime.fromisoformat(moment) if isinstance(moment, str) else float(moment)
@@ -263,7 +263,7 @@ def test_the_time_may_be_told_by_a_function(state: str) -> None:
     harness.close()
 
 
-def test_states_from_before_timers_get_them(state: str) -> None:
+def test_timer_tables_are_added_to_older_state(state: str) -> None:
     """Starting a stream creates the tables for timers in a state store that was created without them."""
     open_state(state).start("orders", 2)
     drop_timers(state)
@@ -286,7 +286,7 @@ def drop_timers(state: str) -> None:
                 database.execute("DROP TABLE timers")
 
 
-def test_mistakes_are_told() -> None:
+def test_invalid_timer_definitions_are_usage_errors() -> None:
     app = application()
     with pytest.raises(UsageError, match="already"):
         app.on_timer("orders")(lambda timer, ctx: None)
@@ -312,14 +312,14 @@ def test_mistakes_are_told() -> None:
         (lambda ctx: ctx.window, "no windows"),
     ],
 )
-def test_a_wrong_call_fails(call: Any, message: str) -> None:
+def test_invalid_timer_calls_are_usage_errors(call: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         call(Context("a", KeyState(), now=0.0))
     with pytest.raises(UsageError, match="timer function"):
         Context("a", KeyState()).set_timer("x", NOW)
 
 
-def test_a_stream_without_timers_asks_for_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_without_timers_does_not_query_timers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     app = Streams("sqlite:///unused.db")
 
     @app.stream("orders", key=lambda event: "a", event_time=True)

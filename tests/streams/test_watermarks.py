@@ -20,7 +20,7 @@ STEPS = st.lists(st.one_of(TIMES, st.builds(IdleAdvance, st.floats(0, 1e3), st.o
 
 @settings(deadline=None)
 @given(st.floats(0, 1e4), STEPS, st.lists(st.floats(0, 1e3), min_size=20, max_size=20))
-def test_a_watermark_never_goes_back(lateness: float, steps: list[float | IdleAdvance], passing: list[float]) -> None:
+def test_watermark_never_decreases(lateness: float, steps: list[float | IdleAdvance], passing: list[float]) -> None:
     now, mark, before = 1e9, None, float("-inf")
     for step, passed in zip(steps, passing, strict=False):
         now += passed
@@ -37,9 +37,7 @@ def test_a_watermark_never_goes_back(lateness: float, steps: list[float | IdleAd
 
 @settings(deadline=None)
 @given(st.floats(0, 100), st.floats(0, 100), st.floats(0, 1000), st.floats(1, 100))
-def test_an_event_that_takes_little_longer_than_the_last_is_in_time(
-    lag: float, more: float, after: float, idle: float
-) -> None:
+def test_event_delayed_by_less_than_idle_timeout_is_in_time(lag: float, more: float, after: float, idle: float) -> None:
     """After any idle time, an event is not late if its delay exceeds the previous event's by less than the idle
     timeout."""
     mark = seen(None, 1000.0, 0, 1000.0 + lag)
@@ -52,7 +50,7 @@ def clocks(**options: object) -> Clocks:
     return Clocks(3, **{"event_time": True, "idle_close_seconds": 10, **options})  # type: ignore[arg-type]
 
 
-def test_a_part_that_nothing_is_known_of_gets_a_turn() -> None:
+def test_state_partition_without_report_is_due() -> None:
     known = clocks()
     assert known.due(0.0) == {0, 1, 2}
     known.note(
@@ -65,14 +63,14 @@ def test_a_part_that_nothing_is_known_of_gets_a_turn() -> None:
     assert known.due(0.0) == {0, 1, 2}
 
 
-def test_by_the_clock_a_part_is_due_when_its_first_timer_is() -> None:
+def test_state_partition_is_due_at_time_of_first_timer() -> None:
     known = clocks(event_time=False)
     known.note({0: ClockReport(), 1: ClockReport(next_at=5.0), 2: ClockReport(next_at=6.0)}, 0.0)
     assert [known.due(now) for now in (4.9, 5.0, 100.0)] == [frozenset(), {1}, {1, 2}]
     assert known.idle_advances(100.0) == {}
 
 
-def test_a_part_without_events_follows_those_that_have_some() -> None:
+def test_idle_state_partition_follows_active_ones() -> None:
     known = clocks()
     known.count_idle_from(0.0)
     known.note(
@@ -102,7 +100,7 @@ def test_idle_time_starts_with_first_batch_or_drained_source() -> None:
     assert empty.idle_advances(1_010.0) == dict.fromkeys(range(3), IdleAdvance(10))
 
 
-def test_turns_travel_as_text() -> None:
+def test_clock_report_round_trips_as_text() -> None:
     report = ClockReport(3, 1.25, -0.1, True)
     assert ClockReport.read(report.text()) == report
 
@@ -112,7 +110,7 @@ def keys_of_two_parts() -> tuple[str, str]:
     return found[0], found[1]
 
 
-def test_the_windows_of_a_key_that_falls_silent_close_beside_busy_ones(state: str) -> None:
+def test_windows_of_idle_key_close_while_others_are_active(state: str) -> None:
     app = Streams("sqlite:///unused.db")
 
     @app.stream("visits", key=lambda event: event.key, parts=2, window=Tumbling(60), idle_close_seconds=30)

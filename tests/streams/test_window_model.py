@@ -30,7 +30,7 @@ LENGTHS = st.one_of(st.integers(1, 10_000), st.floats(0.001, 1e6, allow_nan=Fals
 
 @settings(deadline=None)
 @given(MOMENTS, LENGTHS)
-def test_a_moment_is_in_one_tumbling_window(moment: datetime, seconds: float) -> None:
+def test_time_is_in_exactly_one_tumbling_window(moment: datetime, seconds: float) -> None:
     (window,) = Tumbling(seconds).windows_of(moment)
     assert window.start <= moment < window.end
     assert window.end - window.start == timedelta(microseconds=round(seconds * 1e6))
@@ -41,7 +41,7 @@ def test_a_moment_is_in_one_tumbling_window(moment: datetime, seconds: float) ->
 
 @settings(deadline=None)
 @given(MOMENTS, st.integers(1, 500), st.integers(1, 20), st.integers(0, 99))
-def test_a_moment_is_in_all_sliding_windows_around_it(moment: datetime, every: int, times: int, more: int) -> None:
+def test_time_is_in_all_sliding_windows_around_it(moment: datetime, every: int, times: int, more: int) -> None:
     seconds = every * times + more
     windows = Sliding(seconds, every=every).windows_of(moment)
     tick = timedelta(seconds=every)
@@ -54,13 +54,13 @@ def test_a_moment_is_in_all_sliding_windows_around_it(moment: datetime, every: i
 
 @settings(deadline=None)
 @given(MOMENTS, st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00")))
-def test_the_name_of_a_windows_state_tells_key_and_start(moment: datetime, key: str) -> None:
+def test_window_state_name_contains_key_and_start(moment: datetime, key: str) -> None:
     assert window_of(window_key(key, Window(moment, moment))) == (key, moment)
 
 
 @settings(deadline=None)
 @given(MOMENTS)
-def test_a_time_may_be_seconds(moment: datetime) -> None:
+def test_time_can_be_unix_seconds(moment: datetime) -> None:
     assert instant_of((moment - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(seconds=1)) == moment
 
 
@@ -78,7 +78,7 @@ def test_a_time_may_be_seconds(moment: datetime) -> None:
         lambda: Session(float("inf")),
     ],
 )
-def test_windows_that_can_not_be(make: Any) -> None:
+def test_invalid_windows_are_usage_errors(make: Any) -> None:
     with pytest.raises(UsageError):
         make()
 
@@ -182,7 +182,7 @@ CRASHES = st.lists(st.tuples(st.integers(0, 14), st.sampled_from([CRASH, LOST_CO
 
 @settings(max_examples=100, deadline=None)
 @given(WINDOWS, st.sampled_from([0, 3, 30]), EVENTS, st.integers(1, 6), CRASHES)
-def test_a_stream_does_what_the_model_does(
+def test_stream_matches_model(
     window: Any, lateness: int, events: Sequence[tuple[int, str]], batch: int, crashes: Sequence[tuple[int, str]]
 ) -> None:
     model = Model(window, lateness)

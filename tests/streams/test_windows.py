@@ -73,7 +73,7 @@ def tumbling(state: str) -> Iterator[StreamHarness]:
     made.close()
 
 
-def test_a_window_closes_once_when_the_watermark_passes_its_end(tumbling: StreamHarness) -> None:
+def test_window_closes_once_after_watermark_passes_end(tumbling: StreamHarness) -> None:
     tumbling.run([at(0, 1), at(59.999999, 2), at(30, 3, "b")])
     assert closed(tumbling) == []
     assert tumbling.state("a", NOW) == {"seen": [1, 2]}
@@ -86,7 +86,7 @@ def test_a_window_closes_once_when_the_watermark_passes_its_end(tumbling: Stream
     assert closed(tumbling)[2:] == [("a", 60, 120, [4])]
 
 
-def test_late_events_go_to_their_own_queue(tumbling: StreamHarness) -> None:
+def test_late_events_are_emitted_to_late_queue(tumbling: StreamHarness) -> None:
     event = at(10, 9)._replace(headers={"x": "y"}, partition_key="p")
     report = tumbling.run([at(0, 1), at(60, 2), event, at(70, 3)])
     (found,) = [event for event in report.emitted if event.queue == "total/late"]
@@ -104,7 +104,7 @@ def test_late_events_go_to_their_own_queue(tumbling: StreamHarness) -> None:
     assert tumbling.state("a", NOW + timedelta(seconds=60)) == {"seen": [2, 3]}
 
 
-def test_events_out_of_order_are_in_time_for_as_long_as_is_said(state: str) -> None:
+def test_unordered_events_within_lateness_are_in_time(state: str) -> None:
     harness = StreamHarness(application(Tumbling(60), lateness_seconds=30, late_queue="too late"), "total", state)
     report = harness.run([at(0, 1), at(89.9, 2), at(59, 3), at(1, 4), at(90, 5), at(59, 6)])
     assert closed(harness) == [("a", 0, 60, [1, 3, 4])]
@@ -112,7 +112,7 @@ def test_events_out_of_order_are_in_time_for_as_long_as_is_said(state: str) -> N
     harness.close()
 
 
-def test_an_event_is_in_all_of_its_sliding_windows_or_in_none(state: str) -> None:
+def test_event_is_applied_to_all_sliding_windows_or_none(state: str) -> None:
     harness = StreamHarness(application(Sliding(60, every=20), max_retries=1), "total", state)
     report = harness.run([at(50, 1), at(55, 2, fails_in=20), at(60, 3)])
     assert [event.json()["amount"] for event, _ in report.dead] == [2]
@@ -130,7 +130,7 @@ def test_an_event_is_in_all_of_its_sliding_windows_or_in_none(state: str) -> Non
     harness.close()
 
 
-def test_sessions_grow_and_become_one(state: str) -> None:
+def test_sessions_grow_and_merge(state: str) -> None:
     harness = StreamHarness(application(Session(30), lateness_seconds=100), "total", state)
     harness.run([at(50, 1), at(79.999, 2), at(110, 3)])
     assert [harness.state("a", NOW + timedelta(seconds=start)) for start in (50, 110)] == [
@@ -145,7 +145,7 @@ def test_sessions_grow_and_become_one(state: str) -> None:
     harness.close()
 
 
-def test_a_session_that_is_over_is_joined_no_more(state: str) -> None:
+def test_closed_session_accepts_no_events(state: str) -> None:
     """A closed session accepts no event, not even an event of the same batch that is in time on its own."""
     harness = StreamHarness(application(Session(30)), "total", state)
     harness.run([at(0, 1), at(31, 2, "b"), at(20, 3), at(99, 4, "b")])
@@ -153,7 +153,7 @@ def test_a_session_that_is_over_is_joined_no_more(state: str) -> None:
     harness.close()
 
 
-def test_a_merge_that_fails_leaves_the_sessions_as_they_were(state: str) -> None:
+def test_failed_merge_leaves_sessions_unchanged(state: str) -> None:
     def refuse(older: dict[str, Any], newer: dict[str, Any]) -> dict[str, Any]:
         older["seen"].append("spoilt")
         if "list" in older["seen"]:
@@ -178,7 +178,7 @@ def test_a_merge_that_fails_leaves_the_sessions_as_they_were(state: str) -> None
 
 @pytest.mark.parametrize("crash", [CRASH, LOST_COMMIT])
 @pytest.mark.parametrize("window", [Tumbling(60), Sliding(60, every=30), Session(30)])
-def test_a_crash_neither_loses_nor_doubles_a_window(state: str, window: Any, crash: str) -> None:
+def test_windows_close_once_after_crash(state: str, window: Any, crash: str) -> None:
     events = [at(0, 1), at(20, 2, "b"), at(29, 3), at(61, 4), at(62, 5, "b"), at(200, 6), at(201, 7, "b")]
     plain = StreamHarness(application(window, "plain"), "plain", state)
     plain.run(events)
@@ -192,7 +192,7 @@ def test_a_crash_neither_loses_nor_doubles_a_window(state: str, window: Any, cra
     harness.close()
 
 
-def test_a_close_that_fails_keeps_its_state_until_it_is_replayed(state: str) -> None:
+def test_failed_close_keeps_state_until_replay(state: str) -> None:
     harness = StreamHarness(application(Tumbling(60), max_retries=1), "total", state)
     report = harness.run([at(0, "bad"), at(1, 1, "b"), at(60, 2)])
     assert closed(harness) == [("b", 0, 60, [1])]
@@ -215,7 +215,7 @@ def test_a_close_that_fails_keeps_its_state_until_it_is_replayed(state: str) -> 
     harness.close()
 
 
-def test_a_quiet_stream_closes_its_windows_in_time(tumbling: StreamHarness) -> None:
+def test_idle_stream_closes_windows_after_timeout(tumbling: StreamHarness) -> None:
     tumbling.run([at(30, 1), at(40, 2, "b")])
     for _ in range(79):
         tumbling.advance(1)
@@ -228,14 +228,14 @@ def test_a_quiet_stream_closes_its_windows_in_time(tumbling: StreamHarness) -> N
     assert tumbling.windows("a") == [NOW + timedelta(seconds=120)]
 
 
-def test_an_event_without_a_time_is_of_now(tumbling: StreamHarness) -> None:
+def test_event_without_time_has_current_time(tumbling: StreamHarness) -> None:
     tumbling.run([at(0, 1)._replace(created_at=None)])
     tumbling.now += timedelta(seconds=60)
     tumbling.run([at(0, 2)._replace(created_at=None, event_id="other")])
     assert closed(tumbling) == [("a", 0, 60, [1])]
 
 
-def test_an_event_that_was_moved_keeps_its_time(state: str) -> None:
+def test_moved_event_keeps_time(state: str) -> None:
     harness = StreamHarness(application(Tumbling(60), max_retries=1, lateness_seconds=60), "total", state)
     event = at(10, 1, fails_in=0)._replace(settles=False)
     report = harness.run([event, at(61, 2)])
@@ -244,7 +244,7 @@ def test_an_event_that_was_moved_keeps_its_time(state: str) -> None:
     harness.close()
 
 
-def test_the_state_of_windows_is_told_apart(tumbling: StreamHarness, state: str) -> None:
+def test_window_state_names_are_distinguishable(tumbling: StreamHarness, state: str) -> None:
     tumbling.run([at(0, 1, "a\x02b")])
     names = [name for name, _ in open_state(state).read("total") if is_users(name)]
     assert list(map(window_of, names)) == [("a\x02b", NOW)]
@@ -264,12 +264,12 @@ def test_the_state_of_windows_is_told_apart(tumbling: StreamHarness, state: str)
         ({"late_queue": "x"}, "late_queue"),
     ],
 )
-def test_mistakes_are_told(options: Any, message: str) -> None:
+def test_invalid_window_options_are_usage_errors(options: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Streams("sqlite:///unused.db").stream("orders", name="one", **options)(lambda event, ctx: None)
 
 
-def test_windows_have_no_timers_and_timers_no_windows() -> None:
+def test_timers_and_windows_are_mutually_exclusive() -> None:
     app = application(Tumbling(60))
     with pytest.raises(UsageError, match="on_timer and window= are mutually exclusive"):
         app.on_timer("total")(lambda timer, ctx: None)
