@@ -146,7 +146,7 @@ def _expression(text: str) -> Any:
 
 
 def test_heartbeats_extend_the_leases_of_a_slow_batch_by_their_own_length(ground: Ground) -> None:
-    """The relay's housekeeping reaps expired leases all the while, and so does the test."""
+    """During the slow batch, the relay and the test reap expired leases. The batch must keep its leases."""
     ids = emit(ground.outbox, 100)
     reaped: list[int] = []
     left: list[float] = []

@@ -45,7 +45,7 @@ class SavingLines(StateScenario):
             assert found == {key: known[key].data for key in wanted if not known[key].expired(2.0)}
 
     def test_states_saved_as_lines_are_there_as_they_were_given(self, part: StatePartition) -> None:
-        """Lines are stored byte for byte, including JSON that a database's own type would reject."""
+        """Lines are stored byte for byte, including JSON that a column type such as jsonb would reject or change."""
         plain = [
             b'{"a":1,"b":[1.50,-0,1e5,12345678901234567890123],"c":{"":null}}',
             '{"é":"水 \\u00e9\\n\\" \\\\","e":[],"f":{},"t":true}'.encode(),
