@@ -1,8 +1,8 @@
 """Raw moves: the throughput of PostgreSQL if no process reads the events.
 
-The relay's own statements for claim and settle move the same batches from pending through claimed to the archive, over
-plain connections and with the relay's commit after each. No lease is opened, no payload is read and nothing is
-published. The result is the upper limit for a relay on this server.
+The relay's statements for claim and settle move batches of events from pending through claimed to the archive. As in
+the relay, each statement is committed separately. No lease is opened, no payload is read and nothing is published. The
+result is the upper limit for a relay on this server.
 """
 
 import sys

@@ -283,7 +283,7 @@ def django_connection(outbox: Outbox) -> Iterator[Any]:
     url = outbox.store.engine.url
     kind = {"sqlite": "sqlite3"}.get(url.get_backend_name(), url.get_backend_name())
     if kind == "mysql":
-        pymysql.install_as_MySQLdb()  # Django supports MySQL only through mysqlclient, which PyMySQL replaces
+        pymysql.install_as_MySQLdb()  # Django imports mysqlclient; PyMySQL takes its place in this test
     place = {"NAME": url.database, "USER": url.username or "", "HOST": url.host or "", "PORT": url.port or ""}
     place |= {"PASSWORD": url.password or ""}
     configured = connections.configure_settings({"default": {"ENGINE": f"django.db.backends.{kind}", **place}})

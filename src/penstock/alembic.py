@@ -1,6 +1,6 @@
 """Filters for Alembic's autogenerate that exclude Penstock's tables, which `penstock init` creates and upgrades.
 
-Use them in the env.py of an application whose database holds the store: without them, autogenerate drops every table
+Use them in the env.py of an application whose database contains the store: without them, autogenerate drops every table
 that is missing from the application's metadata. This module doesn't import Alembic.
 """
 

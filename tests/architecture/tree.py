@@ -32,7 +32,7 @@ def _paths(block: str) -> Iterator[str]:
 
 
 def on_disk() -> list[str]:
-    """Return the packages and top-level modules on disk, without modules such as `__init__`."""
+    """Return the packages and top-level modules on disk, without modules whose names begin with `__`."""
     packages = [f"{path.parent.relative_to(PACKAGE)}/" for path in PACKAGE.rglob("__init__.py")]
     modules = [path.name for path in PACKAGE.glob("*.py") if not path.stem.startswith("__")]
     return sorted([*modules, *(package for package in packages if package != "./")])

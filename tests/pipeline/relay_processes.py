@@ -223,7 +223,7 @@ class SlowReader:
         return self._read.count(b"\n")
 
     def event_ids(self) -> Counter[str]:
-        """Return the number of prints of each event, without the report at the end."""
+        """Return how often the relay printed each event. The relay's final report is not counted."""
         printed = [json.loads(line) for line in self._read.splitlines()]
         return Counter(line["event_id"] for line in printed if "event_id" in line)
 

@@ -1,5 +1,5 @@
-"""A short run of `make chaos`: streams are killed at some of their steps, superseded by another driver and cut off from
-their database. Their sums must be exact."""
+"""A short run of `make chaos`: streams that add up orders are killed at some steps of their protocol, superseded by
+another driver and cut off from their database. The sums must be exact."""
 
 import random
 import sys

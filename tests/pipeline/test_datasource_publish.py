@@ -71,7 +71,7 @@ def event(seq: int, payload: str, ordering_key: str | None = None) -> Delivery:
 
 
 def send(sender: Sender, events: Sequence[Delivery], stopped: Callable[[], bool] = bool) -> list[tuple[int, str]]:
-    """Return the seq and kind of outcome of each copy, sorted."""
+    """Send events, of which several may be copies of one event. Return (seq, kind of outcome) of each, sorted."""
     sent = send_rows(sender, OrderPolicy.BLOCK, events, stopped)
     return sorted((seq, type(outcome).__name__) for seq, outcome in sent)
 

@@ -144,7 +144,7 @@ def _expression(text: str) -> Any:
 
 
 def test_heartbeats_extend_leases_of_slow_batch(ground: Ground) -> None:
-    """The relay's housekeeping reaps expired leases all the while, and so does the test."""
+    """During the slow batch, the relay and the test reap expired leases. The batch must keep its leases."""
     ids = emit(ground.outbox, 100)
     reaped: list[int] = []
     left: list[float] = []

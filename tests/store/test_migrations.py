@@ -67,7 +67,7 @@ def store(url: str) -> Iterator[SqlStore]:
 
 @pytest.fixture
 def add_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AddStep:
-    """Return a function that adds a migration after the last one of every dialect."""
+    """Return a function that adds a migration to each dialect, with a higher number than all others."""
     folder = shutil.copytree(migrate.MIGRATIONS, tmp_path / "migrations")
     monkeypatch.setattr(migrate, "MIGRATIONS", folder)
 

@@ -32,7 +32,8 @@ LOST = ("lease expired", "attempt lost")
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """A page of dead letters, latest death first. `after` requests the next page; it is None on the last page."""
+    """A page of dead letters, latest death first. Pass `after` to get the next page; `after` is None on the last
+    page."""
 
     dead_letters: list[Document]
     after: str | None

@@ -71,7 +71,7 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A page of events. `after` requests the next page; it is None on the last page."""
+    """A page of events. Pass `after` to get the next page; `after` is None on the last page."""
 
     events: list[Document]
     after: int | None

@@ -117,7 +117,7 @@ class Routes:
 
 
 def queue_of(queue: str, destination: str) -> str:
-    """Return the queue that holds the events for one destination."""
+    """Return the name of the queue with the events for one destination."""
     return f"{queue}@{destination}"
 
 

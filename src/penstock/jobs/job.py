@@ -75,7 +75,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """A page of jobs, newest first; `after` requests the next page and is None on the last page."""
+    """A page of jobs, newest first. Pass `after` to get the next page; `after` is None on the last page."""
 
     jobs: Sequence[Job]
     after: int | None

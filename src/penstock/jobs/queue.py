@@ -321,7 +321,7 @@ class Jobs(JobQueries):
         run(self, handlers, worker_id, stop=stop, concurrency=concurrency)
 
     def close(self) -> None:
-        """End all waits, and close the store if this queue opened it."""
+        """End all waits for jobs in this process, and close the store if this queue opened it."""
         self._closed.set()
         self.wakeup.notify()
         if self._owned:

@@ -44,7 +44,7 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class DeathPage:
-    """A page of dead events; `after` requests the next page and is None on the last page."""
+    """A page of dead events. Pass `after` to get the next page; `after` is None on the last page."""
 
     deaths: Sequence[Death]
     after: DeathMark | None
@@ -65,7 +65,7 @@ def only_dead(selection: Selection) -> Selection:
 
 
 def page_of(found: Sequence[Death], limit: int) -> DeathPage:
-    """Return a page of up to `limit` deaths; `found` holds one more than `limit` if another page follows."""
+    """Return a page of up to `limit` deaths; `found` has one more than `limit` if another page follows."""
     shown = found[:limit]
     more = len(found) > limit
     return DeathPage(shown, DeathMark(shown[-1].died_at, shown[-1].seq) if more else None)

@@ -12,10 +12,10 @@ PenstockError
 │   ├── StoreUnavailable  the store can't be reached now; a retry may succeed
 │   ├── NotInitialised    the store's tables are missing or older than this code
 │   └── StoreConflict     a transaction lost against concurrent transactions; a retry may succeed
-├── LeaseLost             the lease expired or was taken over: work done under the lease does not count
+├── LeaseLost             the lease expired or was taken over: the store rejects outcomes under the lease
 ├── InvalidPayload        a payload does not match its handler's type: the event is dead without a retry
 ├── JobError              an operation conflicts with the current state of a job
-│   ├── JobLost           the worker lost the job by expiry, cancellation or settlement; also a LeaseLost
+│   ├── JobLost           the job expired, was cancelled or is already settled; also a LeaseLost
 │   ├── JobSettled        the job is already settled and can't be cancelled
 │   ├── JobFailed         the awaited job is DEAD
 │   └── JobUnfinished     the awaited job is not settled yet
@@ -91,7 +91,7 @@ class StoreConflict(StoreError):
 
 
 class LeaseLost(PenstockError):
-    """The lease expired or was taken over: work done under the lease does not count."""
+    """The lease expired or was taken over: the store rejects outcomes under the lease."""
 
 
 class InvalidPayload(PenstockError):
@@ -103,7 +103,7 @@ class JobError(PenstockError):
 
 
 class JobLost(JobError, LeaseLost):
-    """The worker no longer holds the job and should stop: its result will be discarded."""
+    """The worker has lost the job and should stop working on it: the result would be discarded."""
 
 
 class JobSettled(JobError):

@@ -33,7 +33,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Result of a claim. `repeated` is true if the lease was known; `events` then holds its unsettled events."""
+    """Result of a claim. `repeated` is true if the lease was known; `events` are then the unsettled events of the
+    lease."""
 
     lease: Lease
     events: Sequence[Delivery]
@@ -48,7 +49,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """Result of a settle, by seq: applied now, settled before by the same lease, or no longer held by the lease."""
+    """Result of a settle, by seq: applied now, settled before under this lease, or no longer claimed under it."""
 
     published: frozenset[int] = frozenset()
     retried: frozenset[int] = frozenset()

@@ -39,7 +39,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of records; `after` requests the next page and is None on the last page."""
+    """A page of records. Pass `after` to get the next page; `after` is None on the last page."""
 
     records: Sequence[Record]
     after: int | None

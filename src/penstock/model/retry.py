@@ -75,7 +75,8 @@ class RetryPolicy:
                 return self.initial_seconds * self.factor ** (attempt - 1)
 
     def delay(self, attempt: int, roll: float) -> float:
-        """Return the delay in seconds after failure number `attempt`; `roll` is a random number in [0, 1)."""
+        """Return the delay in seconds after failure number `attempt`; `roll`, a random number in [0, 1), sets the
+        jitter."""
         return self.base_delay(attempt) * (1 - self.jitter * roll)
 
     def decide(

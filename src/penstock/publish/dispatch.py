@@ -112,7 +112,8 @@ class _Attempt:
         return {event.seq: self._resolve(event, outcomes.get(event.seq)) for event in events}
 
     def _resolve(self, event: Delivery, outcome: object) -> Outcome:
-        """Return a valid outcome: a publisher is foreign code and may return none or an object of the wrong type."""
+        """Return a valid outcome: a publisher is foreign code and may return no outcome or an object of the wrong
+        type."""
         match outcome:
             case Published() | Released():
                 return outcome

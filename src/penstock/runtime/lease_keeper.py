@@ -14,7 +14,7 @@ STOP_SECONDS = 5.0
 
 
 class LeaseKeeper:
-    """Extends the leases that this process holds, from one thread, so that slow publishing does not lose a lease."""
+    """Extends the leases of this process from one thread, so that no lease is lost while publishing is slow."""
 
     def __init__(self, store: Store, every_seconds: float) -> None:
         self._store = store

@@ -8,7 +8,7 @@ from penstock.store.api import Store
 
 
 def any_starving(store: Store, queue: str, until: datetime) -> bool:
-    """Return whether due events from before `until` are pending, such as behind newer events of higher priority."""
+    """Return whether events emitted before `until` are due and still pending."""
     waiting = Selection(states=frozenset({State.PENDING}), queue=queue, until=until)
     now, after = store.now(), None
     while True:

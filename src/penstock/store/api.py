@@ -31,7 +31,7 @@ from penstock.model.stats import QueueControl, Relay, Stats
 
 @dataclass(frozen=True, slots=True)
 class Upgrade:
-    """Result of `initialise`: the versions before and after, and the steps that ran."""
+    """Result of `initialise`: the versions before and after, and the migrations that ran."""
 
     before: str | None
     """Version before the upgrade; None if the store was not initialised."""
@@ -154,13 +154,13 @@ class Flow(Protocol):
     def scan_everything(self) -> None:
         """Make the next claim and the next `ready` consider all pending events.
 
-        A backend may begin its scans at the oldest event that it expects, and scan everything only every few seconds.
-        Call this method to find at once the events that another process made pending with an earlier time.
+        A backend may start its scans at the earliest time at which it expects events, and scan all events only every
+        few seconds. Call this method to find at once the events that another process made pending with an earlier time.
         """
         ...
 
     def extend(self, leases: Sequence[Lease]) -> list[Lease]:
-        """Extend leases (heartbeat). Return the leases that are still held; the others are lost.
+        """Extend leases (heartbeat). Return the leases that were extended; the others are lost.
 
         A lease older than `StoreOptions.max_lease_age_seconds` is not extended.
         """
@@ -178,8 +178,8 @@ class Flow(Protocol):
         """Apply outcomes, by seq, to the events that are still claimed under `lease`.
 
         The settlement also reports the events that the same lease settled before (`already_settled`) and the events
-        that the lease no longer holds (`lost`). An outcome with `keep=False` deletes the event once the event is
-        PUBLISHED or DEAD; a repeated settle then reports the event as lost.
+        that are no longer claimed under the lease (`lost`). An outcome with `keep=False` deletes the event once the
+        event is PUBLISHED or DEAD; a repeated settle then reports the event as lost.
         """
         ...
 
@@ -187,8 +187,8 @@ class Flow(Protocol):
         """Move claimed events, by seq, to other queues; an event with several queues is copied to all of them.
 
         In each queue the event is pending as if just emitted, with its own attempts, lease and state; all copies have
-        the event id of the original. The settlement reports the moved events as `released` and the events that the
-        lease no longer holds as `lost`. A repeat after a successful `route` reports its events as lost.
+        the event id of the original. The settlement reports the moved events as `released`, and events that are no
+        longer claimed under the lease as `lost`. A repeat after a successful `route` reports its events as lost.
         """
         ...
 
@@ -199,8 +199,8 @@ class Flow(Protocol):
     def reap(self, *, limit: int = REAP_BATCH) -> int:
         """Return the events of expired leases to their queues, counting an attempt for each. Return their number.
 
-        An event at its last attempt becomes DEAD. One call ends whole leases: at least one, and further ones up to
-        `limit` events. 0 means that no lease has expired.
+        An event at its last attempt becomes DEAD. A lease is reaped as a whole: one call reaps at least one expired
+        lease, and further ones up to a total of `limit` events. The result is 0 if no lease has expired.
         """
         ...
 
@@ -245,13 +245,13 @@ class Inspection(Protocol):
         ...
 
     def notes(self, ids: Collection[EventId]) -> Mapping[EventId, Note]:
-        """Return progress and result of the events that have either. A replay deletes both."""
+        """Return progress and result of these events; omit events with neither. A replay deletes both."""
         ...
 
     def heads(self, prefix: str, *, queues: Collection[str] | None = None) -> Sequence[Head]:
         """Return the first claimable event of each queue whose name begins with `prefix` and is in `queues`.
 
-        Sorted: the first head is the next to serve. Paused queues are left out.
+        The heads are sorted by priority, time and seq, as a claim would deliver them. Paused queues are left out.
         """
         ...
 
@@ -318,7 +318,7 @@ class Control(Protocol):
         ...
 
     def note(self, lease: Lease, progress: Mapping[int, bytes]) -> frozenset[int]:
-        """Store the progress of events, by seq, under `lease`. Return the seqs that the lease still holds."""
+        """Store progress reports, by seq, of events that are still claimed under `lease`. Return their seqs."""
         ...
 
     def announce(self, relay: Relay, *, stopping: bool = False) -> bool:

@@ -111,7 +111,7 @@ class KeyState(MutableMapping[str, Any]):
                     raise UsageError(f"cannot encode state {name!r} as JSON: {error}") from error
 
     def saved(self, expires_at: float | None) -> Saved | None:
-        """Return the state for the state store; None if the state is empty."""
+        """Return the state as the state store saves it, or None if the state is empty."""
         if not self._values:
             return None
         return Saved(encode_values(self._values), expires_at)

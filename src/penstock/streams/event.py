@@ -67,5 +67,5 @@ def decode_json(data: bytes) -> Any:
         if end == len(text):
             return value
     except (ValueError, StopIteration):
-        pass  # json.loads handles the input or raises the error
+        pass  # json.loads parses the data, or raises the error that it documents
     return json.loads(data)

@@ -82,7 +82,7 @@ class WorkerLoop:
 
 
 class Gate:
-    """Admits claims side by side, or one suspect alone."""
+    """Lock of a worker process: lets several subscriptions claim at the same time, or one suspect run alone."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -118,8 +118,8 @@ class Gate:
 class Fetching:
     """Fetch loop of a subscription.
 
-    Events held by a worker that died return as suspects, since each may have caused the crash. `run_one_alone` claims
-    and handles a suspect while the process holds no other event.
+    If a worker process dies, all its events become suspects, since each may have caused the crash. `run_one_alone`
+    claims and handles a single suspect while the process has no other claimed events.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Fetching:
         return subscription.options.min_fetch_interval if self._full else subscription.idle_seconds(wakes=self._wakes())
 
     def _claim(self, room: int) -> Claim:
-        """Claim up to `room` events. If a suspect is among them, release all: suspects are claimed one at a time."""
+        """Claim up to `room` events. If one of them is a suspect, release all: a suspect is claimed alone."""
         with self._gate.shared():
             claim = self._subscription.claim(room)
             self._wary = _suspicious(claim)

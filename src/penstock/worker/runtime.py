@@ -149,9 +149,9 @@ class Running:
         return LATE_LOOK_SECONDS
 
     def _run_one_alone(self, subscription: Subscription) -> Claim:
-        """Claim and handle one event while this process holds no other; return the claim.
+        """Claim and handle one event while this process has no other claimed event; return the claim.
 
-        If the event kills the process, only this event loses an attempt.
+        If the event kills the process, an attempt is counted for this event only.
         """
         with self._gate.alone():
             for one in self.subscriptions:

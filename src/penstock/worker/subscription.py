@@ -59,7 +59,8 @@ class Subscription:
         return SLOW_IDLE_SECONDS if wakes else FAST_IDLE_SECONDS
 
     def ready(self) -> bool:
-        """Return whether a claim would bring events. Cheaper than a claim, which writes even if it brings none."""
+        """Return whether a claim would return events. Cheaper than a claim, which writes even if it returns no
+        events."""
         found = self.store.ready(self.queue, types=self.options.types)
         self.fetched_at = monotonic()
         return found

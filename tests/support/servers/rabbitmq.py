@@ -111,7 +111,7 @@ class RabbitServer(Server):
         ]
 
     def _answers(self) -> bool:
-        """Return True if the server's greeting contains its name. RabbitMQ opens its port last."""
+        """Return True if the port's greeting names this server's node. The server opens the port last: it is ready."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
                 connection.sendall(b"AMQP\x00\x00\x09\x01")

@@ -53,7 +53,7 @@ WRITE_OPTIONS = ("store", "queue", "event_type")
 
 DEFAULT_LEASE_SECONDS = 300.0
 READ_PAGE = 5_000
-# Rows per Arrow batch: a claim may hold many gigabytes, and an Arrow batch holds two at most.
+# Rows per Arrow batch: a claim may contain many gigabytes, and an Arrow batch contains two at most.
 CLAIM_PAGE = 1_000
 
 
@@ -327,7 +327,7 @@ def lease_of(query: str, batch: int, index: int) -> LeaseId:
 
 
 def _task() -> tuple[str, str]:
-    """Return the ID of this task's query, and the task's name as a claimant. Each attempt is another claimant."""
+    """Return the id of this task's query, and the claimant name of this task. Each attempt has another name."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

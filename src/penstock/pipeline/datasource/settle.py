@@ -1,7 +1,7 @@
 """Settlement of events that a streaming DataFrame claimed: groups their outcomes by (lease, token).
 
-Transformations may have copied, moved or failed rows: the worst outcome of an event wins. The columns seq, lease and
-token must survive them.
+Transformations may have copied, moved or failed rows: the worst outcome of an event wins. Transformations must keep the
+columns seq, lease and token.
 """
 
 import random

@@ -2,8 +2,8 @@
 Otherwise a batch write emits task by task, at least once, and a streaming write is refused.
 
 Each task attempt stages its rows under a unique random id. The driver's commit moves the rows of the successful
-attempts into the outbox, in one transaction. A stream's commit also records the batch in that transaction, and a batch
-that Spark runs again is found there. Ids made from partitions and row numbers would not work: both change with the
+attempts into the outbox, in one transaction. A stream's commit also records the batch in that transaction, so that a
+batch that Spark runs again is recognised. Ids made from partitions and row numbers would not work: both change with the
 number of cores.
 """
 

@@ -79,7 +79,7 @@ class Lane:
 
 
 def lanes_of(options: RelayOptions, until: datetime | None) -> list[Lane]:
-    """Return one lane for a single destination; with routes, a lane that routes and one for each destination."""
+    """Return the lanes: one for a single destination; with routes, one that routes and one for each destination."""
     spec = _task_spec(options, until)
     if options.routes is None:
         return [Lane(spec, mask_url(spec.dispatch.destination))]

@@ -93,7 +93,7 @@ class StepBatch:
         except Exception as error:
             self._require_java(error)
             if self._work.stop.is_set():
-                return  # the job was cancelled; events that it had claimed are released by the query
+                return  # the Spark job was cancelled; the query releases the events that the job had claimed
             raise
         self.counts.claimed = len(self._claimed)
 
@@ -133,10 +133,11 @@ class StepBatch:
         return self._events.where(on.col("seq").isin([one.seq for one in piece]))
 
     def _split(self, piece: Sequence[ClaimedEvent], error: Exception) -> list[Sequence[ClaimedEvent]]:
-        """Return smaller pieces to try; none, and a retry for each event, if splitting would not help."""
+        """Return smaller pieces to try. If splitting would not help, record a retry for each event and return no
+        pieces."""
         self._require_java(error)
         if self._work.stop.is_set() and not self.publishing:
-            self._note(piece, RELEASED)  # the step's job was cancelled
+            self._note(piece, RELEASED)  # the step's Spark job was cancelled
             return []
         self._guilty += len(piece) == 1
         if len(piece) > 1 and self._guilty < MAX_GUILTY and not _is_about_columns(error):

@@ -31,7 +31,7 @@ def _serve_quietly(sock: socket.socket, authenticated: bool) -> int:
     except (BrokenPipeError, ConnectionResetError):
         os._exit(0)  # Spark ended while this worker waited for a task: there is no process left to report to
     # PySpark collects garbage after every task, which traverses all imported modules for 20 ms. Freeze the modules once
-    # and remember it in a flag: counting the frozen objects would take half as long as the collection.
+    # and record this in a flag: counting the frozen objects would take half as long as the collection.
     if not _frozen:
         gc.collect()
         gc.freeze()

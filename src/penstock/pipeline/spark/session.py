@@ -42,9 +42,10 @@ JAVA_OPTIONS = (
     # Suppress the warning about an unusable class-data archive: the JVM starts without it.
     "-Xlog:disable",
 )
-# For sessions in which the JVM itself moves rows for hours: the optimising compiler gains a third more rows, after a
-# minute or two. The higher thresholds restrict it to the hottest methods. With the default ones it spends many minutes,
-# and a fifth of the processors' time, on Spark's planning code, which runs a few times per batch.
+# For sessions in which the JVM itself moves rows for hours: after a minute or two, the optimising compiler raises the
+# throughput by a third. The higher thresholds restrict this compiler to the hottest methods. With the default
+# thresholds it spends many minutes, and a fifth of the processors' time, on Spark's planning code, which runs a few
+# times per batch.
 LASTING_OPTIONS = (
     "-XX:TieredStopAtLevel=4",
     "-XX:Tier4InvocationThreshold=30000",
@@ -64,7 +65,7 @@ def is_local(master: str) -> bool:
 
 
 def with_attempts(master: str) -> str:
-    """Give a plain local master, which never retries a task, the number of task attempts of a cluster."""
+    """Return the master with TASK_ATTEMPTS if it is a plain local master, which never retries a task by default."""
     found = re.fullmatch(r"local(?:\[([^,\]]+)\])?", master)
     return f"local[{found[1] or 1},{TASK_ATTEMPTS}]" if found else master
 
@@ -135,7 +136,10 @@ def configure(builder: "SparkSession.Builder", *, master: str | None = None) -> 
 
 @contextmanager
 def settings(spark: "SparkSession", values: Mapping[str, str]) -> Iterator[None]:
-    """Change settings of a session while a query is started. The query keeps the changed values."""
+    """Change settings of a session, and restore them at the end of the block.
+
+    A query that is started inside the block keeps the changed settings.
+    """
     before = {name: spark.conf.get(name, None) for name in values}
     for name, value in values.items():
         spark.conf.set(name, value)
@@ -158,8 +162,9 @@ def open_session(
 ) -> "SparkSession":
     """Open the session of this process, or return the open one.
 
-    A new JVM has `jars` on its class path. With `lasting`, it takes longer to reach full speed and is faster then. The
-    process's handler of Ctrl-C is kept: PySpark's handler would cancel all jobs, but running work must finish.
+    If this call starts the JVM, `jars` are on the JVM's class path. With `lasting`, the JVM takes longer to reach full
+    speed, and is then faster. The process's handler of Ctrl-C is kept: PySpark's handler would cancel all Spark jobs,
+    but running work must finish.
     """
     chosen = with_attempts(master or DEFAULT_MASTER)
     if chosen != "yarn" and not chosen.startswith(("local", "spark://", "k8s://")):
@@ -238,8 +243,8 @@ def _java_options(master: str, java_home: Path, home: Path, *, lasting: bool) ->
     """Return the setting with the JVM's options; empty on YARN and Kubernetes, where administrators choose them."""
     if not is_local(master) and not master.startswith("spark://"):
         return {}
-    # Hadoop starts a `chmod` for each checkpoint file, three per micro-batch: 1.4 ms each with this setting, 2.4 ms
-    # without. Later versions of Java warn about it.
+    # Hadoop starts a `chmod` for each checkpoint file, three per micro-batch: 1.4 ms each with this option, 2.4 ms
+    # without. Java versions after 21 print a warning about the option.
     quick = ("-Djdk.lang.Process.launchMechanism=VFORK",) if (java_version(java_home) or 0) <= 21 else ()
     # The place of Spark's local folders and unpacked native libraries: the JVM ignores TMPDIR.
     temporary = f"-Djava.io.tmpdir={tempfile.gettempdir()}"

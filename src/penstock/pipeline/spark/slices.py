@@ -51,9 +51,10 @@ class Patience:
     A slice has failed if one of its tasks failed in spite of Spark's retries. The query ends after `failures` failed
     slices in a row; before that it pauses after each failed slice, longer each time.
 
-    With `through_deaths`, the query survives any number of worker deaths, provided that a worker had started to run the
-    function: events cause such deaths, and events come and go. If no worker gets as far, the installation is broken,
-    and waiting does not help. With `through_outages`, the query goes on for as long as the store is unavailable.
+    With `through_deaths`, the query survives any number of deaths of Python worker processes, if a worker process had
+    started to run the function: an event probably caused the death, and will become dead. If no worker process starts
+    the function, the installation is broken, and a restart does not help. With `through_outages`, the query survives
+    failures for as long as the store is unavailable.
     """
 
     failures: int = 1
@@ -120,7 +121,7 @@ class Slice:
         return max(0.0, self._deadline - time.monotonic())
 
     def pause(self, seconds: float) -> bool:
-        """Wait until the time, the slice or the query ends; return whether the function may continue."""
+        """Wait `seconds`, or until the slice ends or a stop is requested; return whether the function may continue."""
         wait = min(seconds, self.remaining_seconds)
         if self._channel is None or select.select([self._channel], [], [], wait)[0]:
             return False  # nothing is ever sent on the channel: it is readable only after the driver has closed it
@@ -139,9 +140,10 @@ def run_slices(
 ) -> None:
     """Run slices until `on_slice`, called with each slice's number and results, returns False, or a stop is set.
 
-    `function` is sent by name, so that objects which its module caches stay in the Python worker process. It must be
-    importable there. On a stop, running functions are asked to return, their results are passed to `on_slice`, and then
-    the query ends. Raise PipelineError for a failure that the `patience` of `options` does not allow.
+    `function` is sent by name, and must be importable in the Python worker process. Objects that the function's module
+    caches therefore remain in the worker process. On a stop, running functions are asked to return, their results are
+    passed to `on_slice`, and then the query ends. Raise PipelineError for a failure that the `patience` of `options`
+    does not allow.
     """
     _require_importable(function)
     with open_channel(spark) as channel:
@@ -166,7 +168,7 @@ def run_batches(
 
 
 def _run_query(writer: "DataStreamWriter", runner: "_SliceRunner") -> None:
-    """Run a query, and restart it after each failure that its patience allows."""
+    """Run a query until it ends. Restart it after each failure that `QueryOptions.patience` allows."""
     query = runner.start(writer)
     try:
         while not runner.wait(query):
@@ -242,7 +244,7 @@ class _SliceRunner:
     def _end_if_idle(self, query: "StreamingQuery") -> None:
         """Stop if `idle` returns True while no micro-batch runs or is to be repeated.
 
-        Such a micro-batch may hold events that it will release, and `idle` would miss them.
+        Such a micro-batch may have claimed events that it will release, and `idle` would miss these events.
         """
         if self._busy.acquire(blocking=False):
             try:
@@ -252,7 +254,7 @@ class _SliceRunner:
                 self._busy.release()
 
     def _failed(self, error: BaseException) -> None:
-        """Pause after a failure that the patience allows; give up after any other."""
+        """Pause after a failure that `QueryOptions.patience` allows; end the query after any other."""
         if java_is_gone(error):
             self._give_up(gone(error))
             return

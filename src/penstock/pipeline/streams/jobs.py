@@ -1,4 +1,4 @@
-"""Run the jobs of a stream on the driver: jobs for batches of events, and jobs that fire due timers and windows."""
+"""Run the Spark jobs of a stream on the driver: for batches of events, and to fire due timers and windows."""
 
 import re
 import time
@@ -29,11 +29,11 @@ Row = dict[str, Any]
 
 
 class TasksDied(Exception):
-    """The processes that ran a job's tasks died; the tasks raised no error."""
+    """The processes that ran the tasks of a Spark job died; the tasks raised no error."""
 
 
 class JobRunner:
-    """Runner of one stream's jobs. Keeps the clock reports that tasks return for their state partitions."""
+    """Runner of one stream's Spark jobs. Stores the clock reports that tasks return for their state partitions."""
 
     def __init__(self, spark: SparkSession, spec: StreamTaskSpec) -> None:
         stream = spec.stream
@@ -52,16 +52,16 @@ class JobRunner:
 
     @property
     def tasks(self) -> int:
-        """Number of tasks of a job: at most one per state partition, and at most Spark's default parallelism."""
+        """Number of tasks of a Spark job: at most one per state partition, and at most Spark's default parallelism."""
         return min(self._spec.started.parts, max(1, self._spark.sparkContext.defaultParallelism))
 
     def next_job(self, spec: StreamTaskSpec) -> StreamTaskSpec:
-        """Return the spec with the next job number, which fences tasks left over from earlier jobs."""
+        """Return the spec with the next job number, which fences remaining tasks of earlier Spark jobs."""
         self._job_number += 1
         return replace(spec, started=replace(spec.started, job=self._job_number))
 
     def collect(self, frame: DataFrame) -> list[Row]:
-        """Run a job. Return the results of events and of failed state partitions; record the clock reports."""
+        """Run a Spark job. Return the results of events and of failed state partitions; record the clock reports."""
         try:
             rows = self._collect(frame)
         except BaseException:

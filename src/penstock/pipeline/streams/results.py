@@ -17,7 +17,7 @@ OUTCOMES = (
 )
 # Outcome of the row with a state partition's clock report; only streams with timers have one.
 CLOCK_REPORT = "CLOCK_REPORT"
-# Outcome of the row that counts the events without individual results. The column `error` holds the count.
+# Outcome of the row that counts the events without individual results. The column `error` contains the count.
 APPLIED_COUNT = "APPLIED_COUNT"
 # Outcome of an event that was only listed and not processed.
 LISTED = "LISTED"
@@ -29,7 +29,7 @@ class TaskError(StrEnum):
     SUPERSEDED = "SUPERSEDED"
     """Another driver has started the stream."""
     WAITING = "WAITING"
-    """The state store or the outbox is unavailable, or another task has the state partition: retry."""
+    """The state store or the outbox is unavailable, or another task has opened the state partition: retry."""
     BROKEN = "BROKEN"
     """Any other error: a retry would not help, so the stream ends."""
 

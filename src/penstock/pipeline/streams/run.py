@@ -44,7 +44,7 @@ TRIGGER = "100 milliseconds"
 # Subfolder of a stream's checkpoint, for the query over its retry queue.
 OWN_CHECKPOINT = "own-queue"
 SETTINGS = {
-    # Replanning a job while it runs takes longer than the rest of a small batch.
+    # Replanning a Spark job while it runs takes longer than the rest of a small batch.
     "spark.sql.adaptive.enabled": "false",
     # Send operators to tasks as partition evaluators. Spark would have to search closures for captured objects.
     "spark.sql.execution.usePartitionEvaluator": "true",
@@ -104,7 +104,7 @@ class StreamRun:
         self._acknowledged: dict[int, list[Arrival]] = {}
         self._stopping = threading.Event()
         self._busy = threading.Lock()
-        """Held while a job runs: two concurrent jobs would fence each other."""
+        """Locked while a Spark job runs: two concurrent Spark jobs of a stream would fence each other."""
         self._ticking: threading.Thread | None = None
         self._job_runner = JobRunner(spark, self._spec)
         self._folder = ""
@@ -131,8 +131,8 @@ class StreamRun:
 
     def _start(self, at: int) -> StreamingQuery:
         source = self._sources[at]
-        # Tasks that are planned ahead get the values of each job as a job property, which must stay small. For sources
-        # with acknowledgements or leases the values include the acknowledged events, and may be large.
+        # Tasks that are planned ahead get the values of each Spark job as a local property, which must be small. For
+        # sources with acknowledgements or leases the values include the acknowledged events, and may be large.
         ahead = not (source.wants_acknowledgements or source.leases)
         spec = replace(self._spec, ahead=ahead)
         # Add these operators to the streaming query: in foreachBatch, planning them takes 0.1 s in every batch.
@@ -148,7 +148,7 @@ class StreamRun:
 
     def _processed(self, rows: DataFrame, spec: StreamTaskSpec) -> DataFrame:
         tasks = self._job_runner.tasks
-        # Assign tasks by number: a hash would give some tasks many state partitions and others none.
+        # Assign each state partition to a task by its number: a hash would give some tasks many and others none.
         return rows.repartitionById(tasks, F.col("part") % tasks).mapInArrow(process(spec), OUTCOMES)
 
     def stop(self) -> None:
@@ -235,7 +235,7 @@ class StreamRun:
             self._release(batch, spec)
             raise
         # The state partitions in the result have removed their acknowledged events from the inbox. Keep those of the
-        # other state partitions for a later job.
+        # other state partitions for a later Spark job.
         trimmed = {row["part"] for row in rows}
         self._acknowledged = {part: known for part, known in self._acknowledged.items() if part not in trimmed}
         self.counts.applied += sum(int(row["error"]) for row in rows if row["outcome"] == APPLIED_COUNT)
@@ -306,7 +306,8 @@ class StreamRun:
     def _under_new_tokens(self, rows: Sequence[Row]) -> list[Row]:
         """Return the rows with the current tokens of their leases.
 
-        Every job on a batch reads the batch again and so repeats its claims, which voids the tokens of earlier jobs.
+        Every Spark job on a batch reads the batch again and so repeats its claims. The repeated claims invalidate the
+        tokens of earlier Spark jobs.
         """
         leases = [LeaseId(UUID(lease)) for lease in {row["lease"] for row in rows} if lease is not None]
         held = self._patiently(lambda: store_of(self._spec.store).held(leases))

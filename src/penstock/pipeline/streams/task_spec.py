@@ -1,4 +1,4 @@
-"""Task spec of a stream: the stream itself, a small value with the user's functions, and the parameters of a job."""
+"""Task spec of a stream: the stream with the user's functions, and the parameters of a Spark job."""
 
 import pickle
 from base64 import b64decode, b64encode
@@ -13,7 +13,8 @@ from penstock.streams.engine.work import EventFailure
 from penstock.streams.event import StreamEvent
 from penstock.streams.state.api import Arrival, Started
 
-# Fields that differ from job to job, and the job property that carries their values to tasks that were planned ahead.
+# Fields that differ between the Spark jobs of a stream. The local property passes their values to tasks whose plan was
+# made before the batch was known.
 JOB_FIELDS = ("started", "acknowledged", "parts", "only", "forced_failures", "firing", "topics", "listing")
 JOB_PROPERTY = "penstock.job"
 # Events without a key are assigned to this state partition, which stores their failures.
@@ -46,14 +47,15 @@ class StreamTaskSpec:
     """True if the task only lists its events and does not process them."""
 
     ahead: bool = False
-    """True if the tasks were planned before the batch was known; the `JOB_FIELDS` then come from a job property."""
+    """True if the tasks were planned before the batch was known. They then read the `JOB_FIELDS` from a local property
+    of the Spark job."""
 
     def encode_job(self) -> str:
         """Return the values of the `JOB_FIELDS`, encoded as text."""
         return b64encode(pickle.dumps({name: getattr(self, name) for name in JOB_FIELDS})).decode()
 
     def for_this_job(self) -> "StreamTaskSpec":
-        """Return the spec for the running job, with the values of its job property. Call this inside a task."""
+        """Return the spec with the values for the running Spark job. Call this inside a task."""
         if not self.ahead:
             return self
         from pyspark import TaskContext

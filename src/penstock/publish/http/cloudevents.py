@@ -1,8 +1,8 @@
 """Conversion of events to CloudEvents 1.0 over HTTP, without I/O.
 
 `binary` sends the payload unchanged as the body and all other fields as headers; `structured` sends one JSON document.
-In both modes the extension attribute `headers`, a JSON object as a string, holds event headers that have no other
-place.
+In both modes the extension attribute `headers`, a JSON object as a string, contains the event headers that have no
+other place.
 """
 
 import base64

@@ -32,7 +32,7 @@ _MODES = {"binary": binary, "structured": structured}
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class HttpSettings:
-    """Address, authentication and format of webhook requests. Has no `repr`, because it holds secrets."""
+    """Address, authentication and format of webhook requests. Has no `repr`, because it contains secrets."""
 
     origin: str
     """Scheme, host and port, for error messages. Without the path, which may be a secret."""

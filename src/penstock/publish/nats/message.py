@@ -15,7 +15,7 @@ from penstock.model.outcome import PUBLISHED, Dead, Outcome, Retry
 from penstock.publish.fast_text import created_at_text, event_id_text
 
 ENCODED_HEADERS = "Penstock-Headers"
-# A server reads at most 4,096 bytes of a protocol line, which also holds the reply subject and two sizes.
+# A server reads at most 4,096 bytes of a protocol line, which also contains the reply subject and two sizes.
 SUBJECT_BYTES = 3_900
 NO_RESPONDERS = "503"
 MESSAGE_TOO_LARGE = 10054

@@ -130,9 +130,9 @@ class Link:
             self.abort(self.failure)
 
     def publish(self, outgoing: Sequence[OutgoingMessage]) -> list[str | None]:
-        """Send all messages, then wait for the answers while data is written or answers arrive.
+        """Send all messages, and return the broker's answer to each; None for a message without an answer.
 
-        The answer is None for a message that had no answer when the connection failed.
+        The connection is aborted if no data was written and no answer arrived for the length of the time-out.
         """
         batch = _Batch(self._next_tag, outgoing)
         self._next_tag += len(outgoing)

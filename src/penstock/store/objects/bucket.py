@@ -141,7 +141,7 @@ class FolderBucket:
                 self._create(self._document(version), data)
             except FileExistsError as error:
                 raise Overtaken from error
-            # If this version is not the newest, its name was free again because a newer swap deleted it: we lost.
+            # If a newer version exists, this name was free only because a newer swap had deleted the file: we lost.
             versions = self._versions()
             for old in versions:
                 if old < versions[-1]:

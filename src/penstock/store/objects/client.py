@@ -24,7 +24,7 @@ class Unreachable(Exception):
 
 
 class ClientSession:
-    """A client session and its connection. A session has one request at a time; its changes are numbered."""
+    """A client session and its connection. A session sends one request at a time, and numbers its changes."""
 
     def __init__(self) -> None:
         self.session_id = uuid4().hex

@@ -118,7 +118,7 @@ def death(row: Sequence[Any]) -> Death:
 
 
 def _shared(entry: EventRow, *more: str) -> dict[str, Any]:
-    """Return the fields that a record or death has in common with an entry."""
+    """Return the fields of an entry that both a record and a death contain."""
     same = {name: getattr(entry, name) for name in ("seq", "event_type", "queue", "attempts", "replays", *more)}
     return {**same, "event_id": EventId(UUID(entry.event_id)), "created_at": from_micros(entry.created_at)}
 

@@ -1,7 +1,7 @@
 """The queue document in memory: dicts of immutable rows, and the indexes that claims need.
 
 A commit pass changes a copy, at the cost of copying the dicts. Readers keep the durable version, and a failed write is
-undone by dropping the copy. Operations raise before they change anything. Rows hold JSON types only: times are
+undone by dropping the copy. Operations raise before they change anything. Rows contain JSON types only: times are
 microseconds since 1970, ids are hexadecimal.
 """
 

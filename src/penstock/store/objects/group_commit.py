@@ -3,7 +3,7 @@
 A commit pass copies the document, reaps expired leases, applies the waiting changes and writes by compare-and-swap.
 Callers get their reply once the document with their change is written. If another process wrote first, or it is
 unknown whether a write succeeded, the document is read again and the changes are applied to the new version. The
-document holds the last answer of every client session, so no change is made twice.
+document contains the last answer to every client session, so no change is made twice.
 """
 
 import logging
@@ -91,7 +91,10 @@ class Request:
 
 
 class Committer:
-    """Writer of the document in a process that is the broker or a candidate, with the committing thread."""
+    """Applies changes to the queue document and writes it, in a separate thread.
+
+    Runs in the broker and in candidates. A candidate becomes the broker with its first write.
+    """
 
     def __init__(self, address: Address, bucket: Bucket, micros: Micros, me: BrokerRow) -> None:
         self.writes = 0

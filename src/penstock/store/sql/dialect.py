@@ -117,10 +117,11 @@ class Steps(Protocol):
         """
 
     def _archive_as_dead(self, tx: Transaction, state: State, seqs: list[int], reason: str, by: str) -> int:
-        """Move the events that are still in `state` to the archive, without a lease: their claimant has lost them."""
+        """Move the events that are still in `state` to the archive. Their claimant's settlement reports them as
+        lost."""
 
     def _wake_keys(self, tx: Transaction, keys: Sequence[tuple[str, str]]) -> None:
-        """Lock these keys, pairs of (queue, ordering key), and make free ones claimable now: their events change."""
+        """Lock these (queue, ordering key) pairs and make free keys claimable now, because their events change."""
 
 
 class Dialect(Steps):

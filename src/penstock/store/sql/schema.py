@@ -1,7 +1,8 @@
 """Tables and columns as SQLAlchemy queries use them, for every SQL backend. The files in `migrations/` create them.
 
-`penstock_events` holds the columns of an event that never change. A narrow row with the same seq holds the others. The
-table of this row, pending, claimed or archive, is the event's state; a transition moves the row in one transaction.
+`penstock_events` contains the columns of an event that never change. A narrow row with the same seq contains the
+others. This row is in the table pending, claimed or archive, according to the event's state; a transition moves the
+row in one transaction.
 """
 
 from datetime import UTC, datetime

@@ -69,14 +69,14 @@ class ServerDialect(Dialect):
 
     @abstractmethod
     def _left(self, tx: Transaction, queue: str) -> tuple[int | None, datetime | None]:
-        """Return the lowest priority and the oldest time of the events that a claim left pending."""
+        """Return the lowest `priority` and the earliest `available_at` of the events still pending after a claim."""
 
     def _ready(self, tx: Transaction, queue: str, types: Sequence[str] | None) -> bool:
         floor = ScanFloor() if types is not None else self._floors.setdefault(queue, ScanFloor())
         start = floor.use()
         found = self._ready_from(tx, queue, types, start)
         if found and start == ALWAYS:
-            floor.forget()  # the event may be below the floor, where only a full scan can claim it
+            floor.forget()  # the event may be earlier than the floor: only a full scan finds it
         return found
 
     def scan_everything(self) -> None:

@@ -1,7 +1,7 @@
 """Batch handlers over Arrow tables, without an object for each event.
 
-The commit protocol is the one of `work`, for events on their first delivery. If anything fails, the transaction is
-rolled back, and the caller processes the events through `work`, which isolates the failing events.
+The commit protocol is the same as in `work`, but only for events on their first delivery. If anything fails, the
+transaction is rolled back, and the caller processes the events through `work`, which isolates the failing events.
 """
 
 import json

@@ -13,11 +13,11 @@ from penstock.streams.state.api import Saved
 
 @dataclass(frozen=True, slots=True)
 class IdleAdvance:
-    """Advance of a state partition that has had no event for `seconds`. The watermark advances to `watermark`, the
-    lowest of the state partitions with recent events, or, if the whole stream is idle, with the clock.
+    """Advance of the watermark of a state partition without events for `seconds`.
 
-    With the clock, the watermark stays behind by `seconds`: an event is not late if its delay exceeds the delay of the
-    last event by less than `seconds`.
+    The watermark advances to `watermark`, the lowest watermark of the state partitions with recent events. If the whole
+    stream is idle, `watermark` is None and the watermark follows the clock, `seconds` behind: an event is not late if
+    its delay exceeds the delay of the last event by less than `seconds`.
     """
 
     seconds: float
@@ -29,7 +29,7 @@ class Watermark:
     """Event-time progress of a state partition, in seconds since 1970."""
 
     reached: float
-    """The watermark: windows that end up to here are closed, and timers have fired."""
+    """The watermark: windows that end at or before this time are closed, and timers up to this time have fired."""
     largest: float
     """Largest time of an event."""
     seen_at: float
@@ -43,7 +43,7 @@ class Watermark:
         return Saved(json.dumps([self.reached, self.largest, self.seen_at]).encode())
 
     def quiet(self, idle_advance: IdleAdvance, lateness_seconds: float, now: float) -> "Watermark":
-        """Return the watermark after an idle time."""
+        """Return the watermark after the idle advance."""
         target = idle_advance.watermark
         if target is None:
             passed = now - self.seen_at - idle_advance.seconds

@@ -56,8 +56,8 @@ class WindowedWork(TimedWork):
         return {name for event in events for name in self._names_of(event)}
 
     def _names_of(self, event: StreamEvent) -> list[str]:
-        """Return the names of the event's window states. For sessions return none: only the list of open sessions has
-        the names."""
+        """Return the names under which the states of the event's windows are stored. The list is empty for sessions:
+        `_load_sessions` finds their names in the list of open sessions."""
         try:
             if self._stream.moved(event) and event.event_type == self.failed_type:
                 return [self._timer_of(event).key]

@@ -31,7 +31,7 @@ FAILED = "\x01failed/"
 # Watermark of a state partition, and the open sessions of a key: see `timer_work` and `window_work`.
 WATERMARK = "\x01watermark"
 SESSIONS = "\x01sessions/"
-# Delivery of a failure in the event's source, before the event was forwarded to the retry queue.
+# Delivery number of a failure that occurred in the event's source, before the event was forwarded to the retry queue.
 NO_DELIVERY = -1
 MOVED_TYPE = "stream.event"
 
@@ -40,8 +40,8 @@ MOVED_TYPE = "stream.event"
 class EventFailure:
     """Failure of an event or timer. A final failure makes the event dead without a retry.
 
-    Forced failures are recorded without a run of the handler: the key function failed, or (final) the event kills its
-    process.
+    A forced failure is recorded without a run of the handler. The reason is a failed key function or, for a final
+    failure, an event that kills its process.
     """
 
     error: str
@@ -87,7 +87,7 @@ class Work:
         self._now = now
         again = {_failures_of(event) for event in events if event.attempts or (event.headers and event.moved)}
         self._again = bool(again)
-        """True if an event may have failed before. Usually none has."""
+        """True if one of the events may have failed before, which is rare."""
         saved = tx.load(self._keys(events) | again) if events else {}
         self._failures = {name: _Failures.read(saved[name].data) for name in again & saved.keys()}
         self._forgotten: set[str] = set()
@@ -189,15 +189,16 @@ class Work:
         return Retry(error, delay)
 
     def _failures_before(self, event: StreamEvent) -> int:
-        """Return the number of failures in other deliveries. A task that died after its commit runs again with the same
-        delivery, and this failure must not count twice."""
+        """Return the number of failures in other deliveries. If a task dies after its commit, Spark repeats the task
+        with the same delivery of the event, and the failure must not count twice."""
         past = self._failures.get(_failures_of(event))
         if past is None:
             return 0
         return past.count - 1 if past.delivery == event.attempts else past.count
 
     def _move(self, event: StreamEvent, failures: "_Failures", delay: float) -> None:
-        """Forward a copy to the retry queue, where the event is retried or becomes dead: its source has no retries."""
+        """Forward a copy to the retry queue, where the event is retried or becomes dead. Its source has no
+        settlement."""
         available_at = EPOCH + timedelta(seconds=self._now + (0 if failures.error else delay))
         origin = {ORIGIN_HEADER: event.event_id}
         moved = self._copy(event, self._stream.own_queue, origin, available_at=available_at)
@@ -247,8 +248,8 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class _Failures:
-    """Failure count of an event, with the delivery of the last failure. For an event that becomes dead in the retry
-    queue, also the error."""
+    """Failure count of an event, with the delivery number of the last failure. If the event becomes dead in the retry
+    queue, `error` is the error of its last failure."""
 
     count: int
     error: str = ""

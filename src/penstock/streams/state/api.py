@@ -63,16 +63,16 @@ class Started:
     identity: str = ""
     """Random id, set when the stream is created. A stream that is deleted and created again has another id."""
     job: int = 0
-    """Number of the driver's job. A task that Spark considers lost cannot open its state partition after a later job
+    """Number of the Spark job. A task that Spark considers lost cannot open its state partition after a later Spark job
     has done so."""
 
     def token(self) -> UUID:
-        """Return a new token for one task. Tokens of later drivers are larger, and so are tokens of later jobs of one
-        driver."""
+        """Return a new token for one task. Tokens of later drivers are larger, and so are tokens of later Spark jobs of
+        one driver."""
         return UUID(int=self._rank << 64 | randbits(64))
 
     def first_later_token(self) -> UUID:
-        """Return the smallest token of a later job. Tokens of this job and of earlier jobs are smaller."""
+        """Return the smallest token of a later Spark job. Tokens of this and of earlier Spark jobs are smaller."""
         return UUID(int=self._rank + 1 << 64)
 
     @property
@@ -236,8 +236,8 @@ class StateStore(Protocol):
         ...
 
     def open_part(self, started: Started, number: int) -> StatePartition:
-        """Open a state partition for a task, with a new token. Raise `Fenced` if the driver's epoch is no longer the
-        stream's."""
+        """Open a state partition for a task, with a new token. Raise `Fenced` if another driver has taken a newer
+        epoch."""
         ...
 
     def streams(self) -> Sequence[Started]:

@@ -87,8 +87,8 @@ class FolderState(ABC):
 
     @contextmanager
     def held(self, stream: str) -> Iterator[None]:
-        """Hold the stream's files open. The last connection to close a file writes its whole WAL back, page by page and
-        with two fsyncs; otherwise each task would be that connection."""
+        """Keep the stream's files open between tasks. When the last connection to a file is closed, SQLite writes the
+        whole WAL back, page by page and with two fsyncs. Otherwise each task would close the last connection."""
         with ExitStack() as stack:
             for path in self._paths(stream)[:MOST_HELD]:
                 stack.enter_context(closing(open_database(path)))
@@ -188,8 +188,8 @@ class Fence:
         self._token = started.token().hex
 
     def take(self) -> None:
-        """Set this task's token. Raise `Fenced` if the epoch is no longer the driver's, or a later job has the state
-        partition."""
+        """Set this task's token. Raise `Superseded` if another driver has taken a newer epoch, and `Fenced` if a task
+        of a later Spark job has set its token."""
         with writing(self._database):
             if self._check_epoch() >= self._started.first_later_token().hex:
                 raise Fenced(f"a task of a later job has taken {self._part}; this task makes no changes")
@@ -204,8 +204,8 @@ class Fence:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Open a transaction; raise `Fenced` if the epoch is no longer the driver's or the token no longer this
-        task's."""
+        """Open a transaction; raise `Superseded` if another driver has taken a newer epoch, and `Fenced` if another
+        task has set its token."""
         with writing(self._database):
             if self._check_epoch() != self._token:
                 raise Fenced(f"another task has taken {self._part}; changes of this task are discarded")

@@ -47,8 +47,8 @@ ADVANCE = """
     ON CONFLICT (line) DO UPDATE SET reached = excluded.reached WHERE excluded.reached > reached
 """
 STATES = "SELECT key, data, expires_at FROM state"
-# Join the states to one text inside SQLite: one Python object per state takes four times as long. SQLite reads the left
-# table of a LEFT JOIN from first to last, so the lines are in the order of the keys.
+# Concatenate the states to one text, a line for each state, inside SQLite: one Python object per state takes four times
+# as long. SQLite reads the left table of a LEFT JOIN from first to last, so the lines are in the order of the keys.
 STATES_AS_TEXT = """
     SELECT CAST(group_concat(ifnull(data, '{}'), char(10)) AS BLOB)
     FROM json_each(?) AS wanted LEFT JOIN state ON state.key = wanted.value AND (expires_at IS NULL OR expires_at > ?)

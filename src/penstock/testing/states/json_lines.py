@@ -45,7 +45,7 @@ class SavingLines(StateScenario):
             assert found == {key: known[key].data for key in wanted if not known[key].expired(2.0)}
 
     def test_saved_json_lines_are_kept_byte_for_byte(self, part: StatePartition) -> None:
-        """Lines are stored byte for byte, including JSON that a database's own type would reject."""
+        """Lines are stored byte for byte, including JSON that a column type such as jsonb would reject or change."""
         plain = [
             b'{"a":1,"b":[1.50,-0,1e5,12345678901234567890123],"c":{"":null}}',
             '{"é":"水 \\u00e9\\n\\" \\\\","e":[],"f":{},"t":true}'.encode(),

@@ -29,7 +29,8 @@ class StateScenario:
 
     @staticmethod
     def entered(part: StatePartition, arrivals: Sequence[Arrival]) -> set[Arrival]:
-        """Return those of these that the inbox holds, found by entering all in a transaction that is rolled back."""
+        """Return the arrivals that are in the inbox. Finds them by inserting all in a transaction that is rolled
+        back."""
         fresh: set[Arrival] = set()
         with suppress(_Undone), part.transaction() as transaction:
             fresh = transaction.fresh(arrivals)

@@ -23,8 +23,8 @@ STREAM_HEADERS = (ORIGIN_HEADER, KEY_HEADER, STREAM_HEADER)
 
 
 class SparkSource:
-    """A stream's source on the driver. By default source partitions keep their names, the source takes no
-    acknowledgements, and it holds no resources."""
+    """A stream's source on the driver. By default source partitions keep their names, and the source needs
+    no acknowledgements and no resources."""
 
     wants_acknowledgements = False
     """True if the source needs an acknowledgement for each event."""

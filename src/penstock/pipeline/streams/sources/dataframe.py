@@ -1,4 +1,4 @@
-"""Any streaming DataFrame as a stream's source: the identity of its rows, and the columns of the payload."""
+"""Any streaming DataFrame as a stream's source: which columns identify a row, and which become the event's payload."""
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812

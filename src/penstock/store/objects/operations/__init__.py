@@ -1,6 +1,6 @@
 """Operations on the queue document by name: changes, which the broker writes, and queries, which only read.
 
-Each is a function of a document and of the arguments of a request, in JSON types; the document holds the time. A
+Each is a function of a document and of the arguments of a request, in JSON types; the document contains the time. A
 change raises a `PenstockError` before it changes anything.
 """
 

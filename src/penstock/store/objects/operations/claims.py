@@ -30,7 +30,7 @@ def claim(document: Document, args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def claimed(document: Document, args: Mapping[str, Any], answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Add to the answer of a claim the events that are still held with its token."""
+    """Return the answer to a claim, with those events that are still claimed under its token."""
     lease = holder(document, args)
     held = [] if lease is None else [seq for seq in answer["seqs"] if document.claimed.get(seq) == lease.lease_id]
     events = sorted(
@@ -40,7 +40,7 @@ def claimed(document: Document, args: Mapping[str, Any], answer: Mapping[str, An
 
 
 def holder(document: Document, args: Mapping[str, Any]) -> LeaseRow | None:
-    """Return the lease that a request names, if it is open and the token is the newest."""
+    """Return the lease that a request names; None if the lease is closed or the token is not the newest."""
     row = document.leases.get(args["lease_id"])
     return row if row is not None and row.token == args["token"] else None
 
@@ -85,7 +85,7 @@ def _repeat(document: Document, row: LeaseRow, args: Mapping[str, Any]) -> list[
 
 
 def _count_lost(document: Document, row: LeaseRow, limit: int) -> None:
-    """Count a lost attempt for each event of a lease. Return the last events if one claim can't hold all suspects."""
+    """Count a lost attempt for each event of a lease. Events that no longer fit, as suspects, return to the queue."""
     held = sorted(document.under(row.lease_id), key=lambda entry: (entry.available_at, entry.seq))
     dead = [entry for entry in held if lifecycle.exhausted(entry.life(), row.max_attempts)]
     alive = [entry for entry in held if not lifecycle.exhausted(entry.life(), row.max_attempts)]
@@ -109,7 +109,7 @@ def _lose(document: Document, entry: EventRow, row: LeaseRow, *, what: str, erro
 
 
 def close_if_done(document: Document, lease_id: str) -> None:
-    """Close a lease that holds no more events. A lease id that the claimant chose is kept for a day."""
+    """Close a lease without claimed events. Remember the lease id for a day if the claimant chose the id."""
     if lease_id in document.held:
         return
     if document.leases.pop(lease_id).given:
@@ -118,7 +118,7 @@ def close_if_done(document: Document, lease_id: str) -> None:
 
 
 def extend(document: Document, args: Mapping[str, Any]) -> list[int]:
-    """Extend leases up to their maximum age. Return the places in the request of the leases that are still held."""
+    """Extend leases up to their maximum age. Return the positions, in the request, of the extended leases."""
     held: list[int] = []
     for place, (lease_id, token, micros) in enumerate(args["leases"]):
         row = document.leases.get(lease_id)

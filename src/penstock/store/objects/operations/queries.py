@@ -114,7 +114,7 @@ def held(document: Document, args: Mapping[str, Any]) -> list[tuple[str, str, st
 
 
 def notes(document: Document, args: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return id, progress and result of events that have either."""
+    """Return id, progress and result of these events; omit events with neither progress nor result."""
     found = (document.events[document.ids[one]] for one in set(args["ids"]) if one in document.ids)
     return [(one.event_id, one.progress, one.result) for one in found if one.progress or one.result]
 

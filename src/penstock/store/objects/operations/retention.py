@@ -7,8 +7,9 @@ from penstock.model.lifecycle import State
 from penstock.store.objects.document import MICROS, Document, EventRow
 from penstock.store.objects.operations.selections import chosen
 
-# Each write contains all retained events. Keep the newest 1,000, and up to 4,000 for a minute, so that repeated settles
-# are recognised and results can be read. A busy queue settles 4,000 in a few seconds.
+# Settled events are kept so that repeated settles are recognised and results can be read. Each write contains all of
+# them, so only the newest 1,000 are kept, and up to 4,000 of those settled in the last minute. A busy queue settles
+# 4,000 events in a few seconds, and therefore keeps its events for a few seconds only.
 KEPT_EVENTS, MOST_EVENTS = 1_000, 4_000
 KEPT_MICROS = 60 * MICROS
 MOST_CHARACTERS = 4 * 1024 * 1024

@@ -15,7 +15,7 @@ class RequestedOutcome(NamedTuple):
 
     seq: int
     kind: str
-    """Name of the field of `Settlement` that will hold the seq."""
+    """Name of the field of `Settlement` that will contain the seq."""
     error: str | None = None
     delay_micros: int = 0
     result: Blob | None = None
@@ -98,7 +98,7 @@ def release(document: Document, args: Mapping[str, Any]) -> int:
 
 
 def note(document: Document, args: Mapping[str, Any]) -> list[int]:
-    """Store the progress of events. Return the seqs that are still held."""
+    """Store the progress of claimed events. Return the seqs that are still claimed under the lease."""
     require_own_objects(blob for _, blob in args["progress"])
     lease = holder(document, args)
     if lease is None:

@@ -123,8 +123,8 @@ class MysqlStore(ServerDialect, StepwiseStore):
         kept = {row[0] for row in tx.rows(statements.LOCK_WAITING, seqs=sorted(seq for seq, _ in chosen))}
         rows = self._move(tx, terms, [row for row in chosen if row[0] in kept], room)
         lengths.learn(rows)
-        # Free the keys without a claimed event. After a claim by type they go behind the others: their first event may
-        # have another type, and the next claim would take the same keys again.
+        # Free the keys of which no event was claimed. After a claim by type (`served`), move them behind the keys that
+        # wait: their first event may have another type, and the next claim by type would take the same keys again.
         self._free_keys(tx, [lease.lease_id], served=terms.types is not None)
         return rows
 

@@ -1,9 +1,10 @@
-"""Ordering keys on MySQL and MariaDB: the lease that holds a key, and the time from which the key can be claimed.
+"""Ordering keys on MySQL and MariaDB: the lease of each key, and the time from which the key can be claimed.
 
-PostgreSQL has a row lock that prevents a DELETE but permits an UPDATE. InnoDB has none, so a key has two rows: one in
-`penstock_keys`, which claims lock and update, and one in `penstock_holds`, which an emitter locks in share mode until
-it commits. Both are inserted together and deleted together, and never deleted while an emitter holds its lock. So
-emitters and claims do not wait for each other, and no event is left with an ordering key that has no row.
+PostgreSQL has a row lock that prevents a DELETE but permits an UPDATE. InnoDB has no such lock, so each key has two
+rows. The row in `penstock_keys` is locked and updated by claims. The row in `penstock_holds` is locked in share mode by
+an emitter until the emitter commits. Therefore emitters and claims do not wait for each other. Both rows are inserted
+together and deleted together, and are not deleted while an emitter has its lock. Therefore every event with an ordering
+key has the two rows of the key.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -61,7 +62,7 @@ SELECT lease_id, ordering_key FROM penstock_claimed
 WHERE lease_id IN :lease_ids AND ordering_key IS NOT NULL FOR UPDATE
 """
 
-# Skips a key that an emitter holds, which must not be deleted.
+# Skips a key that an emitter has locked, which must not be deleted.
 UNHELD = f"{KNOWN} FOR UPDATE SKIP LOCKED"
 # Separate statements, which see everything that emitters committed before the keys were locked.
 DROP_DRAINED = """
@@ -87,8 +88,8 @@ KeyQueue = tuple[str, str]
 
 
 def hold(tx: Transaction, cursor: Any, keys: Iterable[KeyQueue], now: Any) -> None:
-    """Insert the missing rows of these keys, and hold all keys until the transaction ends. Keys are locked in sorted
-    order: in the order of their events, two batches could deadlock."""
+    """Insert the missing rows of these keys, and lock all keys in share mode until the transaction ends. Keys are
+    locked in sorted order: in the order of their events, two batches could deadlock."""
     for queue, names in in_bounds(keys):
         left = names
         while left:
@@ -145,7 +146,7 @@ def free(tx: Transaction, lease_ids: Sequence[LeaseId], *, served: bool) -> None
 
 
 def wake(tx: Transaction, statement: str, keys: Iterable[KeyQueue]) -> None:
-    """Run `statement`, which makes keys claimable now, for these keys."""
+    """Make these keys claimable now, by running `statement` for them."""
     for queue, names in in_bounds(keys):
         tx.run(statement, queue=queue, names=names)
 

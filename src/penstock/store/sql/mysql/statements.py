@@ -165,13 +165,14 @@ APPLY = (
     f"DELETE c FROM {_OUTCOMES}",
 )
 
-# Later events of a key return to pending with an event that did: a repeated claim would otherwise process them first.
+# If an event returns to pending, so do the later events of its ordering key: a repeated claim would otherwise process
+# them first.
 WENT_BACK = f"SELECT p.ordering_key, p.seq FROM {PENDING} WHERE p.ordering_key IS NOT NULL"
 HELD_KEYS_BY_SEQ = """
 SELECT seq, ordering_key FROM penstock_claimed WHERE lease_id = :lease_id AND ordering_key IS NOT NULL FOR UPDATE
 """
 
-# Retried and released events are in pending again, without a lease id; their history entries have one.
+# Retried and released events are pending again, without a lease id. Their history entries contain the lease id.
 SETTLED_BEFORE = f"""
 SELECT a.seq FROM {GIVEN} penstock_archive a ON a.seq = given_seq WHERE a.lease_id = :lease_id
 UNION

@@ -164,7 +164,7 @@ class PostgresStore(ServerDialect, SqlStore):
         )
 
     def _hold_keys(self, cursor: Any, events: Sequence[Event]) -> None:
-        """Hold the ordering keys of a batch, all at once and sorted. Held one by one, two batches could deadlock."""
+        """Lock the ordering keys of a batch, all at once and sorted. Locked one by one, two batches could deadlock."""
         keys = ((event.queue, event.ordering_key) for event in events if event.ordering_key is not None)
         for queue, names in by_queue(keys):
             given = {"queue": queue, "names": names, **self._time_given()}
@@ -224,8 +224,8 @@ class PostgresStore(ServerDialect, SqlStore):
         statement = statements.TAKE_KEYED if terms.types is None else statements.TAKE_KEYED_TYPED
         rows = tx.deliveries(statement, **given)
         lengths.learn(rows)
-        # Free the keys without a claimed event. After a claim by type they go behind the others: their first event may
-        # have another type, and the next claim would take the same keys again.
+        # Free the keys of which no event was claimed. After a claim by type (`served`), move them behind the keys that
+        # wait: their first event may have another type, and the next claim by type would take the same keys again.
         self._free_keys(tx, [terms.lease.lease_id], served=terms.types is not None)
         return rows
 

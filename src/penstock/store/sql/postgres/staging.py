@@ -32,10 +32,10 @@ DELETE FROM penstock_staged s USING penstock_dedupe d
 WHERE {_CHOSEN} AND d.queue = s.queue AND d.dedupe_key = s.dedupe_key AND {{}}
 """
 
-# Drops the rows with an open deduplication window.
+# Deletes the staged rows whose deduplication key has an open window, from an event that was emitted before.
 DROP_KNOWN = _DUPLICATES.format("d.expires_at > {now}")
 
-# The first row of each deduplication key opens the window, unless another transaction has opened it meanwhile.
+# Opens a window for the first staged row of each deduplication key, unless another transaction has just opened one.
 OPEN_WINDOWS = f"""
 INSERT INTO penstock_dedupe AS d (queue, dedupe_key, event_id, expires_at)
 SELECT DISTINCT ON (queue, dedupe_key)
@@ -46,7 +46,7 @@ ON CONFLICT (queue, dedupe_key) DO UPDATE
 SET event_id = excluded.event_id, expires_at = excluded.expires_at WHERE d.expires_at <= {{now}}
 """
 
-# Drops the rows with a deduplication window that another row opened.
+# Deletes the staged rows whose deduplication window was opened by another row.
 DROP_OTHERS = _DUPLICATES.format("d.event_id <> s.event_id")
 
 # A subquery looks up the sequence once, instead of once per number.

@@ -123,7 +123,7 @@ _HEAD_OF_TYPES = """
 READY = _READY.replace("{of_types}", "").replace("{head}", "")
 READY_TYPED = _READY.replace("{of_types}", _OF_TYPES).replace("{head}", _HEAD_OF_TYPES)
 
-# Emitters hold their keys FOR KEY SHARE. FOR NO KEY UPDATE does not conflict with that, so neither waits.
+# Emitters lock their keys FOR KEY SHARE, which does not conflict with FOR NO KEY UPDATE: neither waits for the other.
 TAKE_KEYS = """
 WITH free AS MATERIALIZED (
     SELECT ordering_key FROM penstock_keys
@@ -268,7 +268,7 @@ recorded AS (
 SELECT seq, outcome FROM gone
 """
 
-# Retried and released events are in pending again, without a lease id; their history entries have one.
+# Retried and released events are pending again, without a lease id. Their history entries contain the lease id.
 SETTLED_BEFORE = """
 SELECT seq FROM penstock_archive WHERE seq = ANY (CAST(:seqs AS bigint[])) AND lease_id = :lease_id
 UNION
@@ -282,7 +282,7 @@ _IDLE = """\
 WHERE lease_id = ANY (CAST(:lease_ids AS uuid[])) AND (lease_id, ordering_key) NOT IN (
     SELECT lease_id, ordering_key FROM penstock_claimed
     WHERE lease_id = ANY (CAST(:lease_ids AS uuid[])) AND ordering_key IS NOT NULL)"""
-# FOR UPDATE SKIP LOCKED skips a key that an emitter holds.
+# FOR UPDATE SKIP LOCKED skips a key that an emitter has locked.
 LOCK_IDLE_KEYS = f"""
 SELECT queue, ordering_key FROM penstock_keys k
 {_IDLE}
@@ -370,7 +370,8 @@ RELEASE = f"""
 WITH gone AS (DELETE FROM penstock_claimed WHERE lease_id = :lease_id RETURNING *),
 {_RELEASE}"""
 
-# Later events of a key return to pending with an event that did: a repeated claim would otherwise process them first.
+# If an event returns to pending, so do the later events of its ordering key: a repeated claim would otherwise process
+# them first.
 RELEASE_BEHIND = f"""
 WITH back AS (
     SELECT ordering_key, min(seq) AS seq FROM penstock_pending

@@ -186,8 +186,8 @@ class SqliteStore(StepwiseStore):
         if not tx.run(statements.TAKE_KEYS, **given):
             return []
         rows = self._move(tx, terms, tx.rows(self._of_types(statements.CHOOSE_KEYED, terms.types), **given), room)
-        # Free the keys without a claimed event. After a claim by type they go behind the others: their first event may
-        # have another type, and the next claim would take the same keys again.
+        # Free the keys of which no event was claimed. After a claim by type (`served`), move them behind the keys that
+        # wait: their first event may have another type, and the next claim by type would take the same keys again.
         self._free_keys(tx, [terms.lease.lease_id], served=terms.types is not None)
         return rows
 

@@ -169,7 +169,8 @@ APPLY = (
     "DELETE FROM penstock_claimed WHERE lease_id = :lease_id AND seq IN (SELECT value ->> 0 FROM json_each(:rows))",
 )
 
-# Later events of a key return to pending with an event that did: a repeated claim would otherwise process them first.
+# If an event returns to pending, so do the later events of its ordering key: a repeated claim would otherwise process
+# them first.
 BEHIND = f"""
 SELECT c.seq FROM penstock_claimed c
 WHERE c.lease_id = :lease_id AND c.ordering_key IS NOT NULL AND EXISTS (
@@ -177,7 +178,7 @@ WHERE c.lease_id = :lease_id AND c.ordering_key IS NOT NULL AND EXISTS (
     WHERE p.queue = c.queue AND p.ordering_key = c.ordering_key AND p.seq < c.seq AND p.seq IN {_SEQS})
 """
 
-# Retried and released events are in pending again, without a lease id; their history entries have one.
+# Retried and released events are pending again, without a lease id. Their history entries contain the lease id.
 SETTLED_BEFORE = f"""
 SELECT seq FROM penstock_archive WHERE seq IN {_SEQS} AND lease_id = :lease_id
 UNION

@@ -57,7 +57,8 @@ class ControlVerbs(Dialect):
         """Return the number of events that a claim may take.
 
         `control` was read when the lease was opened: None for an unrestricted queue, 0 for a paused one, a positive
-        number for a limited one. Claims on a limited queue lock its row, so that no two count the same claimed events.
+        number for a limited one. Claims on a limited queue lock the queue's row, so that no two count the same claimed
+        events.
         """
         if not control:
             return limit if control is None else 0

@@ -229,7 +229,8 @@ class PostgresState:
                 parts = self._require(connection, stream)
             for number in range(parts):
                 with _transaction(connection):
-                    # Lock, so that no running task has loaded the deleted rows.
+                    # Lock the state partition, which waits for its running transaction: the transaction may have
+                    # loaded rows that are deleted here.
                     _run(connection, statements.LOCK_PART, stream, number)
                     ((inbox,),) = _run(connection, statements.FORGET_INBOX, stream, number, older_than_seconds)
                     ((state,),) = _run(connection, statements.FORGET_STATE, stream, number)

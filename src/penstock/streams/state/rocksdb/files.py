@@ -94,8 +94,8 @@ class Opened:
     @classmethod
     @contextmanager
     def at(cls, path: Path, *, create: bool = False) -> Iterator["Rdict"]:
-        """Open the database, or share the open one. If another process has it, wait up to `OPEN_SECONDS`: the process
-        may be a task that is about to end."""
+        """Open the database, or share the open one. If it is open in another process, wait up to `OPEN_SECONDS`: the
+        process may be a task that is about to end."""
         path = path.resolve()
         if not create and not (path / "CURRENT").exists():
             raise StoreError(f"{path} does not exist; restore it from a backup")

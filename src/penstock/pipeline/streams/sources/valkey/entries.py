@@ -15,7 +15,7 @@ COLUMNS = columns(
 )
 
 PAGE_ROWS = 1_000
-# An Arrow batch holds at most 2 GB.
+# Limit: an Arrow batch contains at most 2 GB.
 PAGE_BYTES = 64 * 1024 * 1024
 
 # Fields with a separate column, which Penstock's publisher writes beside the payload.
@@ -126,7 +126,7 @@ def _carried_headers(value: bytes) -> dict[str, str] | None:
 
 
 def _is_text(text: Any) -> bool:
-    """True if this is a string that a column can hold. JSON may contain lone surrogates, which no column can hold."""
+    """True if this is a string that a column accepts. JSON may contain lone surrogates, which no column accepts."""
     try:
         return isinstance(text, str) and text.encode() is not None
     except UnicodeEncodeError:
