@@ -160,6 +160,6 @@ def test_superseded_driver_ends_with_message(penstock: Run, driver: Callable[...
         assert state.start("total", 2).epoch == 2
     place(store, "ada", 2)
     assert older.wait() == SUPERSEDED, older.err
-    assert older.err == "another driver has started stream 'total' since; this one has stopped\n"
+    assert older.err == "another driver has started stream 'total'; this one has stopped\n"
     assert totals(penstock) == {"ada": {"sum": 100}}
     assert store.stats().total("claimed") == 0, "the other driver has it at once"
