@@ -92,7 +92,9 @@ def _load(name: str, store: str | None, state: str | None) -> "StreamSet":
 
 
 def _check(context: typer.Context, app: "StreamSet", names: list[str] | None, master: str | None) -> None:
-    """Check streams, state, store and PySpark before the start of Spark, which takes seconds."""
+    """Check PySpark, streams, state and store before the start of Spark, which takes seconds."""
+    if find_spec("pyspark") is None:
+        raise MissingDriver("a stream", "spark")
     from penstock.pipeline.streams.driver import choose, require_reachable
     from penstock.streams.state.registry import open_state
 
@@ -102,8 +104,6 @@ def _check(context: typer.Context, app: "StreamSet", names: list[str] | None, ma
         state.streams()
     with Call(context, app.store).opened() as admin:
         admin.store.ready(DEFAULT_QUEUE)
-    if find_spec("pyspark") is None:
-        raise MissingDriver("a stream", "spark")
 
 
 def _run(app: "StreamSet", **given: Any) -> "Mapping[str, Counts]":
