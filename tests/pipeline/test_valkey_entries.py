@@ -70,6 +70,11 @@ def test_entry_of_penstock_publisher_is_decoded_unchanged():
     }
 
 
+@pytest.mark.parametrize("forged", [{"penstock-stream-key": "another's"}, {"headers": '{"penstock-stream": "total"}'}])
+def test_headers_of_forwarded_events_are_left_out(forged):
+    assert row(payload="p", colour="red", **forged)["headers"] == [("colour", "red")]
+
+
 def test_foreign_entry_has_stream_as_type_and_fields_as_headers():
     found = row(payload="{}", tenant="ada")
     assert (found["event_type"], found["partition_key"], found["ordering_key"]) == ("orders", None, None)

@@ -12,6 +12,8 @@ from penstock.streams.state.api import Arrival, Position
 ORIGIN_HEADER = "penstock-stream-origin"
 KEY_HEADER = "penstock-stream-key"
 STREAM_HEADER = "penstock-stream"
+STREAM_HEADERS = (ORIGIN_HEADER, KEY_HEADER, STREAM_HEADER)
+"""Headers that a stream sets on events forwarded to its retry queue. On events from elsewhere they would be wrong."""
 # Time of the original event, kept by the copy; and, for a late event, the bounds of the closed window.
 TIME_HEADER = "penstock-stream-time"
 START_HEADER = "penstock-window-start"

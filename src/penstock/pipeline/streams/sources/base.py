@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.pipeline.datasource.columns import columns
-from penstock.streams.event import KEY_HEADER, ORIGIN_HEADER, STREAM_HEADER
 from penstock.streams.sources import REMEMBER_SECONDS
 
 COLUMNS = columns(
@@ -17,9 +16,6 @@ token; sources with a fixed order set source partition and offset."""
 
 BLANK = {"attempts": 0, "replays": 0, "seq": 0, "event_type": ""}
 """Values of columns that are never null, for rows without a value from the source."""
-
-STREAM_HEADERS = (ORIGIN_HEADER, KEY_HEADER, STREAM_HEADER)
-"""Headers that a stream sets on events forwarded to its retry queue. On events from elsewhere they would be wrong."""
 
 
 class SparkSource:

@@ -5,7 +5,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import ArrayType, BinaryType, MapType, StructType
 
 from penstock.model.errors import UsageError
-from penstock.pipeline.streams.sources.base import STREAM_HEADERS, SparkSource
+from penstock.pipeline.streams.sources.base import SparkSource
+from penstock.streams.event import STREAM_HEADERS
 from penstock.streams.sources import Frame
 
 POSITION = ("line", "offset")

@@ -12,9 +12,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.model.errors import PipelineError, StoreUnavailable, UsageError
-from penstock.pipeline.streams.sources.base import STREAM_HEADERS, SparkSource
+from penstock.pipeline.streams.sources.base import SparkSource
 from penstock.pipeline.streams.sources.kafka.connector_jars import ways_to_give_it
 from penstock.pipeline.streams.sources.kafka.topic_ids import TopicIds
+from penstock.streams.event import STREAM_HEADERS
 from penstock.streams.sources import Kafka
 
 TYPE_HEADER = "penstock-event-type"

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from penstock.model.errors import UsageError
 from penstock.pipeline.datasource.columns import columns
+from penstock.streams.event import STREAM_HEADERS
 
 COLUMNS = columns(
     *("seq", "event_id", "event_type", "payload", "headers", "partition_key", "ordering_key", "created_at"),
@@ -96,7 +97,10 @@ class Rows:
         }
 
     def _headers(self, fields: Mapping[bytes, bytes]) -> dict[str, str]:
-        """Return fields without a column as headers, overridden by the field of headers that our publisher writes."""
+        """Return fields without a column as headers, overridden by the field of headers that our publisher writes.
+
+        The headers of forwarded events are left out: only a stream sets them, on events of its retry queue.
+        """
         headers: dict[str, str] = {}
         carried: dict[str, str] = {}
         for name, value in fields.items():
@@ -109,7 +113,7 @@ class Rows:
                 headers[name.decode()] = value.decode()
             except UnicodeDecodeError:
                 self.dropped_headers += 1
-        return headers | carried
+        return {name: value for name, value in (headers | carried).items() if name not in STREAM_HEADERS}
 
 
 def _carried_headers(value: bytes) -> dict[str, str] | None:
