@@ -1,6 +1,9 @@
 """The HTTP API conforms to its schema: Schemathesis generates valid and invalid requests and checks every response."""
 
+import json
+import re
 from collections.abc import Iterator
+from functools import reduce
 
 import hypothesis
 import pytest
@@ -41,3 +44,11 @@ def _store(postgres_server: PostgresServer) -> Iterator[None]:
 )
 def test_every_response_conforms_to_schema(case: schemathesis.Case) -> None:
     case.call_and_validate(headers={"Authorization": f"Bearer {TOKEN}"})
+
+
+def test_references_in_schema_have_targets() -> None:
+    document = app.openapi()
+    references = set(re.findall(r'"\$ref": "#/([^"]+)"', json.dumps(document)))
+    assert "components/schemas/FieldProblem" in references
+    for reference in references:
+        assert reduce(dict.__getitem__, reference.split("/"), document)

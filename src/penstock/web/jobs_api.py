@@ -43,9 +43,9 @@ class JobsApp(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         schema = super().openapi()
-        schema["components"]["schemas"].setdefault("Problem", schemas.Problem.model_json_schema())
-        for name, one in schemas.Problem.model_json_schema().get("$defs", {}).items():
-            schema["components"]["schemas"].setdefault(name, one)
+        problem = schemas.Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+        parts = problem.pop("$defs")
+        schema["components"]["schemas"] |= {"Problem": problem, **parts}
         return schema
 
     def end_waiting(self) -> None:
