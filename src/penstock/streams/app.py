@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from penstock.config.urls import mask_url, store_url
-from penstock.model.errors import UsageError
+from penstock.model.errors import UsageError, require
 from penstock.model.event import NAME_LIMIT
 from penstock.streams.arrow_json import check_fields
 from penstock.streams.context import Context
@@ -70,41 +70,39 @@ class Stream:
     """Queue for late events; by default `<stream>/late`."""
 
     def __post_init__(self) -> None:
-        _require(1 <= self.parts <= 4_096, f"parts must be between 1 and 4096, got {self.parts}")
-        _require(self.max_retries >= 0, f"max_retries must be at least 0, got {self.max_retries}")
-        _require(self.retry_seconds >= 0, f"retry_seconds must be at least 0, got {self.retry_seconds}")
+        require(1 <= self.parts <= 4_096, f"parts must be between 1 and 4096, got {self.parts}")
+        require(self.max_retries >= 0, f"max_retries must be at least 0, got {self.max_retries}")
+        require(self.retry_seconds >= 0, f"retry_seconds must be at least 0, got {self.retry_seconds}")
         ttl = self.ttl_seconds
-        _require(ttl is None or ttl > 0, f"ttl_seconds must be greater than 0, got {ttl}")
-        _require(self.lease_seconds > 0, f"lease_seconds must be greater than 0, got {self.lease_seconds}")
-        _require(self.lateness_seconds >= 0, f"lateness_seconds must be at least 0, got {self.lateness_seconds}")
+        require(ttl is None or ttl > 0, f"ttl_seconds must be greater than 0, got {ttl}")
+        require(self.lease_seconds > 0, f"lease_seconds must be greater than 0, got {self.lease_seconds}")
+        require(self.lateness_seconds >= 0, f"lateness_seconds must be at least 0, got {self.lateness_seconds}")
         idle = self.idle_close_seconds
-        _require(idle is None or idle > 0, f"idle_close_seconds must be greater than 0, got {idle}")
+        require(idle is None or idle > 0, f"idle_close_seconds must be greater than 0, got {idle}")
         self._require_windows()
-        _require(self.by_events or self.time is None, "time= needs event_time=True or a window")
+        require(self.by_events or self.time is None, "time= needs event_time=True or a window")
         self._require_batch()
 
     def _require_batch(self) -> None:
-        _require(self.batch is not None or not self.fields, 'fields= needs batch="arrow" or batch="pandas"')
+        require(self.batch is not None or not self.fields, 'fields= needs batch="arrow" or batch="pandas"')
         if self.batch is not None:
-            _require(not self.has_timers, "batch handlers do not support timers or windows")
-            _require(self.batch in list(BatchKind), f"unknown batch {self.batch!r}; expected one of arrow, pandas")
+            require(not self.has_timers, "batch handlers do not support timers or windows")
+            require(self.batch in list(BatchKind), f"unknown batch {self.batch!r}; expected one of arrow, pandas")
             object.__setattr__(self, "batch", BatchKind(self.batch))
             check_fields(self.fields)
 
     def _require_windows(self) -> None:
         if self.window is None:
-            _require(self.merge is None, "merge= needs a session window; set window=Session(30)")
-            _require(self.late_queue is None, "late_queue= needs a window; set window=Tumbling(60)")
-            _require(self.on_close is None, "on_close needs a window; set window=Tumbling(60)")
+            require(self.merge is None, "merge= needs a session window; set window=Session(30)")
+            require(self.late_queue is None, "late_queue= needs a window; set window=Tumbling(60)")
+            require(self.on_close is None, "on_close needs a window; set window=Tumbling(60)")
             return
-        _require(
-            isinstance(self.window, Windows), f"window must be a Tumbling, Sliding or Session, got {self.window!r}"
-        )
-        _require(self.on_timer is None, "on_timer and window= are mutually exclusive; use on_close for windows")
-        _require(self.ttl_seconds is None, "ttl_seconds= and window= are mutually exclusive")
+        require(isinstance(self.window, Windows), f"window must be a Tumbling, Sliding or Session, got {self.window!r}")
+        require(self.on_timer is None, "on_timer and window= are mutually exclusive; use on_close for windows")
+        require(self.ttl_seconds is None, "ttl_seconds= and window= are mutually exclusive")
         sessions = isinstance(self.window, Session)
-        _require(sessions == (self.merge is not None), "session windows need merge=; other windows do not support it")
-        _require(0 < len(self.late_to) <= NAME_LIMIT, f"late_queue must have 1 to {NAME_LIMIT} characters")
+        require(sessions == (self.merge is not None), "session windows need merge=; other windows do not support it")
+        require(0 < len(self.late_to) <= NAME_LIMIT, f"late_queue must have 1 to {NAME_LIMIT} characters")
 
     @property
     def has_timers(self) -> bool:
@@ -219,8 +217,3 @@ def default_key(event: Any) -> str:
     if key is None:
         raise UsageError("event has no partition_key or ordering_key; set key= of the stream")
     return str(key)
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise UsageError(message)
