@@ -52,7 +52,7 @@ def test_failing_step_leaves_retries_with_reason(ground: Ground, caplog: pytest.
         report = ground.relay(fail, retry=RetryPolicy.constant(3_600))
     assert (report.retried, report.published) == (200, 0)
     error = "step failed: OSError: the table of prices is gone"
-    assert f'delivery_failed error="{error}"' in caplog.text
+    assert f'delivery_failed queue=outbox error="{error}"' in caplog.text
     assert {(one.state, one.attempts, one.last_error) for one in ground.records()} == {(State.PENDING, 1, error)}
     assert not ground.files.exists()
     ground.assert_nothing_held()

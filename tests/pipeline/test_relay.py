@@ -113,7 +113,7 @@ def test_exhausted_event_is_dead_letter_with_history(
     (tmp_path / "out").write_text("in the way")
     with caplog.at_level(logging.WARNING, "penstock"):
         report = run_relay(options(retry=RetryPolicy.constant(0.0, max_attempts=3)))
-    assert "events_dead error=" in caplog.text
+    assert "events_dead queue=outbox error=" in caplog.text
     assert (report.retried, report.dead) == (20, 10)
     assert {record.attempts for record in in_state(outbox, State.DEAD)} == {3}
     assert [entry.what for entry in outbox.store.history(first)] == ["retried", "retried", "died"]

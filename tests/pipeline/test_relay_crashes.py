@@ -268,7 +268,7 @@ def test_relay_survives_destination_outage_and_slowness(ground: Ground, spark: "
         with emitting(ground.url) as ids:
             assert wait_until(lambda: length(valkey) > 500, WAIT_SECONDS), process.log
             valkey.stop()
-            process.await_log('delivery_failed error="publishing failed: ConnectionError')
+            process.await_log('delivery_failed queue=outbox error="publishing failed: ConnectionError')
             valkey.start()
         await_settled(ground.outbox.store, process)
         assert_delivered(ids, stream(valkey), repeats=IN_HAND)

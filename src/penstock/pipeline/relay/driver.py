@@ -98,6 +98,7 @@ def _run_lane(
     if checkpoint is not None and options.routes is not None:
         checkpoint = f"{checkpoint.rstrip('/')}/{lane.spec.queue}"
     spec = lane.spec
+    enter = partial(progress.enter, spec.queue)
     query = QueryOptions(
         checkpoint=checkpoint,
         name=f"penstock-relay-{lane.spec.queue}-{uuid4().hex[:8]}",  # two relays may run in one session
@@ -107,14 +108,14 @@ def _run_lane(
         on_failure=_warn,
     )
     if is_lake(spec.dispatch.destination):
-        run_lake(spark, spec, parallelism=tasks, on_batch=progress.enter, query=query)
+        run_lake(spark, spec, parallelism=tasks, on_batch=enter, query=query)
         return
     if options.step is not None:
         step = load_step(options.step)
-        run_steps(spark, spec, step, options.dropped, parallelism=tasks, on_batch=progress.enter, query=query)
+        run_steps(spark, spec, step, options.dropped, parallelism=tasks, on_batch=enter, query=query)
         return
     function, seconds = deliver if spec.routes is None else route, options.slice_seconds
-    run_slices(spark, function, spec, parallelism=tasks, slice_seconds=seconds, on_slice=progress.enter, options=query)
+    run_slices(spark, function, spec, parallelism=tasks, slice_seconds=seconds, on_slice=enter, options=query)
 
 
 def _master(options: RelayOptions, lanes: int, one_writer: bool) -> str:

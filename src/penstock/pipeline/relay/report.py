@@ -35,24 +35,24 @@ class RelayProgress:
     def reaped(self, count: int) -> None:
         self.report.reaped += count
 
-    def enter(self, _number: int, counts: list[SliceCounts]) -> bool:
+    def enter(self, queue: str, _number: int, counts: list[SliceCounts]) -> bool:
         with self._change:
             self.report.slices += 1
             self.report.seconds = time.monotonic() - self._started
             for one in counts:
                 self.report.add(one)
-            _log(counts)
+            _log(queue, counts)
             if self._progress is not None:
                 self._progress(self.report)
         return not (self._once and all(one.drained for one in counts))
 
 
-def _log(counts: list[SliceCounts]) -> None:
+def _log(queue: str, counts: list[SliceCounts]) -> None:
     for cause in dict.fromkeys(error for one in counts for error in one.errors):
-        log.warn("delivery_failed", error=cause)
+        log.warn("delivery_failed", queue=queue, error=cause)
     for cause in dict.fromkeys(error for one in counts for error in one.dead_errors):
-        log.warn("events_dead", error=cause)
+        log.warn("events_dead", queue=queue, error=cause)
     if any(one.claimed for one in counts):
         names = ("published", "discarded", "retried", "dead", "released", "lost")
         sums = {name: sum(getattr(one, name) for one in counts) for name in names}
-        log.info("slice_finished", **{name: count for name, count in sums.items() if count})
+        log.info("slice_finished", queue=queue, **{name: count for name, count in sums.items() if count})
